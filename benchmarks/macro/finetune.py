@@ -56,7 +56,7 @@ def ours(
     mesh = None if devices == 1 else Mesh(np.array(jax.devices()[:devices]), ("data",))
     everywhere, dealt = training_step.shardings(mesh, batch)
     columns = jax.device_put({"tokens": tokens_SxBxL.reshape(-1, length)}, everywhere)
-    order = training_step.laid_out(np.arange(steps * batch), settings, dealt)
+    order = jax.device_put(training_step.batches(np.arange(steps * batch), batch), dealt)
     state = training_step.start(params, settings, steps, everywhere)
     ends = jax.device_put((np.int32(0), np.int32(steps)), everywhere)
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxpfl.experiments import carry_out
+from tests.faults.runs import config_of
+
 CONFIG = """\
 data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl",
         split: {{train: 0.7, valid: 0.15, test: 0.15}}}}
@@ -35,3 +38,11 @@ def tiny_config(tmp_path_factory) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(CONFIG.format(folder=folder))
     return path
+
+
+@pytest.fixture(scope="session")
+def straight(tiny_config, tmp_path_factory) -> Path:
+    """The run directory of an uninterrupted run."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    carry_out.run(config_of(tiny_config), out, progress=False)
+    return out

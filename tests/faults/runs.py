@@ -4,12 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
+import jaxpfl as jp
+from jaxpfl.algorithms import Algorithm
+from jaxpfl.data import from_clients
+from jaxpfl.data.population import Population
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.privacy.chain import Chain
@@ -100,7 +107,7 @@ def assert_same(out: Path, straight: Path) -> None:
     assert rubbish == []
 
 
-def go_on(config: Path, out: Path) -> None:
+def continue_run(config: Path, out: Path) -> None:
     """What a user does after a crash: resume, or run again where nothing was begun."""
     if (out / "config.yaml").exists():
         carry_out.resume(out, progress=False)
@@ -108,10 +115,44 @@ def go_on(config: Path, out: Path) -> None:
         carry_out.run(config_of(config), out, progress=False)
 
 
+def run_and_watch(config: Config, out: Path) -> list[bytes]:
+    """Carries out a run; returns what it drew from the operating system, its secrets included."""
+    drawn, real = [], os.urandom
+
+    def watching(size):
+        drawn.append(real(size))
+        return drawn[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "urandom", watching)
+        carry_out.run(config, out, progress=False)
+    return drawn
+
+
 def config_of(path: Path, overrides: list[str] | None = None) -> Config:
     config = registry.load(path, overrides or [])
     assert isinstance(config, Config)
     return config
+
+
+def adding(
+    rounds: int, after_release: Callable[[int], object] = lambda round: None
+) -> tuple[Algorithm, Population]:
+    """Adds up what 50 clients release, with `after_release` called in each round."""
+    clients = from_clients({f"canary {i}": {"x": np.full(2, i, np.float32)} for i in range(50)})
+    plan = jp.Plan(rounds, jp.Clip(1.0), jp.Noise(2.0), jp.Poisson(50, 50), 1e-3)
+
+    def client_fn(broadcast, examples, key):
+        return jnp.where(examples.mask, examples.batches["x"], 0).sum()
+
+    query = jp.Query("s", client_fn, plan, jp.CohortSpec(2, 4))
+
+    def step(state, release, round):
+        value = release(query).value
+        after_release(round)
+        return state + np.asarray(value), {"value": value}
+
+    return Algorithm("a", lambda key: jnp.float32(0), step, (query,)), clients
 
 
 class Crash(Exception):

@@ -9,31 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxpfl as jp
-from jaxpfl.algorithms import Algorithm
 from jaxpfl.errors import CorruptFile
+from tests.faults.runs import adding
 
-ROUNDS = 5
-PLAN = jp.Plan(ROUNDS, jp.Clip(1.0), jp.Noise(2.0), jp.Poisson(50, 50), 1e-3)
-CLIENTS = jp.data.from_clients({f"c{i}": {"x": np.full(2, i, np.float32)} for i in range(50)})
-QUERY = jp.Query(
-    "s", lambda _, e, __: jnp.where(e.mask, e.batches["x"], 0).sum(), PLAN, jp.CohortSpec(2, 4)
-)
-
-
-def algorithm(after_release=lambda round: None) -> Algorithm:
-    """Adds up what it is told; `after_release` is called in each round."""
-
-    def step(state, release, round):
-        value = release(QUERY).value
-        after_release(round)
-        return state + np.asarray(value), {"value": value}
-
-    return Algorithm("a", lambda key: jnp.float32(0), step, (QUERY,))
+ROUNDS = 4
+CLIENTS = adding(ROUNDS)[1]
 
 
 def replaced(path: Path) -> None:
@@ -92,7 +75,7 @@ def test_a_change_in_any_round_stops_the_run_before_the_next_charge(tmp_path, ch
                 left += [content(changed), content(kept)]
 
         with pytest.raises(CorruptFile, match=f"{name}: was changed from outside"):
-            jp.run(algorithm(attack), CLIENTS, ledger=ledger, out=out, every=2)
+            jp.run(*adding(ROUNDS, attack), ledger=ledger, out=out, every=2)
         assert rounds == list(range(1, fatal + 1))
         assert [content(changed), content(kept)] == left
         assert published(out) == list(range(fatal))
@@ -156,7 +139,7 @@ def test_a_change_between_two_durable_operations_stops_the_next_one(
         patched.setattr(os, "replace", renamed(os.replace))
         patched.setattr(os, "fsync", synced(os.fsync))
         with pytest.raises(CorruptFile, match=f"{name}: was changed from outside"):
-            jp.run(algorithm(), CLIENTS, ledger=ledger, out=out, every=10)
+            jp.run(*adding(ROUNDS), ledger=ledger, out=out, every=10)
     assert not pending
     assert not (out / next_one).exists()
     assert (out / SECRET).exists()
@@ -165,14 +148,14 @@ def test_a_change_between_two_durable_operations_stops_the_next_one(
 RUN = """
 import sys, time, pathlib
 import jaxpfl as jp
-from tests.faults.test_changed_meanwhile import CLIENTS, algorithm
+from tests.faults.runs import adding
 name = sys.argv[1]
 def wait(round):
     pathlib.Path(f"at.{name}").write_text(str(round))
     while round == 4 and not pathlib.Path(f"go.{name}").exists():
         time.sleep(0.01)
 out = pathlib.Path("run")
-jp.run(algorithm(wait), CLIENTS, ledger=out / "ledger.jsonl", out=out, every=2,
+jp.run(*adding(4, wait), ledger=out / "ledger.jsonl", out=out, every=2,
        resume=(out / "run.json").exists())
 """
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import sys
 import types
@@ -15,7 +14,7 @@ import pytest
 
 from jaxpfl.cli import main
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import checkpoint
@@ -24,14 +23,11 @@ from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.models.checkpoints import own_models
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
-
-PRIVATE = ("--run.reproducible_noise", "False")
+from tests.faults.runs import config_of, run_and_watch
 
 
 def _config(path: Path, *overrides: str) -> Config:
-    config = registry.load(path, [*PRIVATE, *overrides])
-    assert isinstance(config, Config)
-    return config
+    return config_of(path, ["--run.reproducible_noise", "False", *overrides])
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +39,7 @@ def secrets() -> list[bytes]:
 @pytest.fixture(scope="module")
 def finished(tiny_config, tmp_path_factory, secrets) -> Path:
     out = tmp_path_factory.mktemp("finished") / "run"
-    real = os.urandom
-
-    def watching(size):
-        secrets.append(real(size))
-        return secrets[-1]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "urandom", watching)
-        carry_out.run(_config(tiny_config), out, progress=False)
+    secrets += run_and_watch(_config(tiny_config), out)
     return out
 
 

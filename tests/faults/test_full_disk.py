@@ -5,12 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from jaxpfl.experiments import carry_out
-from tests.faults.runs import assert_same, config_of
+from tests.faults.runs import assert_same
 
 # Runs on a tmpfs of so many bytes; then makes room, and goes on as a user would. Prints what each
 # command returned and said, and copies the finished run to where it can be seen from outside.
@@ -51,15 +49,6 @@ def _namespaces() -> bool:
     return subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode == 0
 
 
-@pytest.fixture(scope="module")
-def straight(tiny_config, tmp_path_factory) -> tuple[Path, int]:
-    """An uninterrupted run, and the bytes that it takes on a disk."""
-    out = tmp_path_factory.mktemp("straight") / "run"
-    carry_out.run(config_of(tiny_config), out, progress=False)
-    pages = [-(-path.stat().st_size // 4096) for path in out.rglob("*") if path.is_file()]
-    return out, 4096 * sum(pages)
-
-
 @pytest.mark.skipif(not _namespaces(), reason="no mount namespace for an ordinary user")
 @pytest.mark.parametrize(
     "share",
@@ -72,12 +61,13 @@ def test_a_run_on_a_full_disk_stops_with_a_sentence_and_goes_on_with_room(
     tiny_config, tmp_path, straight, share
 ):
     """TRUST 36: clean stop, last good checkpoint intact, no charge lost or made twice."""
-    expected, size = straight
+    pages = [-(-path.stat().st_size // 4096) for path in straight.rglob("*") if path.is_file()]
+    size = max(4096, int(share * 4096 * sum(pages)))
     disk, finished = tmp_path / "disk", tmp_path / "finished"
     disk.mkdir()
     child = subprocess.run(
         ["unshare", "-Urm", sys.executable, "-c", SCRIPT]
-        + [str(tiny_config), str(disk), str(max(4096, int(share * size))), str(finished)],
+        + [str(tiny_config), str(disk), str(size), str(finished)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -89,4 +79,4 @@ def test_a_run_on_a_full_disk_stops_with_a_sentence_and_goes_on_with_room(
     assert "No space left on device" in message and str(disk) in message
     assert "Traceback" not in message and "jaxpfl resume" in message, message
     assert resumed == 0, said
-    assert_same(finished, expected)
+    assert_same(finished, straight)

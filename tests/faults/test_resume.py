@@ -29,8 +29,8 @@ from tests.faults.runs import (
     assert_same,
     charges_of,
     config_of,
+    continue_run,
     crashing,
-    go_on,
     releases_of,
     start_victim,
 )
@@ -50,7 +50,7 @@ def _kill_and_resume(config: Path, out: Path, straight: Path, fatal: int) -> Non
     victim = start_victim(config, out, fatal)
     victim.communicate()
     assert victim.returncode == -signal.SIGKILL
-    go_on(config, out)
+    continue_run(config, out)
     assert_same(out, straight)
 
 
@@ -85,7 +85,7 @@ def test_a_run_killed_twice_at_random_times_resumes(tiny_config, tmp_path, strai
         time.sleep(generator.uniform(4, 12))
         victim.kill()
         victim.communicate()
-    go_on(tiny_config, out)
+    continue_run(tiny_config, out)
     assert_same(out, straight[0])
 
 
@@ -97,22 +97,32 @@ def _run_into(crash, config: Config, out: Path, monkeypatch) -> Path:
     return out
 
 
+def _at(owner, name: str, when, *, after: bool = False):
+    """The instant of a call, see `crashing`."""
+    return lambda patched: crashing(patched, owner, name, when, after=after)
+
+
 def _in_round(number: int):
     """The instant after a round's charge, before any client's data is read."""
-    return lambda patched: crashing(
-        patched, prepared_query, "Cohort", lambda *_, round, **__: round == number
-    )
+    return _at(prepared_query, "Cohort", lambda *_, round, **__: round == number)
+
+
+def _of_round_4(temporary: Path, *_) -> bool:
+    return temporary.name.endswith("4")
+
+
+@pytest.fixture(scope="module")
+def crashed_once(tiny_config, tmp_path_factory) -> Path:
+    """A run in this process that crashed in the middle of its last round, 7."""
+    out = tmp_path_factory.mktemp("crashed") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        return _run_into(_in_round(7), config_of(tiny_config), out, patched)
 
 
 @pytest.fixture
-def run_to(tiny_config, tmp_path, monkeypatch):
-    """Runs in this process up to a crash in the middle of round n; returns the directory."""
-
-    def run(number: int, overrides: list[str] | None = None) -> Path:
-        config = config_of(tiny_config, overrides)
-        return _run_into(_in_round(number), config, tmp_path / "run", monkeypatch)
-
-    return run
+def crashed(crashed_once, tmp_path) -> Path:
+    """A copy of it, to go on with."""
+    return Path(shutil.copytree(crashed_once, tmp_path / "run"))
 
 
 def _third(seen: list[int]):
@@ -121,40 +131,18 @@ def _third(seen: list[int]):
 
 # Rounds are recorded and written one late; the checkpoint after round 4 has that round written.
 INSTANTS = {
-    "before a charge": lambda patched: crashing(
-        patched, Ledger, "charge", lambda *_, round, **__: round == 4
-    ),
+    "before a charge": _at(Ledger, "charge", lambda *_, round, **__: round == 4),
     "after a charge": _in_round(4),
-    "before a record": lambda patched: crashing(patched, Ledger, "record", _third([])),
-    "after a record": lambda patched: crashing(patched, Ledger, "record", _third([]), after=True),
-    "before metrics": lambda patched: crashing(
-        patched, MetricsFile, "append", lambda file, round, *_: round == 4
+    "before a record": _at(Ledger, "record", _third([])),
+    "after a record": _at(Ledger, "record", _third([]), after=True),
+    "before metrics": _at(MetricsFile, "append", lambda file, round, *_: round == 4),
+    "after metrics": _at(MetricsFile, "append", lambda file, round, *_: round == 4, after=True),
+    "in a checkpoint": _at(checkpoint, "commit", _of_round_4),
+    "after a checkpoint": _at(checkpoint, "commit", _of_round_4, after=True),
+    "before the result": _at(
+        run_directory.files, "write_json", lambda path, *_, **__: path.name == "result.json"
     ),
-    "after metrics": lambda patched: crashing(
-        patched, MetricsFile, "append", lambda file, round, *_: round == 4, after=True
-    ),
-    "in a checkpoint": lambda patched: crashing(
-        patched,
-        checkpoint,
-        "commit",
-        lambda temporary, *_: temporary.name.endswith("4"),
-    ),
-    "after a checkpoint": lambda patched: crashing(
-        patched,
-        checkpoint,
-        "commit",
-        lambda temporary, *_: temporary.name.endswith("4"),
-        after=True,
-    ),
-    "before the result": lambda patched: crashing(
-        patched,
-        run_directory.files,
-        "write_json",
-        lambda path, *_, **__: path.name == "result.json",
-    ),
-    "before the secret goes": lambda patched: crashing(
-        patched, run_directory, "forget", lambda *_: True
-    ),
+    "before the secret goes": _at(run_directory, "forget", lambda *_: True),
 }
 
 
@@ -169,11 +157,10 @@ def test_a_crash_at_a_chosen_instant_resumes_to_the_same_bits(
     assert_same(out, straight[0])
 
 
-def test_the_charge_is_on_the_disk_before_the_round(run_to):
+def test_the_charge_is_on_the_disk_before_the_round(crashed):
     """TRUST 34: and nothing of the round is published."""
-    out = run_to(4)
-    assert [charge.round for charge in charges_of(out)] == [1, 2, 3, 4]
-    assert len((out / "metrics.jsonl").read_text().splitlines()) < 4 + 1
+    assert [charge.round for charge in charges_of(crashed)] == list(range(1, 8))
+    assert len((crashed / "metrics.jsonl").read_text().splitlines()) < 7 + 1
 
 
 def _back_to_round_4(out: Path) -> None:
@@ -255,10 +242,13 @@ def _result(out: Path) -> dict:
     return json.loads((out / "result.json").read_text())
 
 
-def test_a_replay_that_cannot_be_paid_for_publishes_nothing(run_to, straight, monkeypatch):
+def test_a_replay_that_cannot_be_paid_for_publishes_nothing(
+    tiny_config, tmp_path, straight, monkeypatch
+):
     """TRUST 30, 34: no metrics, no checkpoint, no result of a release that nobody paid for."""
     planned = guarantee_of(charges_of(straight[0]), 1e-3).epsilon()
-    out = run_to(7, ["--privacy.budget_epsilon", repr(planned * 1.001)])
+    config = config_of(tiny_config, ["--privacy.budget_epsilon", repr(planned * 1.001)])
+    out = _run_into(_in_round(7), config, tmp_path / "run", monkeypatch)
     _back_to_round_4(out)
     before = {path: path.read_bytes() for path in out.rglob("*") if _published(path)}
     with monkeypatch.context() as patched:
@@ -279,9 +269,9 @@ def _published(path: Path) -> bool:
     return path.is_file() and kept
 
 
-def test_another_environment_makes_rounds_of_their_own(run_to, straight, monkeypatch):
+def test_another_environment_makes_rounds_of_their_own(crashed, straight, monkeypatch):
     """TRUST 34: rounds 5 and 6 are replayed by another version: other cohorts, other charges."""
-    out = run_to(7)
+    out = crashed
     _back_to_round_4(out)
     real = identity.environment()
     monkeypatch.setattr(identity, "environment", lambda: {**real, "versions": {"jaxlib": "0.0.0"}})
@@ -298,33 +288,24 @@ def test_another_environment_makes_rounds_of_their_own(run_to, straight, monkeyp
     assert resumed.record["metrics"]["epsilon"] == pytest.approx(cost, rel=1e-6)
 
 
-def test_a_torn_last_line_of_the_metrics_is_replaced(run_to, straight):
-    """TRUST 33: a crash inside a write."""
-    out = run_to(6)
-    content = (out / "metrics.jsonl").read_bytes()
-    (out / "metrics.jsonl").write_bytes(content + b'{"round": 5, "clip')
-    carry_out.resume(out, progress=False)
-    assert_same(out, straight[0])
-
-
-def test_a_damaged_checkpoint_falls_back_and_still_ends_in_the_same_bits(run_to, straight, capsys):
-    """TRUST 35: the previous good step is tried, the message names both."""
-    out = run_to(6)
-    latest = sorted((out / "checkpoints").iterdir())[-1]
-    assert latest.name == "round_00000004"
+def test_a_damaged_checkpoint_falls_back_and_still_ends_in_the_same_bits(crashed, straight, capsys):
+    """TRUST 33, 35: the message names both checkpoints; a torn line of metrics is replaced."""
+    latest = sorted((crashed / "checkpoints").iterdir())[-1]
+    assert latest.name == "round_00000006"
     (latest / "record.json").write_text("{}")
-    carry_out.resume(out, progress=False)
+    with (crashed / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"round": 6, "clip')
+    carry_out.resume(crashed, progress=False)
     message = capsys.readouterr().err
+    assert "round_00000006" in message
     assert "round_00000004" in message
-    assert "round_00000002" in message
-    assert_same(out, straight[0])
+    assert_same(crashed, straight[0])
 
 
 @pytest.mark.parametrize("damage", ["edit", "delete", "reorder", "replace"])
-def test_a_tampered_ledger_blocks_the_resume(run_to, damage):
+def test_a_tampered_ledger_blocks_the_resume(crashed, damage):
     """TRUST 40: an edited, reordered, deleted or replaced ledger line is found."""
-    out = run_to(6)
-    path = out / "ledger.jsonl"
+    path = crashed / "ledger.jsonl"
     lines = path.read_text().splitlines()
     if damage == "edit":
         charge = max(number for number, line in enumerate(lines) if '"round"' in line)
@@ -338,12 +319,12 @@ def test_a_tampered_ledger_blocks_the_resume(run_to, damage):
         lines = lines[:2]
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(InputError, match="ledger"):
-        carry_out.resume(out, progress=False)
+        carry_out.resume(crashed, progress=False)
 
 
-def test_what_a_run_is_cannot_change(run_to, straight):
+def test_what_a_run_is_cannot_change(crashed, straight):
     """Another seed, plan or config, a secret that is gone or replaced: one sentence each."""
-    out = run_to(4)
+    out = crashed
     config, secret = out / "config.yaml", out / "private" / "secret.json"
     text, words = config.read_text(), secret.read_text()
     for old, new in (
@@ -378,8 +359,7 @@ def test_what_a_run_is_cannot_change(run_to, straight):
 @pytest.fixture
 def ended(straight, tmp_path) -> Path:
     """A copy of the finished run, whose secret is gone."""
-    out = tmp_path / "run"
-    shutil.copytree(straight[0], out)
+    out = Path(shutil.copytree(straight[0], tmp_path / "run"))
     assert not (out / "private" / "secret.json").exists()
     return out
 
@@ -402,9 +382,9 @@ def test_a_finished_run_without_its_last_checkpoint_is_refused(ended):
         carry_out.resume(ended, progress=False)
 
 
-def test_the_stamp_is_read_back_and_never_computed_again(run_to, monkeypatch):
+def test_the_stamp_is_read_back_and_never_computed_again(crashed, monkeypatch):
     """TRUST 11: what began as NOT PRIVATE stays so, whatever the code thinks of it later."""
-    out = run_to(4)
+    out = crashed
     monkeypatch.setattr(run_directory, "REPRODUCIBLE", "")
     resumed = carry_out.resume(out, progress=False)
     assert resumed.record["privacy"].startswith("NOT PRIVATE")

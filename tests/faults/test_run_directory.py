@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -20,17 +21,9 @@ from jaxpfl.experiments.engine import run_directory
 from jaxpfl.experiments.engine.description import Clients
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.records import checkpoint
-from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.gan_inversion.study import Study
 from jaxpfl.federated.release import prepared_query
-from jaxpfl.privacy.chain import Chain
-from tests.experiments.ledgers import same_but_heads
-
-
-def _config(path: Path, overrides: list[str] | None = None) -> Config:
-    config = registry.load(path, overrides or [])
-    assert isinstance(config, Config)
-    return config
+from tests.faults.runs import config_of, run_and_watch
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +37,7 @@ def finished(tiny_config, tmp_path_factory, drawn) -> Path:
     """A finished run with the one without privacy beside it, as a user makes it."""
     out = tmp_path_factory.mktemp("finished") / "run"
     overrides = ["--run.also_without_privacy", "True", "--run.reproducible_noise", "False"]
-    real = os.urandom
-
-    def watching(size):
-        drawn.append(real(size))
-        return drawn[-1]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "urandom", watching)
-        carry_out.run(_config(tiny_config, overrides), out, progress=False)
+    drawn += run_and_watch(config_of(tiny_config, overrides), out)
     return out
 
 
@@ -102,7 +87,9 @@ def test_the_private_folder_is_its_owners_only(finished):
 
 
 def test_the_secret_is_there_and_private_as_long_as_the_run_is_not_finished(tiny_config, tmp_path):
-    """TRUST 40: mode 0600; on the disk before its first use, deleted at the end."""
+    """TRUST 21, 40: mode 0600; on the disk before its first use, deleted at the end.
+
+    Its noise follows from the seed, and the run says that it is not private."""
     out, seen = tmp_path / "run", []
     real = prepared_query.Cohort
     path = out / "private" / "secret.json"
@@ -113,9 +100,12 @@ def test_the_secret_is_there_and_private_as_long_as_the_run_is_not_finished(tiny
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(prepared_query, "Cohort", looking)
-        carry_out.run(_config(tiny_config, ["--training.rounds", "2"]), out, progress=False)
+        config = config_of(tiny_config, ["--training.rounds", "2"])
+        record = carry_out.run(config, out, progress=False).record
     assert seen == [0o600] * 2
     assert not path.exists()
+    assert record["privacy"].startswith("NOT PRIVATE") and not record["private"]
+    assert "NOT PRIVATE" in (out / "report.html").read_text()
 
 
 def test_the_secret_stays_until_the_last_checkpoint_is_on_the_disk(tiny_config, tmp_path):
@@ -127,7 +117,7 @@ def test_the_secret_stays_until_the_last_checkpoint_is_on_the_disk(tiny_config, 
             raise OSError(errno.EIO, "the disk is gone")
         real(temporary, path, manifest)
 
-    config = _config(tiny_config, ["--training.rounds", "2"])
+    config = config_of(tiny_config, ["--training.rounds", "2"])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(checkpoint, "commit", failing)
         with pytest.raises(OSError, match="the disk is gone"):
@@ -153,15 +143,6 @@ def test_a_run_without_privacy_says_so_everywhere(finished):
     assert json.loads((finished / "run.json").read_text())["private"] is True
 
 
-def test_reproducible_noise_says_that_it_is_not_private(tiny_config, tmp_path):
-    """TRUST 21: a reproducible-noise run must be asked for and says that it is not private."""
-    out = tmp_path / "run"
-    outcome = carry_out.run(_config(tiny_config, ["--training.rounds", "1"]), out, progress=False)
-    assert outcome.record["privacy"].startswith("NOT PRIVATE")
-    assert not outcome.record["private"]
-    assert "NOT PRIVATE" in (out / "report.html").read_text()
-
-
 def test_the_report_shows_statement_plots_and_sentences(finished):
     page = (finished / "report.html").read_text()
     result = json.loads((finished / "result.json").read_text())
@@ -178,16 +159,11 @@ def test_the_report_shows_statement_plots_and_sentences(finished):
 
 def test_report_text_is_escaped(finished, tmp_path):
     """TRUST 39: what a model generates cannot become markup."""
-    import shutil
-
-    from jaxpfl.experiments.carry_out import report
-
-    out = tmp_path / "run"
-    shutil.copytree(finished, out)
+    out = Path(shutil.copytree(finished, tmp_path / "run"))
     lines = (out / "metrics.jsonl").read_text().splitlines()
     record = {**json.loads(lines[-1]), "sentences": ["<script>alert(1)</script>"]}
     (out / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(record)]) + "\n")
-    page = report(out).read_text()
+    page = carry_out.report(out).read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
 
@@ -215,7 +191,7 @@ def test_a_second_run_in_the_directory_is_refused_by_a_lock(tiny_config, tmp_pat
     assert other.stdout.readline() == "held\n"
     os.utime(out / "run.lock", (0, 0))
     with pytest.raises(RunLocked, match="another process"):
-        carry_out.run(_config(tiny_config), out, progress=False)
+        carry_out.run(config_of(tiny_config), out, progress=False)
     assert [path.name for path in out.iterdir()] == ["run.lock"]
     other.kill()
     other.communicate()
@@ -225,28 +201,13 @@ def test_a_second_run_in_the_directory_is_refused_by_a_lock(tiny_config, tmp_pat
 
 def test_a_run_is_not_overwritten(tiny_config, finished):
     with pytest.raises(InputError, match="resume"):
-        carry_out.run(_config(tiny_config), finished, progress=False)
-
-
-def test_the_clock_has_no_effect(tiny_config, tmp_path, monkeypatch):
-    """TRUST 37: no time-based seeds, counters never time."""
-    config = _config(tiny_config, ["--training.rounds", "2"])
-    carry_out.run(config, tmp_path / "a", progress=False)
-    with monkeypatch.context() as patched:
-        patched.setattr("time.time", lambda: 0.0)
-        carry_out.run(config, tmp_path / "b", progress=False)
-    for name in ("metrics.jsonl", "run.json", "result.json"):
-        assert same_but_heads(tmp_path / "a" / name, tmp_path / "b" / name)
-    # The ledgers have keys of their own, and charges and releases of one run.
-    first, second = (Chain.read(tmp_path / name / "ledger.jsonl").lines[1:] for name in "ab")
-    assert first == second
-    assert len(first) == 2 * 2
+        carry_out.run(config_of(tiny_config), finished, progress=False)
 
 
 def _cost_of(config_path: Path, rounds: int) -> float:
     from jaxpfl.experiments.systems.federated_training.study import prepare
 
-    plan = prepare(_config(config_path)).algorithm.queries[0].plan
+    plan = prepare(config_of(config_path)).algorithm.queries[0].plan
     # A budget is kept by the exact accountant, whichever one the plan's statement names.
     return plan.epsilon(rounds, "pld")
 
@@ -255,7 +216,7 @@ def _rounds(out: Path) -> list[int]:
     return [json.loads(line)["round"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypatch):
+def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypatch, capsys):
     """TRUST 30: exit code 3, the round that does not fit is neither sampled nor released."""
     sampled = []
     real = prepared_query.Cohort
@@ -266,11 +227,10 @@ def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypa
 
     monkeypatch.setattr(prepared_query, "Cohort", watching)
     limit = (_cost_of(tiny_config, 3) + _cost_of(tiny_config, 4)) / 2
-    config = _config(tiny_config, ["--privacy.budget_epsilon", repr(limit)])
     out = tmp_path / "run"
-    with pytest.raises(BudgetExhausted) as caught:
-        carry_out.run(config, out, progress=False)
-    assert caught.value.exit_code == 3
+    given = [str(tiny_config), "--privacy.budget_epsilon", repr(limit), "--out", str(out)]
+    assert main(["run", *given, "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "BudgetExhausted"
     assert sampled == [1, 2, 3]
     assert _rounds(out) == [0, 1, 2, 3]
     assert json.loads((out / "result.json").read_text())["rounds"] == 3
@@ -283,20 +243,6 @@ def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypa
     assert sampled == [1, 2, 3]
 
 
-def test_an_exhausted_budget_is_exit_code_3(tiny_config, tmp_path, capsys):
-    """TRUST 30: on the command line."""
-    limit = _cost_of(tiny_config, 1) / 2
-    out = tmp_path / "run"
-    code = main(
-        ["run", str(tiny_config), "--privacy.budget_epsilon", repr(limit), "--out", str(out),
-         "--json"]
-    )  # fmt: skip
-    assert code == 3
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["error"]["kind"] == "BudgetExhausted"
-    assert _rounds(out) == [0]
-
-
 def test_private_evaluation_data_is_refused_by_the_library(finished):
     """TRUST 31: a bare population is not a statement that it is public."""
     held = from_clients({"person": {"x": np.full(1, 7.25)}})
@@ -306,25 +252,23 @@ def test_private_evaluation_data_is_refused_by_the_library(finished):
     assert "7.25" not in repr(DeclaredPublic(held)) and "person" not in repr(DeclaredPublic(held))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(
-    tiny_config, tmp_path, monkeypatch, capsys, number
+    tiny_config, tmp_path, monkeypatch, capsys
 ):
     """TRUST 36: clean stop, last good checkpoint intact, no ledger loss."""
     out = tmp_path / "run"
-    real = checkpoint.commit
+    real, message = checkpoint.commit, os.strerror(errno.ENOSPC)
 
     def full(temporary, *arguments):
         if temporary.name.endswith("4"):
-            raise OSError(number, os.strerror(number), str(temporary))
+            raise OSError(errno.ENOSPC, message, str(temporary))
         real(temporary, *arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "commit", full)
         assert main(["run", str(tiny_config), "--out", str(out)]) == 1
-    message = capsys.readouterr().err
-    assert os.strerror(number) in message
-    assert "Traceback" not in message
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["round_00000002"]
     outcome = carry_out.resume(out, progress=False)
     assert outcome.record["rounds"] == 7

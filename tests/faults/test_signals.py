@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -23,14 +22,6 @@ from tests.faults.runs import assert_same, charges_of, config_of
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
 
 
-@pytest.fixture(scope="module")
-def straight(tiny_config, tmp_path_factory) -> Path:
-    """The run directory of an uninterrupted run."""
-    out = tmp_path_factory.mktemp("straight") / "run"
-    carry_out.run(config_of(tiny_config), out, progress=False)
-    return out
-
-
 @pytest.fixture(autouse=True)
 def interruptible():
     """A shell's background jobs ignore SIGINT, and so do the tests that they run."""
@@ -39,18 +30,25 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+def signalling(
+    monkeypatch, owner, name: str, number: int = signal.SIGTERM, round: int | None = None
+) -> None:
+    """Sends a signal where `owner.name` is called, or only where that is of a round."""
+    real = getattr(owner, name)
+
+    def call(*arguments, **options):
+        if round is None or options["round"] == round:
+            os.kill(os.getpid(), number)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
 def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
     """A stop signal ends the round, saves, and leaves a run that resumes to the same bits."""
-    real = prepared_query.Cohort
-
-    def signalling(*arguments, round, **options):
-        if round == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(*arguments, round=round, **options)
-
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(prepared_query, "Cohort", signalling)
+        signalling(patched, prepared_query, "Cohort", round=3)
         with pytest.raises(Interrupted, match="after round 3") as caught:
             carry_out.run(config_of(tiny_config), out, progress=False)
     assert caught.value.number == signal.SIGTERM
@@ -64,15 +62,9 @@ def test_a_signal_after_the_last_round_still_stops_what_would_follow(
     tiny_config, tmp_path, straight, monkeypatch
 ):
     """Else the next stage, or the next point of a sweep, would begin."""
-    real = RunDirectory.end
-
-    def signalling(*arguments):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return real(*arguments)
-
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(RunDirectory, "end", signalling)
+        signalling(patched, RunDirectory, "end")
         with pytest.raises(Interrupted, match=f"after the last round; .* {out}$") as caught:
             carry_out.run(config_of(tiny_config), out, progress=False)
     assert caught.value.number == signal.SIGTERM
@@ -96,17 +88,6 @@ def test_a_signal_in_a_round_that_fails_stops_what_would_follow(tiny_config, tmp
         carry_out.run(config_of(tiny_config), folder, progress=False)
     assert caught.value.number == signal.SIGTERM
     assert "budget is spent" in state_of(folder).error
-
-
-def signalling(monkeypatch, owner, name: str, number: int) -> None:
-    """Sends a signal where `owner.name` is called."""
-    real = getattr(owner, name)
-
-    def call(*arguments, **options):
-        os.kill(os.getpid(), number)
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, call)
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -6,37 +6,20 @@ import re
 import time
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
 import jaxpfl as jp
 from jaxpfl import files
-from jaxpfl.algorithms import Algorithm
+from tests.faults.runs import adding
 
 _PUBLIC = {"run.lock", "attempts.jsonl", "report.html"}
 
 
 def _run(out: Path, seconds: float) -> dict[str, bytes]:
     """The public files of a run, one of whose rounds takes longer."""
-    clients = jp.data.from_clients({f"c{i}": {"x": np.full(2, i, np.float32)} for i in range(20)})
-    plan = jp.Plan(4, jp.Clip(1.0), jp.Noise(2.0), jp.Poisson(20, 10), 1e-3)
-    query = jp.Query(
-        "s",
-        lambda broadcast, examples, key: jnp.where(examples.mask, examples.batches["x"], 0).sum(),
-        plan,
-        jp.CohortSpec(2, 4),
-    )
-
-    def step(state, release, round):
-        value = release(query).value
-        time.sleep(seconds if round == 3 else 0)
-        return state + value, {"value": value}
-
-    algorithm = Algorithm("a", lambda key: jnp.float32(0), step, (query,))
-    jp.run(
-        algorithm, clients, ledger=out.parent / "l.jsonl", out=out, every=1, reproducible_noise=True
-    )
+    slow = adding(4, lambda round: time.sleep(seconds if round == 3 else 0))
+    jp.run(*slow, ledger=out.parent / "l.jsonl", out=out, every=1, reproducible_noise=True)
     found = [p for p in out.rglob("*") if "private" not in p.relative_to(out).parts]
     return {p.relative_to(out).as_posix(): p.read_bytes() for p in found if p.is_file()}
 

@@ -109,6 +109,8 @@ PLANTED = [
     ("experiments/report/page.py", "from jaxpfl.experiments import registry\n", 1, "registry"),
     ("experiments/config/reader.py", "from jaxpfl.experiments.sweep import config\n", 1, "sweep"),
     ("experiments/central/fit.py", "import jaxpfl.experiments.systems.base\n", 1, "systems"),
+    ("experiments/central/fit.py", "import jaxpfl.experiments.engine.rounds\n", 1, "engine"),
+    ("experiments/engine/rounds.py", "import jaxpfl.experiments.report.page\n", 1, "report"),
     (
         "experiments/systems/second/study.py",
         "from jaxpfl.experiments.registry import SYSTEMS\n",

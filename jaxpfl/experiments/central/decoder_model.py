@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxpfl import checks
 from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.experiments.config.checked import Checked, PositiveInt
 from jaxpfl.models.decoder.config import DecoderConfig
 
 
 @dataclass(frozen=True)
-class DecoderModelConfig:
+class DecoderModelConfig(Checked):
     """A decoder and its pretraining on public corpora.
 
     Attributes:
@@ -24,14 +24,14 @@ class DecoderModelConfig:
     layers: int = 4
     heads: int = 6
     inner_size: int = 512
-    sequence_length: int = 128
+    sequence_length: PositiveInt = 128
     corpora: tuple[str, ...] | None = None
     pretraining: Training = field(
         default_factory=lambda: Training(batch_size=32, learning_rate=0.003, weight_decay=0.1)
     )
 
     def __post_init__(self) -> None:
-        checks.positive_int("sequence_length", self.sequence_length)
+        super().__post_init__()
         self.network(vocab_size=1, positions=self.sequence_length)
 
     def network(self, vocab_size: int, positions: int) -> DecoderConfig:

@@ -64,11 +64,7 @@ class PublicModels:
 
     @cached_property
     def corpora(self) -> dict[str, Population]:
-        """The populations of the sources, by the corpus's name.
-
-        Raises:
-          InputError: a source cannot be read, or has no column "text".
-        """
+        """The populations of the sources, by the corpus's name."""
         found = {}
         for name, source in self.sources.items():
             population = open_population(source)
@@ -202,10 +198,7 @@ class PublicModels:
 
 
 def data_mesh(batch: int | None = None) -> Mesh | None:
-    """A mesh of all devices along the axis "data".
-
-    None where there is one device, or where the number of devices does not divide `batch`.
-    """
+    """A mesh of all devices on an axis "data"; None if it is one, or does not divide `batch`."""
     devices = jax.device_count()
     if devices == 1 or (batch is not None and batch % devices):
         return None

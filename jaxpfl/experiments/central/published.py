@@ -47,13 +47,11 @@ class PublishedModel:
         """Finds the model that a section names, and reads its small files.
 
         Args:
-          name: of the section.
           trained: whether its own weights, and not only adapters, are trained.
 
         Raises:
           InputError: it is nowhere to be found, is not a language model that we compute, has
             another model's tokeniser, or cannot be had as the section asks.
-          CorruptFile: a file is broken.
         """
         folder = hub.resolve(settings.path)
         model = described(settings, folder, name)

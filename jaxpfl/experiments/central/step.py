@@ -53,9 +53,9 @@ def run(
       state: donated.
       frozen: the base of LoRA, or None.
       columns: name -> [examples, ...].
-      order: as returned by `laid_out`.
+      order: as returned by `batches`.
     """
-    rows_SxAxB, real_SxAxB = order
+    rows_SxB, real_SxB = order
     optimizer = settings.optimizer(steps)
 
     def loss_sum(params: Params, rows_B: Array, real_B: Array) -> tuple[Array, Array]:
@@ -69,17 +69,8 @@ def run(
 
     def step(index: Array, carry: tuple[TrainState, Array]) -> tuple[TrainState, Array]:
         state, _ = carry
-        parts = rows_SxAxB[index], real_SxAxB[index]
-
-        def add(total: Any, part: tuple[Array, Array]) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, differentiate(state.params, *part)), None
-
-        if settings.accumulate == 1:
-            (total, count), gradients = differentiate(state.params, parts[0][0], parts[1][0])
-        else:
-            zeros = jax.tree.map(jnp.zeros_like, state.params)
-            nothing = ((jnp.float32(0.0), jnp.float32(0.0)), zeros)
-            ((total, count), gradients), _ = lax.scan(add, nothing, parts)
+        batch = rows_SxB[index], real_SxB[index]
+        (total, count), gradients = differentiate(state.params, *batch)
         # Mean and clipping in one factor: XLA fuses one product with the moments' update, while
         # clipping as a step of its own passes over all parameters twice more.
         mean = factor = 1.0 / jnp.maximum(count, 1.0)
@@ -109,17 +100,7 @@ def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     return padded.reshape(steps, size), real.reshape(steps, size)
 
 
-def laid_out(rows: np.ndarray, settings: Training, dealt: Any) -> Any:
-    """An epoch's rows, in this order, and their mask: [steps, microbatches, examples of one]."""
-    order = batches(rows, settings.batch_size)
-    # Dealt like cards, so that the microbatches of a last batch are equally full.
-    parts = [each.reshape(len(each), -1, settings.accumulate).swapaxes(1, 2) for each in order]
-    if isinstance(dealt, NamedSharding):
-        dealt = NamedSharding(dealt.mesh, PartitionSpec(None, None, "data"))
-    return tuple(jax.device_put(each, dealt) for each in parts)
-
-
-def shardings(mesh: Mesh | None, part: int) -> tuple[Any, Any]:
+def shardings(mesh: Mesh | None, batch_size: int) -> tuple[Any, Any]:
     """The devices or shardings of parameters and of [steps, batch] arrays."""
     if mesh is None:
         device = jax.devices()[0]
@@ -127,10 +108,10 @@ def shardings(mesh: Mesh | None, part: int) -> tuple[Any, Any]:
     if "data" not in mesh.axis_names:
         raise InputError(f"mesh needs an axis 'data', found axes {mesh.axis_names}")
     devices = mesh.shape["data"]
-    if part % devices:
+    if batch_size % devices:
         raise InputError(
-            f"the examples of a microbatch must be a multiple of the mesh's {devices} devices "
-            f"along 'data', found {part}"
+            f"batch_size must be a multiple of the mesh's {devices} devices along 'data', found "
+            f"{batch_size}"
         )
     # With automatic axes, whatever the axis types of the caller's mesh.
     mesh = Mesh(mesh.devices, mesh.axis_names)

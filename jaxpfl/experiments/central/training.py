@@ -27,7 +27,6 @@ from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.step import (
     TrainState,
     batches,
-    laid_out,
     run,
     shardings,
     start,
@@ -89,10 +88,9 @@ def fit(
       params: initial parameters, not changed; with `frozen`, the adapters (`lora.split`).
       columns: name -> [examples, ...], what the model reads.
       seed: of the orders of the examples.
-      valid: validation examples, like `columns`. The model is validated after each epoch (or every
-        `validate_every` steps), and the parameters of least validation loss are returned. They
-        must be PUBLIC, because a choice by private data would be a release without a charge. None
-        returns the last parameters.
+      valid: validation examples, like `columns`. The model is validated after each epoch, and the
+        parameters of least validation loss are returned. They must be PUBLIC, because a choice by
+        private data would be a release without a charge. None returns the last parameters.
       frozen: the base of LoRA, not changed; the model sees `lora.join(params, frozen)`.
       mesh: has an axis "data" over which batches are sharded; parameters are replicated. Default:
         the first device.
@@ -101,19 +99,16 @@ def fit(
 
     Returns:
       Parameters, and a record with "steps", "train_loss" (nats per target, the mean of each epoch)
-      and, with validation data, "valid_loss" (of every validation), "valid_steps", "best_step".
+      and, with validation data, "valid_loss" (after each epoch) and "best_step".
 
     Raises:
       InputError: no examples, columns of different lengths, a mesh that does not fit the batch.
     """
     examples = _checked(model, columns, "columns")
-    part = settings.batch_size // settings.accumulate
-    everywhere, dealt = shardings(mesh, part)
+    everywhere, dealt = shardings(mesh, settings.batch_size)
     place = partial(jax.device_put, device=everywhere)
     steps_per_epoch = -(-examples // settings.batch_size)
     steps = steps_per_epoch * settings.epochs
-    validate_every = settings.validate_every or steps_per_epoch
-    validations = -(-steps // validate_every) if valid is not None else 0
 
     held = place({name: np.asarray(columns[name]) for name in columns_read(model, columns)})
     held_out = None
@@ -121,24 +116,23 @@ def fit(
         count = _checked(model, valid, "valid")
         held_out = place({name: np.asarray(valid[name]) for name in columns_read(model, valid)})
         # A batch size that fits into memory in training fits here, too.
-        valid_order = jax.device_put(batches(np.arange(count), part), dealt)
+        valid_order = jax.device_put(batches(np.arange(count), settings.batch_size), dealt)
     if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
         frozen = place(frozen)
 
     state = _State(
         train=start(params, settings, steps, everywhere),
-        best=jax.tree.map(jnp.copy, place(params)) if validations else {},
+        best={} if valid is None else jax.tree.map(jnp.copy, place(params)),
         best_loss=place(np.float32(np.inf)),
         best_step=place(np.int32(0)),
         train_losses=place(np.full(settings.epochs, np.nan, np.float32)),
-        valid_losses=place(np.full(validations, np.nan, np.float32)),
+        valid_losses=place(np.full(settings.epochs if valid else 0, np.nan, np.float32)),
     )
 
     def validated(state: _State, done: int) -> _State:
         metrics = validate(model, state.train.params, held_out, valid_order, frozen)
         loss = summarise(jax.device_get(metrics))["loss"]
-        index = -(-done // validate_every) - 1
-        state = state._replace(valid_losses=state.valid_losses.at[index].set(loss))
+        state = state._replace(valid_losses=state.valid_losses.at[epoch].set(loss))
         # The loss of a diverged run is NaN, for which this is false.
         if loss < float(state.best_loss):
             state = state._replace(
@@ -148,7 +142,6 @@ def fit(
             )
         return state
 
-    save_every = settings.save_every or steps_per_epoch
     order, epoch = None, -1
     dispatch = 1
     done, checkpoints = 0, None
@@ -165,11 +158,9 @@ def fit(
             if done // steps_per_epoch != epoch:
                 epoch = done // steps_per_epoch
                 generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-                order = laid_out(generator.permutation(examples), settings, dealt)
-            boundaries = [(epoch + 1) * steps_per_epoch]
-            boundaries += [(done // validate_every + 1) * validate_every] if validations else []
-            boundaries += [(done // save_every + 1) * save_every] if checkpoints else []
-            last = min([done + dispatch, *boundaries])
+                rows = batches(generator.permutation(examples), settings.batch_size)
+                order = jax.device_put(rows, dealt)
+            last = min(done + dispatch, (epoch + 1) * steps_per_epoch)
             started = time.perf_counter()
             here = (place(np.int32(at - epoch * steps_per_epoch)) for at in (done, last))
             train, loss = run(model, settings, steps, state.train, frozen, held, order, *here)
@@ -181,19 +172,17 @@ def fit(
             done = last
             if done % steps_per_epoch == 0:
                 state = _end_epoch(state, place(np.int32(epoch)))
-            if validations and (done % validate_every == 0 or done == steps):
-                state = validated(state, done)
-            if checkpoints and (done % save_every == 0 or done == steps):
-                checkpoints.save(done, state)
+                state = state if valid is None else validated(state, done)
+                if checkpoints:
+                    checkpoints.save(done, state)
             bar.update(done, {"loss": f"{loss:.3f}"})
 
     state = jax.device_get(state)
     record: dict[str, Any] = {"steps": steps, "train_loss": state.train_losses.tolist()}
-    if not validations:
+    if valid is None:
         return Fitted(state.train.params, record)
     record |= {
         "valid_loss": state.valid_losses.tolist(),
-        "valid_steps": [min((i + 1) * validate_every, steps) for i in range(validations)],
         "best_step": int(state.best_step),
     }
     return Fitted(state.best, record)
@@ -278,8 +267,7 @@ def _run_id(
     seed: int,
 ) -> str:
     """A digest of everything that the result depends on; of a frozen base, only of a sample."""
-    schedule = {**asdict(settings), "save_every": None}
-    digest = hashlib.sha256(json.dumps([repr(model), schedule, seed]).encode())
+    digest = hashlib.sha256(json.dumps([repr(model), asdict(settings), seed]).encode())
 
     def add(tree: Any, sampled: bool = False) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

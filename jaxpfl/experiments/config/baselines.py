@@ -4,12 +4,12 @@ rows of numbers."""
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.checked import Checked, NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
-class CharacterModelConfig:
+class CharacterModelConfig(Checked):
     """`models.LSTMLanguageModel` on the characters of the field's Shakespeare task.
 
     The vocabulary of 90 ids is fixed (`text.tokenisers.characters`), so that no public corpus is
@@ -17,20 +17,19 @@ class CharacterModelConfig:
     """
 
     name: Literal["character_lstm"]
-    sequence_length: int = 80
-    embedding: int = 8
-    hidden: int = 256
-    layers: int = 2
+    sequence_length: PositiveInt = 80
+    embedding: PositiveInt = 8
+    hidden: PositiveInt = 256
+    layers: PositiveInt = 2
 
     def __post_init__(self) -> None:
-        for name in ("sequence_length", "embedding", "hidden", "layers"):
-            checks.positive_int(f"model.{name}", getattr(self, name))
+        super().__post_init__()
         if self.layers > 100:
             raise InputError(f"model.layers must be at most 100, found {self.layers}")
 
 
 @dataclass(frozen=True)
-class TagModelConfig:
+class TagModelConfig(Checked):
     """`models.TagPrediction`: which tags a post has, from a bag of its words.
 
     Attributes:
@@ -43,32 +42,25 @@ class TagModelConfig:
     name: Literal["tag_prediction"]
     word_counts: str
     tag_counts: str
-    words: int = 10_000
-    tags: int = 500
-    max_words: int = 64
-    max_tags: int = 5
-
-    def __post_init__(self) -> None:
-        for name in ("words", "tags", "max_words", "max_tags"):
-            checks.positive_int(f"model.{name}", getattr(self, name))
+    words: PositiveInt = 10_000
+    tags: PositiveInt = 500
+    max_words: PositiveInt = 64
+    max_tags: PositiveInt = 5
 
 
 @dataclass(frozen=True)
-class ResNetConfig:
+class ResNetConfig(Checked):
     """`models.ResNet`, with group norm. Nothing is read from the data, which is private."""
 
     name: Literal["resnet18"]
-    image_shape: tuple[int, int, int] = (32, 32, 3)
-    classes: int = 100
-    crop: int = 24
-    width: int = 64
-    groups: int = 2
+    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] = (32, 32, 3)
+    classes: PositiveInt = 100
+    crop: PositiveInt = 24
+    width: PositiveInt = 64
+    groups: PositiveInt = 2
 
     def __post_init__(self) -> None:
-        for side in self.image_shape:
-            checks.positive_int("model.image_shape", side)
-        for name in ("classes", "crop", "width", "groups"):
-            checks.positive_int(f"model.{name}", getattr(self, name))
+        super().__post_init__()
         if self.crop > min(self.image_shape[:2]):
             raise InputError(
                 f"model.crop must fit into model.image_shape = {list(self.image_shape)}, found "
@@ -82,7 +74,7 @@ class ResNetConfig:
 
 
 @dataclass(frozen=True)
-class FeatureModelConfig:
+class FeatureModelConfig(Checked):
     """`models.MLP`, on the columns "features" and "label" of a table (`data.readers.examples`).
 
     `features`, how many there are, and `classes` are not read from the data, which is private.
@@ -90,14 +82,9 @@ class FeatureModelConfig:
     """
 
     name: Literal["classifier_mlp"]
-    features: int
-    classes: int
-    hidden: int = 64
-
-    def __post_init__(self) -> None:
-        for name in ("features", "classes"):
-            checks.positive_int(f"model.{name}", getattr(self, name))
-        checks.non_negative_int("model.hidden", self.hidden)
+    features: PositiveInt
+    classes: PositiveInt
+    hidden: NonNegativeInt = 64
 
 
 BaselineModelConfig = CharacterModelConfig | TagModelConfig | ResNetConfig | FeatureModelConfig

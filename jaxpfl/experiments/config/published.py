@@ -4,14 +4,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.checked import Checked, PositiveInt
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.decoder.config import LoRA
 
 
 @dataclass(frozen=True)
-class PublishedModelConfig:
+class PublishedModelConfig(Checked):
     """A model in a folder, or on the Hugging Face hub, with its own tokeniser.
 
     Attributes:
@@ -32,6 +32,7 @@ class PublishedModelConfig:
     is_decoder: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("path", "adapters"):
             if getattr(self, name) == "":
                 raise InputError(f"{name} must name a folder, found ''")
@@ -67,12 +68,8 @@ class PublishedDecoderConfig(PublishedModelConfig):
     """
 
     name: Literal["decoder"] = "decoder"
-    sequence_length: int = 64
+    sequence_length: PositiveInt = 64
     lora: LoRA | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive_int("sequence_length", self.sequence_length)
 
 
 def pinned(config: Any) -> Any:

@@ -18,7 +18,6 @@ import yaml
 
 from jaxpfl import checks, files
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.sections import OptimizerConfig
 
 _MAX_CONFIG_BYTES = 1_000_000
 _DEEPEST = 64
@@ -49,11 +48,7 @@ class _Source:
 
 
 def read_mapping(path: str | Path) -> Any:
-    """Reads a YAML file of at most 1 MB, without aliases and duplicate keys, as plain data.
-
-    Raises:
-      InputError: the file cannot be read, is too large, or is not such YAML.
-    """
+    """Reads a YAML file of at most 1 MB, without aliases and duplicate keys, as plain data."""
     path = Path(path)
     try:
         size = path.stat().st_size
@@ -170,7 +165,20 @@ def to_yaml(config: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which says in which line a value cannot be what it looks like."""
+    """PyYAML's safe loader, without duplicate keys.
+
+    It says in which line a value cannot be what it looks like.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -204,7 +212,6 @@ def _parse_yaml(text: str, where: str) -> Any:
                 raise InputError(
                     f"{where}: line {token.start_mark.line + 1}: YAML aliases are refused"
                 )
-        _refuse_duplicates(yaml.compose(text, Loader=_Loader), where)
         loader = _Loader(text)
         try:
             return loader.get_single_data()
@@ -217,20 +224,6 @@ def _parse_yaml(text: str, where: str) -> Any:
         raise InputError(f"{where}: {line}{problem}") from error
     except RecursionError as error:
         raise InputError(f"{where}: the YAML is nested too deeply") from error
-
-
-def _refuse_duplicates(node: yaml.Node | None, where: str) -> None:
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if str(key.value) in seen:
-                line = key.start_mark.line + 1
-                raise InputError(f"{where}: line {line}: key {key.value!r} is given twice")
-            seen.add(str(key.value))
-            _refuse_duplicates(value, where)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_duplicates(value, where)
 
 
 def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -399,7 +392,7 @@ def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
         return kind(**arguments)
     except InputError as error:
         message = str(error)
-        # A dataclass that several sections use does not know its section's name.
-        if kind is OptimizerConfig or message.partition(" ")[0] in hints:
+        # A field's own check does not know the name of its section.
+        if message.partition(" ")[0] in hints:
             message = f"{prefix}{message}"
         raise InputError(f"{where.of(key)}: {message}") from error

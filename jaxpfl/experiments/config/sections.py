@@ -8,8 +8,15 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.checked import (
+    Checked,
+    NonNegative,
+    NonNegativeInt,
+    OpenFraction,
+    Positive,
+    PositiveInt,
+)
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.gaussian import Correlation
 from jaxpfl.privacy.participation import Sampling
@@ -20,7 +27,7 @@ PUBLIC_PART = "split:public"
 
 
 @dataclass(frozen=True)
-class SplitConfig:
+class SplitConfig(Checked):
     """Fractions of the CLIENTS, not of the examples, that train, validate and test.
 
     The clients of the fraction `public` are declared public. They serve as a public corpus, with
@@ -28,22 +35,20 @@ class SplitConfig:
     remaining clients, which are drawn at random, are not used.
     """
 
-    train: float = 0.8
-    valid: float = 0.1
-    test: float = 0.1
-    public: float = 0.0
+    train: Positive = 0.8
+    valid: NonNegative = 0.1
+    test: NonNegative = 0.1
+    public: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("train", "valid", "test", "public"):
-            checks.non_negative(f"data.split.{name}", getattr(self, name))
-        checks.positive("data.split.train", self.train)
+        super().__post_init__()
         total = self.train + self.valid + self.test + self.public
         if total > 1 + 1e-9:
             raise InputError(f"data.split must sum to 1, or to less, found {total:g}")
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Checked):
     """The private clients, and the public corpus that a language model's vocabulary comes from.
 
     Attributes:
@@ -62,64 +67,52 @@ class DataConfig:
     """
 
     source: str
-    clients: int | None = None
+    clients: PositiveInt | None = None
     public: str | None = None
     vocabulary: str | None = None
     remove: str | None = None
-    min_examples: int = 1
+    min_examples: PositiveInt = 1
     split: SplitConfig = SplitConfig()
-    split_seed: int = 0
+    split_seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        checks.positive_int("data.min_examples", self.min_examples)
-        if self.clients is not None:
-            checks.positive_int("data.clients", self.clients)
+        super().__post_init__()
         try:
             re.compile(self.remove or "")
         except (re.error, OverflowError, RecursionError) as error:
             raise InputError(
                 f"data.remove must be a regular expression, found {self.remove!r}: {error}"
             ) from None
-        checks.non_negative_int("data.split_seed", self.split_seed)
 
 
 @dataclass(frozen=True)
-class LanguageModelConfig:
+class LanguageModelConfig(Checked):
     """`models.CIFGLanguageModel`; `vocab_size` includes the four special tokens.
 
     `unigram_prior` initialises the output bias to the public corpus's log word frequencies.
     """
 
     name: Literal["cifg_lm"] = "cifg_lm"
-    vocab_size: int = 4_000
-    sequence_length: int = 20
-    embedding: int = 96
-    hidden: int = 670
-    projection: int = 96
+    vocab_size: PositiveInt = 4_000
+    sequence_length: PositiveInt = 20
+    embedding: PositiveInt = 96
+    hidden: PositiveInt = 670
+    projection: PositiveInt = 96
     tied: bool = True
     unigram_prior: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("vocab_size", "sequence_length", "embedding", "hidden", "projection"):
-            checks.positive_int(f"model.{name}", getattr(self, name))
-
 
 @dataclass(frozen=True)
-class ImageModelConfig:
+class ImageModelConfig(Checked):
     """A CNN. `image_shape` and `classes` are not read from the data, which is private."""
 
     name: Literal["classifier_cnn", "emnist_cnn"]
-    image_shape: tuple[int, int, int]
-    classes: int
-
-    def __post_init__(self) -> None:
-        for side in self.image_shape:
-            checks.positive_int("model.image_shape", side)
-        checks.positive_int("model.classes", self.classes)
+    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    classes: PositiveInt
 
 
 @dataclass(frozen=True)
-class PrivacyConfig:
+class PrivacyConfig(Checked):
     """Exactly one of `epsilon`, `noise_multiplier`, or `private: false`.
 
     Attributes:
@@ -140,26 +133,22 @@ class PrivacyConfig:
     """
 
     private: bool = True
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    clip_norm: float = 0.3
+    epsilon: Positive | None = None
+    noise_multiplier: Positive | None = None
+    delta: OpenFraction | None = None
+    clip_norm: Positive = 0.3
     clipping: Literal["flat", "per_layer"] = "flat"
     adaptive: bool = False
-    target_quantile: float = 0.5
+    target_quantile: OpenFraction = 0.5
     sampling: Sampling = "poisson"
     noise: Correlation = "independent"
     accountant: Accountant | None = None
     ledger: str | None = None
-    budget_epsilon: float | None = None
+    budget_epsilon: Positive | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = [n for n in ("epsilon", "noise_multiplier") if getattr(self, n) is not None]
-        for name in (*given, "clip_norm"):
-            checks.positive(f"privacy.{name}", getattr(self, name))
-        checks.open_fraction("privacy.target_quantile", self.target_quantile)
-        if self.budget_epsilon is not None:
-            checks.positive("privacy.budget_epsilon", self.budget_epsilon)
         if not self.private:
             if given or self.delta is not None or self.budget_epsilon is not None:
                 raise InputError(
@@ -174,24 +163,19 @@ class PrivacyConfig:
             )
         if self.delta is None:
             raise InputError("privacy.delta is required by a private run, found none")
-        checks.open_fraction("privacy.delta", self.delta)
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """See `federated.clients.optimizers`; only `momentum` and `nesterov` use `momentum`."""
 
     name: Literal["sgd", "momentum", "nesterov", "adam", "yogi"] = "sgd"
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        checks.positive("learning_rate", self.learning_rate)
-        checks.open_fraction("momentum", self.momentum)
+    learning_rate: Positive = 1.0
+    momentum: OpenFraction = 0.9
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(Checked):
     """The rounds.
 
     Attributes:
@@ -202,28 +186,20 @@ class TrainingConfig:
       model_devices: devices that share one copy of the model, for models that one cannot hold.
     """
 
-    rounds: int
-    clients_per_round: int
-    batch_size: int = 8
-    max_examples: int = 64
-    epochs: int = 1
+    rounds: PositiveInt
+    clients_per_round: PositiveInt
+    batch_size: PositiveInt = 8
+    max_examples: PositiveInt = 64
+    epochs: PositiveInt = 1
     client: OptimizerConfig = OptimizerConfig(learning_rate=0.5)
     server: OptimizerConfig = OptimizerConfig(name="nesterov", learning_rate=1.0)
-    clients_per_bucket: int | None = None
-    chunk: int | None = None
-    model_devices: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "clients_per_round", "batch_size", "max_examples", "epochs"):
-            checks.positive_int(f"training.{name}", getattr(self, name))
-        checks.positive_int("training.model_devices", self.model_devices)
-        for name in ("clients_per_bucket", "chunk"):
-            if getattr(self, name) is not None:
-                checks.positive_int(f"training.{name}", getattr(self, name))
+    clients_per_bucket: PositiveInt | None = None
+    chunk: PositiveInt | None = None
+    model_devices: PositiveInt = 1
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Checked):
     """Metrics on held-out clients that are declared public: on private ones they would be releases.
 
     Validation clients are evaluated during the rounds, test clients once at the end.
@@ -237,20 +213,18 @@ class EvaluationConfig:
         validation and test clients; `data.split.valid` and `data.split.test` must then be 0.
     """
 
-    every: int = 10
+    every: NonNegativeInt = 10
     declared_public: bool = False
-    max_examples: int = 2_000
-    sentences: int = 5
+    max_examples: PositiveInt = 2_000
+    sentences: NonNegativeInt = 5
     source: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.source is not None and not self.declared_public:
             raise InputError(
                 "evaluation.source must be public: state so by evaluation.declared_public: true"
             )
-        checks.non_negative_int("evaluation.every", self.every)
-        checks.positive_int("evaluation.max_examples", self.max_examples)
-        checks.non_negative_int("evaluation.sentences", self.sentences)
         if self.every and not self.declared_public:
             raise InputError(
                 "evaluation.every is set, and validation clients are as private as the others: set "
@@ -267,7 +241,7 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked):
     """How the run is carried out.
 
     Attributes:
@@ -278,21 +252,15 @@ class RunConfig:
       also_without_privacy: repeats the run without privacy, to compare the two in the report.
     """
 
-    seed: int = 0
-    checkpoint_every: int = 10
-    devices: int | None = None
+    seed: NonNegativeInt = 0
+    checkpoint_every: PositiveInt = 10
+    devices: PositiveInt | None = None
     reproducible_noise: bool = False
     also_without_privacy: bool = False
 
-    def __post_init__(self) -> None:
-        checks.non_negative_int("run.seed", self.seed)
-        checks.positive_int("run.checkpoint_every", self.checkpoint_every)
-        if self.devices is not None:
-            checks.positive_int("run.devices", self.devices)
-
 
 @dataclass(frozen=True)
-class PrefinetuneConfig:
+class PrefinetuneConfig(Checked):
     """Central training on a public corpus, before the first private round; costs no privacy.
 
     The corpus is FreD's winner, or `data.public` where there is no section `fred`. Training is
@@ -308,27 +276,23 @@ class PrefinetuneConfig:
         each on its own ledger and outside the stated privacy: a deployment cannot have them.
     """
 
-    examples: int = 5_000
-    valid: float = 0.1
-    epochs: int = 3
-    batch_size: int = 16
-    momentum: float = 0.9
-    trials: int = 3
-    learning_rates: tuple[float, float] = (0.03, 1.0)
+    examples: PositiveInt = 5_000
+    valid: OpenFraction = 0.1
+    epochs: PositiveInt = 3
+    batch_size: PositiveInt = 16
+    momentum: OpenFraction = 0.9
+    trials: PositiveInt = 3
+    learning_rates: tuple[Positive, Positive] = (0.03, 1.0)
     other_candidates: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("examples", "epochs", "batch_size", "trials"):
-            checks.positive_int(f"prefinetune.{name}", getattr(self, name))
-        for name in ("valid", "momentum"):
-            checks.open_fraction(f"prefinetune.{name}", getattr(self, name))
+        super().__post_init__()
         if not 1 <= round(self.valid * self.examples) < self.examples:
             raise InputError(
                 f"prefinetune.valid = {self.valid:g} of prefinetune.examples = {self.examples} "
                 "must leave at least one example to hold out and one to train on"
             )
         low, high = self.learning_rates
-        checks.positive("prefinetune.learning_rates", low)
         if not low <= high:
             raise InputError(
                 f"prefinetune.learning_rates must be [low, high], found [{low:g}, {high:g}]"
@@ -336,7 +300,7 @@ class PrefinetuneConfig:
 
 
 @dataclass(frozen=True)
-class ScaledUpConfig:
+class ScaledUpConfig(Checked):
     """A larger population on which the same noise of the MEAN costs a far smaller epsilon.
 
     With `factor` times the clients per round, the noise multiplier can be `factor` times as large
@@ -344,15 +308,14 @@ class ScaledUpConfig:
     scale"). The report shows both epsilons.
     """
 
-    factor: float
-    population: int
-    delta: float
+    factor: Positive
+    population: PositiveInt
+    delta: OpenFraction
 
     def __post_init__(self) -> None:
-        if not checks.positive("scaled_up.factor", self.factor) >= 1:
+        super().__post_init__()
+        if not self.factor >= 1:
             raise InputError(f"scaled_up.factor must be at least 1, found {self.factor:g}")
-        checks.positive_int("scaled_up.population", self.population)
-        checks.open_fraction("scaled_up.delta", self.delta)
 
 
 @dataclass(frozen=True)

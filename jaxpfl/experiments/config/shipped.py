@@ -71,11 +71,7 @@ def sources(name: str) -> tuple[str, ...]:
 
 @contextmanager
 def form_without_data_named(path: Path) -> Iterator[None]:
-    """Adds the command for data that comes with jaxpfl where a config's own data is not named.
-
-    Raises:
-      NoDataFolder: as it was raised, with that command if the config at `path` has one.
-    """
+    """Adds to a `NoDataFolder` the command for data that comes with jaxpfl, if there is one."""
     try:
         yield
     except NoDataFolder as error:
@@ -92,8 +88,7 @@ class About(NamedTuple):
       sentence: the first of the comment at its head.
       command: "run" or "sweep".
       needs: the environment variables that its sources of data are named by.
-      without_data: a command that carries it out on data that comes with jaxpfl; "" if none is
-        given, or if it needs no other.
+      without_data: a command for data that comes with jaxpfl; "" if none is given.
     """
 
     sentence: str

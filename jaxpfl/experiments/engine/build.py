@@ -55,11 +55,7 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 def read_clients(config: DataConfig) -> Population:
-    """Reads the clients of a section `data`, before they are split.
-
-    Raises:
-      InputError: the source cannot be read, or has no clients.
-    """
+    """Reads the clients of a section `data`, before they are split."""
     clients = open_population(config.source)
     if not len(clients):
         raise InputError(f"data.source = {config.source!r} has no clients")
@@ -125,24 +121,14 @@ def build_model(
             output_bias_prior=prior,
         )
     if isinstance(settings, CharacterModelConfig):
-        return LSTMLanguageModel(
-            vocab_size=characters.VOCAB_SIZE,
-            embedding=settings.embedding,
-            hidden=settings.hidden,
-            layers=settings.layers,
-        )
+        sizes = settings.embedding, settings.hidden, settings.layers
+        return LSTMLanguageModel(characters.VOCAB_SIZE, *sizes)
     if isinstance(settings, TagModelConfig):
         return TagPrediction(settings.words, settings.tags)
     if isinstance(settings, FeatureModelConfig):
         return MLP(settings.features, settings.classes, settings.hidden)
     if isinstance(settings, ResNetConfig):
-        return ResNet(
-            image_shape=settings.image_shape,
-            classes=settings.classes,
-            crop=settings.crop,
-            width=settings.width,
-            groups=settings.groups,
-        )
+        return ResNet(**{name: each for name, each in vars(settings).items() if name != "name"})
     makers = {"classifier_cnn": classifier_cnn, "emnist_cnn": emnist_cnn}
     return makers[settings.name](settings.image_shape, settings.classes)
 
@@ -224,11 +210,7 @@ def build_cohort(training: TrainingConfig) -> CohortSpec:
 
 
 def build_execution(training: TrainingConfig) -> Execution:
-    """This machine's devices, each with a copy of the model or several that share one.
-
-    Raises:
-      InputError: they cannot be shared out so.
-    """
+    """This machine's devices, each with a copy of the model or several that share one."""
     shared, devices = training.model_devices, jax.device_count()
     if shared == 1:
         return Execution(chunk=training.chunk)
@@ -244,34 +226,22 @@ def build_optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
     return optimizer(settings.name, settings.learning_rate, settings.momentum)
 
 
-def check_images(clients: Population, image_shape: tuple[int, int, int], classes: int) -> None:
-    """Refuses images that the model cannot read; messages contain no values of the data."""
-    _require(clients, ("image", "label"))
-    shape = tuple(clients.numeric()["image"].shape[1:])
-    if shape != image_shape:
-        raise InputError(
-            f"image_shape is {list(image_shape)}, the images of data.source are {list(shape)}"
-        )
-    _check_labels(clients, classes)
+def check_labelled(clients: Population, column: str, shape: tuple[int, ...], classes: int) -> None:
+    """Refuses examples that the model cannot read; messages contain no values of the data.
 
-
-def check_features(clients: Population, features: int, classes: int) -> None:
-    """Refuses rows of numbers that the model cannot read, as `check_images` does images."""
-    _require(clients, ("features", "label"))
-    shape = tuple(clients.numeric()["features"].shape[1:])
-    if shape != (features,):
-        raise InputError(f"model.features is {features}, data.source has {list(shape)} of them")
-    _check_labels(clients, classes)
-
-
-def _require(clients: Population, names: tuple[str, ...]) -> None:
-    for name in names:
+    Args:
+      column: what the model reads besides "label".
+      shape: of one example in it.
+    """
+    for name in (column, "label"):
         if name not in clients.columns:
             found = ", ".join(sorted(clients.columns)) or "none"
             raise InputError(f"data.source: needs a column {name!r}, found {found}")
-
-
-def _check_labels(clients: Population, classes: int) -> None:
+    found = tuple(clients.numeric()[column].shape[1:])
+    if found != tuple(shape):
+        raise InputError(
+            f"data.source: the model reads {column!r} of shape {list(shape)}, found {list(found)}"
+        )
     label = clients.columns["label"]
     if label.dtype.kind not in "iu":
         raise InputError(f"data.source: column 'label' must hold integers, found {label.dtype}")

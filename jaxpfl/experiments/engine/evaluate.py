@@ -6,7 +6,7 @@ data that is not declared public is refused.
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.step import batches
 from jaxpfl.models.base import Checking, Model, summarise
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -55,15 +56,14 @@ class Scores(Protocol):
     def __call__(self, params: Any) -> Pending: ...
 
 
-class PendingSums:
+class PendingSums(NamedTuple):
     """A `Pending` of the metric sums of several batches."""
 
-    def __init__(self, sums: list[dict[str, jax.Array]]) -> None:
-        self._sums = sums
+    sums: list[dict[str, jax.Array]]
 
     def result(self) -> dict[str, float]:
         """What `models.summarise` makes of the sums of all batches."""
-        fetched = jax.device_get(self._sums)
+        fetched = jax.device_get(self.sums)
         # Added on the host in float64, because a float32 count is exact only up to 2^24.
         totals: Any = {
             name: np.sum([np.float64(batch[name]) for batch in fetched], dtype=np.float64)
@@ -140,20 +140,15 @@ class Evaluator:
 
     @cached_property
     def _batches(self) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
-        size = self._batch_size
         total = len(next(iter(self.columns.values())))
-        batches = []
-        for start in range(0, total, size):
-            mask = np.arange(start, start + size) < total
-            rows = np.where(mask, np.arange(start, start + size), 0)
-            batches.append(({name: column[rows] for name, column in self.columns.items()}, mask))
-        return batches
+        return [
+            ({name: column[rows] for name, column in self.columns.items()}, mask)
+            for rows, mask in zip(*batches(np.arange(total), self._batch_size), strict=True)
+        ]
 
     def __call__(self, params: Any) -> PendingSums:
         """Dispatches the evaluation of `params` and returns without waiting."""
-        return PendingSums(
-            [_sums(self.model, params, batch, mask) for batch, mask in self._batches]
-        )
+        return PendingSums([_sums(self.model, params, *batch) for batch in self._batches])
 
 
 @partial(jax.jit, static_argnames="model")

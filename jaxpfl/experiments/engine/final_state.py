@@ -19,14 +19,10 @@ from jaxpfl.privacy.plan import Plan
 
 
 def planned(folder: Path, config: Mapping[str, Any]) -> Plan:
-    """The plan of the finished run in a folder.
-
-    Args:
-      config: the config that the run must have begun with, as plain data.
+    """The plan of the finished run in a folder, which must have begun with this config.
 
     Raises:
       InputError: the run is not finished, or began with another config.
-      CorruptFile: a record is missing or damaged.
     """
     run = files.read_record(folder / "run.json", {"config": dict, "plan": dict})
     result = files.read_record(folder / "result.json", {"rounds": int})
@@ -57,7 +53,6 @@ def final_params(
 
     Args:
       algorithm: the run's own, of the plan that `planned` returns; none of its queries is asked.
-      seed: of the run.
       ledger: the file that the run charged.
       privacy: the statement of the run, which must contain what its ledger says.
       prior: runs on the same ledger that the statement covers, too.
@@ -90,12 +85,9 @@ def check_statement(
 ) -> None:
     """Refuses a statement that does not say what the charges of these runs cost.
 
-    Args:
-      path: of the ledger.
-      head: a line that the ledger must contain; None for any.
-
     Raises:
-      CorruptFile: the ledger is missing, was altered or cut off, or says otherwise.
+      CorruptFile: the ledger at `path` is missing or altered, lacks the line `head`, or says
+        otherwise.
     """
     if not path.exists():
         raise CorruptFile(f"{path}: the run's ledger is missing")

@@ -42,10 +42,6 @@ class Observers:
     """The public outputs of one run; a context manager that closes them.
 
     Args:
-      algorithm: its parameters are evaluated.
-      tracking: what is evaluated, and when.
-      cost: gives the epsilon of the rounds so far.
-      bar: shows the latest values.
       done: rounds that earlier attempts completed.
       confirm: `confirm(before)` returns when all releases of rounds < `before` are confirmed.
       trackers: have begun this run.

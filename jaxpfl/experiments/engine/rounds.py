@@ -230,7 +230,9 @@ class Loop:
 
     @property
     def _how_to_resume(self) -> str:
-        return f"resume with: jaxpfl resume {self.setting.resumed_as or self._directory.path}"
+        if self.setting.resumed_as is None:
+            return "call jaxpfl.run again with the same arguments and resume=True"
+        return f"resume with: jaxpfl resume {self.setting.resumed_as}"
 
 
 def initial_state(algorithm: Algorithm, seed: int) -> Any:

@@ -86,11 +86,9 @@ class RunDirectory:
             raise CorruptFile(f"{path}: holds result.json, but its run.json is missing")
 
     def begin(self, statement: str, tracking: Tracking, ledger_head: str) -> None:
-        """Writes `run.json`, unless an earlier attempt did.
+        """Writes `run.json`, with the planned guarantee, unless an earlier attempt did.
 
-        Args:
-          statement: the planned guarantee of the whole run.
-          ledger_head: of the ledger before the first charge; identifies the ledger on resume.
+        The head of the ledger before the first charge identifies the ledger on resume.
         """
         if self.record:
             return
@@ -134,9 +132,7 @@ class RunDirectory:
     ) -> str:
         """Writes `result.json`, deletes a finished run's secret, and returns the statement.
 
-        Args:
-          epsilons: of `Cost.epsilons`.
-          ledger: of the run; if it was changed from outside, nothing is written or deleted.
+        If the ledger was changed from outside, nothing is written or deleted.
         """
         planned = self._algorithm.rounds
         if rounds < planned:
@@ -181,12 +177,7 @@ def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
 
 
 def _begun(path: Path, algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
-    """Returns the record that an earlier attempt wrote to `path`; empty if there was none.
-
-    Raises:
-      InputError: it is the record of another run; names the field that differs.
-      CorruptFile: it is no record of a run.
-    """
+    """Returns the record that an earlier attempt wrote to `path`, if any; refuses another run's."""
     if not path.exists():
         return {}
     record = files.read_record(path, _RECORD)
@@ -201,11 +192,7 @@ def _begun(path: Path, algorithm: Algorithm, setting: Setting) -> dict[str, Any]
 
 
 def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> None:
-    """Refuses a run that cannot be carried out, before any charge.
-
-    Raises:
-      InputError: the data does not fit the queries or the model, or there is no model to evaluate.
-    """
+    """Refuses data that does not fit the queries or the model, before any charge."""
     if (tracking.evaluate or tracking.sentences) and algorithm.params is None:
         raise InputError(
             f"{algorithm.name!r} trains no model, so nothing can be evaluated: leave out the "
@@ -286,10 +273,7 @@ def saved_secret(
 
 
 def forget(path: Path, ledger: Ledger) -> None:
-    """Deletes a secret, if it exists.
-
-    Args:
-      ledger: the run's, open.
+    """Deletes a run's secret, if it exists.
 
     Raises:
       CorruptFile: the ledger or the run directory was changed from outside. The secret stays: it

@@ -102,7 +102,7 @@ class Setting:
       prior: names, in the ledger, of runs that this one depends on; its epsilons and statements
         include theirs.
       note: a sentence appended to every privacy statement of the run.
-      resumed_as: the directory to resume after an interruption; None for the run's own.
+      resumed_as: the directory that `jaxpfl resume` resumes; None for a run of `jaxpfl.run`.
     """
 
     config: Mapping[str, Any]

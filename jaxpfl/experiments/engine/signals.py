@@ -53,7 +53,7 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def resumable(directory: Path) -> Iterator[None]:
-    """Says of an interrupt that no round has answered how the run in the directory goes on."""
+    """Says of an interrupt that no round has answered how the run in the directory is resumed."""
     try:
         yield
     except Interrupted:
@@ -73,7 +73,7 @@ def caught_signals(late: str | None = None) -> Iterator[list[int]]:
     Args:
       late: the message of the `Interrupted` that is raised at the end if a signal was collected and
         the block ended without an exception: what follows the run, such as the next point of a
-        sweep, must not begin. Another exception goes on, and `require_none_answered` finds the
+        sweep, must not begin. Another exception is passed on, and `require_none_answered` finds the
         signal in it. None = such a signal is dropped.
     """
     caught: list[int] = []

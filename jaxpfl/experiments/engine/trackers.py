@@ -21,13 +21,11 @@ from jaxpfl.experiments.engine.setting import mark_of
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run before its first round.
+    """What a tracker receives of a run before its first round.
 
     Attributes:
-      id: identifies the run; the same when it is resumed.
+      id: the same when the run is resumed.
       name: the algorithm, and the name of the run directory.
-      directory: of the run.
-      config: the resolved config.
       stamp: NOT PRIVATE and why, or "".
     """
 
@@ -87,11 +85,7 @@ def track(*trackers: Tracker | str) -> Iterator[None]:
 
 
 class Trackers:
-    """The trackers of one run. One that fails is left out from then on, and the run goes on.
-
-    Args:
-      warn: shows a sentence.
-    """
+    """The trackers of one run. One that fails is left out from then on; the run continues."""
 
     def __init__(self, trackers: Sequence[Tracker], warn: Callable[[str], None]) -> None:
         self._trackers, self._warn = list(trackers), warn

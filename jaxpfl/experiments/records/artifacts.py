@@ -31,26 +31,14 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.privacy.ledger import Ledger
 
-_TEMPORARY = ".tmp-"
-_DELETED = ".deleted-"
-_MANIFEST = "manifest.json"
-RECORD = "record.json"
-_ARRAYS = "arrays.npz"
-_FIELDS = {
-    "what": str,
-    "run": str,
-    "version": str,
-    "private": bool,
-    "ledger_head": str | None,
-}
+_TEMPORARY, _DELETED = ".tmp-", ".deleted-"
+_MANIFEST, RECORD, _ARRAYS = "manifest.json", "record.json", "arrays.npz"
 
 
 class Artifact(NamedTuple):
-    """The content of an artifact.
+    """A record in JSON's types, and arrays of numbers and texts, never objects; see `tree_arrays`.
 
-    Attributes:
-      record: stored as JSON: a tuple is read back as a list, and a non-finite number as None.
-      arrays: of numbers and texts, never objects; for a tree of arrays see `tree_arrays`.
+    A tuple in the record is read back as a list, and a non-finite number as None.
     """
 
     record: Mapping[str, Any] = {}
@@ -83,10 +71,9 @@ class Artifacts:
     """The artifacts of one run, in one folder; only the process that holds the run's lock uses it.
 
     Attributes:
-      folder: created with the first artifact.
       run: identifies the run; artifacts of another run are refused.
-      ledger: the one that the run charges; None if it charges nothing. A ledger that has lost a
-        charge from before an artifact was stored is refused.
+      ledger: that the run charges, if any; one that has lost a charge from before an artifact was
+        stored is refused.
       private: recorded in every artifact.
     """
 
@@ -110,15 +97,14 @@ class Artifacts:
         """
         if not self._path(name).exists():
             self.save(name, compute(), made_from)
-        found = self.find(name, made_from)
-        assert found is not None
-        return found
+        return self._read(name, made_from)
 
     def find(self, name: str, made_from: Any = None) -> Artifact | None:
         """As `load_or_compute`, but returns None if nothing is stored."""
+        return self._read(name, made_from) if self._path(name).exists() else None
+
+    def _read(self, name: str, made_from: Any) -> Artifact:
         path = self._path(name)
-        if not path.exists():
-            return None
         check_manifest(path, verified(path), run=self.run, made_from=made_from, ledger=self.ledger)
         return Artifact(files.read_record(path / RECORD), files.read_npz(path / _ARRAYS))
 
@@ -126,25 +112,20 @@ class Artifacts:
         """Stores an artifact atomically; replaces one of the same name.
 
         Raises:
-          OSError: the disk is full or read-only.
           CorruptFile: the ledger, or a run directory that this process holds, was changed from
             outside; nothing is stored.
         """
+        path, head = self._path(name), None
         if self.ledger is not None:
             self.ledger.require_unchanged()
-        manifest = Manifest(
-            what=self._path(name).name,
-            run=self.run,
-            made_from=made_from,
-            private=self.private,
-            ledger_head=None if self.ledger is None else self.ledger.head,
-        )
+            head = self.ledger.head
+        manifest = Manifest(path.name, self.run, made_from, private=self.private, ledger_head=head)
         arrays = {key: np.asarray(value) for key, value in artifact.arrays.items()}
-        temporary = begin(self._path(name))
+        temporary = begin(path)
         try:
             (temporary / RECORD).write_text(files.json_text(artifact.record), encoding="utf-8")
             (temporary / _ARRAYS).write_bytes(files.npz(arrays))
-            commit(temporary, self._path(name), manifest)
+            commit(temporary, path, manifest)
         except BaseException:
             discard(temporary)
             raise
@@ -169,14 +150,10 @@ def tree_arrays(tree: Any) -> dict[str, np.ndarray]:
 
 
 def tree_of(arrays: Mapping[str, Any], like: Any, where: str = "arrays") -> Any:
-    """Rebuilds a pytree from `tree_arrays`.
-
-    Args:
-      like: a tree of the same structure, whose leaves have the shapes and dtypes.
-      where: begins the message, for example the arrays' file.
+    """Rebuilds a pytree from `tree_arrays`, of the structure, shapes and dtypes of `like`.
 
     Raises:
-      InputError: a leaf is missing, unknown, or has another shape or dtype.
+      InputError: a leaf is missing, unknown, or has another shape or dtype; begins with `where`.
     """
     leaves = named_leaves(like)
     require_same_leaves(schema(arrays), leaves, where)
@@ -185,11 +162,7 @@ def tree_of(arrays: Mapping[str, Any], like: Any, where: str = "arrays") -> Any:
 
 
 def require_same_leaves(found: Mapping[str, Any], like: Mapping[str, Any], where: str) -> None:
-    """Refuses stored leaves, whose `schema` is `found`, if they differ from those of `like`.
-
-    Raises:
-      InputError: names the first leaf that is missing, unknown or different.
-    """
+    """Raises `InputError`, which names a leaf, if stored leaves of the `schema` `found` differ."""
     expected = schema(like)
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
@@ -263,17 +236,14 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def verified(path: Path) -> Manifest:
-    """Returns the manifest of an artifact after checking all its files against it.
-
-    Raises:
-      CorruptFile: a file is missing, altered or not in the manifest, or the artifact was renamed.
-    """
+    """Returns the manifest of an artifact; `CorruptFile` unless all its files are as it says."""
     place = path / _MANIFEST
     content = files.read_record(place, {"files": dict})
     content.pop("sha256", None)
     if place.read_text(encoding="utf-8", errors="replace") != _rendered(content):
         raise CorruptFile(f"{place}: was altered: it does not match its own SHA-256")
-    expected, found = files.record_of(content, str(place), _FIELDS).pop("files"), _listing(path)
+    fields = {each.name: each.type for each in dataclasses.fields(Manifest) if each.type is not Any}
+    expected, found = files.record_of(content, str(place), fields).pop("files"), _listing(path)
     for name in sorted(expected.keys() | found.keys()):
         if found.get(name) != expected.get(name):
             raise CorruptFile(
@@ -292,12 +262,7 @@ def verified(path: Path) -> Manifest:
 def check_manifest(
     path: Path, manifest: Manifest, *, run: str, made_from: Any = None, ledger: Ledger | None = None
 ) -> None:
-    """Refuses an artifact that is not this run's, or whose charges the ledger has lost.
-
-    Raises:
-      InputError: it is of another run, or was made from other inputs.
-      CorruptFile: the ledger lacks the line that it ended with when the artifact was stored.
-    """
+    """Refuses an artifact of another run or other inputs, or whose charges the ledger has lost."""
     if manifest.run != run:
         raise InputError(
             f"{path}: belongs to run {manifest.run}, expected run {run}: the config, the data or "

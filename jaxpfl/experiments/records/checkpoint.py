@@ -26,9 +26,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -53,21 +52,15 @@ from jaxpfl.federated import mesh
 
 _PREFIX = "round_"
 _KEPT = 2
-# What a checkpoint takes beside its arrays: Orbax's metadata, our record, and whole pages.
-_BESIDE_ARRAYS = 2**18
-_BESIDE_EACH = 2**14
+# What a checkpoint takes besides its arrays: Orbax's metadata, our record, and whole pages.
+_METADATA_BYTES = 2**18
+_BYTES_PER_ARRAY = 2**14
 _SECONDS_TO_END = 0.05
 # The codes of TensorStore's ValueErrors that are no fault of the files, such as too many open ones.
 _OF_THE_MACHINE = {
-    "ABORTED",
-    "CANCELLED",
-    "DEADLINE_EXCEEDED",
-    "INTERNAL",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "UNAVAILABLE",
-    "UNKNOWN",
-}
+    "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNKNOWN",
+}  # fmt: skip
 # Of a file that cannot be read at all, only these say that it is not the one that was written.
 _GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 # What Orbax and TensorStore raise of damaged files. Their metadata may lack keys, be nested without
@@ -75,15 +68,8 @@ _GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _DAMAGE = (ValueError, LookupError, AttributeError, TypeError, RecursionError, *_GONE)
 
 
-@dataclass(frozen=True)
-class Restored:
-    """A restored checkpoint.
-
-    Attributes:
-      round: number of completed rounds.
-      state: its arrays have the sharding of those of `like`.
-      ledger_head: the head of the run's ledger when it was saved; None without a ledger.
-    """
+class Restored(NamedTuple):
+    """A checkpoint after `round` rounds; `ledger_head` is that of the ledger when it was saved."""
 
     round: int
     state: Any
@@ -96,7 +82,7 @@ class Checkpoints:
     A context manager that exits once everything is on the disk. `rounds` and `restore` ignore a
     checkpoint that is still being written: call `wait` first.
 
-    Attributes:
+    Args:
       directory: created if absent, and cleared of what a crash left.
       run: the run's id; a checkpoint of another run is refused.
       private: recorded in every checkpoint.
@@ -157,16 +143,15 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Blocks until the checkpoint that was started is on the disk; raises as `save`."""
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
             under_way.result()
 
     def restore(self, like: Any, *, warn: Callable[[str], None]) -> Restored | None:
         """Reads the latest intact checkpoint; None if there are no checkpoints.
 
         Args:
-          like: a pytree of arrays with the state's structure. A JAX array is restored with its
-            sharding in `like`, anything else as a numpy array.
+          like: a pytree of arrays with the state's structure and shardings.
           warn: called with a message for each damaged checkpoint that is skipped.
 
         Raises:
@@ -233,11 +218,10 @@ class Checkpoints:
         """Starts to write the leaves; returns once they are copied to the host."""
         # Numpy arrays are copied, because the caller may change them during the write. Of several
         # processes, Orbax only takes arrays that all of them share.
-        arrays = {}
-        for name, place in _places(leaves).items():
-            leaf = leaves[name]
-            shared = isinstance(leaf, jax.Array) and self._alone
-            arrays[place] = leaf if shared else np.array(leaf)
+        arrays = {place: leaves[name] for name, place in _places(leaves).items()}
+        for place, leaf in arrays.items():
+            if not (isinstance(leaf, jax.Array) and self._alone):
+                arrays[place] = np.array(leaf)
         self._arrays.save(directory, arrays)
 
     def _read(self, round: int, like: Any) -> Restored:
@@ -277,7 +261,7 @@ class Checkpoints:
                     raise OSError(f"{path}: its arrays cannot be read now ({code})") from error
                 cause = error.with_traceback(None)
                 cause.__cause__ = cause.__context__ = None
-            # What was being read besides ends in other threads, and is deleted here.
+            # What else was being read ends in other threads, and is deleted here.
             time.sleep(_SECONDS_TO_END)
             gc.collect()
         raise CorruptFile(f"{path}: its arrays cannot be read ({type(cause).__name__})") from cause
@@ -314,7 +298,7 @@ def _places(leaves: dict[str, Any]) -> dict[str, str]:
 
 
 def _cut_down(state: Path) -> None:
-    """Takes times, and the path of the run, out of what Orbax wrote beside the arrays."""
+    """Takes times, and the path of the run, out of what Orbax wrote with the arrays."""
     path = state / "_CHECKPOINT_METADATA"
     kept = {"item_handlers": json.loads(path.read_bytes())["item_handlers"]}
     timeless = {**kept, "init_timestamp_nsecs": 0, "commit_timestamp_nsecs": 0}
@@ -338,6 +322,6 @@ def _require_room(path: Path, leaves: dict[str, Any]) -> None:
     Raises:
       OSError: ENOSPC, with the checkpoint's path.
     """
-    needed = sum(leaf.nbytes + _BESIDE_EACH for leaf in leaves.values()) + _BESIDE_ARRAYS
+    needed = sum(leaf.nbytes + _BYTES_PER_ARRAY for leaf in leaves.values()) + _METADATA_BYTES
     if shutil.disk_usage(path.parent).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

@@ -5,9 +5,8 @@ from typing import Any
 
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.records.numbers import number, percent
-from jaxpfl.experiments.report.page import Cell, Section, Table
+from jaxpfl.experiments.report.page import Cell, Section, Table, text_lines
 
-_NOT_PRIVATE = "NOT PRIVATE"
 _KNOWN = {
     "model", "private", "frequencies", "count", "loss", "perplexity", "accuracy", "recall_at_5",
 }  # fmt: skip
@@ -27,39 +26,6 @@ def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language
       table: rows with "model", "private" and scores; of word frequencies, with "frequencies", the
         data that they were counted on.
     """
-    columns, rows = _cells(table, language)
-    cells = [
-        (
-            Cell(
-                row["model"],
-                note=f"word frequencies of {row['frequencies']}" if "frequencies" in row else "",
-                stamps=[] if row["private"] else [_NOT_PRIVATE],
-            ),
-            *values,
-        )
-        for row, values in zip(table, rows, strict=True)
-    ]
-    ours = [row["model"] for row in table].index(OURS)
-    numbers = tuple(range(1, len(columns) + 1))
-    return Section(
-        f"Compared on {tested_on}", table=Table(("model", *columns), cells, numbers, ours)
-    )
-
-
-def compared_lines(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> list[str]:
-    """The scores of the models, under a line that names the data; `table` as for the page."""
-    columns, rows = _cells(table, language)
-    widths = [12, *(max(22, len(column) + 2) for column in columns[1:])]
-    lines = [f"on {tested_on}:", " " * 44 + _aligned(columns, widths)]
-    for row, values in zip(table, rows, strict=True):
-        name = row["model"] + ("" if row["private"] else f" ({_NOT_PRIVATE})")
-        lines.append(f"{name:44}{_aligned(values, widths)}")
-    frequencies = [row["frequencies"] for row in table if "frequencies" in row]
-    return lines + [f"unigram: word frequencies of {each}" for each in frequencies]
-
-
-def _cells(table: Sequence[Mapping[str, Any]], language: bool) -> tuple[list[str], list[list[str]]]:
-    """The titles of the scores, and their texts row by row."""
     metric = "perplexity" if language else "loss"
     share, title = share_of(table[0], language)
     # Metrics of models of one's own, under whatever names.
@@ -70,15 +36,27 @@ def _cells(table: Sequence[Mapping[str, Any]], language: bool) -> tuple[list[str
     ]
     shares = [share] if any(share in row for row in table) else []
     rows = [
-        [
+        (
+            Cell(
+                row["model"],
+                note=f"word frequencies of {row['frequencies']}" if "frequencies" in row else "",
+                stamps=[] if row["private"] else ["NOT PRIVATE"],
+            ),
             number(row[metric]) if metric in row else "",
             *(percent(row.get(name)) for name in shares),
             *(number(row[name]) if name in row else "" for name in own),
-        ]
+        )
         for row in table
     ]
-    return [metric, *([title] if shares else []), *own], rows
+    columns = ("model", metric, *([title] if shares else []), *own)
+    ours = [row["model"] for row in table].index(OURS)
+    numbers = tuple(range(1, len(columns)))
+    return Section(f"Compared on {tested_on}", table=Table(columns, rows, numbers, ours))
 
 
-def _aligned(texts: Sequence[str], widths: Sequence[int]) -> str:
-    return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
+def compared_lines(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> list[str]:
+    """The scores of the models, under a line that names the data; `table` as for the page."""
+    shown = compared_models(table, tested_on, language).table
+    assert shown is not None
+    notes = [f"{cell.text}: {cell.note}" for cell, *_ in shown.rows if cell.note]
+    return [f"on {tested_on}:", *text_lines(shown), *notes]

@@ -68,7 +68,9 @@ def text_lines(table: Table) -> list[str]:
 
 
 def _text(cell: Any) -> str:
-    return " ".join([cell.text, *cell.stamps]) if isinstance(cell, Cell) else str(cell)
+    if not isinstance(cell, Cell):
+        return str(cell)
+    return " ".join([cell.text, *(f"({stamp})" for stamp in cell.stamps)])
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,8 @@ def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamped: boo
 
 def _mosaic(images_NxHxWxC: np.ndarray, side: int) -> np.ndarray:
     """Images side by side with a grey line between them: uint8 [rows, columns, C]."""
-    count, height, width, channels = images_NxHxWxC.shape
-    rows = -(-count // side)
-    canvas = np.full((rows, side, height + 2, width + 2, channels), 128, np.uint8)
-    for index, image in enumerate(images_NxHxWxC):
-        canvas[index // side, index % side, 1:-1, 1:-1] = image
-    return canvas.transpose(0, 2, 1, 3, 4).reshape(
-        rows * (height + 2), side * (width + 2), channels
-    )
+    missing = -len(images_NxHxWxC) % side
+    framed = np.pad(images_NxHxWxC, ((0, missing), (1, 1), (1, 1), (0, 0)), constant_values=128)
+    _, height, width, channels = framed.shape
+    tiles = framed.reshape(-1, side, height, width, channels).transpose(0, 2, 1, 3, 4)
+    return tiles.reshape(-1, side * width, channels)

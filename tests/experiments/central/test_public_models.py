@@ -1,4 +1,4 @@
-"""Public models: named by what they follow from, found again, and gone on with when stopped."""
+"""Public models: named by what they follow from, found again, and continued when stopped."""
 
 import dataclasses
 import json
@@ -130,7 +130,7 @@ def test_whatever_it_follows_from_changes_its_name(sources, tmp_path, monkeypatc
     assert len(set(names[1:])) == len(cases) - 1
 
 
-def test_pretraining_that_was_stopped_goes_on_to_the_same_bits(sources, tmp_path, monkeypatch):
+def test_pretraining_that_was_stopped_continues_to_the_same_bits(sources, tmp_path, monkeypatch):
     whole = models(sources, tmp_path / "whole").decoder("tiny", TINY, 24)
 
     def stopping(*_):

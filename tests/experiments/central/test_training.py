@@ -77,13 +77,10 @@ def _reference(columns: Any, settings: Training, seed: int) -> tuple[np.ndarray,
                 rate = settings.learning_rate * (step + 1) / settings.warmup_steps
             else:
                 share = (step - settings.warmup_steps) / (steps - settings.warmup_steps)
-                low, high = settings.final_learning_rate, settings.learning_rate
-                rate = low + (high - low) * 0.5 * (1 + np.cos(np.pi * share))
+                rate = settings.learning_rate * 0.5 * (1 + np.cos(np.pi * share))
             step += 1
-            m = settings.beta1 * m + (1 - settings.beta1) * gradient
-            v = settings.beta2 * v + (1 - settings.beta2) * gradient**2
-            move = m / (1 - settings.beta1**step)
-            move /= np.sqrt(v / (1 - settings.beta2**step)) + settings.epsilon
+            m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
+            move = m / (1 - 0.9**step) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
             decay = settings.weight_decay * np.array([1.0, 1.0, 1.0, 0.0])
             w = w - rate * (move + decay * w)
         losses.append(total / count)
@@ -95,13 +92,7 @@ def _flat(params: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"accumulate": 4},
-        {"clip_norm": None, "final_learning_rate": 0.01},
-        {"warmup_steps": 0, "batch_size": 64},
-    ],
+    "changed", [{}, {"clip_norm": None}, {"warmup_steps": 0, "batch_size": 64}]
 )
 def test_it_is_adamw_with_clipping_and_a_cosine(changed):
     settings, columns = dataclasses.replace(SETTINGS, **changed), _columns()
@@ -112,16 +103,13 @@ def test_it_is_adamw_with_clipping_and_a_cosine(changed):
     np.testing.assert_array_equal(START["kernel"], np.ones(3))
 
 
-def test_devices_and_parts_change_nothing_but_rounding():
+def test_devices_change_nothing_but_rounding():
     columns = _columns(50)
     whole = fit(MODEL, START, columns, SETTINGS, seed=0)
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     valid = _columns(7, 1)
     dealt = fit(MODEL, START, columns, SETTINGS, seed=0, mesh=mesh)
-    parts = dataclasses.replace(SETTINGS, accumulate=2)
-    both = fit(MODEL, START, columns, parts, seed=0, mesh=mesh)
     np.testing.assert_allclose(_flat(dealt.params), _flat(whole.params), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(_flat(both.params), _flat(whole.params), rtol=1e-5, atol=1e-6)
     alone = fit(MODEL, START, columns, SETTINGS, seed=0, valid=valid)
     dealt = fit(MODEL, START, columns, SETTINGS, seed=0, valid=valid, mesh=mesh)
     np.testing.assert_allclose(dealt.record["valid_loss"], alone.record["valid_loss"], rtol=1e-5)
@@ -131,11 +119,11 @@ def test_the_best_by_validation_is_kept():
     """Validation data from elsewhere: training comes past it and moves away."""
     columns, valid = _columns(), _columns(9, 1)
     valid["y"] = (valid["x"] @ np.array([1.0, 0.9, 0.92]) + 0.9).astype(np.float32)
-    settings = dataclasses.replace(SETTINGS, validate_every=4)
+    settings = dataclasses.replace(SETTINGS, epochs=9)
     found = fit(MODEL, START, columns, settings, seed=0, valid=valid)
-    losses, steps = found.record["valid_loss"], found.record["valid_steps"]
-    assert steps == [4, 8, 12, 16, 18]
-    assert found.record["best_step"] == steps[int(np.argmin(losses))] < 18
+    losses = found.record["valid_loss"]
+    assert len(losses) == 9
+    assert found.record["best_step"] == 6 * (1 + int(np.argmin(losses))) < 6 * 9
     residuals = valid["x"] @ found.params["kernel"] + found.params["bias"] - valid["y"]
     assert np.mean(residuals**2) == pytest.approx(min(losses), rel=1e-5)
 
@@ -154,10 +142,9 @@ def _watch(monkeypatch, callback) -> None:
     monkeypatch.setattr(central, "Progress", Watched)
 
 
-@pytest.mark.parametrize("kill_after", [1, 5, 6, 11, 15])
+@pytest.mark.parametrize("kill_after", [1, 6, 7])
 def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path, monkeypatch, kill_after):
-    settings = dataclasses.replace(SETTINGS, validate_every=4, save_every=5, epochs=3)
-    columns, valid = _columns(), _columns(9, 1)
+    settings, columns, valid = SETTINGS, _columns(), _columns(9, 1)
     expected = fit(MODEL, START, columns, settings, seed=0, valid=valid)
     given = {"seed": 0, "valid": valid, "folder": tmp_path}
 
@@ -172,8 +159,7 @@ def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path, monkeypatch, kill_a
     started = []
     _watch(monkeypatch, lambda done, _: started.append(done))
     found = fit(MODEL, START, columns, settings, **given)
-    if kill_after >= 5:
-        assert started[0] > 5
+    assert started[0] > 6 * (kill_after // 6)
     np.testing.assert_array_equal(_flat(found.params), _flat(expected.params))
     assert found.record == expected.record
     # Finished: nothing is done again.
@@ -243,9 +229,7 @@ def test_decay_spares_biases_norms_and_embeddings():
     [
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
-        ({"accumulate": 3}, "accumulate must divide batch_size, 8, found 3"),
         ({"schedule": "linear"}, "schedule must be one of 'cosine', 'constant'"),
-        ({"final_learning_rate": 1.0}, "final_learning_rate must be at most"),
         ({"clip_norm": 0.0}, "clip_norm must be positive"),
     ],
 )
@@ -266,9 +250,9 @@ def test_bad_input_is_named():
     with pytest.raises(InputError, match="axis 'data'"):
         mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
         fit(MODEL, START, columns, SETTINGS, seed=0, mesh=mesh)
-    with pytest.raises(InputError, match="microbatch .* found 1"):
+    with pytest.raises(InputError, match="batch_size must be a multiple .* found 3"):
         mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-        parts = dataclasses.replace(SETTINGS, accumulate=8)
+        parts = dataclasses.replace(SETTINGS, batch_size=3)
         fit(MODEL, START, columns, parts, seed=0, mesh=mesh)
 
 

@@ -4,13 +4,10 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import optax
 import pytest
 
 import jaxpfl as jp
-
-CLIENTS = 8
+from tests.faults.runs import adding
 
 
 class Recorder:
@@ -45,32 +42,7 @@ class Failing(Recorder):
 
 
 def _run(out, ledger, resume=False) -> jp.Result:
-    drawn = np.random.default_rng(0)
-    clients = jp.data.from_clients(
-        {
-            f"canary {number}": {
-                "features": drawn.normal(size=(2, 3)).astype(np.float32),
-                "label": np.array([0, 1]),
-            }
-            for number in range(CLIENTS)
-        }
-    )
-    plan = jp.Plan(
-        noise=jp.Noise(1.0),
-        delta=1e-3,
-        rounds=3,
-        clip=jp.Clip(1.0),
-        participation=jp.Poisson(CLIENTS, 4),
-        accountant="rdp",
-    )
-    algorithm = jp.algorithms.fed_avg(
-        jp.models.MLP(3, 2, hidden=0),
-        client=optax.sgd(0.1),
-        server=optax.sgd(1.0),
-        plan=plan,
-        cohort=jp.CohortSpec(batch_size=2, max_examples=2, clients_per_bucket=4),
-    )
-    return jp.run(algorithm, clients, ledger=ledger, out=out, every=10, resume=resume)
+    return jp.run(*adding(3), ledger=ledger, out=out, every=10, resume=resume)
 
 
 class Crashing(Recorder):
@@ -105,7 +77,7 @@ def test_every_round_is_logged_once_though_the_run_was_resumed(followed):
     lines = (result.out / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 4
     assert tracker.values[3]["epsilon"] == pytest.approx(result.metrics["epsilon"])
-    assert tracker.values[3]["update_norm"] == pytest.approx(result.metrics["update_norm"])
+    assert tracker.values[3]["value"] == pytest.approx(result.metrics["value"])
     assert len({run.id for run in tracker.begun}) == 1
     assert tracker.ended[-1] == result.privacy
 

@@ -35,8 +35,7 @@ from jaxpfl.experiments.engine.build import (
     build_fed_avg,
     build_model,
     build_plan,
-    check_features,
-    check_images,
+    check_labelled,
     open_public,
     plan_without_privacy,
     read_clients,
@@ -246,9 +245,9 @@ def prepare(config: Config) -> Prepared:
         parts["valid"] = open_population(config.evaluation.source)
     for part in (clients, parts["valid"]):
         if isinstance(model, ImageModelConfig | ResNetConfig):
-            check_images(part, model.image_shape, model.classes)
+            check_labelled(part, "image", model.image_shape, model.classes)
         if isinstance(model, FeatureModelConfig):
-            check_features(part, model.features, model.classes)
+            check_labelled(part, "features", (model.features,), model.classes)
     public, private = parts["public"], PrivateContent(parts["train"])
     candidates = None
     if config.prefinetune is not None:

@@ -36,7 +36,7 @@ from jaxpfl.experiments.engine.build import (
     build_execution,
     build_optimizer,
     build_plan,
-    check_images,
+    check_labelled,
     read_clients,
     split_clients,
 )
@@ -186,7 +186,7 @@ class Study(base.Study):
 def prepare(config: GanInversionConfig) -> Study:
     """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
     clients = read_clients(config.data)
-    check_images(clients, config.gan.model.image_shape, config.classifier.classes)
+    check_labelled(clients, "image", config.gan.model.image_shape, config.classifier.classes)
     parts = split_clients(clients, config.data)
     if not parts["public"].num_examples:
         raise InputError(
