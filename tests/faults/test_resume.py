@@ -17,7 +17,7 @@ from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.carry_out import Outcome
-from jaxpfl.experiments.engine import run_directory
+from jaxpfl.experiments.engine import run_directory, setting
 from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.records.lines import MetricsFile
 from jaxpfl.experiments.systems.federated_training.config import Config
@@ -385,7 +385,7 @@ def test_a_finished_run_without_its_last_checkpoint_is_refused(ended):
 def test_the_stamp_is_read_back_and_never_computed_again(crashed, monkeypatch):
     """TRUST 11: what began as NOT PRIVATE stays so, whatever the code thinks of it later."""
     out = crashed
-    monkeypatch.setattr(run_directory, "REPRODUCIBLE", "")
+    monkeypatch.setattr(setting, "REPRODUCIBLE", "")
     resumed = carry_out.resume(out, progress=False)
     assert resumed.record["privacy"].startswith("NOT PRIVATE")
     assert not resumed.record["private"]
