@@ -28,6 +28,7 @@ THERE = (
     "optax",
     "orbax-checkpoint",
     "numpy",
+    "protobuf",
     "scipy",
     "pyarrow",
     "rich",
