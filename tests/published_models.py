@@ -1,6 +1,9 @@
 """Tiny random models in Hugging Face's format, each with a tokeniser of its own."""
 
 import json
+import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +80,14 @@ def write_adapters(folder: Path, base: Path) -> Path:
     trained = jax.tree.map(lambda leaf: leaf + 0.3, trained)
     adapters.save(folder, model, lora.join(trained, rest))
     return folder
+
+
+def hub_gives(monkeypatch, give: Callable[[str], Path]) -> None:
+    """Stands in for the Hugging Face hub: `give` is handed NAME or NAME@REVISION."""
+    module: Any = types.ModuleType("huggingface_hub")
+
+    def download(repository, revision=None, **options):
+        return give(repository if revision is None else f"{repository}@{revision}")
+
+    module.snapshot_download = download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)

@@ -94,7 +94,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "images given to a vocabulary": (
         lambda: jp.text.Vocabulary(SPECIAL, [0] * 4, "public").encode(population()),
-        '"text" image',
+        "'text' image",
     ),
     "a negative epsilon": (lambda: plan(epsilon=-1.0), "epsilon positive -1"),
     "epsilon as text": (lambda: plan(epsilon="8"), "epsilon number '8'"),

@@ -39,8 +39,16 @@ class Fixed(GAN):
         del key
         return jnp.linspace(-1, 1, batch * self.noise).reshape(batch, self.noise)
 
+    def critic_loss(self, critic, drawn_BxHxWxC, image_BxHxWxC, real_B, share_B):
+        del share_B
+        both = jnp.stack([drawn_BxHxWxC, image_BxHxWxC])
+        (drawn_B, score_B), statistics = self.scores(critic, both, real_B)
+        loss_B = jax.nn.softplus(-score_B) + jax.nn.softplus(drawn_B)
+        count = jnp.maximum(jnp.sum(real_B, dtype=jnp.float32), jnp.float32(1))
+        return jnp.sum(jnp.where(real_B, loss_B, jnp.float32(0))) / count, statistics
 
-FIXED = Fixed((4, 4, 1), width=0.02, noise=4, loss="non_saturating")
+
+FIXED = Fixed((4, 4, 1), width=0.02, noise=4)
 
 
 def population():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,18 @@ from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
-from jaxpfl.models.checkpoints import adapters, hub, pretrained
+from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import same_but_heads
-from tests.published_models import write_adapters, write_decoder, write_encoder, write_tokeniser
+from tests.published_models import (
+    hub_gives,
+    write_adapters,
+    write_decoder,
+    write_encoder,
+    write_tokeniser,
+)
 
 pytest.importorskip("tokenizers", reason="needs jaxpfl[text]")
 
@@ -165,7 +172,7 @@ def test_adapters_are_merged_and_weights_rounded_as_the_section_says(published, 
 def test_sections_that_are_refused_say_why(
     published, folders, tmp_path, monkeypatch, generator, downstream, message
 ):
-    monkeypatch.setattr(hub, "_from_hub", lambda name: (None, "no network"))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     if not (folders / "wrong").exists():
         write_decoder(folders / "wrong", "llama")
         write_tokeniser(folders / "wrong", 280)
@@ -205,9 +212,9 @@ def test_a_name_on_the_hub_becomes_its_commit(published, folders, tmp_path, monk
 
     def from_hub(name):
         asked.append(name)
-        return snapshot, ""
+        return snapshot
 
-    monkeypatch.setattr(hub, "_from_hub", from_hub)
+    hub_gives(monkeypatch, from_hub)
     config = published("popri", {"path": "someone/llama"}, {"path": f"someone/other@{commit}"})
     found = pinned(config)
     assert asked == ["someone/llama"]
@@ -220,7 +227,7 @@ def test_a_name_on_the_hub_becomes_its_commit(published, folders, tmp_path, monk
     assert asked[1:] == [f"someone/other@{commit}", f"someone/llama@{commit}"]
     assert writer.about("generator")["tokeniser"].startswith("llama ")
     # A cache that does not name its commit cannot be pinned.
-    monkeypatch.setattr(hub, "_from_hub", lambda name: (folders / "llama", ""))
+    hub_gives(monkeypatch, lambda name: folders / "llama")
     with pytest.raises(InputError, match="generator.path: .* did not say which commit .*@COMMIT"):
         pinned(config)
 
@@ -231,7 +238,7 @@ def test_a_run_writes_the_commit_and_refuses_other_weights_in_its_place(
 ):
     commit = "0123456789" * 4
     snapshot = Path(shutil.copytree(folders / "gpt2", tmp_path / commit))
-    monkeypatch.setattr(hub, "_from_hub", lambda name: (snapshot, ""))
+    hub_gives(monkeypatch, lambda name: snapshot)
     config = published("fed_avg", downstream={"path": "someone/model@main"}, corpora=None)
     out = carry_out.run(config, tmp_path / "run", progress=False).out
     assert f"path: someone/model@{commit}" in (out / "config.yaml").read_text()
