@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig, LoRA
@@ -76,9 +77,9 @@ def write_adapters(folder: Path, base: Path) -> Path:
     plain, params = pretrained.load(base)
     assert isinstance(plain, Decoder)
     model, params = lora.attach(plain, params, LoRA(rank=2), jax.random.key(5))
-    trained, rest = lora.split(params)
+    trained, rest = adapter_trees.split(params)
     trained = jax.tree.map(lambda leaf: leaf + 0.3, trained)
-    adapters.save(folder, model, lora.join(trained, rest))
+    adapters.save(folder, model, adapter_trees.join(trained, rest))
     return folder
 
 

@@ -177,7 +177,7 @@ def llama3_lora(target: Target, model: int = 1) -> Iterator[Program]:
     import optax
 
     from jaxpfl.federated.clients.local_training import LocalTraining
-    from jaxpfl.models.decoder import lora
+    from jaxpfl.models import adapter_trees
 
     network, params = _llama(rank=4, int8=True)
     training = LocalTraining(network, optax.sgd(0.1), adapters=True)
@@ -185,7 +185,7 @@ def llama3_lora(target: Target, model: int = 1) -> Iterator[Program]:
     return _released(
         target,
         training,
-        lora.split(params),
+        adapter_trees.split(params),
         columns,
         batch_size=4,
         max_examples=16,
@@ -276,7 +276,7 @@ def dpo(target: Target) -> Iterator[Program]:
     """A step of DPO on the adapters of Llama 3 8B: 12 pairs on each replica of the model."""
     import jax
 
-    from jaxpfl.models.decoder import lora
+    from jaxpfl.models import adapter_trees
     from jaxpfl.text.preference import optimisation
 
     mesh = target.mesh(**_axes(target))
@@ -284,7 +284,7 @@ def dpo(target: Target) -> Iterator[Program]:
     params = jax.tree.map(
         lambda leaf, place: _placed(leaf, place), params, model.shardings(mesh, params)
     )
-    adapters, base = lora.split(params)
+    adapters, base = adapter_trees.split(params)
     batch = 12 * mesh.shape["data"]
     rows, reference, weight = _pairs(mesh, batch, 256, 64)
     traced = optimisation._gradients.trace(

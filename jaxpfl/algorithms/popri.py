@@ -30,6 +30,7 @@ from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
 from jaxpfl.checks import non_negative, non_negative_int, one_of, positive_int, real
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.releaser import Release
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.text.embed import Embedder
@@ -164,7 +165,7 @@ def popri(
     model, params = lora.attach(
         generator.model, generator.params, settings.lora, draws.key("adapters")
     )
-    first, base = lora.split(params)
+    first, base = adapter_trees.split(params)
 
     def all_steps():
         # Of rounds in which every prompt gives a pair.
@@ -178,7 +179,7 @@ def popri(
         return PopriState(adapters, optimizer)
 
     def params_of(state):
-        return lora.join(state.adapters, base)
+        return adapter_trees.join(state.adapters, base)
 
     def step(state, release, round):
         prompts = prompts_of(generator, samples, settings.prompts, settings, seed, round)
@@ -219,7 +220,7 @@ def popri(
             progress=hooks.progress,
         )
         optimizer = found.optimizer if carries else ()
-        return _flat(PopriState(lora.split(found.params)[0], optimizer), found.record)
+        return _flat(PopriState(adapter_trees.split(found.params)[0], optimizer), found.record)
 
     return Algorithm("popri", init, step, (scorer.query,), params_of)
 

@@ -140,7 +140,7 @@ def _longest(mesh: Mesh, shape: tuple[int, ...]) -> PartitionSpec:
 
 def several() -> bool:
     """Whether this process is one of several that `jax.distributed` joined."""
-    # PreparedQuery first, because the second question takes hold of the accelerators.
+    # Asked first, because the second question takes hold of the accelerators.
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 

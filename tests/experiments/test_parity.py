@@ -20,8 +20,8 @@ from jaxpfl.experiments.export import export
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.federated_training.study import published_model
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters, pretrained
-from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import MODEL_TYPES
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.embed import embedder
@@ -299,5 +299,5 @@ def test_an_exported_study_is_opened_whole(study, folder, tmp_path, method, gene
     model, params = pretrained.load(base)
     assert not isinstance(model, Encoder)
     model, params = adapters.load(out / "generator_adapter", model, params)
-    assert any(np.any(each["b"]) for each in lora.split(params)[0].values())
+    assert any(np.any(each["b"]) for each in adapter_trees.split(params)[0].values())
     _close(_logits(model, params), _their_logits(_of_adapters(base, out / "generator_adapter")))

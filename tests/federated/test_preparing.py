@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.algorithms.candidate_scores import _with_embeddings, _with_means
-from jaxpfl.data import from_clients
+from jaxpfl.data import Population, from_clients
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.query import Query, prepared
@@ -140,3 +140,20 @@ def test_an_example_is_handed_over_without_the_others_of_its_client():
     query = _query(less_the_clients_mean)
     object.__setattr__(query, "plan", SimpleNamespace(unit="example"))
     assert np.all(prepared(query, clients).columns["x"] == 0)
+
+
+def test_an_example_stays_one():
+    """Also where as many vanish as are doubled: a doubled one would move the sum by twice S."""
+
+    def doubled_or_gone(examples):
+        times = np.where(examples.columns["x"][:, 0] > 0, 2, 0)
+        taken = np.repeat(np.arange(len(examples)), times)
+        x = examples.columns["x"][taken]
+        return Population({"x": x}, np.concatenate([[0], np.cumsum(times)]), examples.client_ids)
+
+    sign = np.float32([[1], [-1]] * 4)
+    clients = from_clients({"a": {"x": sign[:3]}, "b": {"x": sign[3:]}})
+    query = _query(doubled_or_gone)
+    object.__setattr__(query, "plan", SimpleNamespace(unit="example"))
+    with pytest.raises(InputError, match="keep every example"):
+        prepared(query, clients)

@@ -17,6 +17,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query, client_mesh
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.federated.release import identity
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
@@ -34,7 +35,7 @@ def lora_training():
     )
     tokens = np.random.default_rng(0).integers(0, 16, (8, 2, 2, 6)).astype(np.int32)
     training = LocalTraining(model, optax.sgd(0.5), adapters=True)
-    return training, lora.split(params), {"tokens": tokens}
+    return training, adapter_trees.split(params), {"tokens": tokens}
 
 
 def mlp_training():

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Metrics, Model, Params
-from jaxpfl.models.decoder import lora
 
 
 class TrainState(NamedTuple):
@@ -60,7 +60,7 @@ def run(
 
     def loss_sum(params: Params, rows_B: Array, real_B: Array) -> tuple[Array, Array]:
         if frozen is not None:
-            params = lora.join(params, frozen)
+            params = adapter_trees.join(params, frozen)
         batch = {name: column[rows_B] for name, column in columns.items()}
         mean, metrics = model.loss(params, batch, real_B)
         return mean * lax.stop_gradient(metrics["count"]), metrics["count"]

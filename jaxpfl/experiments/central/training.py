@@ -32,8 +32,8 @@ from jaxpfl.experiments.central.step import (
     start,
 )
 from jaxpfl.experiments.records.checkpoint import Checkpoints
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Metrics, Model, Params, columns_read, initialised, summarise
-from jaxpfl.models.decoder import lora
 from jaxpfl.progress import Progress
 
 Columns = Mapping[str, np.ndarray]
@@ -85,13 +85,13 @@ def fit(
     The same arguments give the same parameters on the same hardware, even after an interruption.
 
     Args:
-      params: initial parameters, not changed; with `frozen`, the adapters (`lora.split`).
+      params: initial parameters, not changed; with `frozen`, the adapters (`adapter_trees.split`).
       columns: name -> [examples, ...], what the model reads.
       seed: of the orders of the examples.
       valid: validation examples, like `columns`. The model is validated after each epoch, and the
         parameters of least validation loss are returned. They must be PUBLIC, because a choice by
         private data would be a release without a charge. None returns the last parameters.
-      frozen: the base of LoRA, not changed; the model sees `lora.join(params, frozen)`.
+      frozen: the base of LoRA, not changed; the model sees `adapter_trees.join(params, frozen)`.
       mesh: has an axis "data" over which batches are sharded; parameters are replicated. Default:
         the first device.
       folder: for checkpoints, from which interrupted training continues. The folder of another
@@ -232,7 +232,7 @@ def validate(
 ) -> Metrics:
     """Sums of the metrics over `order`, which `batches` makes; for `models.base.summarise`."""
     if frozen is not None:
-        params = lora.join(params, frozen)
+        params = adapter_trees.join(params, frozen)
 
     def step(_: None, batch: tuple[Array, Array]) -> tuple[None, Metrics]:
         rows_B, real_B = batch

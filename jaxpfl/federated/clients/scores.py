@@ -119,7 +119,7 @@ def _rows_and_gram(candidates_KxJxD: jax.Array, centring: Centring) -> tuple[jax
     axes, rows_KxJxD = _AXES[centring], unit_rows(candidates_KxJxD)
     if axes:
         first = (slice(1) if 0 in axes else slice(None), slice(1))
-        # PreparedQuery before rows are scaled to unit length: the compiler may round equal rows
+        # Asked before rows are scaled to unit length: the compiler may round equal rows
         # differently, depending on where they stand, and what is left of them after centring would
         # be noise.
         alike = jnp.all(candidates_KxJxD == candidates_KxJxD[first], axis=axes, keepdims=True)

@@ -183,9 +183,11 @@ def prepared(query: Query, population: Population) -> Population:
     units = population if query.plan.unit == "client" else _each_alone(population)
     found, count = query.prepare(units), len(units)
     size = 1 if count <= _BLOCK else _BLOCK
-    # Where each example is a client of its own, it must also stay one.
     same = len(found) == count
-    same &= query.plan.unit == "client" or found.num_examples == count
+    if query.plan.unit == "example":
+        # Each stays one: an example that became two would count twice, and one that vanished would
+        # leave its place in the draw to another.
+        same &= np.array_equal(found.offsets, units.offsets)
     for start in range(0, count, size):
         if not same:
             break
@@ -195,8 +197,9 @@ def prepared(query: Query, population: Population) -> Population:
     if not same:
         unit = query.plan.unit
         raise InputError(
-            f"query {query.label!r}: prepare must keep every {unit} and compute it from its own "
-            f"data alone, found a result that depends on which others are asked with it"
+            f"query {query.label!r}: prepare must keep every {unit} as one and compute it from its "
+            f"own data alone, found another number of {unit}s, or one that depends on which others "
+            "are asked with it"
         )
     return found
 

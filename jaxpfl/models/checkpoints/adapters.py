@@ -27,6 +27,7 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from jaxpfl.errors import InputError
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.checkpoints.hugging_face_names import GPT2_PROJECTIONS, LLAMA_PROJECTIONS
@@ -37,7 +38,6 @@ from jaxpfl.models.checkpoints.safetensors_files import (
     write_file,
     write_json,
 )
-from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
 from jaxpfl.models.decoder.network import Decoder
 
@@ -86,7 +86,7 @@ def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None
     """
     if model.lora is None:
         raise InputError("the model has no adapters to save")
-    adapters, _ = lora.split(params)
+    adapters, _ = adapter_trees.split(params)
     tensors = {
         _name(model, module, layer, leaf): _stored(adapters, own, leaf, layer)
         for module, own in _modules(model).items()
@@ -161,7 +161,7 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
                 f"{folder / WEIGHTS}: tensor {min(unused)!r} is not an adapter of this model"
             )
     targets = tuple(name for name in PROJECTIONS if name in adapters)
-    joined = lora.join(jax.tree.map(jnp.array, adapters), params)
+    joined = adapter_trees.join(jax.tree.map(jnp.array, adapters), params)
     settings = dataclasses.replace(settings, targets=targets)
     return dataclasses.replace(model, lora=settings), joined
 

@@ -5,8 +5,9 @@ uniformly within +-1 / sqrt(in) and B is zero at first, so that training starts 
 Only A and B are trained:
 
     model, params = lora.attach(model, params, LoRA(rank=4, alpha=8.0), key)
-    adapters, base = lora.split(params)
-    gradients = jax.grad(lambda a: model.loss(lora.join(a, base), batch, mask)[0])(adapters)
+    adapters, base = adapter_trees.split(params)
+    loss = lambda a: model.loss(adapter_trees.join(a, base), batch, mask)[0]
+    gradients = jax.grad(loss)(adapters)
 
 No function here changes an array that it is given: `detach` returns the arrays of the base
 themselves, and `merge` makes new ones. The base may be bfloat16 or int8; adapters are float32.
@@ -21,8 +22,7 @@ from jax import Array
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.models.adapter_trees import join as join
-from jaxpfl.models.adapter_trees import split as split
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params, is_traced
 from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
 from jaxpfl.models.decoder.network import Decoder
@@ -68,7 +68,7 @@ def attach(
 
 def detach(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
     """The model without its adapters: the base, in the same arrays."""
-    return dataclasses.replace(model, lora=None), split(params)[1]
+    return dataclasses.replace(model, lora=None), adapter_trees.split(params)[1]
 
 
 def merge(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
@@ -85,7 +85,7 @@ def merge(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
     if model.int8:
         raise InputError("adapters cannot be merged into int8 weights: use the model unmerged")
     scale = jnp.float32(model.lora.scale)
-    adapters, base = split(params)
+    adapters, base = adapter_trees.split(params)
     layers = dict(base["layers"])
     for name, adapter in adapters.items():
         kernel = layers[name]["kernel"]

@@ -28,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checks import non_negative, one_of, positive, positive_int
 from jaxpfl.errors import InputError
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
@@ -211,7 +212,7 @@ def tune(
             f"{reference.shape}"
         )
 
-    adapters, base = lora.split(params)
+    adapters, base = adapter_trees.split(params)
     # A copy, because the arguments of a step are donated.
     adapters = jax.tree.map(jnp.copy, adapters)
     steps = settings.steps(len(pairs))
@@ -252,7 +253,7 @@ def tune(
         name: [float(entry[name]) for entry in jax.device_get(history)] for name in history[0]
     }
     record |= {"padding": 1 - tokens / places, "shapes": len(shapes), "steps": steps}
-    return Tuned(lora.join(adapters, base), record, state)
+    return Tuned(adapter_trees.join(adapters, base), record, state)
 
 
 @partial(jax.jit, static_argnames=("model", "loss", "tau"))
@@ -269,7 +270,7 @@ def _gradients(
     """A microbatch's contribution to the batch's loss and metrics, and to the gradient."""
 
     def share(adapters: Params) -> tuple[Array, dict[str, Array]]:
-        h_B = log_ratio(sums(model, lora.join(adapters, base), read), reference_Bx2)
+        h_B = log_ratio(sums(model, adapter_trees.join(adapters, base), read), reference_Bx2)
         metrics = {
             "margin": tau * jnp.sum(weight_B * h_B),
             "accuracy": jnp.sum(jnp.where(h_B > 0, weight_B, 0.0)),

@@ -13,6 +13,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import training as central
 from jaxpfl.experiments.central.adamw import Training, decayed
 from jaxpfl.experiments.central.training import fit
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
@@ -186,7 +187,7 @@ def test_adapters_are_trained_on_a_base_that_stays(tmp_path):
     plain = Decoder(DecoderConfig("gpt2", 11, 8, 2, 2, positions=8, initializer_range=0.5))
     base = plain.init(jax.random.key(0))
     model, params = lora.attach(plain, base, LoRA(2, 4.0), jax.random.key(1))
-    adapters, frozen = lora.split(params)
+    adapters, frozen = adapter_trees.split(params)
     tokens = np.tile(np.arange(8, dtype=np.int32), (16, 1))
     columns = {"tokens": tokens}
     settings = Training(epochs=20, batch_size=8, learning_rate=0.05)
@@ -195,7 +196,7 @@ def test_adapters_are_trained_on_a_base_that_stays(tmp_path):
     found = fit(model, adapters, columns, settings, folder=tmp_path, **given)
     assert jax.tree.structure(found.params) == jax.tree.structure(adapters)
     assert found.record["valid_loss"][-1] < 0.5 * found.record["train_loss"][0]
-    tuned = lora.join(found.params, frozen)
+    tuned = adapter_trees.join(found.params, frozen)
     batch = {"tokens": jnp.asarray(tokens)}
     loss = model.loss(tuned, batch, jnp.ones(16, bool))[0]
     assert float(loss) == pytest.approx(min(found.record["valid_loss"]), rel=1e-4)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters as adapter_files
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.decoder import lora
@@ -27,11 +28,11 @@ def _adapted(kind: str, settings: LoRA = SETTINGS):
     """A base, and the same with adapters that do something."""
     base = pretrained.load(GOLDEN / kind)
     model, params = lora.attach(*base, settings, jax.random.key(0))
-    adapters, rest = lora.split(params)
+    adapters, rest = adapter_trees.split(params)
     leaves, tree = jax.tree.flatten(adapters)
     keys = jax.random.split(jax.random.key(1), len(leaves))
     drawn = [jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-    return base, (model, lora.join(jax.tree.unflatten(tree, drawn), rest))
+    return base, (model, adapter_trees.join(jax.tree.unflatten(tree, drawn), rest))
 
 
 def _equal(found, expected) -> None:
@@ -49,7 +50,7 @@ def test_a_round_trip_is_exact_and_shares_the_base(kind, tmp_path):
     _equal(found, params)
     assert found["layers"]["q"]["kernel"] is base[1]["layers"]["q"]["kernel"]
     # GPT-2's fused matrix needs zeros between the blocks.
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(lora.split(params)[0]))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(adapter_trees.split(params)[0]))
     assert (tmp_path / names[1]).stat().st_size < size * (1 + 2 * (kind == "gpt2")) + 4_000
 
 
@@ -58,7 +59,7 @@ def test_adapters_go_beside_an_int8_base_too(tmp_path):
     adapter_files.save(tmp_path, model, params)
     again, found = adapter_files.load(tmp_path, *quantise(*base))
     assert (again.int8, again.lora) == (True, SETTINGS)
-    _equal(lora.split(found)[0], lora.split(params)[0])
+    _equal(adapter_trees.split(found)[0], adapter_trees.split(params)[0])
 
 
 def test_a_base_on_the_hub_is_named_with_its_commit_as_peft_does(tmp_path):
@@ -322,10 +323,10 @@ def test_a_model_in_the_wrong_state_is_refused(tmp_path):
     adapter_files.save(tmp_path, model, params)
     with pytest.raises(InputError, match="has adapters already"):
         adapter_files.load(tmp_path, model, params)
-    adapters, rest = lora.split(params)
+    adapters, rest = adapter_trees.split(params)
     adapters["q"]["a"] = jnp.full_like(adapters["q"]["a"], jnp.inf)
     with pytest.raises(InputError, match="adapter q/a holds values that are not finite"):
-        adapter_files.save(tmp_path, model, lora.join(adapters, rest))
+        adapter_files.save(tmp_path, model, adapter_trees.join(adapters, rest))
     _equal(adapter_files.load(tmp_path, *base)[1], params)
 
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.models import count_parameters
+from jaxpfl.models import adapter_trees, count_parameters
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA, llama3_8b
 from jaxpfl.models.decoder.network import Decoder
@@ -23,7 +23,7 @@ def adapted(config, settings=None, seed=3):
     """A model with adapters whose B is not zero."""
     model = Decoder(config)
     model, params = lora.attach(model, drawn(model), settings or LoRA(), jax.random.key(1))
-    adapters, base = lora.split(params)
+    adapters, base = adapter_trees.split(params)
     rng = np.random.default_rng(seed)
     adapters = jax.tree.map(
         lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32),
@@ -43,7 +43,9 @@ def logits(model, params):
 
 @partial(jax.jit, static_argnums=0)
 def gradients_of(model, adapters, base):
-    return jax.grad(lambda a: model.loss(lora.join(a, base), {"tokens": TOKENS}, MASK)[0])(adapters)
+    return jax.grad(lambda a: model.loss(adapter_trees.join(a, base), {"tokens": TOKENS}, MASK)[0])(
+        adapters
+    )
 
 
 @BOTH
@@ -60,9 +62,9 @@ def test_new_adapters_change_nothing(config):
 @BOTH
 def test_merged_gives_the_outputs_of_the_adapted(config):
     model, adapters, base = adapted(config)
-    plain, merged = lora.merge(model, lora.join(adapters, base))
+    plain, merged = lora.merge(model, adapter_trees.join(adapters, base))
     assert plain == Decoder(config)
-    found, expected = logits(plain, merged), logits(model, lora.join(adapters, base))
+    found, expected = logits(plain, merged), logits(model, adapter_trees.join(adapters, base))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     assert np.abs(expected - logits(plain, base)).max() > 0.1
     # The formula, in float64.
@@ -78,8 +80,8 @@ def test_detached_is_the_base_in_the_same_arrays(config):
     """To unmerge is exact: no sum is undone, the base was never touched."""
     model, adapters, base = adapted(config)
     before = jax.tree.map(np.array, base)
-    lora.merge(model, lora.join(adapters, base))
-    plain, detached = lora.detach(model, lora.join(adapters, base))
+    lora.merge(model, adapter_trees.join(adapters, base))
+    plain, detached = lora.detach(model, adapter_trees.join(adapters, base))
     assert plain == Decoder(config)
     for found, given, old in zip(*map(jax.tree.leaves, (detached, base, before)), strict=True):
         assert found is given
@@ -94,7 +96,7 @@ def test_gradients_are_those_of_the_full_weights_projected(config, settings):
     """dL/dA = s dL/dW B^T and dL/dB = s A^T dL/dW at W + s A B, with s = alpha / rank."""
     model, adapters, base = adapted(config, settings)
     found = gradients_of(model, adapters, base)
-    plain, merged = lora.merge(model, lora.join(adapters, base))
+    plain, merged = lora.merge(model, adapter_trees.join(adapters, base))
     full = jax.jit(jax.grad(lambda p: plain.loss(p, {"tokens": TOKENS}, MASK)[0]))(merged)
     for name, adapter in adapters.items():
         gradient = np.asarray(full["layers"][name]["kernel"], np.float64)
@@ -121,7 +123,7 @@ def test_training_moves_adapters_alone(config):
     @jax.jit
     def step(adapters, state, base):
         def loss(adapters):
-            return model.loss(lora.join(adapters, base), batch, MASK)[0]
+            return model.loss(adapter_trees.join(adapters, base), batch, MASK)[0]
 
         value, gradients = jax.value_and_grad(loss)(adapters)
         with jax.numpy_dtype_promotion("standard"):
@@ -150,7 +152,7 @@ def test_a_base_of_int8_or_bfloat16(config, compute):
     # Each weight moves by up to 1/254 of the largest of its output.
     assert 0 < error < 0.05 * np.abs(logits(model, params)).max()
     small, stored = lora.attach(small, stored, LoRA(), jax.random.key(2))
-    adapters, base = lora.split(stored)
+    adapters, base = adapter_trees.split(stored)
     gradients = gradients_of(small, adapters, base)
     assert np.abs(gradients["down"]["b"]).max() > 0
     assert gradients["down"]["b"].dtype == jnp.float32
@@ -182,7 +184,7 @@ def test_paper_adapters_on_llama_3():
     _, adapted = jax.eval_shape(
         lambda p: (None, lora.attach(model, p, LoRA(), jax.random.key(0))[1]), params
     )
-    assert count_parameters(lora.split(adapted)[0]) == 32 * 4 * (
+    assert count_parameters(adapter_trees.split(adapted)[0]) == 32 * 4 * (
         2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)
     )
 

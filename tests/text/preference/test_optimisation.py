@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxpfl.errors import InputError
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
@@ -42,13 +43,13 @@ def _model(name: str = "llama", key: int = 0) -> tuple[Decoder, Any]:
     model, params = lora.attach(
         plain, plain.init(jax.random.key(key)), LoRA(2, 4.0), jax.random.key(key + 1)
     )
-    adapters, base = lora.split(params)
+    adapters, base = adapter_trees.split(params)
     generator = np.random.default_rng(key)
     adapters = jax.tree.map(
         lambda leaf: jnp.asarray(generator.normal(size=leaf.shape).astype(np.float32) * 0.2),
         adapters,
     )
-    return model, lora.join(adapters, base)
+    return model, adapter_trees.join(adapters, base)
 
 
 def _ids(generator: np.random.Generator, most: int) -> np.ndarray:
@@ -155,12 +156,12 @@ def test_end_of_text_counts_and_padding_does_not():
 def _loss_by_chain_rule(name: str, model: Decoder, params: Any, pairs: Pairs, tau: float) -> Any:
     """Mean loss, and its gradient by the adapters: the formulas' slopes in float64 numpy times
     the gradients of log-probabilities of separate rows."""
-    adapters, base = lora.split(params)
+    adapters, base = adapter_trees.split(params)
     bare, _ = lora.detach(model, params)
     reference = np.asarray(_separately(bare, base, _copies(pairs)), np.float64)
 
     def policy(adapters):
-        return _separately(model, lora.join(adapters, base), _copies(pairs))
+        return _separately(model, adapter_trees.join(adapters, base), _copies(pairs))
 
     found, pull = jax.vjp(policy, adapters)
     loss, slopes = _numpy_loss(name, np.asarray(found, np.float64), reference, tau)
@@ -188,7 +189,7 @@ def test_gradients_of_adapters_are_the_formulas(name, tau, logits, monkeypatch):
         model,
         name,
         tau,
-        lora.split(params)[0],
+        adapter_trees.split(params)[0],
         base,
         read,
         reference,
@@ -247,7 +248,7 @@ def test_tuning_raises_the_margin_of_held_out_pairs(loss):
         jax.tree.leaves(start), jax.tree.leaves(lora.detach(model, tuned.params)[1]), strict=True
     ):
         np.testing.assert_array_equal(given, kept)
-    np.testing.assert_array_equal(lora.split(params)[0]["q"]["b"], 0)
+    np.testing.assert_array_equal(adapter_trees.split(params)[0]["q"]["b"], 0)
 
 
 def test_the_reference_is_the_model_without_its_adapters():
@@ -298,7 +299,7 @@ def test_a_carried_optimiser_goes_on_where_it_was():
     pairs, all_of_them = _pairs(), dataclasses.replace(SETTINGS, batch_size=7, multiple=24)
     whole = tune(model, params, pairs, all_of_them, seed=0)
     once = dataclasses.replace(all_of_them, epochs=1)
-    fresh = once.optimizer(2).init(lora.split(params)[0])
+    fresh = once.optimizer(2).init(adapter_trees.split(params)[0])
     first = tune(model, params, pairs, once, seed=0, carried=Carried(fresh, 2))
     second = tune(model, first.params, pairs, once, seed=0, carried=Carried(first.optimizer, 2))
     # What was given can be given again.
@@ -306,7 +307,7 @@ def test_a_carried_optimiser_goes_on_where_it_was():
     alone = tune(model, first.params, pairs, once, seed=0)
 
     def difference(found):
-        leaves = (jax.tree.leaves(lora.split(each.params)[0]) for each in (found, whole))
+        leaves = (jax.tree.leaves(adapter_trees.split(each.params)[0]) for each in (found, whole))
         return max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(*leaves, strict=True))
 
     assert difference(second) < 1e-5
@@ -328,7 +329,7 @@ def test_equal_responses_teach_nothing():
         model,
         "dpo",
         settings.tau,
-        lora.split(params)[0],
+        adapter_trees.split(params)[0],
         base,
         preference.rows(same, 24, 8),
         reference,

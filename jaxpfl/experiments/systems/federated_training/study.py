@@ -56,6 +56,7 @@ from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Model, Params, require_room
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.guarantee import Guarantee
@@ -349,7 +350,7 @@ def trained_parts(
         return model, params, None
     key = PublicDraws("federated_training", seed).key("adapters")
     model, params = lora.attach(model, params, settings.lora, key)
-    return model, *lora.split(params)
+    return model, *adapter_trees.split(params)
 
 
 def _vocabulary(

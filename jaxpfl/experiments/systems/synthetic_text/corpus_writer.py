@@ -44,6 +44,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
     SyntheticTextConfig,
 )
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
@@ -297,7 +298,7 @@ class CorpusWriter:
         """A model's parameters after fine-tuning on texts; of a model with adapters, only these."""
         adapters, base = start.params, None
         if isinstance(start.model, Decoder) and start.model.lora is not None:
-            adapters, base = lora.split(start.params)
+            adapters, base = adapter_trees.split(start.params)
         found = fit(
             start.model,
             adapters,
@@ -309,7 +310,7 @@ class CorpusWriter:
             folder=folder,
             progress=self.progress,
         )
-        return found.params if base is None else lora.join(found.params, base)
+        return found.params if base is None else adapter_trees.join(found.params, base)
 
     def _tuned_by_scores(
         self,

@@ -56,6 +56,7 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     scorer,
 )
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints.pretrained import DTYPES
 from jaxpfl.models.decoder import lora
@@ -176,12 +177,12 @@ class Study(base.Study):
             return whole
 
         with tracing("POPri's tuning of the generator"):
-            adapters, frozen = lora.split(jax.eval_shape(attached, KEY, params))
+            adapters, frozen = adapter_trees.split(jax.eval_shape(attached, KEY, params))
             tuned = settings.computing(made[0])
             read = rows(pairs, int(np.max(width)), places)
 
             def loss(adapters: Any, frozen: Any) -> jax.Array:
-                return sums(tuned, lora.join(adapters, frozen), read).sum()
+                return sums(tuned, adapter_trees.join(adapters, frozen), read).sum()
 
             jax.eval_shape(jax.grad(loss), adapters, frozen)
         return Sized.of(f"of rank {popri.lora.rank}, tuned by preference", adapters)

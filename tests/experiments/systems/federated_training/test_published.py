@@ -17,8 +17,8 @@ from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.federated.release.releaser import Releaser
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters, pretrained
-from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.crashes import stopped
@@ -134,7 +134,7 @@ def test_what_clients_get_to_train_is_what_the_config_says(configured, folder):
     assert set(state.params) == {"q", "v"}
     assert adapted.algorithm.params is not None
     found = adapted.algorithm.params(state)
-    _equal(lora.split(found)[1], params)
+    _equal(adapter_trees.split(found)[1], params)
     assert adapted.model.lora == LoRA(2, 4.0, ("q", "v"))  # pyright: ignore
     # Its own tokeniser: a row ends with end-of-text, and begins with the start token if it has one.
     tokens = whole.train.columns["tokens"]

@@ -16,8 +16,8 @@ from jaxpfl.experiments.central.public_models import data_mesh
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters, pretrained
-from jaxpfl.models.decoder import lora
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.fast import hugging_face
 
@@ -93,7 +93,7 @@ def _is_a_tuned_generator(folder: Path) -> None:
     base = pretrained.load(folder / "generator")
     model, params = adapters.load(folder / "generator_adapter", *base)
     assert model.lora is not None
-    assert any(np.any(each["b"]) for each in lora.split(params)[0].values())
+    assert any(np.any(each["b"]) for each in adapter_trees.split(params)[0].values())
     settings = json.loads((folder / "generator_adapter" / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == "generator"
     assert {path.name for path in (folder / "generator").iterdir()} == MODEL
