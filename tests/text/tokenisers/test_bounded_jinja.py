@@ -72,6 +72,8 @@ def test_an_interrupt_ends_the_process():
     def interrupt(*_):
         raise KeyboardInterrupt
 
+    # Other tests of this process may have left children of their own, as resource trackers are.
+    others = psutil.Process().children()
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
@@ -79,4 +81,4 @@ def test_an_interrupt_ends_the_process():
             fill_in(BOMBS["loops"], {})
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= set(others)
