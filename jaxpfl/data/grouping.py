@@ -23,6 +23,8 @@ LIMIT_BYTES = 2**26
 """A file of at most this size is sorted in memory, in about four times as much."""
 
 _BITS = 6
+# So many bytes of rows are dealt at once, because each file gets a batch of its share.
+_DEALT_BYTES = 2**25
 _CLIENT, _HASH, _HELD = "\0client", "\0hash", "\0held"
 
 
@@ -90,7 +92,7 @@ def _deal(blocks: Iterator[pa.RecordBatch], folder: Path, depth: int) -> list[_F
     with contextlib.ExitStack() as stack:
         for file in files:
             stack.callback(file.close)
-        for rows in blocks:
+        for rows in _merged(blocks):
             shift = np.uint64(64 - _BITS * (depth + 1))
             place_R = (rows[_HASH].to_numpy() >> shift).astype(np.int64) & (2**_BITS - 1)
             order = np.argsort(place_R, kind="stable")
@@ -101,6 +103,20 @@ def _deal(blocks: Iterator[pa.RecordBatch], folder: Path, depth: int) -> list[_F
                 if begin < end:
                     file.append(sorted_rows.slice(begin, end - begin))
     return [file for file in files if file.hashes]
+
+
+def _merged(blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer, larger blocks."""
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    for rows in blocks:
+        pending.append(rows)
+        size += rows.nbytes
+        if size >= _DEALT_BYTES:
+            yield pa.concat_batches(pending)
+            pending, size = [], 0
+    if pending:
+        yield pa.concat_batches(pending)
 
 
 def _files(files: list[_File], depth: int) -> Iterator[Batch]:

@@ -104,8 +104,9 @@ def _linen(module: linen.Module, name: str, examples: Sequence[Any]) -> tuple[Ca
 def _made(make: Any) -> nnx.Module:
     """The module that a function makes, without values."""
     found = type(make).__name__
-    # The parameters of a module that exists already could not be drawn from a seed.
-    if callable(make) and not isinstance(make, nnx.Module):
+    if isinstance(make, nnx.Module):
+        found += ", which exists already: its parameters cannot be drawn from a seed"
+    elif callable(make):
         try:
             module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
             found = f"a function that makes {type(module).__name__}"

@@ -97,8 +97,23 @@ def test_the_result_does_not_depend_on_how_much_fits(folder, monkeypatch, limit)
     source = f"{folder}?client=url|domain&columns=n,x"
     expected = jaxpfl.data.open(source)
     monkeypatch.setattr(grouping, "LIMIT_BYTES", limit)
+    monkeypatch.setattr(grouping, "_DEALT_BYTES", 1_000)
     found = jaxpfl.data.open(source)
     assert found.fingerprint == expected.fingerprint
+
+
+def test_rows_that_are_dealt_twice_are_in_few_batches(tmp_path, monkeypatch):
+    """Not in one batch each, which takes many times the memory and time."""
+    monkeypatch.setattr(grouping, "LIMIT_BYTES", 1)
+    append, written = grouping._File.append, []
+    monkeypatch.setattr(
+        grouping._File, "append", lambda self, rows: (written.append(len(rows)), append(self, rows))
+    )
+    rows = [{"who": f"u{n % 100}", "text": f"Text {n}."} for n in range(5_000)]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet", row_group_size=10)
+    assert jaxpfl.data.open(f"{tmp_path}/x.parquet?client=who|value").num_examples == 5_000
+    # 64 files at first, then one of each client but those that are alone in a file.
+    assert sum(written) > 1.5 * 5_000 and len(written) < 64 + 2 * 100
 
 
 def test_a_single_file_and_every_rule(folder):

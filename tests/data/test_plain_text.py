@@ -14,6 +14,7 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.readers import compressed, plain_text
 from jaxpfl.data.readers.plain_text import read_plain_text
 from jaxpfl.errors import CorruptFile, InputError
+from tests.data.traces import no_trace
 
 TEXT = b"\xef\xbb\xbfOne line\r\nof two. And more.\r\n\r\nThe \xc3\xa9nd\0."
 SECRET = "canary-7f3"
@@ -134,7 +135,7 @@ def test_hostile_archives_are_refused(written, members, expected):
     with pytest.raises(InputError, match=expected) as error:
         read_plain_text(path)
     assert f"{path}, member {1 + len(members)}" in str(error.value)
-    assert SECRET not in str(error.value)
+    no_trace(error.value, SECRET)
 
 
 def test_a_name_that_is_no_unicode_is_refused(written):
@@ -164,6 +165,9 @@ def test_limits_are_kept(written, monkeypatch):
     monkeypatch.setattr(plain_text, "MAX_FILE_BYTES", 21)
     with pytest.raises(InputError, match="longer than the 21 bytes of a file"):
         read_plain_text(text)
+    accents = written("b.txt", "éééé\néééé\néééé\n".encode())
+    with pytest.raises(InputError, match="longer than the 21 bytes of a file"):
+        read_plain_text(accents)
 
 
 def _header(**fields: bytes) -> bytes:
@@ -209,8 +213,8 @@ def test_a_header_is_not_read_beyond_the_cap(written, monkeypatch, form):
 def test_bytes_that_are_not_utf8_are_refused_by_place(written):
     """TRUST 8."""
     with pytest.raises(InputError, match=r"a\.txt\.gz, line 2: byte 2 is not valid UTF-8") as error:
-        read_plain_text(written("a.txt.gz", b"canary-7f3\nx\xffy"))
-    assert SECRET not in str(error.value)
+        read_plain_text(written("a.txt.gz", b"canary-7f3\nx\xffcanary-7f3"))
+    no_trace(error.value, SECRET)
     with pytest.raises(InputError, match="byte 1 is not valid"):
         read_plain_text(written("b.txt", "text".encode("utf-16")))
 

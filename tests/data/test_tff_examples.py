@@ -1,5 +1,7 @@
 """tf.train.Example: what an independent encoder writes is read back; damage never passes."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,6 +78,20 @@ def test_lists_in_several_pieces_are_merged():
     for split in (message(3, five) + message(3, minus_seven), message(3, five + minus_seven)):
         columns = ExampleDecoder(SCHEMA).decode([message(1, usual + entry("long", split))])
         assert columns["long"].tolist() == [[5, -7]]
+
+
+def test_a_message_of_millions_of_entries_is_refused_without_reading_them():
+    """TRUST 8: two bytes are an entry."""
+    hostile = message(1, b"\n\0" * 300_000)
+    twice = message(1, entry("x", feature([1])) * 300_000)
+    decoder = ExampleDecoder({"x": Feature("int64")})
+    tracemalloc.start()
+    for content, expected in ((hostile, "not declared"), (twice, 'feature "x" twice')):
+        with pytest.raises(DefectError, match=expected):
+            decoder.decode([content])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000
 
 
 ROW = {
@@ -165,7 +181,7 @@ DEFECTS = {
                 for k, v in {**ROW, "label": 1}.items()
             ),
         ),
-        'it has no feature "label"',
+        'it has feature "flag" twice',
     ),
     "two texts of a text": (
         message(

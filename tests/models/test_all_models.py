@@ -116,6 +116,10 @@ def test_padding_leaves_no_trace_and_calls_keep_nothing(kind):
     jax.tree.map(np.testing.assert_array_equal, params, before)
 
 
+def read(model_type: str, **fields: int) -> Encoder:
+    return Encoder(EncoderConfig.from_dict({"model_type": model_type, **fields}))
+
+
 PUBLISHED = [
     (classifier_cnn(), 95_012),
     (emnist_cnn(), 1_206_590),
@@ -146,13 +150,11 @@ PUBLISHED = [
     # Encoders without the pooler; a head without the tied output layer.
     (Encoder(EncoderConfig()), 108_891_648),
     (Encoder(EncoderConfig(), head=True), 109_514_298),
-    (
-        Encoder(EncoderConfig("albert", 30_000, embedding_size=128, groups=1)),
-        11_092_992,
-    ),
-    (Encoder(EncoderConfig("roberta", 50_265, segments=1, pad=1)), 124_055_040),
-    (Encoder(EncoderConfig("distilbert", layers=6)), 66_362_880),
-    (Encoder(EncoderConfig("mpnet", 30_527, pad=1)), 108_895_872),
+    # What a file leaves out has the values of transformers.
+    (read("albert", hidden_size=768, num_attention_heads=12, intermediate_size=3_072), 11_092_992),
+    (read("roberta", max_position_embeddings=514, type_vocab_size=1), 124_055_040),
+    (read("distilbert"), 66_362_880),
+    (read("mpnet", max_position_embeddings=514), 108_895_872),
 ]
 
 

@@ -139,7 +139,7 @@ def test_a_flax_module_is_a_model(module):
         (Linen(rate=0.5), "dropout"),
         (lambda rngs: NNX(rngs, nnx.BatchNorm), "GroupNorm"),
         (lambda rngs: NNX(rngs, dropout=True), "dropout"),
-        (NNX(nnx.Rngs(0)), "lambda rngs: Net.* found NNX"),
+        (NNX(nnx.Rngs(0)), "lambda rngs: Net.* found NNX, which exists already"),
         (Linen, "type"),
         (nn.Conv(2, (3, 3, 3, 3, 3)), r"float32\[1, 2, 2, 1\]"),
         (lambda: 3, "lambda rngs"),

@@ -46,25 +46,39 @@ def errors_of(path: Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def lines(stream: IO[bytes], where: str, called: str = "line") -> Iterator[str]:
+def decoded(content: bytes) -> tuple[str, int]:
+    """A text in UTF-8, and 0; or "" and the number, from 1, of the first byte that is not valid.
+
+    An error that is raised while Python's own is handled would hold the content.
+    """
+    try:
+        return content.decode("utf-8"), 0
+    except UnicodeDecodeError as error:
+        return "", error.start + 1
+
+
+def lines(
+    stream: IO[bytes], where: str, called: str = "line", most: int | None = None
+) -> Iterator[str]:
     """The lines of a text with their ends; a byte order mark at its start is skipped.
 
     Args:
       where, called: begin messages, as in "{where}, {called} 3".
+      most: bytes of all lines together; a longer text is refused.
     """
-    number = 0
+    number = read = 0
     while line := stream.readline(MAX_AT_ONCE + 1):
         number += 1
+        read += len(line)
         if len(line) > MAX_AT_ONCE:
             raise InputError(
                 f"{where}, {called} {number}: longer than the {MAX_AT_ONCE} bytes of a line"
             )
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{where}, {called} {number}: byte {error.start + 1} is not valid UTF-8"
-            ) from None
+        if most is not None and read > most:
+            raise InputError(f"{where}: longer than the {most} bytes of a file")
+        text, bad = decoded(line)
+        if bad:
+            raise InputError(f"{where}, {called} {number}: byte {bad} is not valid UTF-8")
         yield text.removeprefix("\ufeff") if number == 1 else text
 
 

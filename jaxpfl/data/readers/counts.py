@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from jaxpfl import checks
-from jaxpfl.data.readers.compressed import Forward, errors_of, open_binary
+from jaxpfl.data.readers.compressed import Forward, decoded, errors_of, open_binary
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.files import parse_json
 
@@ -42,11 +42,10 @@ def read_counts(path: str | Path) -> dict[str, int]:
       CorruptFile: an archive is truncated or damaged.
     """
     path = Path(path)
-    content = _content(path)
-    try:
-        text = content.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: byte {error.start + 1} is not valid UTF-8") from None
+    text, bad = decoded(_content(path))
+    if bad:
+        raise InputError(f"{path}: byte {bad} is not valid UTF-8")
+    text = text.removeprefix("\ufeff")
     record = _json(text)
     pairs = _lines(path, text) if record is None else _entries(path, record)
     counts: dict[str, int] = {}

@@ -35,6 +35,7 @@ def read_csv(path: Path, fields: Fields) -> Iterator[Rows]:
     first = 2
     with errors_of(path), open_binary(path) as opened:
         file = _Counting(opened)
+        damaged = False
         try:
             for batch in _batches(file, fields.names):
                 if len(batch):
@@ -43,8 +44,10 @@ def read_csv(path: Path, fields: Fields) -> Iterator[Rows]:
                     yield fields.of_strings(str(path), numbers, found)
                 first += len(batch)
         except pa.ArrowInvalid:
-            # Its message quotes the row.
-            raise _fault(path) or CorruptFile(f"{path}: damaged or no CSV") from None
+            damaged = True
+        # Not while Arrow's error is handled, whose message quotes the row.
+        if damaged:
+            raise _fault(path) or CorruptFile(f"{path}: damaged or no CSV")
         # Arrow takes the rest of the file for the field whose quote is not closed.
         if file.quotes % 2 and (fault := _fault(path)):
             raise fault

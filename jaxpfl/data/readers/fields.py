@@ -15,7 +15,7 @@ and never a value.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +44,7 @@ _KINDS = {
 _CALLED = {str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 _AS_LONG = "a list of numbers as long as the first row's"
 _WIDE = "a number of at most 64 bits"
+_EXACT = ("a number of at most 2^53 in a field with fractions", "a larger one")
 
 
 class Rows(NamedTuple):
@@ -76,6 +77,8 @@ class Fields:
             self._uses.setdefault(name, []).append(use)
         self.names = tuple(self._uses)
         self.types: dict[str, pa.DataType] = {}
+        # Where the first whole number of each field is that a float may not hold.
+        self._large: dict[str, tuple[str, int]] = {}
 
     def require(self, source: str, known: Iterable[str]) -> None:
         """Refuses a table that lacks one of the fields, or has it twice."""
@@ -135,6 +138,8 @@ class Fields:
                 bad = bisect_left(sizes, True, key=lambda n: _of_python(values[:n]) is None) - 1
                 if bad:
                     self._checked(source, numbers, name, _of_python(values[:bad]))
+                if (first := _large_beside_fraction(values[: bad + 1])) >= 0:
+                    raise _error(source, numbers[first], name, *_EXACT)
                 large = type(values[bad]) is int and not -(2**63) <= values[bad] < 2**63
                 expected = _WIDE if large else self._expected(name)
                 raise _error(source, numbers[bad], name, expected, type(values[bad]).__name__)
@@ -154,12 +159,18 @@ class Fields:
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
         try:
-            return self._conformed(name, column)
+            plain, both = self._conformed(name, column)
         except _FaultError as fault:
             raise _error(source, numbers[fault.index], name, fault.expected, fault.found) from None
+        # Here, because Arrow's error quotes the value; and in whichever order they come.
+        if (large := _first_large(plain)) >= 0:
+            self._large.setdefault(name, (source, numbers[large]))
+        if name in self._large and _innermost(both) == pa.float64():
+            raise _error(*self._large[name], name, *_EXACT)
+        return plain.cast(both)
 
-    def _conformed(self, name: str, column: pa.Array) -> pa.Array:
-        """The column in the type of `Rows`."""
+    def _conformed(self, name: str, column: pa.Array) -> tuple[pa.Array, pa.DataType]:
+        """The column in a type of `Rows`, and the one of all blocks so far."""
         uses, expected = self._uses[name], self._expected(name)
         if column.null_count:
             raise _FaultError(_first(column.is_null()), expected, "no value")
@@ -175,7 +186,7 @@ class Fields:
             if (first := _first(empty)) >= 0:
                 raise _FaultError(first, _EXPECTED["client"], "an empty string")
         if set(uses) == {"client"}:
-            return plain.cast(pa.large_string())
+            return plain, pa.large_string()
         if "label" in uses and kind is int:
             values = plain.to_numpy()
             if (first := _first((values < 0) | (values >= 2**31))) >= 0:
@@ -185,7 +196,7 @@ class Fields:
             raise _FaultError(0, expected, found)
         # What came first may have been whole numbers.
         self.types[name] = both
-        return plain.cast(both)
+        return plain, both
 
 
 class _FaultError(Exception):
@@ -200,6 +211,39 @@ def _first(flags: Any) -> int:
     if isinstance(flags, pa.Array):
         flags = flags.to_numpy(zero_copy_only=False)
     return int(np.argmax(flags)) if flags.any() else -1
+
+
+def _innermost(type_: pa.DataType) -> pa.DataType:
+    while pa.types.is_fixed_size_list(type_):
+        type_ = type_.value_type
+    return type_
+
+
+def _first_large(column: pa.Array) -> int:
+    """The index of the first row with a whole number beyond 2^53; -1 if there is none."""
+    rows = len(column)
+    if not rows or _innermost(column.type) != pa.int64():
+        return -1
+    while pa.types.is_fixed_size_list(column.type):
+        column = column.flatten()
+    values = column.to_numpy().reshape(rows, -1)
+    return _first(((values < -(2**53)) | (values > 2**53)).any(axis=1))
+
+
+def _large_beside_fraction(values: Sequence[Any]) -> int:
+    """The index of the first whole number beyond 2^53, if there are fractions, too; else -1."""
+    leaves = [(index, leaf) for index, value in enumerate(values) for leaf in _leaves(value)]
+    if {type(leaf) for _, leaf in leaves} != {int, float}:
+        return -1
+    return next((k for k, leaf in leaves if type(leaf) is int and abs(leaf) > 2**53), -1)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if type(value) is not list:
+        yield value
+        return
+    for each in value:
+        yield from _leaves(each)
 
 
 def _numbers(column: pa.Array, known: pa.DataType | None) -> pa.Array:

@@ -4,6 +4,7 @@ They are read through Arrow's interface (`__arrow_c_stream__`), so that none of 
 needed here.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -73,11 +74,13 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch |
             f"{name}: expected a DataFrame of pandas or polars, a datasets.Dataset or a pyarrow "
             f"Table, found {type(frame).__name__}"
         )
-    try:
+    reader = None
+    # Arrow's error quotes a value.
+    with contextlib.suppress(pa.ArrowException, TypeError):
         reader = pa.RecordBatchReader.from_stream(frame)
-    except (pa.ArrowException, TypeError):
+    if reader is None:
         raise InputError(
             f"{name}: a column holds values of several kinds, expected one kind in each"
-        ) from None
+        )
     fields.require(name, reader.schema.names)
     yield from reader

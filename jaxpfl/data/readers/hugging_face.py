@@ -113,10 +113,13 @@ def rows_of_hub(name: str, which: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """
     rows = iter(_load(name, **which, streaming=True))
     while True:
+        unread = None
         try:
             row = next(rows, None)
         except Exception as error:
-            raise _unread(name, which["revision"], error) from None
+            row, unread = None, _unread(name, which["revision"], error)
+        if unread is not None:
+            raise unread
         if row is None:
             return
         yield row

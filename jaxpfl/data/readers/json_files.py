@@ -9,6 +9,7 @@ Policy, the same on every platform:
 """
 
 import codecs
+import contextlib
 import itertools
 import json
 import re
@@ -16,11 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxpfl.data.readers.compressed import MAX_AT_ONCE, errors_of, lines, open_binary
+from jaxpfl.data.readers import compressed
+from jaxpfl.data.readers.compressed import errors_of, lines, open_binary
 from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.errors import CorruptFile, InputError
 
 _BLOCK_CHARACTERS = 2**22
+# A word, number or escape that a piece cuts is wrong at most so far before the end of the piece.
+_CUT_CHARACTERS = 12
 _SPACES = re.compile(r"[ \t\r\n]*")
 
 
@@ -52,7 +56,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
     number = 0
     try:
         with errors_of(path), open_binary(path) as file:
-            array = ".json" in path.suffixes[-2:] and _begins_with_array(path)
+            array = path.name.endswith((".json", ".json.gz")) and _begins_with_array(path)
             for number, row, size in _elements(path, file) if array else _lines(path, file):
                 yield number, row, size
     except CorruptFile as error:
@@ -70,7 +74,7 @@ def _begins_with_array(path: Path) -> bool:
 def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any], int]]:
     for number, line in enumerate(lines(file, str(path), "row"), 1):
         if text := line.strip(" \t\r\n"):
-            found, end = _decoded(path, number, text, 0)
+            found, end = _decoded(path, number, text, 0, True)
             if end < len(text):
                 raise InputError(f"{path}, row {number}: not valid JSON at character {end + 1}")
             yield number, found, end
@@ -85,12 +89,15 @@ def _elements(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any],
         nonlocal text, at, ended
         piece = file.read(_BLOCK_CHARACTERS)
         ended = not piece
-        try:
-            text, at = text[at:] + decoder.decode(piece, ended), 0
-        except UnicodeDecodeError:
-            raise InputError(f"{path}: not valid UTF-8 in row {number} or behind it") from None
-        if len(text) > MAX_AT_ONCE + _BLOCK_CHARACTERS:
-            raise InputError(f"{path}, row {number}: longer than the {MAX_AT_ONCE} bytes of a row")
+        new = None
+        with contextlib.suppress(UnicodeDecodeError):
+            new = decoder.decode(piece, ended)
+        if new is None:
+            raise InputError(f"{path}: not valid UTF-8 in row {number} or behind it")
+        text, at = text[at:] + new, 0
+        most = compressed.MAX_AT_ONCE
+        if len(text) > most + _BLOCK_CHARACTERS:
+            raise InputError(f"{path}, row {number}: longer than the {most} bytes of a row")
 
     def next_character() -> str:
         nonlocal at
@@ -103,14 +110,9 @@ def _elements(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any],
     next_character()
     at += 1
     while (character := next_character()) != "]" or number > 1:
-        while True:
-            try:
-                found, end = _decoded(path, number, text, at)
-                break
-            except InputError:
-                if ended:
-                    raise
-                more()
+        while (decoded := _decoded(path, number, text, at, ended)) is None:
+            more()
+        found, end = decoded
         yield number, found, end - at
         at = end
         if (character := next_character()) == "]":
@@ -126,22 +128,27 @@ def _elements(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any],
         raise InputError(f"{path}: expected nothing after the end of the array")
 
 
-def _decoded(path: Path, number: int, text: str, at: int) -> tuple[dict[str, Any], int]:
-    """The object that begins at a character, and where it ends."""
+def _decoded(
+    path: Path, number: int, text: str, at: int, ended: bool
+) -> tuple[dict[str, Any], int] | None:
+    """The object that begins at a character, and where it ends; None if the text has to go on."""
     try:
         found, end = _DECODE(text, at)
         if type(found) is dict:
             return found, end
         problem = f"expected a JSON object, found {type(found).__name__}"
-    except (json.JSONDecodeError, StopIteration) as error:
-        place = error.pos if isinstance(error, json.JSONDecodeError) else at
-        problem = f"not valid JSON at character {place - at + 1}"
-        problem += "; the file may be truncated" if place >= len(text) - 1 else ""
+    except json.JSONDecodeError as error:
+        in_text = error.msg.startswith("Unterminated string")
+        if not ended and (in_text or error.pos >= len(text) - _CUT_CHARACTERS):
+            return None
+        problem = f"not valid JSON at character {error.pos - at + 1}"
+        if in_text or error.pos >= len(text) - 1:
+            problem += "; the file may be truncated"
     except (ValueError, RecursionError):
         problem = (
             "expected JSON without NaN, infinities, numbers of thousands of digits and deep nesting"
         )
-    raise InputError(f"{path}, row {number}: {problem}") from None
+    raise InputError(f"{path}, row {number}: {problem}")
 
 
 def _refuse_constant(constant: str) -> None:

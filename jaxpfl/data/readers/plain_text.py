@@ -60,7 +60,7 @@ def read_plain_text(
     sizes: list[int] = []
     with errors_of(path):
         for client, where, stream in _files(path):
-            texts = pieces(_bounded(stream, where), split)
+            texts = pieces(lines(stream, where, most=MAX_FILE_BYTES), split)
             client_ids.append(client)
             sizes.append(0)
             while block := list(islice(texts, _BLOCK)):
@@ -79,16 +79,6 @@ def _files(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
     else:
         with open_binary(path) as stream:
             yield path.name.removesuffix(".gz"), str(path), stream
-
-
-def _bounded(stream: IO[bytes], where: str) -> Iterator[str]:
-    """The lines of a file that is not too long once it is unpacked."""
-    left = MAX_FILE_BYTES
-    for line in lines(stream, where):
-        left -= len(line)
-        if left < 0:
-            raise InputError(f"{where}: longer than the {MAX_FILE_BYTES} bytes of a file")
-        yield line
 
 
 def _members(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
@@ -143,10 +133,8 @@ def _rest_is_zero(stream: Forward, left: int = MAX_ARCHIVE_BYTES) -> bool:
 
 
 def _checked_name(where: str, name: str) -> str:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: its name is not valid UTF-8") from None
+    if any("\ud800" <= each <= "\udfff" for each in name):
+        raise InputError(f"{where}: its name is not valid UTF-8")
     name = name.removeprefix("./")
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if ".." in parts or name.startswith(("/", "\\")) or "\0" in name:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 from jaxpfl.data.columns import Column
+from jaxpfl.data.readers.compressed import decoded
 from jaxpfl.errors import InputError
 
 _INTEGER_TYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
@@ -95,8 +96,11 @@ class ExampleDecoder:
             except message.DecodeError:
                 reason = "it is truncated, damaged or no tf.train.Example"
                 raise DefectError(index, reason, corrupt=True) from None
+            # Before anything is made of them: a few bytes may hold millions of entries.
+            if len(entries) != len(self._kinds):
+                raise DefectError(index, self._other_features(entries))
             held = {entry.key: entry.value for entry in entries}
-            if len(entries) != len(held) or held.keys() != self._kinds.keys():
+            if held.keys() != self._kinds.keys():
                 raise DefectError(index, self._other_features(entries))
             for key, kind in self._kinds.items():
                 if held[key].WhichOneof("kind") != kind:
@@ -115,10 +119,15 @@ class ExampleDecoder:
 
     def _other_features(self, entries: Any) -> str:
         """What is wrong with the features of a message; no name that the message itself gives."""
-        keys = [entry.key for entry in entries]
-        for name in self._features:
-            if (number := keys.count(name.encode())) != 1 and set(keys) <= self._kinds.keys():
-                return f'it has feature "{name}" twice' if number else f'it has no feature "{name}"'
+        keys = [entry.key for entry in entries[: len(self._kinds) + 1]]
+        if set(keys) <= self._kinds.keys():
+            numbers = {name: keys.count(name.encode()) for name in self._features}
+            for name, number in numbers.items():
+                if number > 1:
+                    return f'it has feature "{name}" twice'
+            for name, number in numbers.items():
+                if not number:
+                    return f'it has no feature "{name}"'
         declared = ", ".join(self._features)
         return f"it has a feature that is not declared; declared are {declared}"
 
@@ -160,13 +169,11 @@ def _texts(name: str, feature: Feature, payloads: list[bytes]) -> Column:
     try:
         return pa.array(payloads, pa.large_binary()).cast(pa.large_string())
     except pa.ArrowInvalid:
-        for index, payload in enumerate(payloads):
-            try:
-                payload.decode("utf-8")
-            except UnicodeDecodeError as error:
-                reason = f'feature "{name}": byte {error.start + 1} is not valid UTF-8'
-                raise DefectError(index, reason) from None
-        raise
+        bad = [decoded(payload)[1] for payload in payloads]
+        if not any(bad):
+            raise
+    index, place = next((index, place) for index, place in enumerate(bad) if place)
+    raise DefectError(index, f'feature "{name}": byte {place} is not valid UTF-8')
 
 
 def _floats(name: str, feature: Feature, payloads: list[bytes]) -> Column:

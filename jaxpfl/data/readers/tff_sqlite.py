@@ -12,7 +12,7 @@ Policy:
   make sure that no value was altered.
 - An example has at most 64 MiB. Texts and ids must be valid UTF-8.
 - Errors name the file, the client by its index in the order above, and the row by its rowid, and
-  never a value. What SQLite cannot read lies behind the row that they name.
+  never a value.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from typing import Any
 from jaxpfl import checks
 from jaxpfl.data import stream
 from jaxpfl.data.population import Population
+from jaxpfl.data.readers.compressed import decoded
 from jaxpfl.data.readers.sqlite_file import MAX_VALUE_BYTES, errors_of, machine_error, opened
 from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder, Feature
 from jaxpfl.data.readers.tff_schemas import SCHEMAS, Schema
@@ -129,25 +130,26 @@ class _Reader:
         with errors_of(path):
             clients = enumerate(_declared_clients(path, connection, split))
             client = -1
-            for id_, rows in itertools.groupby(_rows(path, connection, split), lambda row: row[0]):
+            for id_, rows in itertools.groupby(_rows(connection, split), lambda row: row[0]):
                 for client, (declared, number) in clients:
-                    if declared == id_:
+                    named = declared == id_
+                    if named or type(id_) is not bytes or id_ < declared:
                         break
                     self._complete(client, declared, number, 0)
                 else:
+                    named = False
+                if not named:
                     raise CorruptFile(
                         f"{path}, client {max(client, 0)}: the table examples has a client here "
                         "that client_metadata does not name"
                     )
                 read = 0
-                for _, row, message in rows:
+                for _, row in rows:
                     read += 1
                     begin -= 1
                     if begin >= 0:
                         continue
-                    if type(message) is not bytes:
-                        where = f"{path}, client {client}, row {row}"
-                        raise InputError(f"{where}: serialized_example_proto must be a blob")
+                    message = _message(f"{path}, client {client}, row {row}", connection, row)
                     self._messages.append(message)
                     self._places.append((client, row))
                     size += len(message)
@@ -163,10 +165,10 @@ class _Reader:
         where = f"{self._path}, client {client}"
         if read != declared:
             raise CorruptFile(f"{where}: client_metadata states another number of examples")
-        try:
-            self._done.append((id_.decode("utf-8"), read))
-        except UnicodeDecodeError:
-            raise InputError(f"{where}: its id is not valid UTF-8") from None
+        name, bad = decoded(id_)
+        if bad:
+            raise InputError(f"{where}: its id is not valid UTF-8")
+        self._done.append((name, read))
 
     def _batch(self) -> Batch:
         try:
@@ -181,31 +183,32 @@ class _Reader:
         return batch
 
 
-def _rows(
-    path: Path, connection: sqlite3.Connection, split: str
-) -> Iterator[tuple[bytes, int, bytes]]:
-    """Client id, rowid and message of each example, sorted by id and rowid."""
-    # Only ids are sorted, on the disk if the file has no index for it. The limit keeps SQLite from
-    # making one query of both, which would sort the messages.
-    cursor = connection.execute(
-        "SELECT ordered.client_id, ordered.row, examples.serialized_example_proto FROM ("
-        "SELECT client_id, rowid AS row FROM examples WHERE split_name = ? "
-        "ORDER BY client_id COLLATE BINARY, rowid LIMIT -1) AS ordered "
-        "CROSS JOIN examples ON examples.rowid = ordered.row",
+def _rows(connection: sqlite3.Connection, split: str) -> Iterator[tuple[bytes, int]]:
+    """Client id and rowid of each example, sorted by both: on the disk if there is no index."""
+    return connection.execute(
+        "SELECT client_id, rowid FROM examples WHERE split_name = ? "
+        "ORDER BY client_id COLLATE BINARY, rowid",
         (split,),
     )
-    row = None
+
+
+def _message(where: str, connection: sqlite3.Connection, row: int) -> bytes:
+    """The message of a row. Each is read alone: none is read twice, and a bad one is named."""
+    query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
     try:
-        for each in cursor:
-            row = each[1]
-            yield each
+        found = connection.execute(query, (row,)).fetchone()
     except sqlite3.DataError:
-        where = f"{path}, behind row {row}" if row is not None else f"{path}, first row"
         raise InputError(f"{where}: longer than {MAX_VALUE_BYTES} bytes") from None
     except sqlite3.DatabaseError as error:
-        if machine_error(error) is None and row is not None:
-            raise CorruptFile(f"{path}, behind row {row}: its SQLite pages are damaged") from None
-        raise
+        if machine_error(error) is not None:
+            raise
+        found = None
+    # An index, by which rows are found, may name one that the table does not have.
+    if found is None:
+        raise CorruptFile(f"{where}: its SQLite pages are damaged")
+    if type(found[0]) is not bytes:
+        raise InputError(f"{where}: serialized_example_proto must be a blob")
+    return found[0]
 
 
 def _declared_clients(

@@ -167,7 +167,7 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
 
 
 def _separate(path: Path, shared: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Adapters of a third of the rank, without those that are zero."""
+    """Adapters of a third of the rank, without those that are zero unless all of them are."""
     found = {}
     for number, (name, each) in enumerate(shared.items()):
         a = np.split(each["a"], len(shared), axis=-1)[number]
@@ -179,9 +179,9 @@ def _separate(path: Path, shared: dict[str, Any]) -> dict[str, dict[str, np.ndar
                 "queries, keys and values, found other values: adapters of ours that were trained "
                 "further as one matrix are not three of the same rank"
             )
-        if a.any() or b.any():
-            found[name] = {"a": a, "b": b}
-    return found
+        found[name] = {"a": a, "b": b}
+    used = {name: each for name, each in found.items() if each["a"].any() or each["b"].any()}
+    return used or found
 
 
 def _modules(model: Decoder) -> dict[str, tuple[str, ...]]:

@@ -216,11 +216,14 @@ class _Reader:
             twin = self.stored.get(self.names.tied[short])
             if twin is None:
                 continue
-            self.tensors.check(name, self.tensors.shape(twin))
-            if not np.array_equal(self.tensors.read(name), self.tensors.read(twin)):
-                raise InputError(
-                    f"{path}: tensor {name!r} must equal {twin!r}, to which it is tied"
-                )
+            shape = self.tensors.shape(twin)
+            self.tensors.check(name, shape)
+            for start in range(0, shape[0], _ROWS):
+                rows = (slice(start, min(start + _ROWS, shape[0])),)
+                if not np.array_equal(self.tensors.read(name, rows), self.tensors.read(twin, rows)):
+                    raise InputError(
+                        f"{path}: tensor {name!r} must equal {twin!r}, to which it is tied"
+                    )
 
     def _read(self, sources: list[Block], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A parameter, from the tensors that it is made of."""

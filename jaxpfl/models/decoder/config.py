@@ -1,5 +1,6 @@
 """Sizes and settings of decoder language models, and their form in a Hugging Face config.json."""
 
+import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -74,7 +75,8 @@ class RopeScaling:
 
     def __post_init__(self):
         for field in ("factor", "low_freq_factor", "high_freq_factor"):
-            positive_float32(f"rope_scaling.{field}", getattr(self, field))
+            number = positive_float32(f"rope_scaling.{field}", getattr(self, field))
+            object.__setattr__(self, field, number)
         positive_int(
             "rope_scaling.original_max_position_embeddings", self.original_max_position_embeddings
         )
@@ -170,7 +172,7 @@ class DecoderConfig:
         for field in ("kv_heads", "head_size", "inner_size"):
             positive_int(field, getattr(self, field))
         for field in ("norm_epsilon", "rope_theta", "initializer_range"):
-            positive_float32(field, getattr(self, field))
+            object.__setattr__(self, field, positive_float32(field, getattr(self, field)))
         one_of("activation", self.activation, ACTIVATION_NAMES)
         if not isinstance(self.tied, bool):
             raise InputError(f"tied must be true or false, found {self.tied!r}")
@@ -258,7 +260,7 @@ def read_fields(
         found = values.get(field, only)
         # null means false, or the default.
         if found != only and (found is not None or only is True):
-            raise InputError(f"{field} must be {only!r}, found {found!r}")
+            raise InputError(f"{field} must be {json.dumps(only)}, found {json.dumps(found)}")
     return {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
 
 

@@ -122,7 +122,7 @@ class EncoderConfig:
         for field in ("inner_size", "embedding_size", "groups"):
             positive_int(field, getattr(self, field))
         for field in ("norm_epsilon", "initializer_range"):
-            positive_float32(field, getattr(self, field))
+            object.__setattr__(self, field, positive_float32(field, getattr(self, field)))
         non_negative_int("pad", self.pad)
         one_of("activation", self.activation, ACTIVATION_NAMES)
         check_multiple("hidden_size", size, "heads", self.heads)
@@ -149,6 +149,9 @@ class EncoderConfig:
         """
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         given = _DEFAULTS[model_type] | read_fields(values, _names(model_type), _FIXED)
+        # 0 stands for a default in our own fields alone.
+        for field in ("inner_size", "embedding_size", "groups"):
+            positive_int(field, given.get(field, 1))
         if model_type == "mpnet" and given["pad"] != 1:
             # The published network has positions from 2 on, whatever its config.json says.
             raise InputError(f"pad_token_id must be 1 in mpnet, found {given['pad']!r}")

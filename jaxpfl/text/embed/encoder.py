@@ -168,9 +168,11 @@ def _padded_lengths(limit: int) -> np.ndarray:
 
 def _max_length(folder: Path, settings: dict[str, Any], positions: int) -> int:
     """The tokens after which texts are cut, from the first file that states them."""
-    others = read_object(folder / "tokenizer_config.json", optional=True)
-    lengths = (settings.get("max_seq_length"), others.get("model_max_length"), positions)
-    length: Any = next(each for each in lengths if each is not None)
+    length: Any = settings.get("max_seq_length")
+    if length is None:
+        others = read_object(folder / "tokenizer_config.json", optional=True)
+        length = others.get("model_max_length")
+    length = positions if length is None else length
     if type(length) in (int, float) and 0 < length < math.inf:
         # A number such as 1e30 stands for "no limit".
         length = min(int(length), positions)

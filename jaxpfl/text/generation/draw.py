@@ -1,8 +1,8 @@
 """Drawing a token from a row of logits: temperature, top-p and the draw.
 
 Top-p keeps the tokens at or above a threshold; tokens that tie with the last one kept are kept. The
-threshold is found by bisection over the bits of the probabilities, which is
-exact and does not sort the vocabulary.
+threshold is found by bisection over the bits of the probabilities, which is exact and does not sort
+the vocabulary.
 
 The draw uses the Gumbel-max trick twice, first for a block of the vocabulary by its share of the
 probability, then for a token of the block. The distribution is the same as over all tokens at once,

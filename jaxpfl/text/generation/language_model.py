@@ -42,10 +42,11 @@ class LanguageModel:
       model: the network.
       params: its parameters, including the adapters where the model has them.
       tokeniser: the tokeniser of the vocabulary that the network was trained on.
-      mesh: the devices that share the requests, along the mesh axis "data"; None for one device.
+      mesh: the devices that share the requests, along its axis "data"; None for one device.
 
     Raises:
-      InputError: the tokeniser has ids for which the network has no embedding.
+      InputError: the tokeniser has ids for which the network has no embedding; or, when texts are
+        written, the mesh has no axis "data".
     """
 
     model: Decoder

@@ -2,8 +2,8 @@
 
 `MaskAndFill` is the variation of PrE-Text (Hou et al. 2024, "PrE-Text: Training Language Models on
 Private Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked
-language model, RoBERTa in the paper, draws others in their place. `Continue` is for
-a decoder that follows no instructions: it keeps a text's beginning and writes another end.
+language model, RoBERTa in the paper, draws others in their place. `Continue` is for a
+decoder that follows no instructions: it keeps a text's beginning and writes another end.
 
     vary = mask_and_fill("FacebookAI/roberta-large")
     others = vary(texts, jax.random.key(0))

@@ -30,8 +30,8 @@ class Pairs:
     All are int32. The end-of-text of a response is one of its tokens. See `pairs_of`.
 
     Raises:
-      InputError: there are no pairs, the numbers of rows differ, or a row has no tokens or has
-        padding before one.
+      InputError: there are no pairs, the numbers of rows differ, or a row has no tokens, has
+        padding before one, or has an id below -1.
     """
 
     prompt_NxP: np.ndarray
@@ -48,11 +48,14 @@ class Pairs:
                     f"{name} must be int32 [{len(self)} pairs, tokens], found {array.dtype} "
                     f"{list(array.shape)}"
                 )
-            real = array >= 0
+            real = array != PAD
             bad_N = ~real[:, :1].any(axis=1) | np.any(real[:, 1:] & ~real[:, :-1], axis=1)
+            bad_N |= np.any(array < PAD, axis=1)
             if np.any(bad_N):
                 row = int(np.argmax(bad_N))
-                raise InputError(f"{name}: row {row} must be one token or more, then padding")
+                raise InputError(
+                    f"{name}: row {row} must be one token or more, then padding with {PAD}"
+                )
 
     def __len__(self) -> int:
         return len(self.prompt_NxP)

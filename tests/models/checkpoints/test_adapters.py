@@ -75,6 +75,16 @@ def test_a_base_on_the_hub_is_named_with_its_commit_as_peft_does(tmp_path):
         assert (settings["base_model_name_or_path"], settings["revision"]) == expected
 
 
+def test_adapters_of_one_matrix_that_are_all_zero_are_kept(tmp_path):
+    base, (model, params) = _adapted("gpt2", LoRA(targets=("q", "v")))
+    adapters, rest = adapter_trees.split(params)
+    zeros = jax.tree.map(jnp.zeros_like, adapters)
+    adapter_files.save(tmp_path, model, adapter_trees.join(zeros, rest))
+    again, found = adapter_files.load(tmp_path, *base)
+    assert again.lora == LoRA(targets=("q", "k", "v"))
+    _equal(adapter_trees.split(found)[0], {name: zeros["q"] for name in "qkv"})
+
+
 def test_the_default_targets_are_those_that_a_model_has(tmp_path):
     base, (model, params) = _adapted("gpt2", LoRA())
     adapter_files.save(tmp_path, model, params)

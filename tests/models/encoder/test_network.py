@@ -196,6 +196,22 @@ def test_next_token_loss_and_accuracy_equal_the_float64_reference():
         assert (found["count"], found["correct"]) == (len(nll), hits)
 
 
+def test_the_gradient_of_the_loss_is_that_of_the_plain_cross_entropy():
+    params = _params(CAUSAL)
+    tokens_BxL = _batch()[0]
+
+    def plain(params):
+        logits = CAUSAL.masked_logits(params, tokens_BxL)[:, :-1]
+        log_p = jax.nn.log_softmax(logits, axis=-1)
+        return -jnp.mean(jnp.take_along_axis(log_p, tokens_BxL[:, 1:, None], axis=-1))
+
+    def loss(params):
+        return CAUSAL.loss(params, {"tokens": tokens_BxL}, np.ones(4, bool))[0]
+
+    found, expected = jax.jit(lambda p: (jax.grad(loss)(p), jax.grad(plain)(p)))(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+
+
 def test_what_a_model_cannot_do_is_said():
     tokens_BxL = _batch()[0]
     plain, masked = MODELS["bert"], MODELS["bert with a head"]
@@ -219,8 +235,9 @@ def test_gelu_by_erf_and_by_tanh_differ_as_published():
     [
         ({"model_type": "xlnet"}, "model_type must be one of 'bert', .* found 'xlnet'"),
         ({"hidden_act": "swish"}, "activation must be one of"),
-        ({"position_embedding_type": "relative_key"}, "must be 'absolute', found 'relative_key'"),
-        ({"add_cross_attention": True}, "add_cross_attention must be False, found True"),
+        ({"position_embedding_type": "relative_key"}, r'must be "absolute", found "relative_key"'),
+        ({"add_cross_attention": True}, "add_cross_attention must be false, found true"),
+        ({"intermediate_size": 0}, "inner_size must be at least 1"),
         ({"hidden_size": 13}, "hidden_size must be a multiple of heads = 3"),
         ({"hidden_size": "12"}, "hidden_size must be a whole number"),
         ({"model_type": "mpnet", "pad_token_id": 0}, "pad_token_id must be 1 in mpnet, found 0"),

@@ -137,6 +137,9 @@ def test_lengths_come_from_the_first_file_that_states_one(folder):
     assert SentenceEncoder(folder).max_length == 64
     (folder / "tokenizer_config.json").unlink()
     assert SentenceEncoder(folder).max_length == 64
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    (folder / "tokenizer_config.json").write_text("[]")
+    assert SentenceEncoder(folder).max_length == 20
 
 
 def test_pooling_and_normalisation_follow_the_folder(folder):

@@ -133,6 +133,8 @@ def test_which_texts_ended_by_themselves():
 def test_two_devices_write_the_same_texts():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     assert generated(("bb",), mesh=mesh) == generated(("bb",))
+    with pytest.raises(InputError, match="the mesh must have an axis 'data'"):
+        generated(("bb",), mesh=jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,)))
 
 
 def test_a_start_token_goes_before_every_prompt_and_an_empty_one_is_never_empty():
