@@ -74,7 +74,9 @@ def _begins_with_array(path: Path) -> bool:
 def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any], int]]:
     for number, line in enumerate(lines(file, str(path), "row"), 1):
         if text := line.strip(" \t\r\n"):
-            found, end = _decoded(path, number, text, 0, True)
+            decoded = _decoded(path, number, text, 0, True)
+            assert decoded is not None  # Of a text that has ended.
+            found, end = decoded
             if end < len(text):
                 raise InputError(f"{path}, row {number}: not valid JSON at character {end + 1}")
             yield number, found, end
