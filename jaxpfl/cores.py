@@ -49,10 +49,11 @@ def processor() -> dict[str, str]:
     except OSError:
         return {"model name": platform.processor() or platform.machine()}
     first = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
-    told = {name.strip(): value.strip() for name, _, value in first}
-    found = {name: told[name] for name in _KIND if name in told}
+    fields = {name.strip(): value.strip() for name, _, value in first}
+    found = {name: fields[name] for name in _KIND if name in fields}
     for name in _INSTRUCTIONS:
-        listed = sorted(each for each in told.get(name, "").split() if each.startswith(_ARITHMETIC))
+        known = fields.get(name, "").split()
+        listed = sorted(each for each in known if each.startswith(_ARITHMETIC))
         if listed:
             found["arithmetic"] = " ".join(listed)
     return found or {"model name": platform.processor() or platform.machine()}

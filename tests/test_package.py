@@ -75,6 +75,8 @@ def test_import_prints_nothing_and_every_public_name_exists():
         _run("import jaxpfl\nfor name in getattr(jaxpfl, '__all__', []): getattr(jaxpfl, name)")
         == ""
     )
+    # A function keeps its name where a folder of its name is loaded.
+    assert not _run("import jaxpfl.algorithms.fred.plan; assert callable(jaxpfl.algorithms.fred)")
 
 
 def test_the_package_keeps_the_rules_of_its_architecture():

@@ -78,6 +78,7 @@ SECURE = "federated/release/secure_release.py"
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
     "charges a ledger": (r"\.charge$", {RELEASE}),
+    "charges a secure sum": (r"\.charge_secure_sum$", {SECURE}),
     "records a release": (r"\.record$", {RELEASE}),
     "samples a cohort": (r"plan\.sample$", {PREPARED}),
     "packs a cohort": (r"(^|\.)Cohort$", {PREPARED, SECURE}),
@@ -374,8 +375,9 @@ def _against_federated(importer: str, name: str) -> str | None:
     if not all(each.startswith(f"{PACKAGE}.federated.") for each in (importer, name)):
         return None
     inner, target = importer.split(".")[2], name.split(".")[2]
-    allowed = {*FEDERATED.get(inner, set()), *BESIDE, inner}
-    if inner in FEDERATED | dict.fromkeys(BESIDE) and target not in allowed:
+    if inner not in {*FEDERATED, *BESIDE}:
+        return f"federated.{inner} has no place in the order of the folders of federated"
+    if target not in {*FEDERATED.get(inner, set()), *BESIDE, inner}:
         return f"federated.{inner} imports federated.{target}, which goes against the layers"
     return None
 

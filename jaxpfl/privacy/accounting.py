@@ -228,7 +228,7 @@ ACCOUNTANTS: dict[Accountant, Rules] = {
     "pld": Rules(
         _pld_epsilon,
         {
-            dp_accounting.SampledWithoutReplacementDpEvent: "cohorts of fixed size",
+            dp_accounting.SampledWithoutReplacementDpEvent: "fixed-size cohorts, only Poisson ones",
             dp_accounting.ZCDpEvent: "secure sums",
         },
         exact=True,

@@ -16,7 +16,7 @@ Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing
 | noise        | identity, round           | key of the noise, before it is bound to the sum       |
 | checksum     | identity, round           | secrets of the checksum that binds it                 |
 | shared noise | identity                  | key of noise that several rounds share                |
-| secure sum   | identity                  | identifies the charge of a secure sum; public         |
+| secure sum   | identity, event           | identifies the charge of a secure sum; public         |
 | noise share  | the client's index        | seed of a client's integer noise in a secure sum      |
 | dropped      | nothing                   | seed of who drops out of a secure sum                 |
 

@@ -7,8 +7,8 @@ epsilon. A charge is on the disk before `charge` returns, and only then may data
 a crash may leave a charge without a release, but never a release without a charge.
 
 Guarantees:
-- The file is protected, and locked for one process, as described in `chain`. Checkpoints keep its
-  `head`, by which lines that were cut off its end are noticed.
+- The file is protected, and locked for one process, as described in `chain`. That lines were cut
+  off its end is noticed only by a caller that keeps `head` elsewhere, as checkpoints do.
 - A charge is identified by its `identity`, a keyed hash of everything that the release depends on,
   so that the same release, repeated after a crash, is not charged twice. `record` notes a hash of
   the result, so that a repetition with another result is noticed, and charged.

@@ -121,6 +121,22 @@ def test_the_noise_is_the_plans(tmp_path, kind):
         assert expected / 3 < deviations["projected"] < expected * 3
 
 
+@pytest.mark.parametrize("noise", ["projected", "every_score"])
+def test_the_same_release_again_is_the_same_and_costs_nothing(tmp_path, noise):
+    """A run that was killed and resumed: a new ledger object, a new scorer, one secret."""
+    found = [
+        asked(
+            candidate_scores(candidates(), Scorer(plan(clients_per_round=20), noise=noise)),
+            clients(),
+            tmp_path,
+            rounds=2,
+        )
+        for _ in range(2)
+    ]
+    np.testing.assert_array_equal(found[0].state.sum_KxJ, found[1].state.sum_KxJ)
+    assert len(found[1].ledger) == 2
+
+
 def test_whatever_differs_the_release_is_charged_and_its_noise_is_independent(tmp_path):
     """Else the difference of two releases would be free of noise: all kinds, on one ledger.
 

@@ -11,7 +11,7 @@ import pytest
 from jaxpfl.data import Population
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import Releaser, RunSecret
-from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Ledger
+from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Ledger, Plan
 from tests.federated.releases import (
     CLIENTS,
     ask,
@@ -173,6 +173,22 @@ def test_a_releaser_charges_what_the_ledger_protects(ledger_path):
         with pytest.raises(InputError, match="must protect the same unit"):
             Releaser(clients, ledger, RunSecret(), run="run").release(asked, round=1)
         assert not ledger.charges
+
+
+def test_nobody_is_drawn_before_the_charge_is_on_the_disk(ledger_path, monkeypatch):
+    """TRUST 30: and nobody at all where the charge does not fit the budget."""
+    drawn, sample = [], Plan.sample
+
+    def spied(self, seed, round):
+        drawn.append(len(Ledger.read(ledger_path).charges))
+        return sample(self, seed, round)
+
+    monkeypatch.setattr(Plan, "sample", spied)
+    ask(ledger_path)
+    assert drawn == [1]
+    with pytest.raises(BudgetExhausted):
+        ask(ledger_path, round=2, budget=Budget(1e-3, 1e-6))
+    assert drawn == [1]
 
 
 def test_a_second_release_that_does_not_fit_the_budget_is_never_confirmed(ledger_path):

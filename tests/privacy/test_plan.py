@@ -121,7 +121,7 @@ def test_a_plan_without_privacy_says_so_everywhere():
 
 def test_fixed_size_sampling_has_no_pld():
     """TRUST 13: not constructible, nor asked for later."""
-    with pytest.raises(InputError, match="PLD does not support cohorts of fixed size"):
+    with pytest.raises(InputError, match="PLD does not support fixed-size cohorts"):
         flat_plan(**FIELDS, sampling="fixed", accountant="pld")
     with pytest.raises(InputError, match="PLD"):
         flat_plan(**FIELDS, sampling="fixed").epsilon(accountant="pld")

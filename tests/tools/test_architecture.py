@@ -38,7 +38,7 @@ CLEAN = {
     "    self.ledger.record(plan)\n"
     "    prepared.sum()\n",
     "federated/release/secure_release.py": "from jaxpfl.federated.release import prepared_query\n"
-    "def secure_release():\n    Cohort()\n",
+    "def secure_release():\n    releaser.charge_secure_sum()\n    Cohort()\n",
     "algorithms/one.py": "from jaxpfl.federated.release.query import Query\n",
     "experiments/__init__.py": "",
     "experiments/config/reader.py": "",
@@ -134,6 +134,7 @@ PLANTED = [
     ("federated/flow/rules.py", "import jaxpfl.federated.release.door\n", 1, "federated.flow"),
     ("federated/release/query.py", "import jaxpfl.federated.hosts.work\n", 1, "federated.release"),
     ("federated/mesh.py", "import jaxpfl.federated.release.query\n", 1, "federated.mesh"),
+    ("federated/odd/new.py", "import jaxpfl.federated.mesh\n", 1, "federated.odd has no place"),
     # Sizes.
     ("data/long.py", "\n" * 451, 451, "451 lines"),
     ("data/wide.py", _function(11), 1, "f takes 11 parameters"),
@@ -163,6 +164,7 @@ PLANTED = [
     ),
     # Ways around the release.
     ("algorithms/one.py", "ledger.charge(event, 'label', run=run)\n", 1, "charges a ledger"),
+    ("algorithms/one.py", "releaser.charge_secure_sum(query)\n", 1, "charges a secure sum"),
     ("algorithms/one.py", "def f(self):\n    self._ledger.record(name)\n", 2, "records a release"),
     ("algorithms/one.py", "chosen = self.plan.sample(seed, round)\n", 1, "samples a cohort"),
     ("algorithms/one.py", "cohort = Cohort(clients, chosen)\n", 1, "packs a cohort"),

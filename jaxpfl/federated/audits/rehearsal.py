@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.data.population import Population
-from jaxpfl.federated.release.information_flow import InformationFlow, check_release
+from jaxpfl.federated.flow.check import InformationFlow
+from jaxpfl.federated.release.information_flow import check_release
 from jaxpfl.federated.release.prepared_query import opened, traced
 from jaxpfl.federated.release.query import Query, arrays, prepared, read_columns
 from jaxpfl.federated.release.releaser import Released

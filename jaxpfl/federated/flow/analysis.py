@@ -71,7 +71,7 @@ class Steps(NamedTuple):
       bind: `(key, secrets, sum) -> key`.
       draw: `key -> noise`.
       add_noise: `(sum, noise) -> released`.
-      rules: of `jax.custom_batching`, for clients side by side, of which they mix none.
+      rules: of `jax.custom_batching`: no steps, but known to mix no clients side by side.
     """
 
     compute: Sequence[Callable]

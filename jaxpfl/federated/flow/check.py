@@ -1,7 +1,7 @@
 """Proves of a program that what it returns depends on clients only through noisy sums.
 
-Its inputs are labelled (`labels`), and the labels followed through every equation (`analysis`,
-`rules`); what remains on the outputs decides.
+Its inputs are labelled (`labels`), and the labels are followed through every equation
+(`analysis`, `rules`); what remains on the outputs decides.
 """
 
 from collections.abc import Mapping
@@ -34,11 +34,12 @@ class InformationFlow(NamedTuple):
     """What was proven of a program; public.
 
     Attributes:
-      equations: the number of those of the door that were followed.
+      equations: the number of those of the program that were followed.
       noisy: outputs that depend on clients, each by noisy sums; none of a plan without noise.
       constants: what counts as public because the program holds it: names and kinds of what the
         client function captures, and shapes and dtypes of arrays. No values.
-      bounded_by_client: the client function bounds each example itself, and the door does not clip.
+      bounded_by_client: the client function bounds each example itself, and the program does not
+        clip.
     """
 
     equations: int

@@ -94,7 +94,7 @@ class Group:
     def __init__(self) -> None:
         self.index, self.size = jax.process_index(), jax.process_count()
         self._name = ""
-        self._told = self._asked = 0
+        self._broadcasts = self._questions = 0
         self._failed = False
         self._over = threading.Event()
         self._watch = threading.Thread(target=self._look, name="jaxpfl-watch", daemon=True)
@@ -132,7 +132,7 @@ class Group:
 
     def _fail(self, error: BaseException) -> None:
         """Lets the other processes know of an error that leaves the run."""
-        if self.index and not self._asked:
+        if self.index and not self._questions:
             self.answer(self._said(error))
         elif not self._failed:
             if not self.index:
@@ -148,24 +148,24 @@ class Group:
 
     def tell(self, **message: Any) -> None:
         """Process 0 tells the others something public, in JSON's types."""
-        mesh.store().key_value_set(self._key("told", self._told), json.dumps(message))
-        self._told += 1
+        mesh.store().key_value_set(self._key("broadcast", self._broadcasts), json.dumps(message))
+        self._broadcasts += 1
 
     def hear(self) -> dict[str, Any]:
         """The next message of process 0; waits for it."""
-        heard = json.loads(self._get(self._key("told", self._told)))
-        self._told += 1
+        heard = json.loads(self._get(self._key("broadcast", self._broadcasts)))
+        self._broadcasts += 1
         self._failed = "failed" in heard
         return heard
 
     def answer(self, text: str) -> None:
         """Another process answers process 0."""
-        mesh.store().key_value_set(self._key(f"answer/{self._asked}", self.index), text)
-        self._asked += 1
+        mesh.store().key_value_set(self._key(f"answer/{self._questions}", self.index), text)
+        self._questions += 1
 
     def answers(self) -> list[str]:
         """What processes 1, 2, ... answered; waits for all."""
-        number, self._asked = self._asked, self._asked + 1
+        number, self._questions = self._questions, self._questions + 1
         return [self._get(self._key(f"answer/{number}", i)) for i in range(1, self.size)]
 
     def send(self, content: bytes) -> None:

@@ -1,4 +1,5 @@
-"""The door: clip, sum, noise. Private to `release.releaser`, which charges before it is opened.
+"""The door: clip, sum, noise. Private to `release.prepared_query`, which alone opens it, for
+`release.releaser`, which charges first.
 
     broadcast + cohort --client_fn--> contributions --clip--> --sum--> --noise--> release
 
@@ -328,12 +329,12 @@ class Door:
         Raises:
           InputError: as `__call__`.
         """
-        dealt, everywhere = (
+        by_client, everywhere = (
             functools.partial(_placed, NamedSharding(self.mesh, spec))
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())
         )
         engine = self._engine(self._chunk_of(self.query.cohort.capacity))
-        sums, bucket = self._layout.placed(self._sums()), dealt(self.bucket(columns))
+        sums, bucket = self._layout.placed(self._sums()), by_client(self.bucket(columns))
         places = shardings(self.query.client_fn, self.mesh, broadcast)
         placed = jax.tree.map(lambda leaf, place: _placed(place, leaf), broadcast, places)
         scalar, key = everywhere(_shape()), everywhere(_key())

@@ -3,8 +3,9 @@
 `check_release` runs before a query is first charged (`release.prepared_query`). It reads two
 programs, as JAX traces them. That of ONE client must compute from its operands alone: callbacks,
 collectives, rules of its own under vmap and whatever is not known are refused. Of the door's, as
-`release.releaser` opens it, inputs are labelled, and the labels followed through every equation
-(`federated.flow`). An output may depend on the clients only through these six steps, in this order:
+`release.prepared_query` opens it, inputs are labelled, and the labels are followed through every
+equation (`federated.flow`). An output may depend on the clients only through these six steps, in
+this order:
 
 | step              | what is required of it, in the program that was traced                      |
 |-------------------|-----------------------------------------------------------------------------|

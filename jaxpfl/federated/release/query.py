@@ -198,8 +198,8 @@ def prepared(query: Query, population: Population) -> Population:
         unit = query.plan.unit
         raise InputError(
             f"query {query.label!r}: prepare must keep every {unit} as one and compute it from its "
-            f"own data alone, found another number of {unit}s, or one that depends on which others "
-            "are asked with it"
+            f"own data alone, found another number of {unit}s, or a result that depends on which "
+            "others are asked with it"
         )
     return found
 
@@ -217,18 +217,18 @@ def _each_alone(population: Population) -> Population:
     return Population(population.rows(slice(0, count)), np.arange(count + 1), ids)
 
 
-def read_columns(query: Query, prepared: Population) -> dict[str, Column]:
+def read_columns(query: Query, population: Population) -> dict[str, Column]:
     """The columns that a query reads.
 
     Raises:
       InputError: a column is missing or not numeric.
     """
-    held = prepared.numeric()
+    held = population.numeric()
     wanted = tuple(held) if query.columns is None else query.columns
     missing = [repr(name) for name in wanted if name not in held]
     if missing or (query.columns is None and not held):
         what = " ".join(["a numeric column", *missing[:1]])
-        found = ", ".join(prepared.columns) or "none"
+        found = ", ".join(population.columns) or "none"
         raise InputError(f"query {query.label!r} needs {what}, found {found}")
     return {name: held[name] for name in wanted}
 

@@ -1,7 +1,7 @@
 """The sums of all leaves as one vector, of which each device has a share.
 
-The shares of a vector are added up and get their noise where they are. None holds more than two
-vectors, however many devices there are.
+The shares of a vector are added up and get their noise where they are. No device holds more than
+two vectors, however many there are.
 """
 
 import dataclasses
