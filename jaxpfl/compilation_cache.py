@@ -19,16 +19,21 @@ _LEAST_SECONDS = 0.1
 _MOST_BYTES = 1 << 30
 
 
-def folder() -> Path:
-    """Returns the folder for compiled programs in the user's cache; does not create it."""
+def caches() -> Path:
+    """Returns jaxpfl's folder in the user's cache; does not create it."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():
-        caches = named
+        user = named
     elif sys.platform == "darwin":
-        caches = Path.home() / "Library" / "Caches"
+        user = Path.home() / "Library" / "Caches"
     else:
-        caches = Path.home() / ".cache"
-    return caches / "jaxpfl" / "compiled"
+        user = Path.home() / ".cache"
+    return user / "jaxpfl"
+
+
+def folder() -> Path:
+    """Returns the folder for compiled programs; does not create it."""
+    return caches() / "compiled"
 
 
 def enable() -> None:

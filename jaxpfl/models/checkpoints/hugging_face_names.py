@@ -6,11 +6,15 @@ and GPT-2's checkpoints have one matrix, our decoders and other checkpoints thre
 `Block`s describes this for reading and for writing.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
+
+from jaxpfl.models.checkpoints.model_files import check_sizes, named
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
 
@@ -224,3 +228,30 @@ def _linear(tensor: str, leaf: str, part: int = 0, parts: int = 1) -> Iterator[B
 def _norm(tensor: str, leaf: str, layer: int | None = None) -> Iterator[Block]:
     yield Block(f"{tensor}.weight", f"{leaf}.scale", layer)
     yield Block(f"{tensor}.bias", f"{leaf}.bias", layer)
+
+
+def require_sizes(model: Encoder | Decoder) -> None:
+    """Refuses sizes far above any published model's."""
+    sizes = dataclasses.asdict(model.config)
+    heads = {"heads times head_size": model.config.heads * sizes.get("head_size", 0)}
+    check_sizes(sizes | heads, layers=1_000)
+
+
+def stored(model: Encoder | Decoder) -> dict[str, tuple[tuple[int, ...], list[Block]]]:
+    """By name, as transformers stores it: a tensor's shape, and the parts of our leaves in it."""
+    # transformers gives the tensors of an encoder without a head no prefix.
+    bare = isinstance(model, Encoder) and not model.head
+    names, shapes = Naming(model.name), named(jax.eval_shape(model.init, jax.random.key(0)))
+    found: dict[str, tuple[tuple[int, ...], list[Block]]] = {}
+    for block in blocks(model):
+        name = block.tensor if bare else names.full(block.tensor)
+        shape = stored_shape(block, shapes[block.leaf].shape)
+        found.setdefault(name, (shape, []))[1].append(block)
+    return found
+
+
+def stored_shape(block: Block, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in a file of the tensor that a block is of."""
+    own = leaf_shape if block.layer is None else leaf_shape[1:]
+    shape = (*own[:-1], own[-1] // block.leaf_parts * block.parts)
+    return shape[::-1] if block.transposed else shape

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Model, Params
+
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+"""Of parameters in files and in memory."""
 
 
 def require(module: str, extra: str) -> Any:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
 
@@ -21,10 +20,17 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints.hub import MINILM_NAMES as MINILM_NAMES
 from jaxpfl.models.checkpoints.hub import resolve as resolve
-from jaxpfl.models.checkpoints.hugging_face_names import Block, Naming, blocks
+from jaxpfl.models.checkpoints.hugging_face_names import (
+    Block,
+    Naming,
+    blocks,
+    require_sizes,
+    stored,
+    stored_shape,
+)
 from jaxpfl.models.checkpoints.model_files import (
+    DTYPES,
     check_parameters,
-    check_sizes,
     finite,
     named,
     read_object,
@@ -39,7 +45,6 @@ from jaxpfl.models.encoder import config as encoder_config
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 MODEL_TYPES = (*encoder_config.MODEL_TYPES, *decoder_config.MODEL_TYPES)
 
 # How transformers spells the architectures in the names of its classes.
@@ -102,9 +107,7 @@ def read_config(path: str | Path) -> Encoder | Decoder:
             if not isinstance(causal, bool):
                 raise InputError(f"is_decoder must be true or false, found {causal!r}")
             model = Encoder(EncoderConfig.from_dict(values), causal=causal)
-        sizes = dataclasses.asdict(model.config)
-        heads = {"heads times head_size": model.config.heads * sizes.get("head_size", 0)}
-        check_sizes(sizes | heads, layers=1_000)
+        require_sizes(model)
         return model
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -142,21 +145,15 @@ def save(
             "int8 weights cannot be saved: save the model from which they were quantised"
         )
     leaves = check_parameters(model, params, tuple(DTYPES))
-    # transformers gives the tensors of an encoder without a head no prefix.
-    bare = isinstance(model, Encoder) and not model.head
-    names = Naming(model.name)
-    sources: dict[str, list[Block]] = {}
-    for block in blocks(model):
-        name = block.tensor if bare else names.full(block.tensor)
-        sources.setdefault(name, []).append(block)
-    described = {}
-    for name, (first, *_) in sources.items():
-        leaf = leaves[first.leaf]
-        described[name] = jax.ShapeDtypeStruct(_stored_shape(first, leaf.shape), leaf.dtype)
+    tensors = stored(model)
+    described = {
+        name: jax.ShapeDtypeStruct(shape, leaves[first.leaf].dtype)
+        for name, (shape, (first, *_)) in tensors.items()
+    }
 
     def read(name: str) -> np.ndarray:
-        first = sources[name][0]
-        parts = [_cut(block, leaves[block.leaf]) for block in sources[name]]
+        first, *_ = sources = tensors[name][1]
+        parts = [_cut(block, leaves[block.leaf]) for block in sources]
         tensor = np.concatenate(parts, -1) if len(parts) > 1 else parts[0]
         finite(f"parameter {first.leaf}", tensor)
         return tensor.T if first.transposed else tensor
@@ -189,7 +186,7 @@ class _Reader:
         sources: dict[str, list[Block]] = {}
         for block in blocks(model):
             name = self.stored.get(block.tensor, block.tensor)
-            self.tensors.check(name, _stored_shape(block, shapes[block.leaf].shape))
+            self.tensors.check(name, stored_shape(block, shapes[block.leaf].shape))
             sources.setdefault(block.leaf, []).append(block)
         self._check_others({block.tensor for own in sources.values() for block in own})
         shardings = {} if mesh is None else named(model.shardings(mesh, _nested(shapes)))
@@ -240,12 +237,6 @@ class _Reader:
                 part = (slice(rows.start, rows.stop), *where[1:])
                 target[start : start + _ROWS] = self.tensors.finite(self.stored[block.tensor], part)
         return made
-
-
-def _stored_shape(block: Block, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:
-    own = leaf_shape if block.layer is None else leaf_shape[1:]
-    shape = (*own[:-1], own[-1] // block.leaf_parts * block.parts)
-    return shape[::-1] if block.transposed else shape
 
 
 def _cut(block: Block, leaf: Any) -> np.ndarray:
