@@ -7,6 +7,7 @@ fred               a private Frechet distance from clients' data to public corpo
 federated_metrics  accuracies of slices and of users, released with privacy
 candidate_scores   clients' scores of generated candidates
 popri              a language model tuned by clients' scores of what it writes
+one_look           the same by one release of the clients' moments
 private_evolution  synthetic texts that clients vote on, and that the server varies
 frechet            the distance itself, from moments
 gaussian_moments   moments of embeddings, streaming; mixtures in closed form
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from jaxpfl.algorithms.federated_metrics import federated_metrics as federated_metrics
     from jaxpfl.algorithms.fred import FredPlan as FredPlan
     from jaxpfl.algorithms.fred import fred as fred
+    from jaxpfl.algorithms.one_look import MomentRewards as MomentRewards
     from jaxpfl.algorithms.popri import PopriSettings as PopriSettings
     from jaxpfl.algorithms.popri import popri as popri
     from jaxpfl.algorithms.private_evolution import EvolutionSettings as EvolutionSettings

@@ -95,6 +95,15 @@ class Scorer:
         # Made once: a release asks for the very object that the algorithm states.
         object.__setattr__(self, "query", self._query())
 
+    @property
+    def rounds(self) -> int:
+        """Of the plan; each of them asks `queries`."""
+        return self.plan.rounds
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        return (self.query,)
+
     def release(self, release: Release, candidates_KxJxD: Any, round: int) -> np.ndarray:
         """Releases the noisy sum of a cohort's scores, float32 [prompts, responses].
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
 from jaxpfl.checks import non_negative, non_negative_int, one_of, positive_int, real
 from jaxpfl.errors import InputError
@@ -54,6 +55,8 @@ class PopriSettings:
       prompt_tokens: a longer prompt is cut to its last `prompt_tokens` tokens.
       new_tokens: the largest number of tokens that are generated for a response.
       response_tokens: a longer response is cut to its first `response_tokens` tokens.
+      least_words: a response of fewer words is no candidate: an empty text lies in the middle of
+        all texts, and would be a favourite of clients that score by the mean cosine.
       temperature, top_p: settings of the generation.
       preference: settings of the tuning. Its `epochs` are the epochs of one round.
       optimizer: "fresh": in every round the optimiser and its schedule start anew; "carried": both
@@ -68,6 +71,7 @@ class PopriSettings:
     prompt_tokens: int = 256
     new_tokens: int = 85
     response_tokens: int = 64
+    least_words: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     preference: PreferenceSettings = field(default_factory=PreferenceSettings)
@@ -83,6 +87,7 @@ class PopriSettings:
                 f"prompt, found {self.rejected_rank}"
             )
         one_of("optimizer", self.optimizer, ("fresh", "carried"))
+        non_negative_int("least_words", self.least_words)
         non_negative("temperature", self.temperature)
         if not 0 < real("top_p", self.top_p) <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, found {self.top_p!r}")
@@ -101,6 +106,7 @@ class Written:
       prompts: K texts.
       responses: K lists of J texts.
       scores_KxJ: the clients' noisy scores.
+      candidates: the share of the responses that are candidates (`PopriSettings.least_words`).
       pairs: the number of preference pairs, at most K (see `preference_pairs`).
       record: the record of the tuning, see `text.preference.optimisation.Tuned`.
     """
@@ -109,6 +115,7 @@ class Written:
     prompts: list[str]
     responses: list[list[str]]
     scores_KxJ: np.ndarray
+    candidates: float
     pairs: int
     record: dict[str, Any]
 
@@ -134,7 +141,7 @@ class PopriState(NamedTuple):
 def popri(
     generator: LanguageModel,
     samples: Sequence[str],
-    scorer: Scorer,
+    scorer: Scorer | MomentRewards,
     embedder: Embedder,
     settings: PopriSettings,
     *,
@@ -149,7 +156,8 @@ def popri(
     Args:
       generator: PUBLIC model without adapters.
       samples: PUBLIC texts that prompts are made of.
-      scorer: how clients score responses; its plan gives the number of rounds.
+      scorer: how clients score responses, by round; or rewards from one release, which ask nobody
+        again. It gives the number of rounds.
       embedder: public; must be the one that the clients' texts were embedded with.
       seed: seed of the adapters, the prompts, the responses and the order of the pairs.
       hooks: stores "round 3 responses", "round 3 scores" and "round 3 adapters".
@@ -157,8 +165,9 @@ def popri(
     Raises:
       InputError: `generator` has adapters already.
 
-    Metrics of a step, all public: `pairs`, and `loss`, `margin` and `accuracy`, which are means
-    over the steps of the tuning and are absent in a round without pairs.
+    Metrics of a step, all public: `pairs`, `candidates` (see `Written`), and `loss`, `margin` and
+    `accuracy`, which are means over the steps of the tuning and are absent in a round without
+    pairs.
     """
     hooks = Hooks() if hooks is None else hooks
     draws = PublicDraws("popri", seed)
@@ -169,7 +178,7 @@ def popri(
 
     def all_steps():
         # Of rounds in which every prompt gives a pair.
-        return scorer.plan.rounds * settings.preference.steps(settings.prompts)
+        return scorer.rounds * settings.preference.steps(settings.prompts)
 
     def init(key):
         del key  # the seed decides all draws
@@ -190,10 +199,11 @@ def popri(
         following = hooks.stored(round, "adapters", tuned, state, pairs, round)
         state, record = _unflat(following, state)
         number = 0 if pairs is None else len(pairs)
-        found = Written(round, prompts, texts_KxJ.tolist(), scores_KxJ, number, record)
+        share = float(np.mean(candidates_of(texts_KxJ, settings)))
+        found = Written(round, prompts, texts_KxJ.tolist(), scores_KxJ, share, number, record)
         hooks.on_round(found)
         means = {name: np.float32(mean) for name, mean in found.means.items()}
-        return state, {"pairs": np.int32(number), **means}
+        return state, {"pairs": np.int32(number), "candidates": np.float32(share), **means}
 
     def written(state: PopriState, prompts: list[str], round: int) -> Arrays:
         writer, key = generator.replaced(model, params_of(state)), draws.key("responses", round)
@@ -203,6 +213,9 @@ def popri(
     def scores(release: Release, texts_KxJ: np.ndarray, round: int) -> Arrays:
         embeddings = np.asarray(embedder(texts_KxJ.reshape(-1).tolist()))
         candidates_KxJxD = embeddings.reshape(*texts_KxJ.shape, -1)
+        if isinstance(scorer, MomentRewards):
+            used_KxJ = candidates_of(texts_KxJ, settings)
+            return {"scores": scorer.of(candidates_KxJxD, used_KxJ)}
         return {"scores": scorer.release(release, candidates_KxJxD, round)}
 
     def tuned(state: PopriState, pairs: Pairs | None, round: int) -> Arrays:
@@ -222,7 +235,7 @@ def popri(
         optimizer = found.optimizer if carries else ()
         return _flat(PopriState(adapter_trees.split(found.params)[0], optimizer), found.record)
 
-    return Algorithm("popri", init, step, (scorer.query,), params_of)
+    return Algorithm("popri", init, step, scorer.queries, params_of)
 
 
 def with_adapters(generator: LanguageModel, settings: PopriSettings, params: Any) -> LanguageModel:
@@ -267,25 +280,32 @@ def preference_pairs(
 ) -> Pairs | None:
     """Returns pairs of token ids, or None where no prompt gives a pair.
 
-    A prompt gives no pair where its chosen and rejected texts are equal or one of them is empty,
-    because such a pair would teach nothing. See `text.preference.responses.pairs_of_texts` for how
-    responses end.
+    Candidates alone are ranked. A prompt gives no pair where it has too few of them, or where its
+    chosen and rejected texts are equal or one of them is empty, because such a pair would teach
+    nothing. See `text.preference.responses.pairs_of_texts` for how responses end.
     """
-    chosen_K, rejected_K = preferences(scores_KxJ, settings.rejected_rank)
-    rows = np.arange(len(texts_KxJ))
-    chosen, rejected = texts_KxJ[rows, chosen_K], texts_KxJ[rows, rejected_K]
-    (used,) = np.nonzero((chosen != "") & (rejected != "") & (chosen != rejected))
-    if not len(used):
+    candidates_KxJ = candidates_of(texts_KxJ, settings)
+    rows_N, chosen_N, rejected_N = preferences(scores_KxJ, settings.rejected_rank, candidates_KxJ)
+    chosen, rejected = texts_KxJ[rows_N, chosen_N], texts_KxJ[rows_N, rejected_N]
+    used = (chosen != "") & (rejected != "") & (chosen != rejected)
+    if not used.any():
         return None
+    ended, other_ended = ended_KxJ[rows_N, chosen_N], ended_KxJ[rows_N, rejected_N]
     return pairs_of_texts(
         generator.tokeniser,
-        [prompts[k] for k in used.tolist()],
-        (chosen[used].tolist(), ended_KxJ[used, chosen_K[used]].tolist()),
-        (rejected[used].tolist(), ended_KxJ[used, rejected_K[used]].tolist()),
+        [prompts[k] for k in rows_N[used].tolist()],
+        (chosen[used].tolist(), ended[used].tolist()),
+        (rejected[used].tolist(), other_ended[used].tolist()),
         format=settings.format,
         prompt_tokens=settings.prompt_tokens,
         response_tokens=settings.response_tokens,
     )
+
+
+def candidates_of(texts_KxJ: np.ndarray, settings: PopriSettings) -> np.ndarray:
+    """Which responses are long enough to be candidates: bool [K, J]."""
+    words = [len(text.split()) for text in texts_KxJ.reshape(-1)]
+    return np.array(words).reshape(texts_KxJ.shape) >= settings.least_words
 
 
 def prompts_of(

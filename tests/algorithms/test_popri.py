@@ -44,7 +44,7 @@ class Letters:
 
     def __init__(self):
         self.candidates: list[np.ndarray] = []
-        self.query = None
+        self.rounds, self.queries = 2, ()
 
     def release(self, release, candidates_KxJxD, round):
         assert round == len(self.candidates) + 1
@@ -374,7 +374,7 @@ def test_a_text_written_twice_keeps_its_own_score(generator):
     chosen = bytes(i for i in pairs.chosen_NxT[0].tolist() if i >= 0).decode()
     assert chosen.startswith("ab\n")
     assert faulty(texts, scores) == "yz"
-    assert preferences(scores, 2)[0].tolist() == [1]
+    assert preferences(scores, 2)[1].tolist() == [1]
 
 
 def test_scores_that_are_all_alike_are_finite(hashed, tmp_path):

@@ -26,10 +26,26 @@ def test_pairs_that_would_teach_nothing_are_left_out(generator):
     scores = np.array([[3.0, 2, 1]] * 4)
     ended = np.ones(texts.shape, bool)
     pairs = preference_pairs(generator, list("wxyz"), texts, ended, scores, settings)
-    assert pairs.prompt_NxP[:, 0].tolist() == [ord("w")]
+    # An empty response is no candidate: of the third and fourth prompt, the other two are a pair.
+    assert pairs.prompt_NxP[:, 0].tolist() == [ord("w"), ord("y"), ord("z")]
     assert (pairs.chosen_NxT[0, 0], pairs.rejected_NxT[0, 0]) == (ord("a"), ord("b"))
-    rest = (texts[1:], ended[1:], scores[1:])
+    alike = np.array([["a", "a", "c"], ["", "", "c"], ["", "b", ""]])
+    rest = (alike, ended[1:], scores[1:])
     assert preference_pairs(generator, list("xyz"), *rest, settings) is None
+
+
+def test_a_response_of_too_few_words_is_no_candidate(generator):
+    settings = PopriSettings(
+        prompts=4, responses=3, rejected_rank=2, prompt_tokens=8, least_words=2
+    )
+    texts = np.array(
+        [["a", "b b", "c c c"], ["a", "a", "c c"], ["a a", "b", "c c"], ["", "a", "b"]]
+    )
+    scores, ended = np.array([[3.0, 2, 1]] * 4), np.ones(texts.shape, bool)
+    pairs = preference_pairs(generator, list("wxyz"), texts, ended, scores, settings)
+    assert pairs.prompt_NxP[:, 0].tolist() == [ord("w"), ord("y")]
+    written = [bytes(row[row >= 0].tolist()) for row in pairs.chosen_NxT]
+    assert [row.split(b"Original")[0].strip() for row in written] == [b"b b", b"a a"]
 
 
 class Pieces(Tokeniser):

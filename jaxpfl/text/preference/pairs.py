@@ -154,14 +154,21 @@ def padded_lengths(pairs: Pairs, multiple: int) -> tuple[np.ndarray, int]:
     return width_N, response
 
 
-def preferences(scores_KxJ: np.ndarray, rejected_rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """The places, 0 .. J - 1, of each prompt's chosen and rejected response: two int64 [K].
+def preferences(
+    scores_KxJ: np.ndarray, rejected_rank: int, candidates_KxJ: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The prompts with a pair, and the places, 0 .. J - 1, of their chosen and rejected response.
 
     Responses are identified by their places, so that equal texts keep their own scores; equal
     scores are ranked by place.
 
     Args:
       rejected_rank: the rank of the rejected response; the best has 1.
+      candidates_KxJ: bool; the responses that are ranked, None for all. A prompt with fewer than
+        `rejected_rank` of them has no pair.
+
+    Returns:
+      Three int64 [N], with N <= K.
 
     Raises:
       InputError: a rank that is not in 2 .. J, scores that are not [K, J] or not finite.
@@ -177,5 +184,9 @@ def preferences(scores_KxJ: np.ndarray, rejected_rank: int) -> tuple[np.ndarray,
             f"rejected_rank must lie in 2 .. {responses}, the number of responses to a prompt, "
             f"found {rejected_rank}"
         )
-    order_KxJ = np.argsort(-scores_KxJ, axis=1, kind="stable")
-    return order_KxJ[:, 0], order_KxJ[:, rejected_rank - 1]
+    if candidates_KxJ is None:
+        candidates_KxJ = np.ones(scores_KxJ.shape, bool)
+    ranked_KxJ = np.where(candidates_KxJ, scores_KxJ, -np.inf)
+    order_KxJ = np.argsort(-ranked_KxJ, axis=1, kind="stable")
+    (prompts_N,) = np.nonzero(candidates_KxJ.sum(axis=1) >= rejected_rank)
+    return prompts_N, order_KxJ[prompts_N, 0], order_KxJ[prompts_N, rejected_rank - 1]

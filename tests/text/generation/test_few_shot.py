@@ -64,11 +64,11 @@ def test_bad_prompts():
 def test_preferences_by_rank():
     scores = np.array([[0.1, 0.9, 0.5, 0.7], [4.0, 3.0, 2.0, 1.0]])
     for rank, expected in ((2, [3, 1]), (4, [0, 3])):
-        chosen_K, rejected_K = preferences(scores, rank)
+        _, chosen_K, rejected_K = preferences(scores, rank)
         np.testing.assert_array_equal(chosen_K, [1, 0])
         np.testing.assert_array_equal(rejected_K, expected)
     # Equal scores rank by place.
-    assert [each.tolist() for each in preferences(np.zeros((1, 10)), 5)] == [[0], [4]]
+    assert [each.tolist() for each in preferences(np.zeros((1, 10)), 5)] == [[0], [0], [4]]
 
 
 def test_equal_texts_keep_their_own_scores():
@@ -79,7 +79,7 @@ def test_equal_texts_keep_their_own_scores():
     scores = np.array([[0.0, 1.0, 5.0, -1.0]])
     by_text = [scores[0][texts.index(text)] for text in texts]
     assert np.argmax(by_text) == 1
-    assert [each.tolist() for each in preferences(scores, 2)] == [[2], [1]]
+    assert [each.tolist() for each in preferences(scores, 2)] == [[0], [2], [1]]
 
 
 @pytest.mark.parametrize(

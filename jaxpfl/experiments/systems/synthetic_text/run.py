@@ -305,6 +305,7 @@ class Run:
         return {
             "round": written.round,
             "fid": self._fid(texts),
+            "candidates": written.candidates,
             "pairs": written.pairs,
             "texts": [texts[i] for i in best],
             **written.means,

