@@ -45,10 +45,12 @@ demo: .venv/installed
 	.venv/bin/jaxpfl run configs/quickstart.yaml --out $$out
 
 # JAXPFL_TEST_XLA=full compiles as a user's process does, with all optimisations, which takes
-# several times as long; `make test` goes without them.
+# several times as long; `make test` goes without them, and `make test-newest` has them where
+# numbers are computed.
 # Two processes: most of a test's time is one compilation after the other. The files that take
 # longest come first (tests/conftest.py), so that both end together.
 PYTEST_PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
+COMPUTING = $(patsubst %,tests/%,algorithms federated models privacy statistical text)
 
 test: lint
 	.venv/bin/python -m pytest $(PYTEST_PARALLEL)
@@ -58,7 +60,9 @@ test-newest: .venv-newest/installed-dev
 	.venv-newest/bin/ruff format --check
 	.venv-newest/bin/pyright --pythonpath .venv-newest/bin/python
 	.venv-newest/bin/python tools/architecture.py
-	JAXPFL_TEST_XLA=full .venv-newest/bin/python -m pytest $(PYTEST_PARALLEL) -m "not slow"
+	JAXPFL_TEST_XLA=full .venv-newest/bin/python -m pytest $(PYTEST_PARALLEL) -m "not slow" \
+	    $(COMPUTING)
+	.venv-newest/bin/python -m pytest $(PYTEST_PARALLEL) -m "not slow" $(COMPUTING:%=--ignore=%)
 
 # Strict: a warning fails it. From installed packages alone; pages open without a server.
 docs: .venv/installed-dev

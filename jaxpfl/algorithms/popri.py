@@ -293,7 +293,7 @@ def preference_pairs(
     ended, other_ended = ended_KxJ[rows_N, chosen_N], ended_KxJ[rows_N, rejected_N]
     return pairs_of_texts(
         generator.tokeniser,
-        [prompts[k] for k in rows_N[used].tolist()],
+        [prompts[int(k)] for k in rows_N[used]],
         (chosen[used].tolist(), ended[used].tolist()),
         (rejected[used].tolist(), other_ended[used].tolist()),
         format=settings.format,
