@@ -41,6 +41,7 @@ from jaxpfl.data import open as open_population
 from jaxpfl.federated import Releaser, RunSecret
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.decoder.config import LoRA
+from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy import Clip, Ledger, Plan, Poisson
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.generation.few_shot import FewShot
@@ -172,6 +173,7 @@ def rewards(arm: str, clients: Population, config: Config, ledger: Ledger) -> An
 def main(config: Config) -> None:
     folder = pretrained.resolve("smollm2")
     model, params = pretrained.load(folder)
+    assert isinstance(model, Decoder)
     generator = LanguageModel(model, params, hugging_face(folder))
     parts = open_population(CONGRESS).split({"train": 0.7, "test": 0.3}, seed=0)
     train = spans(parts["train"], 0)
@@ -208,6 +210,7 @@ def main(config: Config) -> None:
         with tempfile.TemporaryDirectory() as place, Ledger(Path(place) / "l", clients) as ledger:
             scorer = rewards(arm, clients, config, ledger)
             algorithm = popri(generator, samples, scorer, judge.minilm, settings, seed=config.seed)
+            assert algorithm.params is not None
             secret = RunSecret.reproducible(config.seed)
             with Releaser(
                 clients, ledger, secret, run="run", queries=algorithm.queries
