@@ -49,9 +49,9 @@ from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.tokenisers.fast import hugging_face
 
-CONGRESS = "$JAXPFL_DATA/text_congress_record/congress_speeches.jsonl.gz?client=client&text=text"
+CONGRESS = "$JAXPFL_DATA/text_congress_record/congress_speeches.jsonl.gz?client=*"
 WIKIPEDIA = "$JAXPFL_DATA/public_wikisplit/wiki_sentences.jsonl.gz?client=client&text=text"
-WORDS, MOST_SPANS, HELD_OUT, WRITTEN = 20, 30, 2_000, 280
+WORDS, MOST_SPANS, HELD_OUT, WRITTEN = 20, 10, 2_000, 280
 DELTA = 1e-4
 
 
