@@ -188,8 +188,8 @@ def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> 
       CorruptFile: the file is damaged or cut off.
     """
     path, folder = expect_file(Path(path)), Path(folder)
-    quants = require("gguf", "gguf").quants
-    sizes = require("gguf", "gguf").constants.GGML_QUANT_SIZES
+    library = require("gguf", "gguf")
+    sizes = library.constants.GGML_QUANT_SIZES
     if not path.stat().st_size:
         raise CorruptFile(f"{path}: is empty")
     content = np.memmap(path, np.uint8, mode="r")
@@ -205,7 +205,11 @@ def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> 
         name = named[theirs]
         place, (begin, size) = head.tensors[name], places[name]
         raw = np.asarray(content[begin : begin + size])
-        values = quants.dequantize(_typed(raw, place.kind), place.kind)
+        try:
+            kind = library.GGMLQuantizationType(place.kind)
+            values = library.quants.dequantize(_typed(raw, place.kind), kind)
+        except NotImplementedError:
+            raise InputError(f"{path}: tensor {name!r} is quantised in an unknown way") from None
         values = finite(f"{path}: tensor {name!r}", values.astype(np.float32, copy=False))
         values = values.reshape(place.shape)
         part = name.split(".")[2] if name.startswith("blk.") else ""

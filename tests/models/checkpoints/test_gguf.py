@@ -220,6 +220,18 @@ def test_a_damaged_file_ends_in_a_sentence(folders, tmp_path):
     assert refused > 10
 
 
+@pytest.mark.parametrize("kind", [24, 999])
+def test_an_unknown_quantisation_is_said(folders, tmp_path, kind):
+    """24 are whole numbers of 8 bits, which no tensor of these networks has."""
+    path = write(tmp_path / "x.gguf", folders["llama"], gguf.GGMLQuantizationType.Q8_0)
+    whole = path.read_bytes()
+    place = whole.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8
+    path.write_bytes(whole[:place] + struct.pack("<I", kind) + whole[place + 4 :])
+    with pytest.raises(InputError, match="'blk.0.ffn_up.weight' is quantised in an unknown way"):
+        gguf_files.convert(path, tmp_path / "out")
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
 @pytest.mark.parametrize("count", [2**62, 2**23])
 def test_lengths_that_a_file_states_are_not_believed(tmp_path, count):
     """TRUST 39: a list of 2^62 numbers in a file of a hundred bytes."""
