@@ -60,21 +60,25 @@ EXPERIMENTS: dict[str, set[str]] = {
     "dry_run": SHARED | {"systems", "registry", "sweep"},
 }
 REGISTRY = "experiments/registry.py"
-# What each folder of federated may import besides itself, and the modules beside the folders.
+# What each folder of federated may import besides itself and the two modules next to the folders.
+BESIDE = {"mesh", "double_word"}
 FEDERATED: dict[str, set[str]] = {
+    **{module: set() for module in BESIDE},
     "clients": set(),
     "flow": set(),
     "release": {"clients", "flow"},
     "hosts": {"clients", "flow", "release"},
     "audits": {"clients", "flow", "release"},
 }
-BESIDE = {"mesh", "double_word"}
 
 RELEASE, DOOR = "federated/release/releaser.py", "federated/release/door.py"
 PREPARED, SHARED_ROUNDS = "federated/release/prepared_query.py", "federated/hosts/shared_rounds.py"
-FLOW = "federated/release/information_flow.py"
+FLOW, REHEARSAL = "federated/release/information_flow.py", "federated/audits/rehearsal.py"
 # Another release, whose noise the clients add: on everyone, on the host, without a door.
 SECURE = "federated/release/secure_release.py"
+# What scores add to a release, for comparisons, is a function of the release.
+SCORES = "federated/clients/scores.py"
+NOISE = {DOOR, SCORES, "privacy/correlated_noise.py", "privacy/mechanisms.py"}
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
     "charges a ledger": (r"\.charge$", {RELEASE}),
@@ -86,25 +90,11 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "shares rounds among processes": (r"(^|\.)SharedRounds$", {"experiments/engine/shared_run.py"}),
     "opens the door": (r"(^|\.)Door$", {PREPARED}),
     "makes noise that rounds share": (r"(^|\.)NoiseStream$", {PREPARED}),
-    "draws noise": (
-        r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$",
-        # In scores: what is added to a release for comparisons, a function of the release.
-        {
-            DOOR,
-            "privacy/correlated_noise.py",
-            "privacy/mechanisms.py",
-            "federated/clients/scores.py",
-        },
-    ),
+    "draws noise": (r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$", NOISE),
 }
 IMPORTS: dict[str, set[str]] = {
     "federated.release.door": {PREPARED, FLOW},
-    "federated.release.prepared_query": {
-        RELEASE,
-        SECURE,
-        SHARED_ROUNDS,
-        "federated/audits/rehearsal.py",
-    },
+    "federated.release.prepared_query": {RELEASE, SECURE, SHARED_ROUNDS, REHEARSAL},
     "federated.release.summing": {DOOR},
     "federated.release.checksum": {DOOR, FLOW},
 }
@@ -149,8 +139,7 @@ def modules_in(folder: Path) -> list[Module]:
     found = []
     for path in sorted(folder.rglob("*.py")):
         source = path.read_text("utf-8")
-        place = path.relative_to(folder).as_posix()
-        found.append(Module(path, place, source, ast.parse(source)))
+        found.append(Module(path, path.relative_to(folder).as_posix(), source, ast.parse(source)))
     return found
 
 
@@ -158,46 +147,39 @@ def layers(modules: Sequence[Module]) -> list[Fault]:
     """Imports go one way, between the parts of the package and between those of experiments."""
     faults = []
     for module in modules:
-        part, inner = _part(module.name), _inner_part(module.name)
-        if part and part not in LAYERS:
-            faults.append(Fault(module.path, 1, f"{part} has no place in the order of layers"))
-            continue
-        if inner and inner not in EXPERIMENTS:
-            faults.append(Fault(module.path, 1, f"{inner} has no place among the experiments"))
+        part = _part(module.name)
+        places = (
+            (part, LAYERS, "in the order of layers"),
+            (_inner_part(module.name), EXPERIMENTS, "among the experiments"),
+            (_folder(module.name), FEDERATED, "among the folders of federated"),
+        )
+        unknown = [
+            f"{name} has no place {where}"
+            for name, known, where in places
+            if name and name not in known
+        ]
+        if unknown:
+            faults.append(Fault(module.path, 1, unknown[0]))
             continue
         for line, name in _imports(module.tree):
             if name.startswith("."):
                 faults.append(Fault(module.path, line, f"the import of {name} is relative"))
             elif part and name.split(".")[0] == PACKAGE:
-                fault = _against_order(module.name, name) or _against_federated(module.name, name)
+                fault = _against_order(module.name, name)
                 faults += [Fault(module.path, line, fault)] if fault else []
     return faults
 
 
 def circles(modules: Sequence[Module]) -> list[Fault]:
-    """No module imports itself through others."""
-    graph = _graph(modules)
-    faults = []
-    for circle in _circles({name: set(targets) for name, targets in graph.items()}):
-        first = min(circle)
-        turned = circle[circle.index(first) :] + circle[: circle.index(first)]
-        path = next(module.path for module in modules if module.name == first)
-        line = graph[first][turned[1 % len(turned)]]
-        chain = " -> ".join([*turned, first])
-        faults.append(Fault(path, line, f"these modules import each other in a circle: {chain}"))
-    return faults
-
-
-def folder_circles(modules: Sequence[Module]) -> list[Fault]:
-    """No folder imports itself through others, at any depth; what is in one folder is one node."""
+    """No module or folder imports itself through others; at each depth, a folder is one node."""
     graph, faults = _graph(modules), []
-    folders = {module.name: module.name.split(".")[1:] for module in modules}
+    # With `__init__`, which may be in a circle with its own folder's modules.
+    folders = {module.name: module.place.removesuffix(".py").split("/") for module in modules}
     paths = {module.name: module.path for module in modules}
-    deepest = max(len(pieces) for pieces in folders.values())
-    for depth in range(1, deepest):
+    for depth in range(1, 1 + max(len(pieces) for pieces in folders.values())):
         # By parent: the imports between what lies directly in it.
         between: dict[str, dict[str, set[str]]] = {}
-        lines: dict[tuple[str, str], tuple[str, int]] = {}
+        lines: dict[tuple[str, str], tuple[Path, int]] = {}
         for name, targets in graph.items():
             for target, line in targets.items():
                 ours, others = folders[name], folders[target]
@@ -205,19 +187,16 @@ def folder_circles(modules: Sequence[Module]) -> list[Fault]:
                     continue
                 here, there = ours[depth - 1], others[depth - 1]
                 parent = ".".join([PACKAGE, *ours[: depth - 1]])
-                if here != there:
-                    nodes = between.setdefault(parent, {})
-                    nodes.setdefault(here, set()).add(there)
-                    nodes.setdefault(there, set())
-                    lines.setdefault((f"{parent}.{here}", there), (name, line))
+                # A module that imports itself is a circle where it lies.
+                if here != there or (name == target and depth == len(ours)):
+                    between.setdefault(parent, {}).setdefault(here, set()).add(there)
+                    lines.setdefault((f"{parent}.{here}", there), (paths[name], line))
         for parent, nodes in between.items():
             for circle in _circles(nodes):
-                first = min(circle)
-                turned = circle[circle.index(first) :] + circle[: circle.index(first)]
-                name, line = lines[f"{parent}.{first}", turned[1]]
-                chain = " -> ".join([*turned, first])
+                path, line = lines[f"{parent}.{circle[0]}", circle[1 % len(circle)]]
+                chain = " -> ".join([*circle, circle[0]])
                 sentence = f"these parts of {parent} import each other in a circle: {chain}"
-                faults.append(Fault(paths[name], line, sentence))
+                faults.append(Fault(path, line, sentence))
     return faults
 
 
@@ -279,22 +258,20 @@ def known_systems(modules: Sequence[Module]) -> list[Fault]:
 def around_the_release(modules: Sequence[Module]) -> list[Fault]:
     """One place charges, records, samples and opens the door, and one draws noise for a sum."""
     faults = []
-    done: dict[str, set[str]] = {act: set() for act in [*CALLS, *IMPORTS]}
+    allowed = {**{act: where for act, (_, where) in CALLS.items()}, **IMPORTS}
+    done: dict[str, set[str]] = {act: set() for act in allowed}
+    does = {act: act if act in CALLS else f"imports {act}" for act in allowed}
     for module in modules:
         for line, act in _acts(module.tree):
             done[act].add(module.place)
-            allowed = CALLS[act][1] if act in CALLS else IMPORTS[act]
-            if module.place not in allowed:
-                what = act if act in CALLS else f"imports {act}"
-                where = " and ".join(sorted(allowed))
-                faults.append(Fault(module.path, line, f"the module {what}: only {where} may"))
+            if module.place not in allowed[act]:
+                where = " and ".join(sorted(allowed[act]))
+                faults.append(Fault(module.path, line, f"the module {does[act]}: only {where} may"))
     places = {module.place: module.path for module in modules}
-    for act, where in {**{act: each for act, (_, each) in CALLS.items()}, **IMPORTS}.items():
+    for act, where in allowed.items():
         for place in sorted(where - done[act]):
             # A pattern that matches nothing forbids nothing.
-            sentence = (
-                f"{place} no longer {act if act in CALLS else f'imports {act}'}: correct CALLS"
-            )
+            sentence = f"{place} no longer {does[act]}: correct CALLS"
             faults.append(Fault(places.get(place, modules[0].path), 1, sentence))
     return faults
 
@@ -323,7 +300,6 @@ def unsafe_loading(modules: Sequence[Module]) -> list[Fault]:
 RULES: tuple[Callable[[Sequence[Module]], list[Fault]], ...] = (
     layers,
     circles,
-    folder_circles,
     long_files,
     long_signatures,
     known_systems,
@@ -356,29 +332,24 @@ def _inner_part(name: str) -> str:
     return pieces[2]
 
 
+def _folder(name: str) -> str:
+    """The folder, or module, of federated that a dotted name is in; "" outside."""
+    pieces = name.split(".")
+    return pieces[2] if pieces[:2] == [PACKAGE, "federated"] and len(pieces) > 2 else ""
+
+
 def _against_order(importer: str, name: str) -> str | None:
     """The sentence about an import that goes against the order, else None."""
     part, target = _part(importer), _part(name)
     if target not in LAYERS[part] | LEAVES | {part}:
         return f"{part} imports {target or 'the whole package'}, which goes against the layers"
     inner, target = _inner_part(importer), _inner_part(name)
-    if not inner or not target:
-        return None
     # A system and its own folder; a stranger's is the fault of `known_systems`.
-    if target not in EXPERIMENTS[inner] | {inner, SYSTEM}:
+    if inner and target and target not in EXPERIMENTS[inner] | {inner, SYSTEM}:
         return f"{inner} imports experiments.{target}, which goes against the layers"
-    return None
-
-
-def _against_federated(importer: str, name: str) -> str | None:
-    """What is wrong with an import between the folders of federated, if anything is."""
-    if not all(each.startswith(f"{PACKAGE}.federated.") for each in (importer, name)):
-        return None
-    inner, target = importer.split(".")[2], name.split(".")[2]
-    if inner not in {*FEDERATED, *BESIDE}:
-        return f"federated.{inner} has no place in the order of the folders of federated"
-    if target not in {*FEDERATED.get(inner, set()), *BESIDE, inner}:
-        return f"federated.{inner} imports federated.{target}, which goes against the layers"
+    folder, target = _folder(importer), _folder(name)
+    if folder and target and target not in FEDERATED[folder] | BESIDE | {folder}:
+        return f"federated.{folder} imports federated.{target}, which goes against the layers"
     return None
 
 
@@ -409,7 +380,7 @@ def _graph(modules: Sequence[Module]) -> dict[str, dict[str, int]]:
 
 
 def _circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
-    """A shortest circle of every knot of modules that import each other."""
+    """A shortest circle of every knot of modules that import each other, from its first name."""
     left = dict(graph)
     while True:
         # Whatever imports nothing that is left, or is imported by nothing, is in no circle.

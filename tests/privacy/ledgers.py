@@ -1,6 +1,7 @@
 """Clients, events and ledgers that the tests of the ledger share."""
 
 import hashlib
+import os
 
 import dp_accounting
 import numpy as np
@@ -47,3 +48,16 @@ def composed(event, rounds: int, delta: float = 1e-5, accountant="pld") -> float
     adjacency = events.adjacency(event)
     repeated = dp_accounting.SelfComposedDpEvent(event, rounds)
     return accounting.epsilon(repeated, delta, accountant, adjacency)
+
+
+def synced(monkeypatch) -> list:
+    """Which inodes are synced, and at which size, from now on."""
+    seen = []
+    real = os.fsync
+
+    def watched(descriptor):
+        seen.append((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    return seen

@@ -8,6 +8,7 @@ import pytest
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.privacy import chain
 from jaxpfl.privacy.chain import Chain
+from tests.privacy.ledgers import synced
 
 LINES = [{"a": 1, "z": "é\n"}, {"kept": [1, 2.5, None]}, {"b": {"c": "d"}}, {"last": "x" * 40}]
 
@@ -213,19 +214,6 @@ def test_lines_that_were_moved_are_refused(path):
         path.write_bytes(b"".join(moved))
         with pytest.raises(CorruptFile, match=f"line {number} .*does not follow"):
             Chain(path)
-
-
-def synced(monkeypatch) -> list:
-    """Which inodes are synced, and at which size, from now on."""
-    seen = []
-    real = os.fsync
-
-    def watched(descriptor):
-        seen.append((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watched)
-    return seen
 
 
 def test_every_line_is_on_the_disk_before_it_counts(path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 
 import dp_accounting
@@ -21,6 +20,7 @@ from tests.privacy.ledgers import (
     composed,
     filled,
     key_of,
+    synced,
 )
 
 
@@ -59,19 +59,6 @@ def test_several_algorithms_compose_and_none_can_be_forgotten(path):
             dp_accounting.ComposedDpEvent(rest), 1e-5, "pld", "add_or_remove_one"
         )
         assert partial < whole - 1e-3
-
-
-def synced(monkeypatch) -> list:
-    """Which inodes are synced, and at which size, from now on."""
-    seen = []
-    real = os.fsync
-
-    def watched(descriptor):
-        seen.append((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watched)
-    return seen
 
 
 def test_a_charge_is_on_the_disk_before_it_returns(path, monkeypatch):

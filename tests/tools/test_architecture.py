@@ -81,6 +81,7 @@ def _function(parameters: int, indent: str = "") -> str:
     return f"{indent}def f({names}):\n{indent}    pass\n"
 
 
+FIRST = "jaxpfl.experiments.systems.first"
 METHOD = "class A:\n    @staticmethod\n"
 # Place and text of a module, and the line and words of the fault that it must be found with.
 PLANTED = [
@@ -123,6 +124,8 @@ PLANTED = [
     ("data/population.py", "from jaxpfl.data import Population\n", 1, "in a circle"),
     ("errors.py", "if TYPE_CHECKING:\n    from jaxpfl.files import X\n", 2, "in a circle"),
     ("errors.py", "def f():\n    from jaxpfl import files\n", 2, "in a circle"),
+    ("experiments/systems/first/study.py", f"import {FIRST}\n", 1, "in a circle"),
+    ("data/stored/two.py", "import jaxpfl.data.stored.two\n", 1, "two -> two"),
     # Circles of folders, at every depth, of whose modules none imports itself.
     (
         "data/readers/one.py",
@@ -134,7 +137,7 @@ PLANTED = [
     ("federated/flow/rules.py", "import jaxpfl.federated.release.door\n", 1, "federated.flow"),
     ("federated/release/query.py", "import jaxpfl.federated.hosts.work\n", 1, "federated.release"),
     ("federated/mesh.py", "import jaxpfl.federated.release.query\n", 1, "federated.mesh"),
-    ("federated/odd/new.py", "import jaxpfl.federated.mesh\n", 1, "federated.odd has no place"),
+    ("federated/odd/new.py", "", 1, "odd has no place among the folders of federated"),
     # Sizes.
     ("data/long.py", "\n" * 451, 451, "451 lines"),
     ("data/wide.py", _function(11), 1, "f takes 11 parameters"),

@@ -223,14 +223,14 @@ def read_columns(query: Query, population: Population) -> dict[str, Column]:
     Raises:
       InputError: a column is missing or not numeric.
     """
-    held = population.numeric()
-    wanted = tuple(held) if query.columns is None else query.columns
-    missing = [repr(name) for name in wanted if name not in held]
-    if missing or (query.columns is None and not held):
+    numeric = population.numeric()
+    wanted = tuple(numeric) if query.columns is None else query.columns
+    missing = [repr(name) for name in wanted if name not in numeric]
+    if missing or (query.columns is None and not numeric):
         what = " ".join(["a numeric column", *missing[:1]])
         found = ", ".join(population.columns) or "none"
         raise InputError(f"query {query.label!r} needs {what}, found {found}")
-    return {name: held[name] for name in wanted}
+    return {name: numeric[name] for name in wanted}
 
 
 def arrays(query: Query, broadcast: Any) -> Any:

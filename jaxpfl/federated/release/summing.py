@@ -175,14 +175,14 @@ def accumulate(
         subtotal, below = jax.lax.fori_loop(0, chunks, add_chunk, start)
         return Sums(accumulator.merge(sums.contributions, subtotal), sums.below + below)
 
-    everywhere, dealt = PartitionSpec(), PartitionSpec(CLIENTS)
+    everywhere, by_client = PartitionSpec(), PartitionSpec(CLIENTS)
     added = jax.shard_map(
         on_one_replica,
         mesh=layout.mesh,
         # Inside, the compiler splits the work of a replica among its devices.
         axis_names={CLIENTS},
-        in_specs=(everywhere, dealt, dealt, everywhere, everywhere, everywhere),
-        out_specs=dealt,
+        in_specs=(everywhere, by_client, by_client, everywhere, everywhere, everywhere),
+        out_specs=by_client,
         # Replication checking would insert sums of gradients over devices.
         check_vma=False,
     )(broadcast, sums, bucket, clip_norm, bound, key)

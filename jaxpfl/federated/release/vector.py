@@ -84,8 +84,8 @@ def exchanged(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
             shares_DxS = jax.lax.dynamic_index_in_dim(shares_RxMxS, place, 1, keepdims=False)
         return jax.lax.all_to_all(shares_DxS, CLIENTS, split_axis=0, concat_axis=0)
 
-    dealt, shares = PartitionSpec(CLIENTS), PartitionSpec(None, mesh.axis_names)
-    return jax.shard_map(exchange, mesh=mesh, in_specs=dealt, out_specs=shares)(*leaves)
+    by_client, shares = PartitionSpec(CLIENTS), PartitionSpec(None, mesh.axis_names)
+    return jax.shard_map(exchange, mesh=mesh, in_specs=by_client, out_specs=shares)(*leaves)
 
 
 def _whole(mesh: Mesh, array_W: jax.Array) -> jax.Array:
