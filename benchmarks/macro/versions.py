@@ -43,7 +43,9 @@ def serve(model: str, cohort: int, ragged: bool) -> None:
 
     import jaxpfl as jp
     from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import Secret
+
+    # Its name in the other checkout may be that of before.
+    secrets: Any = getattr(jp.federated, "RunSecret", None) or jp.federated.Secret
 
     rng = np.random.default_rng(0)
     most = 100 if model == "cnn" else 64
@@ -74,7 +76,7 @@ def serve(model: str, cohort: int, ragged: bool) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         ledger = jp.Ledger(Path(folder) / "ledger.jsonl", clients)
-        releaser = releaser_of(algorithm, clients, ledger, Secret.reproducible(0), run="benchmark")
+        releaser = releaser_of(algorithm, clients, ledger, secrets.reproducible(0), run="benchmark")
         state: Any = algorithm.init(jax.random.key(0))
         rounds = itertools.count(1)
 
