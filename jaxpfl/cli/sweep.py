@@ -30,35 +30,25 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     seeds = "repeat every point with N seeds, from the config's run.seed on"
     parser.add_argument("--seeds", type=int, metavar="N", help=seeds)
-    parser.add_argument(
-        "--launcher",
-        choices=("local", "ray", "slurm"),
-        default="local",
-        help="where points are carried out: one after the other in this process (local), in "
-        "processes of Ray (ray), or as array jobs of Slurm (slurm)",
+    ray = (
+        "carry out N points at a time, each in a process of Ray (default: one after the other here)"
     )
-    workers = "points at a time (ray: 1; slurm: no limit)"
-    parser.add_argument("--workers", type=int, metavar="N", help=workers)
-    point = "carry out point number I, from 1, alone, and make no table"
-    parser.add_argument("--point", type=int, metavar="I", help=point)
-    parser.add_argument(
-        "--collect",
-        action="store_true",
-        help="carry out nothing; make table and page of the points that CONFIG, the directory of a "
-        "sweep, holds",
-    )
+    parser.add_argument("--ray", type=int, metavar="N", help=ray)
     common.add_track(parser)
     common.add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
-    _check(arguments)
+    if arguments.ray is not None:
+        checks.positive_int("--ray", arguments.ray)
+        if arguments.track or arguments.dry_run:
+            raise InputError("--ray goes with neither --track nor --dry-run: give one of them")
     from jaxpfl.experiments.config import shipped
     from jaxpfl.experiments.sweep import directory as folders
     from jaxpfl.experiments.sweep.config import load_sweep
 
     path = arguments.config
-    begun = folders.is_sweep(path) or arguments.collect or arguments.point is not None
+    begun = folders.is_sweep(path)
     if begun:
         options = [f"--{name}" for name in ("out", "seeds") if getattr(arguments, name) is not None]
         for name in (*overrides, *options):
@@ -77,71 +67,16 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         from jaxpfl.experiments.dry_run import dry_run_sweep
 
         return dry_run_sweep(sweep)
-    if arguments.point is not None:
-        return _one_point(sweep, out, arguments.point)
-    from jaxpfl.experiments.sweep import launchers
+    from jaxpfl.experiments.sweep import ray_workers
     from jaxpfl.experiments.sweep.points import run_sweep
-    from jaxpfl.experiments.sweep.results import collect
 
-    if arguments.collect:
-        return _result(sweep, collect(sweep, out))
     print(f"sweep directory: {out}", file=sys.stderr)
-    if arguments.launcher == "slurm":
-        options = [f"--track={each}" for each in arguments.track]
-        lines = launchers.submit_to_slurm(sweep, out, workers=arguments.workers, options=options)
-        return {"out": str(out), "text": "\n".join(lines)}
     devices = common.use_devices(sweep.points[0].config).run.devices
-    if arguments.launcher == "ray":
-        workers = arguments.workers or 1
-        return _result(sweep, launchers.run_on_ray(sweep, out, workers=workers, devices=devices))
+    if arguments.ray is not None:
+        found = ray_workers.run_on_ray(sweep, out, workers=arguments.ray, devices=devices)
+        return _result(sweep, found)
     with nullcontext() if begun else shipped.form_without_data_named(path):
         return _result(sweep, run_sweep(sweep, out))
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Refuses options that do not go together."""
-    if arguments.workers is not None:
-        checks.positive_int("--workers", arguments.workers)
-        if arguments.launcher == "local":
-            raise InputError(
-                "--workers needs --launcher ray or slurm; without either, give the same command "
-                "in another terminal: several processes may work on one sweep"
-            )
-    if arguments.launcher == "ray" and arguments.track:
-        raise InputError("--track needs --launcher local or slurm, found --launcher ray")
-    given = {
-        "--point": arguments.point is not None,
-        "--collect": arguments.collect,
-        "--dry-run": arguments.dry_run,
-        f"--launcher {arguments.launcher}": arguments.launcher != "local",
-    }
-    alone = [name for name in given if given[name]]
-    if len(alone) > 1:
-        raise InputError(f"{' and '.join(alone)} do not go together: give one of them")
-
-
-def _one_point(sweep: Any, directory: Path, number: int) -> dict[str, Any]:
-    """Carries out one point of a sweep that was begun."""
-    from jaxpfl.experiments.sweep import directory as folders
-    from jaxpfl.experiments.sweep.points import carry_out_point
-    from jaxpfl.experiments.sweep.results import value_of
-
-    if not 1 <= number <= len(sweep.points):
-        raise InputError(
-            f"--point must be from 1 to {len(sweep.points)}, the number of points of {directory}, "
-            f"found {number}"
-        )
-    point = sweep.points[number - 1]
-    common.use_devices(point.config)
-    folder = folders.of_point(directory, point)
-    ended = carry_out_point(point, directory, sweep.title, known=folders.failure(folder))
-    state = folders.state_of(folder)
-    if state.result is not None:
-        value_of(state.result, sweep.metric)
-    said = {"busy": "another process is carrying it out", "finished": "finished"}
-    text = f"{point.name}: {said.get(ended, f'failed: {state.error}')}"
-    code = _FAILED if ended == "failed" else 0
-    return {"point": point.name, "state": ended, "text": text, "exit_code": code}
 
 
 def _result(sweep: Any, outcome: Any) -> dict[str, Any]:

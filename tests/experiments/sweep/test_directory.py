@@ -13,7 +13,6 @@ from jaxpfl.errors import BudgetExhausted, InputError, NoDataFolder
 from jaxpfl.experiments.sweep import directory as folders
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.points import run_sweep
-from jaxpfl.experiments.sweep.results import collect
 from tests.experiments.sweep.three_points import failing, result
 
 SECRET = "the text of a client"
@@ -62,7 +61,6 @@ def test_a_metric_that_is_not_there_is_said_after_the_first_point(sweep, tmp_pat
 
 
 def test_a_point_whose_metric_is_not_finite_stops_nothing(path, tmp_path, invented, capsys):
-    """Neither the sweep, nor its table, nor the point alone."""
     out = tmp_path / "out"
 
     def diverged(config, _):
@@ -72,8 +70,7 @@ def test_a_point_whose_metric_is_not_finite_stops_nothing(path, tmp_path, invent
     begun = invented(diverged)
     assert cli.main(["sweep", str(path), "--out", str(out)]) == 0
     assert len(begun) == 3 and "not finite" in capsys.readouterr().out
-    assert cli.main(["sweep", str(out), "--collect"]) == 0
-    assert cli.main(["sweep", str(out), "--point", "1"]) == 0
+    assert cli.main(["sweep", str(out)]) == 0
 
 
 def test_a_failure_of_a_later_hour_is_tried_again(sweep, tmp_path, invented):
@@ -134,9 +131,7 @@ def test_without_the_name_of_the_data_nothing_is_left(sweep, tmp_path, invented)
     assert len(begun) == 1 and os.listdir(tmp_path / "out") == ["sweep.lock"]
 
 
-def test_a_begun_sweep_goes_on_and_is_collected_from_its_directory(
-    path, sweep, tmp_path, invented, capsys
-):
+def test_a_begun_sweep_goes_on_from_its_directory(path, sweep, tmp_path, invented):
     invented(failing(InputError("no")))
     out = tmp_path / "out"
     cli.main(["sweep", str(path), "--out", str(out)])
@@ -144,24 +139,8 @@ def test_a_begun_sweep_goes_on_and_is_collected_from_its_directory(
     begun = folders.load_begun(out)
     assert begun == sweep and [p.config for p in begun.points] == [p.config for p in sweep.points]
     (out / "report.html").unlink()
-    assert cli.main(["sweep", "--collect", str(out)]) == 4
-    assert (out / "report.html").exists()
     assert cli.main(["sweep", str(out)]) == 0
-    assert cli.main(["sweep", str(out), "--point", "4"]) == 2
-    assert "--point must be from 1 to 3" in capsys.readouterr().err
-
-
-def test_one_point_alone_makes_no_table(sweep, tmp_path, invented, capsys):
-    begun = invented(failing(InputError("no such file")))
-    folders.begin(sweep, tmp_path / "out")
-    for number, code in ((1, 0), (2, 4)):
-        assert cli.main(["sweep", str(tmp_path / "out"), "--point", str(number)]) == code
-    assert begun == ["clients_per_round=5", "clients_per_round=10"]
-    assert "clients_per_round=10: failed: no such file" in capsys.readouterr().out
-    assert not (tmp_path / "out" / "sweep.json").exists()
-    outcome = collect(sweep, tmp_path / "out")
-    assert outcome.unfinished == ["clients_per_round=20"]
-    assert [row["runs"] for row in outcome.rows] == [1, 0, 0]
+    assert (out / "report.html").exists()
 
 
 def test_seeds_repeat_every_point_from_the_first_on(path, tmp_path, invented, capsys):
@@ -229,11 +208,8 @@ def test_the_time_of_a_point_that_was_killed_is_not_known(sweep, tmp_path, inven
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--workers", "2"], "--workers needs --launcher ray or slurm"),
-        (["--launcher", "slurm", "--collect"], "--collect and --launcher slurm do not go"),
-        (["--point", "1", "--dry-run"], "--point and --dry-run do not go together"),
-        (["--collect"], "holds no sweep"),
-        (["--workers", "0", "--launcher", "ray"], "--workers must be at least 1"),
+        (["--ray", "2", "--dry-run"], "--ray goes with neither"),
+        (["--ray", "0"], "--ray must be at least 1"),
     ],
 )
 def test_options_that_do_not_go_together(path, capsys, options, message):

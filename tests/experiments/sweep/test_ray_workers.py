@@ -1,0 +1,65 @@
+"""Points in processes of Ray come to what they come to in one process."""
+
+import importlib.util
+import json
+
+import pytest
+import yaml
+
+from jaxpfl import cli
+from tests.experiments.sweep.three_points import BASE
+
+CONFIG = {
+    **BASE,
+    "training": BASE["training"] | {"rounds": 1},
+    # So that two runs of a point come to the same numbers.
+    "run": {"reproducible_noise": True, "devices": 2},
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(CONFIG))
+    grid = {
+        "base": "base.yaml",
+        "metric": "loss",
+        "grid": {"training.clients_per_round": [5, 10, 20]},
+    }
+    path = tmp_path / "a grid.yaml"
+    path.write_text(yaml.safe_dump(grid))
+    return path
+
+
+def sweep(path, out, *options):
+    code = cli.main(["sweep", str(path), "--out", str(out), *options])
+    record = out / "sweep.json"
+    return code, json.loads(record.read_text())["rows"] if record.exists() else None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_it_says_how_to_get_it(path, tmp_path, capsys):
+    assert sweep(path, tmp_path / "out", "--ray", "1") == (2, None)
+    assert "pip install 'jaxpfl[ray]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# Ray forks to start programs, of which JAX warns as of every fork; and it leaves files open.
+@pytest.mark.filterwarnings(
+    "ignore:os.fork",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore::ResourceWarning",
+)
+@pytest.mark.long
+def test_two_workers_of_ray_come_to_the_same_numbers(path, tmp_path, capsys):
+    pytest.importorskip("ray", reason="Ray is not installed (pip install 'jaxpfl[ray]')")
+    mapping = yaml.safe_load(path.read_text())
+    # Refused only when the data is read.
+    mapping["cases"] = {"good": {}, "bad": {"data.source": "digits?clients=no"}}
+    path.write_text(yaml.safe_dump(mapping, sort_keys=False))
+    code, alone = sweep(path, tmp_path / "alone")
+    assert code == 4
+    code, found = sweep(path, tmp_path / "ray", "--ray", "2")
+    assert code == 4
+    assert found == alone
+    assert [row["runs"] for row in found] == [1, 1, 1, 0, 0, 0]
+    assert "failed: case=bad,clients_per_round=5" in capsys.readouterr().out
