@@ -39,16 +39,19 @@ class MomentRewards:
       target: the clients' moments, as `private_moments` released them; PUBLIC.
       rounds: of POPri; each is free.
       kind: of reward, see the head of this file.
+      clip_norm: of the release. Candidates' embeddings are clipped to it, as the clients' were.
     """
 
     target: Moments = field(repr=False)
     rounds: int
     kind: Literal["frechet", "mean"] = "frechet"
+    clip_norm: float = 1.0
     queries: tuple[Query, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         checks.positive_int("rounds", self.rounds)
         checks.one_of("kind", self.kind, ("frechet", "mean"))
+        checks.positive("clip_norm", self.clip_norm)
 
     def of(self, embeddings_KxJxD: Any, candidates_KxJ: np.ndarray) -> np.ndarray:
         """The rewards of a round's responses, float32 [prompts, responses]; asks nobody.
@@ -66,6 +69,8 @@ class MomentRewards:
                 f"embeddings must be float [prompts, responses, {self.target.dimension}] like the "
                 f"clients' embeddings, found {list(found.shape)}"
             )
+        norm_KxJx1 = np.linalg.norm(found, axis=-1, keepdims=True)
+        found = found * np.minimum(1, self.clip_norm / np.maximum(norm_KxJx1, 1e-30))
         rows_MxD = found.reshape(-1, found.shape[-1])
         current = moments(found[candidates_KxJ] if candidates_KxJ.any() else rows_MxD, np.inf)
         if self.kind == "mean":

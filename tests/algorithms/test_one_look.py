@@ -53,7 +53,7 @@ def test_noise_and_few_texts_leave_rewards_finite():
 
 def test_the_mean_reward_is_the_slope_of_the_means_distance():
     rng = np.random.default_rng(2)
-    target, few = moments(rng.normal(size=(9, 4)), np.inf), rng.normal(size=(2, 3, 4))
+    target, few = moments(rng.normal(size=(9, 4)), np.inf), rng.normal(size=(2, 3, 4)) / 9
     used = np.array([[True, True, False], [True, False, True]])
     found = MomentRewards(target, 1, "mean").of(few, used)
     expected = few @ (target.mean_D - few[used].mean(axis=0))

@@ -8,13 +8,15 @@ are at hand, nothing is downloaded, charged or written.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 import pyarrow as pa
 
+from jaxpfl.algorithms.canaries import MomentCanaries
+from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.published import PublishedModel, described
@@ -35,7 +37,7 @@ from jaxpfl.experiments.config.sections import (
 )
 from jaxpfl.experiments.engine.build import build_plan
 from jaxpfl.federated.audits.canaries import MakeQuestions
-from jaxpfl.federated.audits.rehearsal import Rehearsed, column, size_of
+from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, size_of
 from jaxpfl.models import count_parameters
 from jaxpfl.models.checkpoints import hub, pretrained
 from jaxpfl.models.decoder.network import Decoder
@@ -98,6 +100,13 @@ class PlannedRelease:
             larger = plan.scaled_to(plan.simulates).statement()
             times = f"{times}; {plan.simulation}; the larger population would have {larger}"
         return cls(plan.guarantee(), times, plan.noise_multiplier, (plan,), questions)
+
+    @classmethod
+    def of_moments(cls, plan: FredPlan, clients: int) -> "PlannedRelease":
+        """FreD's one query of so many clients."""
+        canaries = partial(MomentCanaries, plan) if plan.mode == "exact" else None
+        times, noise = "count, mean and covariance", plan.multipliers[1]
+        return cls(plan.guarantee(), times, noise, plan.plans(clients), canaries)
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,15 @@ def cached_plan(
 
 
 _calibrated = lru_cache(maxsize=256)(build_plan)
+
+
+def moments_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
+    """FreD's release, traced; its server computes with numpy."""
+    algorithm = fred(plan, units=clients, dimension=dimension)
+    centre = jax.ShapeDtypeStruct((dimension,), np.float32)
+    columns = {"embedding": column((dimension,), np.float32)}
+    queries = [ask(query, centre, columns)[0] for query in algorithm.queries]
+    return Rehearsed(sum(each.up for each in queries), tuple(queries))
 
 
 class PublishedShapes(NamedTuple):

@@ -9,7 +9,7 @@ or is charged again before it is stored.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -64,11 +64,11 @@ class Releases:
         clients: Population,
         *,
         name: str,
-        query: Query,
+        queries: Sequence[Query],
         ledger: Ledger,
         reproducible_seed: int | None,
     ) -> Self:
-        """For a system whose rounds ask `query`.
+        """For a system whose rounds ask these queries, whose plans are alike.
 
         Args:
           described: the config as text; artifacts of another config are refused.
@@ -90,8 +90,8 @@ class Releases:
                     run = f"{name} {run_id(secret)}"
                     folder.mkdir(parents=True, exist_ok=True)
                     files.write_json(folder / _NOTE, {"run": run, "config": _hash(described)})
-                releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=(query,))
-            plan = query.plan
+                releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=queries)
+            plan = queries[0].plan
             private = plan.private and plan.simulates is None and reproducible_seed is None
             artifacts = Artifacts(folder, run=run, ledger=ledger, private=private)
             return cls(artifacts, run, ledger, releaser, secret_path)

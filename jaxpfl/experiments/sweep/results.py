@@ -142,8 +142,9 @@ def _durations(
     clients = 0
     for index in done:
         training = getattr(sweep.points[index].config, "training", None)
+        result = states[index].result or {}
         # A record with an empty plan is of a run in which clients send nothing.
-        if training is None or (states[index].result or {}).get("plan", True) is None:
+        if training is None or result.get("one_look") or result.get("plan", True) is None:
             return sum(known) / len(known), None
         clients += training.rounds * training.clients_per_round
     return sum(known) / len(known), clients / sum(known) if sum(known) else None

@@ -13,8 +13,7 @@ import jax
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.canaries import MomentCanaries
-from jaxpfl.algorithms.fred import FredPlan, fred
+from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.algorithms.stored_rounds import PublicDraws
 from jaxpfl.data import open as open_population
 from jaxpfl.data.open import expanded
@@ -47,6 +46,7 @@ from jaxpfl.experiments.engine.description import (
     Sized,
     embedding_size,
     example_columns,
+    moments_release,
     published_shapes,
     shapes_of,
     tracing,
@@ -55,7 +55,7 @@ from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
+from jaxpfl.federated.audits.rehearsal import Rehearsed, column, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Model, Params, require_room
 from jaxpfl.models.decoder import lora
@@ -114,14 +114,11 @@ class Study(base.Study):
         releases, notes, together = {}, (), {}
         found, settings = self.fred, self.config.fred
         if found is not None and settings is not None:
-            plans = found.plans(len(self.clients))
-            canaries = partial(MomentCanaries, found) if found.mode == "exact" else None
-            times, noise = "count, mean and covariance", found.multipliers[1]
-            releases["FreD"] = PlannedRelease(found.guarantee(), times, noise, plans, canaries)
+            releases["FreD"] = PlannedRelease.of_moments(found, len(self.clients))
             dimension, notes = embedding_size(settings.embedder)
             if dimension is not None:
                 with tracing("FreD's release"):
-                    rounds = {"FreD": fred_release(found, len(self.clients), dimension)} | rounds
+                    rounds = {"FreD": moments_release(found, len(self.clients), dimension)} | rounds
             if found.private:
                 both = Guarantee.of_events([found.event(), self.plan.event()], self.plan.delta)
                 together["FreD and rounds"] = both
@@ -300,15 +297,6 @@ def prepare(config: Config) -> Prepared:
     # Refuses what cannot be calibrated or shared out among the devices.
     found.algorithm  # noqa: B018
     return found
-
-
-def fred_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
-    """FreD's release, traced; its server computes with numpy."""
-    algorithm = fred(plan, units=clients, dimension=dimension)
-    centre = jax.ShapeDtypeStruct((dimension,), np.float32)
-    columns = {"embedding": column((dimension,), np.float32)}
-    queries = [ask(query, centre, columns)[0] for query in algorithm.queries]
-    return Rehearsed(sum(each.up for each in queries), tuple(queries))
 
 
 def _unchanged(part: Population) -> Population:

@@ -66,6 +66,10 @@ class PopriConfig(PopriSettings):
     """POPri's settings, how clients score, and the public texts that prompts are made of.
 
     Attributes:
+      reward: what ranks the responses to a prompt: the "scores" that a cohort gives in each round,
+        as published, or "moments": ONE release of the moments of all clients' embeddings, for the
+        whole `privacy.epsilon`, from which the rewards of all rounds follow. This is ours, see
+        `algorithms.one_look`; it has no use for `score` and `training.clients_per_round`.
       score: see `algorithms.candidate_scores`.
       samples: the names of the corpora that prompts are made of; None for all. One corpus makes
         prompts of one kind, as in the released code; FreD can choose it, which is a charged release
@@ -76,6 +80,7 @@ class PopriConfig(PopriSettings):
         "best_responses" of the last round, one of each prompt, which is ours.
     """
 
+    reward: Literal["scores", "moments"] = "scores"
     score: ScoreKind = "per_prompt"
     samples: tuple[str, ...] | None = None
     checkpoint: Literal["last", "nearest"] = "last"
@@ -83,6 +88,7 @@ class PopriConfig(PopriSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.one_of("reward", self.reward, ("scores", "moments"))
         checks.one_of("checkpoint", self.checkpoint, ("last", "nearest"))
         checks.one_of("final_prompts", self.final_prompts, ("samples", "best_responses"))
 
@@ -138,6 +144,8 @@ class SyntheticTextConfig:
     | private_evolution | votes for nearest texts  | texts like those voted for                  |
     | pe_sft            | the same                 | texts of the generator, tuned on those      |
     | popri             | scores of texts          | texts of the generator, tuned by preference |
+    |                   | (`popri.reward: moments`:|                                            |
+    |                   | moments, once)           |                                            |
 
     Attributes:
       corpora: maps the name of each public corpus to its source of texts; None where nothing is
@@ -228,6 +236,11 @@ class SyntheticTextConfig:
                 )
 
     @property
+    def one_look(self) -> bool:
+        """Whether clients are asked once, for the moments that all rewards follow from."""
+        return self.method == "popri" and self.popri.reward == "moments"
+
+    @property
     def models(self) -> dict[str, DecoderModelConfig | PublishedModelConfig]:
         """The sections of the models that the method uses, by name."""
         found = {"downstream": self.downstream}
@@ -291,6 +304,18 @@ class SyntheticTextConfig:
 
     def _check_privacy(self) -> None:
         privacy = self.privacy
+        if self.one_look:
+            of = "with popri.reward 'moments', one release of all clients"
+            if privacy.private and privacy.epsilon is None:
+                raise InputError(f"privacy.epsilon must be given {of}, found none")
+            if privacy.sampling != "poisson":
+                raise InputError(
+                    f"privacy.sampling must be 'poisson' {of}, found {privacy.sampling!r}"
+                )
+            if privacy.accountant == "rdp":
+                raise InputError(f"privacy.accountant must be absent or 'pld' {of}, found 'rdp'")
+            if self.simulated is not None:
+                raise InputError(f"simulated must be absent {of}")
         if privacy.sampling == "cyclic" and self.method in SCORING:
             raise InputError(
                 f"privacy.sampling must be 'poisson' or 'fixed' for method {self.method!r}, which "

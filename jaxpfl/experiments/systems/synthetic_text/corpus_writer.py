@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.popri import (
     Written,
     popri,
@@ -44,6 +45,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
     SyntheticTextConfig,
 )
+from jaxpfl.experiments.systems.synthetic_text.look import Ask, Look
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
@@ -57,9 +59,6 @@ from jaxpfl.text.generation.variation import Continue, mask_and_fill
 from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
 from jaxpfl.text.tokenisers.fast import FastTokeniser
-
-Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
-"""`ask(step, state, round)` runs a step that may ask clients, as `Releaser.step` does."""
 
 Distance = Callable[[list[str]], float]
 """The Frechet distance of texts to those of clients that are declared public."""
@@ -82,8 +81,16 @@ loaded_embedder = functools.lru_cache(maxsize=4)(embedder)
 loaded_fill_model = functools.lru_cache(maxsize=1)(mask_and_fill)
 
 
+def question(config: SyntheticTextConfig, plan: Plan) -> Scorer | Look:
+    """What clients are asked; the method must be one in which they score texts."""
+    if config.one_look:
+        dimension = loaded_embedder(config.embedder).dimension
+        return Look(config, plan.population, dimension)
+    return scorer(config, plan)
+
+
 def scorer(config: SyntheticTextConfig, plan: Plan) -> Scorer:
-    """How clients score texts; the method must be one that asks clients."""
+    """How clients score texts in each round."""
     return Scorer(plan, kind=config.score, max_texts=config.evolution.max_texts)
 
 
@@ -245,7 +252,7 @@ class CorpusWriter:
         self,
         directory: Path,
         load_or_compute: LoadOrCompute,
-        scorer: Scorer | None,
+        asked: Scorer | Look | None,
         ask: Ask,
         distance: Distance = missing,
         on_round: Callable[[Any], None] = ignore,
@@ -255,7 +262,7 @@ class CorpusWriter:
         Args:
           directory: the run's directory, where checkpoints of a training are saved.
           load_or_compute: finds what an earlier attempt at the run has stored.
-          scorer: how clients score; None for a method that asks no client.
+          asked: what clients are asked; None for a method that asks no client.
           ask: runs a step that asks clients.
           distance: called only where the choice of POPri's round is neither stored nor simply the
             last.
@@ -266,10 +273,12 @@ class CorpusWriter:
         if method == "generator":
             return self.generator, samples
         hooks: Hooks[Any] = Hooks(load_or_compute, on_round, self.progress)
-        assert scorer is not None, "all other methods that write ask clients"
+        assert asked is not None, "all other methods that write ask clients"
         if method == "popri":
-            return self._tuned_by_scores(samples, scorer, ask, distance, hooks)
-        texts = self._evolved(samples, scorer, ask, hooks)
+            rewards = asked.rewards(load_or_compute, ask) if isinstance(asked, Look) else asked
+            return self._tuned_by_scores(samples, rewards, ask, distance, hooks)
+        assert isinstance(asked, Scorer), "private evolution asks for votes"
+        texts = self._evolved(samples, asked, ask, hooks)
         if method == "private_evolution":
             return self.generator, texts
         return self._tuned_on(texts, directory), samples
@@ -315,7 +324,7 @@ class CorpusWriter:
     def _tuned_by_scores(
         self,
         samples: list[str],
-        scorer: Scorer,
+        scorer: Scorer | MomentRewards,
         ask: Ask,
         distance: Distance,
         hooks: Hooks[Written],
@@ -339,7 +348,7 @@ class CorpusWriter:
         assert params_of is not None, "POPri tunes a model"
         writers = [
             with_adapters(self.generator, settings, params_of(state))
-            for state in _all_states(algorithm, ask)
+            for state in _all_states(algorithm, ask, self.config.training.rounds)
         ]
         writer = writers[-1]
         if settings.checkpoint == "nearest":
@@ -398,7 +407,7 @@ class CorpusWriter:
             seed=config.run.seed,
             hooks=hooks,
         )
-        return selected_texts(_all_states(algorithm, ask)[-1])
+        return selected_texts(_all_states(algorithm, ask, config.training.rounds)[-1])
 
     def _tuned_on(self, texts: list[str], directory: Path) -> LanguageModel:
         """The generator with adapters that are fine-tuned on texts."""
@@ -410,10 +419,10 @@ class CorpusWriter:
         return writer.replaced(model, tuned)
 
 
-def _all_states(algorithm: Algorithm, ask: Ask) -> list[Any]:
+def _all_states(algorithm: Algorithm, ask: Ask, rounds: int) -> list[Any]:
     """The algorithm's states: before the first round, and after each."""
     states = [algorithm.init(jax.random.key(0))]
-    for round in range(1, algorithm.rounds + 1):
+    for round in range(1, rounds + 1):
         states.append(ask(algorithm.step, states[-1], round)[0])
     return states
 

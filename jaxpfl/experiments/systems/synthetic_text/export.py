@@ -152,6 +152,8 @@ def _trained_on(
         found["generator of the texts"] = public(_GENERATOR)
     if config.method in SCORING:
         found["private clients"] = f"{clients} scored synthetic texts"
+        if config.one_look:
+            found["private clients"] = f"{clients} released the moments of their embeddings, once"
     elif config.method == FED_AVG:
         found["private clients"] = f"{clients} trained the model in rounds"
     else:

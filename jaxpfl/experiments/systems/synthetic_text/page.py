@@ -66,15 +66,15 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     if record.get("texts"):
         texts = [(text,) for text in record["texts"]]
         sections.append(Section("From the synthetic corpus", table=Table(("text",), texts)))
-    cost = record["cost"]
+    cost, when = record["cost"], "in its only round" if record["one_look"] else "in a round"
     facts = [
         (f"{100 * metrics['accuracy']:.2f} %", f"next-token accuracy on {record['tested_on']}"),
         (f"{gain:+.2f}", f"points over the public checkpoint on {record['tested_on']}"),
-        (f"{cost['down']:,}", "floats to a client in a round"),
-        (f"{cost['up']:,}", "floats from a client in a round"),
+        (f"{cost['down']:,}", f"floats to a client {when}"),
+        (f"{cost['up']:,}", f"floats from a client {when}"),
     ]
     return Page(
-        title=f"Synthetic text: {record['method']}",
+        title=f"Synthetic text: {record['method']}{', one look' if record['one_look'] else ''}",
         lead="How much a downstream language model improved by private clients' text.",
         stamp=stamp,
         privacy=record["privacy"],

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import files
+from jaxpfl.algorithms.base import require_affordable
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.frechet import distance
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
@@ -35,8 +36,9 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     CorpusWriter,
     json_lines,
     loaded_embedder,
-    scorer,
+    question,
 )
+from jaxpfl.experiments.systems.synthetic_text.look import Look
 from jaxpfl.experiments.systems.synthetic_text.study import Prepared, described_config
 from jaxpfl.experiments.systems.workspace import Workspace, budget_of, ledger_path
 from jaxpfl.models import count_parameters
@@ -95,6 +97,7 @@ class Run:
         held_out = self.config.evaluation.source or self.config.data.source
         return {
             "method": self.config.method,
+            "one_look": self.config.one_look,
             "tested_on": f"test clients of {held_out} (declared public)",
             "validated_on": f"validation clients of {held_out} (declared public)",
             "date": date,
@@ -204,7 +207,7 @@ class Run:
         """The synthetic corpus, and the record's entries on how it was written."""
         config, models, directory = self.config, self.writer, self.directory
         history: list[dict[str, Any]] = []
-        asked = scorer(config, self.plan) if config.method in SCORING else None
+        asked = question(config, self.plan) if config.method in SCORING else None
         releases = self.releases(asked)
 
         def on_round(found: Written | Evolved) -> None:
@@ -242,12 +245,12 @@ class Run:
     def _chosen(self, releases: Releases) -> dict[str, Any]:
         """The record of how the round was chosen whose adapters write the corpus."""
         if self.config.popri.checkpoint == "last":
-            return {"checkpoint": {"round": self.plan.rounds}}
+            return {"checkpoint": {"round": self.config.training.rounds}}
         distances = releases.load_or_compute(DISTANCES, missing)["distances"]
         return {"checkpoint": {"round": int(distances.argmin()), "distances": distances.tolist()}}
 
-    def releases(self, asked: Scorer | None) -> Releases:
-        """The store of the rounds' artifacts; with a scorer it can ask the clients."""
+    def releases(self, asked: Scorer | Look | None) -> Releases:
+        """The store of the rounds' artifacts; with a question it can ask the clients."""
         config, directory = self.config, self.directory
         described = described_config(config, self.writer.identity)
         if asked is None:
@@ -258,12 +261,12 @@ class Run:
             cut = f"{self.writer.tokeniser.name} {config.corpus.tokens}"
             made_by = (*made_by, cut)
         few = self.clients.keeping(at_most(self.clients, limit, seed))
-        return Releases.of_clients(
+        found = Releases.of_clients(
             directory,
             described,
             self.embedded(few, made_by),
-            name=config.method,
-            query=asked.query,
+            name="one look" if config.one_look else config.method,
+            queries=asked.queries,
             ledger=Ledger(
                 ledger_path(config.privacy, directory),
                 self.clients,
@@ -271,6 +274,10 @@ class Run:
             ),
             reproducible_seed=self.workspace.reproducible_seed,
         )
+        if isinstance(asked, Look) and found.ledger is not None:
+            # All three releases, or none.
+            require_affordable(asked.algorithm, found.ledger, found.run)
+        return found
 
     def embedded(self, clients: Population, made_by: tuple[str | None, ...]) -> Population:
         """The clients with the embeddings of their texts, from `memory` if they are there.
@@ -336,11 +343,17 @@ class Run:
         return {name: np.round((part - centre) @ axes.T, 4).tolist() for name, part in both.items()}
 
     def _cost(self) -> dict[str, Any]:
-        """The floats that a client receives and sends in a round, as in POPri's Table 2."""
+        """The floats that a client receives and sends in a round, as in POPri's Table 2.
+
+        With one look, in all.
+        """
         down, up = 0, 0
         if self.config.method == FED_AVG:
             down = up = count_parameters(self.writer.downstream.params)
         elif self.config.method in SCORING:
-            asked, dimension = scorer(self.config, self.plan), self.writer.function.dimension
-            down, up = asked.floats_per_client(*self.config.candidates, dimension)
+            asked, dimension = question(self.config, self.plan), self.writer.function.dimension
+            if isinstance(asked, Look):
+                down, up = asked.floats_per_client()
+            else:
+                down, up = asked.floats_per_client(*self.config.candidates, dimension)
         return {"down": down, "up": up}

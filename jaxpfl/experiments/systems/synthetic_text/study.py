@@ -38,6 +38,7 @@ from jaxpfl.experiments.engine.description import (
     Sized,
     cached_plan,
     embedding_size,
+    moments_release,
     published_shapes,
     shapes_of,
     tracing,
@@ -55,6 +56,7 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     loaded_embedder,
     scorer,
 )
+from jaxpfl.experiments.systems.synthetic_text.look import fred_plan, joint_plan
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
@@ -76,6 +78,8 @@ class Study(base.Study):
     def plan(self) -> Plan:
         """The privacy plan of what the clients send, if they send anything."""
         config, number = self.config, len(self.clients)
+        if config.one_look:
+            return joint_plan(fred_plan(config), number)
         return cached_plan(config.client_privacy, config.training, number, config.simulated)
 
     @property
@@ -101,7 +105,11 @@ class Study(base.Study):
             rounds |= self._describe_downstream(*at_hand["downstream"])
         if method in SCORING:
             dimension, notes = embedding_size(config.embedder)
-            if dimension is not None:
+            if dimension is not None and config.one_look:
+                with tracing("the release of the moments"):
+                    look = fred_plan(config), len(self.clients)
+                    rounds["moments"] = moments_release(*look, dimension)
+            elif dimension is not None:
                 rounds["scores"] = self._describe_scores(dimension)
         if method in WRITING and "generator" in at_hand:
             model, params = at_hand["generator"]
@@ -114,9 +122,12 @@ class Study(base.Study):
             cache = f"takes {size / 1e6:,.1f} MB for each text it writes at a time"
             notes = (*notes, f"the generator's cache {cache}")
         questions, releases = None, {}
-        if method in SCORING and self.plan.adjacency == "add_or_remove_one":
+        if method in SCORING and not config.one_look and self.plan.adjacency == "add_or_remove_one":
             questions = partial(ScoreCanaries, config.score, config.evolution.max_texts)
-        if self.sends:
+        if config.one_look:
+            look = fred_plan(config), len(self.clients)
+            releases["moments"] = PlannedRelease.of_moments(*look)
+        elif self.sends:
             releases["rounds"] = PlannedRelease.of_rounds(self.plan, questions)
         corpora = {f"corpora.{name}": source for name, source in (config.corpora or {}).items()}
         return Description(models, rounds, releases, corpora, notes=notes)

@@ -26,7 +26,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     CorpusWriter,
     json_lines,
-    scorer,
+    question,
 )
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.privacy.ledger import Ledger
@@ -139,7 +139,7 @@ def tuned_generator(
         directory,
         lambda name, _: artifacts.load_or_compute(name, missing).arrays,
         # A method that asks no client has no plan.
-        scorer(writer.config, Plan.from_dict(plan)) if plan else None,
+        question(writer.config, Plan.from_dict(plan)) if plan else None,
         lambda step, state, round: step(state, missing, round),
     )
 

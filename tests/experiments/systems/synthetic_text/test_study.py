@@ -40,8 +40,9 @@ METHODS = {
     "pre_text": ("--evolution.form", "pre_text", "--evolution.threshold", "0.5"),
     "pe_sft": (),
     "popri": (),
+    "one_look": ("--popri.reward", "moments"),
 }
-ALSO = {"dp_ftrl": "fed_avg", "pre_text": "private_evolution"}
+ALSO = {"dp_ftrl": "fed_avg", "pre_text": "private_evolution", "one_look": "popri"}
 SLOW = ("dp_ftrl", "generator")
 LONG = ("pe_sft", "pre_text", "private_evolution", "fed_avg")
 MARKED = [
@@ -116,6 +117,7 @@ def test_every_method_runs_and_has_its_page(finished, name):
     page = (out / "report.html").read_text()
     assert record["privacy"] in page
     assert f"Synthetic text: {record['method']}" in page
+    assert ("one look" in page) == (name == "one_look")
     assert outcome.lines[-1].endswith(record["privacy"])
     sends = name not in ("public", "generator")
     assert record["private"]
@@ -144,6 +146,7 @@ def test_every_method_runs_and_has_its_page(finished, name):
     ("name", "kinds"),
     [
         ("popri", ["poisson_sampled"] * 2),
+        ("one_look", ["gaussian"] * 3),
         pytest.param("private_evolution", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         pytest.param("pre_text", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         pytest.param("pe_sft", ["poisson_sampled"] * 2, marks=pytest.mark.long),
@@ -290,6 +293,35 @@ def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge
     # A finished study is found as it is.
     assert carry_out.resume(parts, progress=False).record["metrics"] == whole.record["metrics"]
     assert len(charges(parts / "ledger.jsonl")) == 2
+
+
+def test_one_look_is_released_once_wherever_it_is_killed(synthetic_config, tmp_path):
+    """Its three charges are made together, and rounds and later texts ask nobody."""
+    config = synthetic_config("popri", *METHODS["one_look"], *SAME_NOISE)
+    whole = carry_out.run(config, tmp_path / "whole", progress=False).out
+    parts = tmp_path / "parts"
+    crashes = after(Ledger, "charge"), stored("moments"), stored("round_1_scores")
+    for number, crash in enumerate((*crashes, stored("round_2_adapters"), before("result.json"))):
+        with crash():
+            if number == 0:
+                carry_out.run(config, parts, progress=False)
+            else:
+                carry_out.resume(parts, progress=False)
+    carry_out.resume(parts, progress=False)
+    for path in ("corpus.jsonl", "ledger.jsonl", "artifacts/moments/arrays.npz"):
+        assert same_but_heads(parts / path, whole / path), path
+    assert len(charges(parts / "ledger.jsonl")) == 3
+    carry_out.synthesize(parts, tmp_path / "more.jsonl", texts=40, progress=False)
+    assert len(charges(parts / "ledger.jsonl")) == 3
+
+
+def test_a_look_that_a_budget_has_no_room_for_is_not_begun(synthetic_config, tmp_path):
+    """Not even its count, which alone would fit."""
+    tight = ("--privacy.budget_epsilon", "7.9")
+    config = synthetic_config("popri", *METHODS["one_look"], *tight)
+    with pytest.raises(BudgetExhausted, match="nothing was released"):
+        carry_out.run(config, tmp_path / "run", progress=False)
+    assert charges(tmp_path / "run" / "ledger.jsonl") == []
 
 
 def test_what_was_altered_or_cut_off_is_not_gone_on_with(synthetic_config, tmp_path):

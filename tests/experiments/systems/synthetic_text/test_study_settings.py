@@ -55,6 +55,17 @@ from jaxpfl.text.embed import embedder
             "evolution selects 4 .*popri.format.shots",
         ),
         ("popri", ("--run.also_without_privacy", "True"), "also_without_privacy"),
+        ("popri", ("--popri.reward", "votes"), "popri.reward"),
+        (
+            "popri",
+            ("--popri.reward", "moments", "--privacy.sampling", "fixed"),
+            "privacy.sampling must be 'poisson' with popri.reward 'moments'",
+        ),
+        (
+            "popri",
+            ("--popri.reward", "moments", "--privacy.accountant", "rdp"),
+            "privacy.accountant must be absent or 'pld'",
+        ),
         ("popri", ("--corpus.spans", "True"), "popri.format.stop must be '' .* found '.n'"),
     ],
 )

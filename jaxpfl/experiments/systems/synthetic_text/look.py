@@ -1,0 +1,92 @@
+"""One look: POPri's rewards from ONE release of the moments of all clients' embeddings.
+
+`popri.reward: moments` asks the clients once, before the first round, for the whole epsilon; see
+`algorithms.one_look`. The release is FreD's query: three charges, which compose to one Gaussian
+mechanism. All rounds, and whatever is chosen by their texts, are post-processing of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, fred, moments
+from jaxpfl.algorithms.one_look import MomentRewards
+from jaxpfl.algorithms.stored_rounds import LoadOrCompute
+from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
+from jaxpfl.federated.release.query import Query
+from jaxpfl.privacy.clipping import Clip
+from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.participation import Poisson
+from jaxpfl.privacy.plan import Plan
+
+Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
+"""`ask(step, state, round)` runs a step that may ask clients, as `Releaser.step` does."""
+
+MOMENTS = "moments"
+"""The artifact of the release."""
+
+
+def fred_plan(config: SyntheticTextConfig) -> FredPlan:
+    """What is released of the clients: their embeddings' moments, for the epsilon of `privacy`."""
+    privacy, most = config.privacy, config.training.max_examples
+    if not privacy.private:
+        return FredPlan.without_privacy(max_examples=most)
+    assert privacy.epsilon is not None and privacy.delta is not None, "the config checks it"
+    return FredPlan.calibrated(epsilon=privacy.epsilon, delta=privacy.delta, max_examples=most)
+
+
+def joint_plan(plan: FredPlan, clients: int) -> Plan:
+    """One round of all clients that costs what the query's three releases cost together."""
+    everyone = Poisson(clients, clients)
+    if not plan.private:
+        return Plan.without_privacy(rounds=1, clip=Clip(1.0), participation=everyone)
+    return Plan(
+        rounds=1, clip=Clip(1.0), noise=Noise(1 / plan.mu), participation=everyone, delta=plan.delta
+    )
+
+
+@dataclass(frozen=True)
+class Look:
+    """The query of the moments, and the rewards that follow from its release.
+
+    Attributes:
+      clients: their number.
+      dimension: of an embedding.
+    """
+
+    config: SyntheticTextConfig
+    clients: int
+    dimension: int
+
+    @cached_property
+    def plan(self) -> FredPlan:
+        return fred_plan(self.config)
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        return fred(self.plan, units=self.clients, dimension=self.dimension)
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        return self.algorithm.queries
+
+    def rewards(self, load_or_compute: LoadOrCompute, ask: Ask) -> MomentRewards:
+        """The rewards of all rounds; asks the clients unless the release is stored."""
+
+        def released() -> dict[str, np.ndarray]:
+            state = self.algorithm.init(jax.random.key(0))
+            return moments(self.plan, ask(self.algorithm.step, state, 1)[0]).arrays()
+
+        found = PrivateMoments.of_arrays(load_or_compute(MOMENTS, released), self.plan)
+        rounds = self.config.training.rounds
+        return MomentRewards(found.moments, rounds, clip_norm=self.plan.clip_norm)
+
+    def floats_per_client(self) -> tuple[int, int]:
+        """How many float32 numbers a client receives and sends, in all."""
+        count, mean, half = 1, self.dimension, self.dimension * (self.dimension + 1) // 2
+        return self.dimension, count + mean + half
