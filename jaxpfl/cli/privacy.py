@@ -7,7 +7,6 @@ from typing import Any
 
 from jaxpfl import checks
 from jaxpfl.cli import common
-from jaxpfl.errors import InputError
 
 EXCEEDED = 5
 """The exit code of an audit that refutes a stated epsilon."""
@@ -49,17 +48,9 @@ def add_calibrate(parser: argparse.ArgumentParser) -> None:
     _add_accountant(parser)
     sampling = "default: poisson, with PLD"
     parser.add_argument("--sampling", choices=("poisson", "fixed"), help=sampling)
-    parser.add_argument(
-        "--as-published",
-        choices=("augenstein",),
-        metavar="PAPER",
-        help="augenstein: the epsilon in that paper's form, which is NOT valid, and the valid ones",
-    )
 
 
 def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
-    if arguments.as_published is not None:
-        return _as_published(arguments)
     from jaxpfl.privacy import Clip, Noise, Plan, participation
 
     shared: dict[str, Any] = {
@@ -84,26 +75,6 @@ def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]
         "confirmed_epsilon": plan.confirmed_epsilon(),
         "text": f"noise multiplier = {plan.noise_multiplier:.4g}\n{plan.statement()}",
     }
-
-
-def _as_published(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.noise_multiplier is None:
-        raise InputError("--as-published needs --noise-multiplier, whose epsilon it computes")
-    if arguments.accountant is not None or arguments.sampling is not None:
-        raise InputError("--as-published shows every form: give no --accountant and no --sampling")
-    from jaxpfl.privacy.published import as_published
-
-    names = ("noise_multiplier", "delta", "rounds", "population", "clients_per_round")
-    setting = {name: getattr(arguments, name) for name in names}
-    found = as_published(arguments.as_published, **setting)
-    lines = [
-        f"paper's form ({found.paper}): {found.statement()}",
-        f"valid, fixed-size rounds:     {found.fixed.statement()}",
-        f"valid, Poisson rounds:        {found.poisson.statement()}",
-    ]
-    if found.fixed.allow_large_delta is not None:
-        lines.append("delta is 1 / N, as published, but a delta should be well below 1 / N")
-    return {**setting, **found.to_dict(), "text": "\n".join(lines)}
 
 
 _AUDIT = (

@@ -13,7 +13,6 @@ confirmation   second accountants that share no code with the first
 auditing       lower bounds on epsilon, from an attack on what was released
 profile        a composition's delta at every epsilon, for audits
 simulated      noise as if more clients took part than there are: no guarantee
-published      epsilons as papers print them, and why they do not hold
 events         the kinds of release, and their form in a file
 clipping       bounds a client's contribution
 mechanisms     draws the noise
