@@ -1,7 +1,7 @@
 """The epsilons that Augenstein et al. 2020 print (appendix A.1), in their form and in valid ones.
 
-They draw exactly n of N users in each round, and take the Renyi divergence of a round by Wang et al.
-2018 (Theorem 27) for a Gaussian whose shift is S, converted by Mironov 2017
+They draw exactly n of N users in each round, and take the Renyi divergence of a round by Wang et
+al. 2018 (Theorem 27) for a Gaussian whose shift is S, converted by Mironov 2017
 (Proposition 3). NOT VALID for such rounds: the theorem is about REPLACING one client, and in a
 cohort of fixed size one update then leaves the sum and another enters it, so that it moves by 2 S.
 Valid are a shift of 2 S, or cohorts of random size (Poisson).
