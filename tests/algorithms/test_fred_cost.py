@@ -197,3 +197,15 @@ def test_which_examples_of_a_client_are_used_is_secret(tmp_path):
     means = [query(population, exact, tmp_path, secret).moments.mean_D for secret in secrets]
     np.testing.assert_array_equal(means[0], means[1])
     assert not np.allclose(means[0], means[2])
+
+
+def test_a_simulated_plan_has_the_larger_populations_noise_of_the_mean_and_says_so():
+    """Its charges are those of its own clients, whose epsilon is no useful one."""
+    plan = FredPlan.calibrated(epsilon=7.0, delta=1e-6)
+    small = plan.simulated_by(600, 1e-4, larger=72_000)
+    for large, here in zip(plan.plans(72_000), small.plans(600), strict=True):
+        assert here.value_noise_std(1.0) / 600 == pytest.approx(large.value_noise_std(1.0) / 72_000)
+        assert here.simulates is not None and here.simulates.population == 72_000
+        assert here.scaled_to(here.simulates).epsilon() == pytest.approx(large.epsilon())
+    assert small.delta == 1e-4 and small.epsilon() > 1_000
+    assert small.statement().startswith("SIMULATED: noise as if 72,000 clients took part; no")

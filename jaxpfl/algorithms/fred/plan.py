@@ -29,6 +29,7 @@ from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.guarantee import Guarantee, Unit
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.privacy.simulated import SIMULATED, LargerPopulation
 
 Mode = Literal["exact", "paper"]
 PerClient = Literal["mean", "sum"]
@@ -77,6 +78,8 @@ class FredPlan:
       population: the number of units, if it is declared public; else None.
       mode: "exact", or "paper": Algorithm 1 as it is printed.
       private: False only for plans made by `without_privacy`.
+      simulates: a larger population whose noise is scaled down to these units, see `simulated_by`;
+        None for a plan whose guarantee is that of its own units.
     """
 
     multipliers: tuple[float, float, float]
@@ -88,6 +91,7 @@ class FredPlan:
     population: int | None = None
     mode: Mode = "exact"
     private: bool = True
+    simulates: LargerPopulation | None = None
 
     def __post_init__(self) -> None:
         if not 1e-6 <= checks.positive("clip_norm", self.clip_norm) <= 1e6:
@@ -217,6 +221,23 @@ class FredPlan:
         """
         return cls(multipliers=(0.0, 0.0, 0.0), delta=0.0, private=False, **settings)
 
+    def simulated_by(self, units: int, delta: float, larger: int) -> Self:
+        """Returns the plan by which `units` clients have the noise of `larger` ones in their means.
+
+        It is a SIMULATION, which all its statements say: see `privacy.simulated`.
+
+        Args:
+          delta: of what these units have, below 1 / their number.
+          larger: the number of units that this plan is for; all of them take part.
+        """
+        population = LargerPopulation(larger, larger, self.delta)
+        found = dataclasses.replace(self, delta=delta, simulates=population)
+        return found._scaled(units / larger)
+
+    def _scaled(self, factor: float, **changes: Any) -> Self:
+        multipliers = _three(z * factor for z in self.multipliers)
+        return dataclasses.replace(self, multipliers=multipliers, **changes)
+
     def client_fn(self, moment: Moment) -> ClientMoment:
         """Returns what a client computes for one of the releases."""
         return ClientMoment(
@@ -278,7 +299,18 @@ class FredPlan:
     def statement(self) -> str:
         """Returns the guarantee in one sentence."""
         realised = "" if self.mode == "exact" else "Algorithm 1 as printed, REALISED "
-        return realised + self.guarantee().statement()
+        simulation = f"{self.simulation}; " if self.simulates else ""
+        return simulation + realised + self.guarantee().statement()
+
+    @property
+    def simulation(self) -> str:
+        """Says that the plan simulates a larger population; "" if it does not."""
+        if self.simulates is None:
+            return ""
+        return (
+            f"{SIMULATED}: noise as if {self.simulates.population:,} {self.unit}s took part; no "
+            f"guarantee for the data of these {self.unit}s"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values for JSON."""
@@ -311,6 +343,7 @@ class FredPlan:
                 participation=Poisson(units, units),
                 delta=self.delta,
                 unit=self.unit,
+                simulates=self.simulates,
             )
             for sensitivity, z, accounted in zip(
                 self.sensitivities, self.multipliers, self.accounted_multipliers, strict=True

@@ -314,8 +314,6 @@ class SyntheticTextConfig:
                 )
             if privacy.accountant == "rdp":
                 raise InputError(f"privacy.accountant must be absent or 'pld' {of}, found 'rdp'")
-            if self.simulated is not None:
-                raise InputError(f"simulated must be absent {of}")
         if privacy.sampling == "cyclic" and self.method in SCORING:
             raise InputError(
                 f"privacy.sampling must be 'poisson' or 'fixed' for method {self.method!r}, which "

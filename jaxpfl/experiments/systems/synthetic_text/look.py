@@ -31,13 +31,19 @@ MOMENTS = "moments"
 """The artifact of the release."""
 
 
-def fred_plan(config: SyntheticTextConfig) -> FredPlan:
-    """What is released of the clients: their embeddings' moments, for the epsilon of `privacy`."""
-    privacy, most = config.privacy, config.training.max_examples
+def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
+    """What is released of the clients: their embeddings' moments, for the epsilon of `privacy`.
+
+    A section `simulated` gives the means the noise of that population, all of which take part.
+    """
+    privacy, larger = config.privacy, config.simulated
+    most = config.training.max_examples
     if not privacy.private:
         return FredPlan.without_privacy(max_examples=most)
     assert privacy.epsilon is not None and privacy.delta is not None, "the config checks it"
-    return FredPlan.calibrated(epsilon=privacy.epsilon, delta=privacy.delta, max_examples=most)
+    delta = privacy.delta if larger is None else larger.delta
+    plan = FredPlan.calibrated(epsilon=privacy.epsilon, delta=delta, max_examples=most)
+    return plan if larger is None else plan.simulated_by(clients, privacy.delta, larger.population)
 
 
 def joint_plan(plan: FredPlan, clients: int) -> Plan:
@@ -46,7 +52,12 @@ def joint_plan(plan: FredPlan, clients: int) -> Plan:
     if not plan.private:
         return Plan.without_privacy(rounds=1, clip=Clip(1.0), participation=everyone)
     return Plan(
-        rounds=1, clip=Clip(1.0), noise=Noise(1 / plan.mu), participation=everyone, delta=plan.delta
+        rounds=1,
+        clip=Clip(1.0),
+        noise=Noise(1 / plan.mu),
+        participation=everyone,
+        delta=plan.delta,
+        simulates=plan.simulates,
     )
 
 
@@ -65,7 +76,7 @@ class Look:
 
     @cached_property
     def plan(self) -> FredPlan:
-        return fred_plan(self.config)
+        return fred_plan(self.config, self.clients)
 
     @cached_property
     def algorithm(self) -> Algorithm:

@@ -25,6 +25,7 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms.canaries import ScoreCanaries
+from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
@@ -79,8 +80,13 @@ class Study(base.Study):
         """The privacy plan of what the clients send, if they send anything."""
         config, number = self.config, len(self.clients)
         if config.one_look:
-            return joint_plan(fred_plan(config), number)
+            return joint_plan(self.look, number)
         return cached_plan(config.client_privacy, config.training, number, config.simulated)
+
+    @cached_property
+    def look(self) -> FredPlan:
+        """What `popri.reward: moments` releases."""
+        return fred_plan(self.config, len(self.clients))
 
     @property
     def plans(self) -> dict[str, Plan]:
@@ -107,8 +113,7 @@ class Study(base.Study):
             dimension, notes = embedding_size(config.embedder)
             if dimension is not None and config.one_look:
                 with tracing("the release of the moments"):
-                    look = fred_plan(config), len(self.clients)
-                    rounds["moments"] = moments_release(*look, dimension)
+                    rounds["moments"] = moments_release(self.look, len(self.clients), dimension)
             elif dimension is not None:
                 rounds["scores"] = self._describe_scores(dimension)
         if method in WRITING and "generator" in at_hand:
@@ -125,8 +130,7 @@ class Study(base.Study):
         if method in SCORING and not config.one_look and self.plan.adjacency == "add_or_remove_one":
             questions = partial(ScoreCanaries, config.score, config.evolution.max_texts)
         if config.one_look:
-            look = fred_plan(config), len(self.clients)
-            releases["moments"] = PlannedRelease.of_moments(*look)
+            releases["moments"] = PlannedRelease.of_moments(self.look, len(self.clients))
         elif self.sends:
             releases["rounds"] = PlannedRelease.of_rounds(self.plan, questions)
         corpora = {f"corpora.{name}": source for name, source in (config.corpora or {}).items()}

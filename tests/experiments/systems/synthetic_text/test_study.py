@@ -76,16 +76,28 @@ def charges(path: Path) -> list[dict]:
     return [line for line in lines if "event" in line]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["popri", "fed_avg"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("popri", marks=pytest.mark.long),
+        pytest.param("fed_avg", marks=pytest.mark.long),
+        "one_look",
+    ],
+)
 def test_the_noise_of_a_larger_population_is_named_in_every_statement(
-    synthetic_config, tmp_path, method
+    synthetic_config, tmp_path, name
 ):
     larger = ("--simulated.population", "100000", "--simulated.delta", "1e-6")
+    method, changes = ALSO.get(name, name), METHODS[name]
     small = synthetic_config(method).training.clients_per_round
-    config = synthetic_config(method, *larger, "--simulated.clients_per_round", str(10 * small))
+    more = (*larger, "--simulated.clients_per_round", str(10 * small))
+    config = synthetic_config(method, *changes, *more)
     outcome = carry_out.run(config, tmp_path / "run", progress=False)
-    label = f"SIMULATED: noise of {small} clients scaled as if {10 * small} of 100,000 took part"
+    took = f"{small} clients scaled as if {10 * small} of 100,000"
+    if name == "one_look":
+        all_clients = len(prepare(config).clients)
+        took = f"{all_clients} clients scaled as if 100,000 of 100,000"
+    label = f"SIMULATED: noise of {took} took part"
     record, ledger = outcome.record, Ledger.read(tmp_path / "run" / "ledger.jsonl")
     assert record["privacy"].startswith(f"{label}; no guarantee")
     assert record["privacy"].count("SIMULATED") == 1
