@@ -6,7 +6,7 @@ It may be imported by `hosts`, `audits` and everyone above. To trust a release, 
     releaser           who may ask; charges first, records last
     query              what clients are asked, and what it may cost
     prepared_query     one query at work: cohort, keys, door
-    door               clips, sums, adds noise whose key follows from the sum
+    door               has contributions summed, adds noise whose key follows from the sum
     summing            clients' contributions, clipped and summed on each device
     accumulators       how they are added up; with `federated.double_word`
     vector             all sums as one vector, of which each device has a share
@@ -14,6 +14,7 @@ It may be imported by `hosts`, `audits` and everyone above. To trust a release, 
     identity           everything that a release depends on
     information_flow   proves that a release tells nothing but its noisy sum; with `federated.flow`
 
-and of `privacy`: `plan`, `clipping`, `mechanisms`, `keys`, `ledger`. `one_release` and
-`secure_release` are ways to ask once, without an algorithm.
+and of `privacy`: `plan`, `clipping`, `mechanisms`, `keys`, `secret`, `ledger` and its `chain`; then
+`federated.clients.client`, which hands a client function its own examples, and `federated.mesh`.
+`one_release` and `secure_release` are ways to ask once, without an algorithm.
 """
