@@ -12,11 +12,9 @@ if TYPE_CHECKING:
     from jaxpfl.data.cohort import PackingStats as PackingStats
     from jaxpfl.data.cohort import pack as pack
     from jaxpfl.data.open import open as open
-    from jaxpfl.data.partitions import ByColumn as ByColumn
     from jaxpfl.data.partitions import Dirichlet as Dirichlet
     from jaxpfl.data.partitions import Iid as Iid
     from jaxpfl.data.partitions import Pathological as Pathological
-    from jaxpfl.data.partitions import Sizes as Sizes
     from jaxpfl.data.partitions import partition as partition
     from jaxpfl.data.population import Population as Population
     from jaxpfl.data.population import from_rows as from_rows

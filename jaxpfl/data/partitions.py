@@ -3,8 +3,6 @@
     iid             every client has a random, equal share
     dirichlet       each label is spread over the clients in random, uneven proportions
     pathological    every client has examples of few labels only
-    sizes           random shares of uneven sizes, log-normal or Zipf
-    by_column       a client is a value of a column
 
 They are named as in Flower's `flwr_datasets.partitioner`. The examples are those of a source in
 which every example is a client of its own (`PATH?client=*`), or columns in memory:
@@ -22,7 +20,7 @@ The reverse is not true, so the population has a `fingerprint`, and with it a le
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -90,6 +88,7 @@ class Dirichlet:
 
     def __post_init__(self) -> None:
         _check(self)
+        checks.non_negative_int("partition: min_examples", self.min_examples)
         checks.positive("partition: alpha", self.alpha)
 
     def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
@@ -107,8 +106,8 @@ class Dirichlet:
                 return _by_label(label_N, sizes_LxC, generator), _ids(self.clients)
         raise InputError(
             f"partition: none of {_TRIES} draws of Dirichlet(alpha = {self.alpha:g}) gave each of "
-            f"{self.clients} clients at least {self.min_examples} examples: raise "
-            " alpha, or lower clients or min_examples"
+            f"{self.clients} clients at least {self.min_examples} examples: raise alpha, or lower "
+            "clients or min_examples"
         )
 
 
@@ -159,66 +158,10 @@ class Pathological:
         return _by_label(label_N, sizes_LxC, generator), _ids(self.clients)
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Random shares of uneven sizes: a client's share is proportional to a random weight.
-
-    Attributes:
-      clients: the number of clients.
-      law: "log_normal": the weight is exp(spread x a standard normal number); "zipf": the weight of
-        the client of rank r is r^-spread.
-      spread: 0 gives equal shares; real populations are near 1.
-      min_examples: the least number of examples of a client.
-      seed: determines the partition.
-    """
-
-    clients: int
-    law: Literal["log_normal", "zipf"] = "log_normal"
-    spread: float = 1.0
-    min_examples: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check(self)
-        checks.one_of("partition: law", self.law, ("log_normal", "zipf"))
-        checks.non_negative("partition: spread", self.spread)
-
-    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
-        examples = _enough(population, self.clients, self.min_examples)
-        generator = _generator(self)
-        if self.law == "zipf":
-            log_weight_C = -self.spread * np.log(np.arange(1, self.clients + 1))
-        else:
-            log_weight_C = self.spread * generator.standard_normal(self.clients)
-        weight_C = np.exp(log_weight_C - log_weight_C.max())
-        free = examples - self.clients * self.min_examples
-        ends_C = np.round(np.cumsum(weight_C / weight_C.sum()) * free).astype(np.int64)
-        sizes_C = np.diff(ends_C, prepend=0) + self.min_examples
-        nothing_N = np.zeros(examples, np.int64)
-        return _by_label(nothing_N, sizes_C[None], generator), _ids(self.clients)
-
-
-@dataclass(frozen=True)
-class ByColumn:
-    """A client is a value of a column, such as a user's name.
-
-    Attributes:
-      by: the column.
-    """
-
-    by: str
-
-    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
-        values, value_N = labels_of(population, self.by)
-        return value_N, [str(value) for value in values]
-
-
 SCHEMES: Mapping[str, type] = {
     "iid": Iid,
     "dirichlet": Dirichlet,
     "pathological": Pathological,
-    "sizes": Sizes,
-    "by_column": ByColumn,
 }
 """The schemes by the name that `partition=` has in a source."""
 
@@ -237,8 +180,7 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
     """
     if not callable(getattr(scheme, "deal", None)):
         raise InputError(
-            "scheme must be one of jaxpfl.data.Iid, Dirichlet, Pathological, Sizes and ByColumn, "
-            f"found {scheme!r}"
+            f"scheme must be one of jaxpfl.data.Iid, Dirichlet and Pathological, found {scheme!r}"
         )
     if not isinstance(examples, Population):
         checks.instance("examples", examples, Mapping, "a Population or columns by name")
@@ -253,8 +195,6 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
 def _check(scheme: Any) -> None:
     checks.positive_int("partition: clients", scheme.clients)
     checks.non_negative_int("partition: seed", scheme.seed)
-    if hasattr(scheme, "min_examples"):
-        checks.non_negative_int("partition: min_examples", scheme.min_examples)
 
 
 def _generator(scheme: Any) -> np.random.Generator:

@@ -10,8 +10,8 @@ models for effective ML on private, decentralized datasets"), Table 1 and sectio
 | T2   | those that the primary model classified wrongly (or rightly)   | `classified_examples` |
 | T3   | words out of vocabulary                                        | `text.metrics.oov`    |
 | T4   | all of the users on whose data the primary model is bad (good) | `examples_of_users`   |
-| T5   | a random share, to be labelled by humans                       | `unlabelled_examples` |
-| T6   | those unlike a public corpus, by likelihoods                   | `unlike_public`       |
+| T5   | a random share, to be labelled by humans                       | `random_examples`     |
+| T6   | those unlike a public corpus, by likelihoods                   | a comparison of them  |
 
 A criterion is bool [examples] and PRIVATE; criteria combine by & and |. In a deployment every
 client applies the criterion to its own data, with public constants. `select` returns the population
@@ -30,7 +30,6 @@ A threshold is a public constant. One that is computed from private accuracies, 
 percentile, is itself a release: compute it by `algorithms.federated_metrics`, which charges it.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -56,7 +55,7 @@ def select(population: Population, kept: Any, at_least: int = 1) -> Population:
     Raises:
       InputError: `kept` does not hold one boolean for each example, or `at_least` is below 1.
     """
-    kept = _one_per_example(population, "kept", kept, "b")
+    kept = _one_per_example(population, "kept", kept)
     return population.keeping(kept & _of_clients_with(population, kept, at_least))
 
 
@@ -90,7 +89,7 @@ def classified_examples(
       at_least: only clients with this many such examples match; 5 in the paper, appendix C.4.
     """
     checks.one_of("outcome", outcome, ("correct", "incorrect"))
-    correct = _one_per_example(population, "correct", correct, "b")
+    correct = _one_per_example(population, "correct", correct)
     wanted = correct if outcome == "correct" else ~correct
     return wanted & _of_clients_with(population, wanted, at_least)
 
@@ -117,71 +116,16 @@ def examples_of_users(
     if (below is None) == (above is None):
         found = "neither" if below is None else "both"
         raise InputError(f"examples_of_users needs either below or above, found {found}")
-    accuracy = user_accuracies(population, correct)
+    correct = _one_per_example(population, "correct", correct)
+    sizes = population.sizes()
+    hits = _count_by_client(population, correct)
+    accuracy = np.divide(hits, sizes, out=np.full(len(population), np.nan), where=sizes > 0)
     # Comparisons with NaN, the accuracy of a client without examples, are False.
     if below is not None:
         matches = accuracy < checks.fraction("below", below)
     else:
         matches = accuracy > checks.fraction("above", above)
-    return np.repeat(matches, population.sizes())
-
-
-def user_accuracies(population: Population, correct: Any) -> np.ndarray:
-    """Each client's share of correct examples, float64 [clients], NaN without any. PRIVATE."""
-    correct = _one_per_example(population, "correct", correct, "b")
-    sizes = population.sizes()
-    hits = _count_by_client(population, correct)
-    return np.divide(hits, sizes, out=np.full(len(population), np.nan), where=sizes > 0)
-
-
-def unlabelled_examples(
-    population: Population, fraction: float, seed: int, labels: Sequence[str] = ("label",)
-) -> Population:
-    """T5: returns a random share of the examples without their labels.
-
-    A generator learns from them, and humans label what it generates instead of using the clients'
-    own labels.
-
-    Args:
-      labels: the columns to drop; those that do not exist are ignored.
-
-    Raises:
-      InputError: a parameter is out of range, or no column is left.
-    """
-    kept = random_examples(population, fraction, seed)
-    columns = {name: held for name, held in population.columns.items() if name not in labels}
-    if not columns:
-        raise InputError(f"unlabelled_examples: no column is left without {', '.join(labels)}")
-    return select(population.with_columns(columns), kept)
-
-
-def unlike_public(
-    population: Population,
-    log_public: Any,
-    threshold: float,
-    log_private: Any | None = None,
-) -> np.ndarray:
-    """T6: selects examples that are unlikely in a public corpus: bool [examples]. PRIVATE.
-
-    Sketched in the paper's section 2.1. With `log_private`, an example is selected where the log
-    density ratio log p_private(x) - log p_public(x) exceeds `threshold`; without it, where
-    log p_public(x) is below `threshold`. To compare texts of different lengths, give the
-    log-likelihood PER TOKEN. An example is selected where p_public is 0, but not where a likelihood
-    is NaN or both are 0.
-
-    Args:
-      log_public: float [examples], log-likelihoods in nats under a model of PUBLIC data.
-      threshold: a public constant in nats.
-      log_private: float [examples], log-likelihoods in nats under a model of the private data,
-        which was trained with DP and charged to the clients' ledger.
-    """
-    threshold = checks.real("threshold", threshold)
-    log_public = _one_per_example(population, "log_public", log_public, "f")
-    if log_private is None:
-        return log_public < threshold
-    log_private = _one_per_example(population, "log_private", log_private, "f")
-    with np.errstate(invalid="ignore"):
-        return log_private - log_public > threshold
+    return np.repeat(matches, sizes)
 
 
 def _of_clients_with(population: Population, kept: np.ndarray, at_least: int) -> np.ndarray:
@@ -194,12 +138,11 @@ def _count_by_client(population: Population, kept: np.ndarray) -> np.ndarray:
     return np.diff(offsets_of(kept)[population.offsets])
 
 
-def _one_per_example(population: Population, name: str, values: Any, kind: str) -> np.ndarray:
+def _one_per_example(population: Population, name: str, values: Any) -> np.ndarray:
     array = np.asarray(values)
-    expected = {"b": "booleans", "f": "floats"}[kind]
-    if array.dtype.kind != kind or array.ndim != 1:
+    if array.dtype != bool or array.ndim != 1:
         raise InputError(
-            f"{name} must be {expected} [examples], found {array.dtype} with {array.ndim} axes"
+            f"{name} must be booleans [examples], found {array.dtype} with {array.ndim} axes"
         )
     # The number of examples of a selected population is private, so the message omits it.
     if len(array) != population.num_examples:
