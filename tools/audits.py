@@ -172,7 +172,7 @@ def stored() -> list[dict[str, Any]]:
 
 def systems_table(rows: list[dict[str, Any]]) -> str:
     """The rows of systems as a table in Markdown."""
-    titles = ("config", "release", "rounds", "stated epsilon", "at least", "share", "by", "trials")
+    titles = ("config", "release", "rounds", "stated epsilon", "at least", "share", "trials")
     lines = [_line(titles), _line(("---",) * len(titles))]
     for row in rows:
         own = " (own clients)" if row.get("own_client_function") else ""
@@ -183,7 +183,6 @@ def systems_table(rows: list[dict[str, Any]]) -> str:
             f"{row['epsilon']:.4g}",
             f"{row['bound']:.3g}",
             f"{row['bound'] / row['epsilon']:.0%}",
-            row["estimator"],
             f"{row['trials']:,}",
         )
         lines.append(_line(cells))
@@ -192,7 +191,7 @@ def systems_table(rows: list[dict[str, Any]]) -> str:
 
 def worse_table(rows: list[dict[str, Any]]) -> str:
     """The rows of tools/audit.py as a table in Markdown."""
-    titles = ("release", "trials", "stated epsilon", "bounds, least to largest", "flagged", "by")
+    titles = ("release", "trials", "stated epsilon", "bounds, least to largest", "flagged")
     lines = [_line(titles), _line(("---",) * len(titles))]
     for row in rows:
         cells = (
@@ -201,7 +200,6 @@ def worse_table(rows: list[dict[str, Any]]) -> str:
             f"{row['epsilon']:.3f}",
             f"{row['least']:.2f} .. {row['largest']:.2f}",
             f"{row['flagged']} of {row['seeds']}",
-            row["estimators"],
         )
         lines.append(_line(cells))
     return "\n".join(lines)

@@ -4,7 +4,7 @@ fed_avg            DP-FedAvg
 fed_sgd            DP-SGD: protects single examples
 fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
 fred               a private Frechet distance from clients' data to public corpora
-federated_metrics  accuracies of slices and of users, released with privacy
+federated_metrics  accuracies of users, released with privacy
 candidate_scores   clients' scores of generated candidates
 popri              a language model tuned by clients' scores of what it writes
 one_look           the same by one release of the clients' moments

@@ -17,7 +17,7 @@ from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.federated.audits.canaries import Game
 from jaxpfl.privacy.accounting import rounded_up
-from jaxpfl.privacy.auditing import Trials, lower_bounds, strongest
+from jaxpfl.privacy.auditing import Trials, lower_bound
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
@@ -59,8 +59,8 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
     """Audits every release of a config of any system; returns the bounds as plain data.
 
     Returns:
-      "releases" by name: epsilon, as the ledger of the game states it, delta, the strongest bound,
-      its estimator, and the bounds of all; "exceeded": whether a bound exceeds its epsilon; "text".
+      "releases" by name: epsilon, as the ledger of the game states it, delta, the bound and the
+      trials; "exceeded": whether a bound exceeds its epsilon; "text".
 
     Raises:
       InputError: the config is not valid, or nothing in it is private.
@@ -108,17 +108,15 @@ def game_of(release: PlannedRelease, settings: AuditSettings) -> Game:
 
 def judged(trials: Trials, stated: Guarantee, confidence: float) -> dict[str, Any]:
     """What is stated and bounded, as plain data."""
-    bounds = lower_bounds(trials, stated, confidence=confidence)
-    best, epsilon = strongest(bounds), stated.epsilon()
+    bound = lower_bound(trials, stated, confidence=confidence).epsilon
+    epsilon = stated.epsilon()
     return {
         "epsilon": epsilon,
         "delta": stated.delta,
         "statement": stated.statement(),
-        "bound": best.epsilon,
-        "estimator": best.estimator,
+        "bound": bound,
         "trials": len(trials.present_N),
-        "bounds": {each.estimator: each.epsilon for each in bounds},
-        "exceeded": best.epsilon > epsilon,
+        "exceeded": bound > epsilon,
     }
 
 
@@ -141,7 +139,7 @@ def _smaller(plan: Plan, canaries: int) -> Plan:
 def table(record: Mapping[str, Any]) -> str:
     """The bounds of an audit as text for a terminal."""
     stated, bound = "stated epsilon", "epsilon is at least"
-    columns = ("release", "rounds", "delta", stated, bound, "trials", "by")
+    columns = ("release", "rounds", "delta", stated, bound, "trials")
     rows = [
         (
             name,
@@ -150,7 +148,6 @@ def table(record: Mapping[str, Any]) -> str:
             rounded_up(each["epsilon"]),
             f"{each['bound']:.4g}" + (" EXCEEDS IT" if each["exceeded"] else ""),
             f"{each['trials']:,}",
-            each["estimator"],
         )
         for name, each in record["releases"].items()
     ]

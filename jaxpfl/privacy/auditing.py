@@ -1,68 +1,54 @@
-"""Lower bounds on epsilon, from guesses about who took part.
+"""A lower bound on epsilon, from an attack that guesses who took part.
 
 The game. A canary is put among the clients or left out, by a fair coin. An observer of everything
-that is released gives it a score, which should be larger where it is in. Differential privacy
-limits how well any observer can do, so that whoever does better refutes the stated epsilon. Each
-bound holds with the stated confidence, whatever the scores are made of.
+that is released gives it a score, which should be larger where it is in. Let the score be above a
+threshold with the probability p if the canary is in, and r if it is out. For every (epsilon, delta)
+that the stated releases imply (`privacy.profile`; Kairouz, Oh, Viswanath 2015, Theorem 2.1),
 
-An event, such as "the score is above the threshold", has the probability p with the canary and r
-without it, or the other way round. (epsilon, delta)-privacy implies p <= e^epsilon r + delta
-(Kairouz, Oh, Viswanath 2015, Theorem 2.1). A quarter of the trials chooses the event, which so does
-not depend on the others. These refute such inequalities by an exact test (`privacy.two_rates`).
+    p <= e^epsilon r + delta    and    1 - r <= e^epsilon (1 - p) + delta.
 
-    threshold   The largest epsilon that is refuted at the stated delta. Source, with two bounds on
-                error rates in place of one test: Jagielski, Ullman, Oprea 2020; the separate part:
-                Nasr et al. 2021.
-    profile     One pair (epsilon, delta) of all that the stated events imply (`privacy.profile`) is
-                chosen with the event. The least factor on all noise multipliers at which it is
-                refuted has an epsilon at the stated delta, which is the bound. For Gaussians on
-                everyone this is the idea of Nasr et al. 2023, "Tight auditing of differentially
-                private machine learning". The bound is one on epsilon if the release is what was
-                stated, but for the size of its noise. That it exceeds the stated epsilon needs no
-                such assumption: it means that the stated profile was contradicted.
-    one run     Many canaries in one run, with a coin each, and k guesses; for the others nothing is
-                guessed. It holds for any dependence among canaries. Source: Steinke, Nasr,
-                Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2.
+A quarter of the trials chooses score and threshold, which so do not depend on the others. These
+give a lower bound on p and an upper one on r (Clopper and Pearson 1934; Jagielski, Ullman, Oprea
+2020), which hold together with the stated confidence, and with them every inequality that they
+contradict. The most noise of which none is contradicted, as a factor on the stated noise, has an
+epsilon at the stated delta: this is the bound. For Gaussians on everyone it is that of Nasr et al.
+2023, "Tight auditing of differentially private machine learning".
+
+The bound is one on epsilon if the release is what was stated, but for the size of its noise. That
+it EXCEEDS the stated epsilon needs no such assumption: a pair that was stated is contradicted.
 
 Trials are independent where each has a run of its own. Canaries that share a run, but no coordinate
-of what is released, are independent if noise is, as stated, drawn for each coordinate: the first
-two bounds then refute the statement, whichever part of it is false.
+of what is released, are independent if noise is, as stated, drawn for each coordinate.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import special
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.guarantee import Guarantee
-from jaxpfl.privacy.profile import Scaled, scaled
-from jaxpfl.privacy.two_rates import Counts, refuted, upper_rate
+from jaxpfl.privacy.profile import deltas, scaled
 
-# For as many of the canaries one run guesses: those with the most extreme scores.
-_GUESSED = 0.05
-
+# Every fourth trial chooses. The best of many events was lucky, so that the choice goes by bounds
+# on rates, which hold with this probability each.
+_CHOOSING, _CAREFUL = 4, 0.999
 # Of many different scores, the thresholds that are tried: quantiles, and all of the extreme ones.
 _QUANTILES, _EXTREMES = 512, 64
 
-# Every fourth trial chooses what the others are asked. A choice goes by bounds on both rates, which
-# hold with this probability each, because the best of many counts are those that were most lucky.
-# Where nothing is sure enough, it is less careful.
-_CHOOSING, _CAREFUL = 4, (0.9999, 0.9, 0.5)
-
-_PRECISION = 2e-3
+_EPSILONS = np.concatenate([np.arange(0, 3, 0.05), np.arange(3, 20, 0.25)])
+# Of the logarithm of the factor on the noise: how far it is looked for, and how closely.
+_FARTHEST, _PRECISION = math.log(64), 2e-3
 
 
 class Trials(NamedTuple):
     """What was observed of N canaries.
 
     Attributes:
-      scores_SxN: S different scores of each canary, float64. The first is a logarithm of
-        likelihoods, in against out, or at least has its sign.
+      scores_SxN: S different scores of each canary, float64.
       present_N: bool, which canaries were in, each by a fair coin of its own.
     """
 
@@ -75,25 +61,19 @@ class Bound:
     """With probability `confidence` or more, epsilon is at least this.
 
     Attributes:
-      estimator: "threshold", "profile" or "one run".
       trials: the canaries that it was judged by.
     """
 
     epsilon: float
-    estimator: str
     trials: int
     confidence: float
 
 
-def lower_bounds(
-    trials: Trials, stated: Guarantee, *, confidence: float = 0.99
-) -> tuple[Bound, ...]:
-    """Returns the bounds of all three estimators, which hold TOGETHER with the confidence.
-
-    Each has a third of the probability of error (Bonferroni), so that the largest one may be taken.
+def lower_bound(trials: Trials, stated: Guarantee, *, confidence: float = 0.99) -> Bound:
+    """Returns a lower bound on the epsilon of what was released.
 
     Args:
-      stated: what the releases are said to cost; its delta is that of the bounds.
+      stated: what the releases are said to cost; its delta is that of the bound.
 
     Raises:
       InputError: the trials do not fit together, are too few or have a score that is NaN, the
@@ -103,109 +83,42 @@ def lower_bounds(
     if not stated.private:
         raise InputError("an audit needs a stated epsilon, found a release without noise")
     _check(trials)
-    each = 1 - (1 - confidence) / 3
-    found = (
-        by_threshold(trials, stated.delta, each),
-        by_profile(trials, stated, each),
-        by_one_run(trials, stated.delta, each),
+    chooses_N = np.arange(len(trials.present_N)) % _CHOOSING == 0
+    score, cut = _chosen(trials.scores_SxN[:, chooses_N], trials.present_N[chooses_N])
+    above_N = trials.scores_SxN[score, ~chooses_N] > cut
+    present_N = trials.present_N[~chooses_N]
+    p, r = _bounds(
+        above_N.sum(where=present_N),
+        above_N.sum(where=~present_N),
+        present_N,
+        1 - (1 - confidence) / 2,
     )
-    return tuple(dataclasses.replace(bound, confidence=confidence) for bound in found)
+
+    def contradicted(log_factor: float) -> bool:
+        """Whether the release has less noise than the stated one times the factor."""
+        delta_E = deltas(scaled(stated.event, math.exp(log_factor)), _EPSILONS)
+        growth_E = np.exp(_EPSILONS)
+        seen_E = np.maximum(p - growth_E * r, 1 - r - growth_E * (1 - p))
+        return bool(np.any(seen_E > delta_E))
+
+    least, most = -_FARTHEST, _FARTHEST
+    if not contradicted(most):
+        return Bound(0.0, len(above_N), confidence)
+    while most - least > _PRECISION:
+        middle = (least + most) / 2
+        least, most = (least, middle) if contradicted(middle) else (middle, most)
+    event = scaled(stated.event, math.exp(most))
+    return Bound(dataclasses.replace(stated, event=event).epsilon(), len(above_N), confidence)
 
 
-def strongest(bounds: tuple[Bound, ...]) -> Bound:
-    """Returns the largest of several bounds that hold together."""
-    return max(bounds, key=lambda bound: bound.epsilon)
+def upper_rate(events: np.ndarray, trials: int, confidence: float) -> np.ndarray:
+    """Returns Clopper and Pearson's upper bounds on a rate, given numbers of events.
 
-
-def by_threshold(trials: Trials, delta: float, confidence: float) -> Bound:
-    """Returns the bound of the estimator "threshold"."""
-    choosing, judging = _parts(trials)
-    for careful in _CAREFUL:
-        events = _events(choosing, careful)
-        epsilon_C = np.log(np.maximum(events.p_C - delta, 1e-300) / events.r_C)
-        place = int(np.argmax(epsilon_C))
-        if epsilon_C[place] > 0:
-            break
-    counts, weight = _counts(judging, events, place), math.exp(max(0.0, epsilon_C[place]))
-
-    def refutes(epsilon: float) -> bool:
-        growth = math.exp(epsilon)
-        return refuted(counts, weight=weight, growth=growth, delta=delta, confidence=confidence)
-
-    # No more is refuted where the choice was careful.
-    found = _largest(refutes, 0.0, math.log(weight) + 3)
-    return Bound(found or 0.0, "threshold", len(judging.present_N), confidence)
-
-
-def by_profile(trials: Trials, stated: Guarantee, confidence: float) -> Bound:
-    """Returns the bound of the estimator "profile"."""
-    choosing, judging = _parts(trials)
-    known = Scaled(stated.event)
-    least, place, epsilon = known.factors_F[-1], 0, 0.0
-    for careful in _CAREFUL:
-        events = _events(choosing, careful)
-        for number, tried in enumerate(known.epsilons_E):
-            factor_C = known.factors(number, events.p_C - math.exp(tried) * events.r_C)
-            if factor_C.min() < least:
-                least, place, epsilon = factor_C.min(), int(np.argmin(factor_C)), float(tried)
-        if least < known.factors_F[-1]:
-            break
-    counts, growth = _counts(judging, events, place), math.exp(epsilon)
-
-    def refutes(reduction: float) -> bool:
-        """Whether there is less noise than the stated one times exp(-reduction)."""
-        delta = known.delta(math.exp(-reduction), epsilon)
-        return refuted(counts, weight=growth, growth=growth, delta=delta, confidence=confidence)
-
-    farthest = math.log(known.factors_F[-1])
-    reduction = _largest(refutes, -farthest, farthest)
-    if reduction is None:
-        return Bound(0.0, "profile", len(judging.present_N), confidence)
-    event = scaled(stated.event, math.exp(-reduction))
-    found = dataclasses.replace(stated, event=event).epsilon()
-    return Bound(found, "profile", len(judging.present_N), confidence)
-
-
-def by_one_run(trials: Trials, delta: float, confidence: float) -> Bound:
-    """Returns the bound of the estimator "one run"."""
-    score_N = trials.scores_SxN[0]
-    number = len(score_N)
-    guesses = max(1, round(_GUESSED * number))
-    guessed = np.argsort(-np.abs(score_N), kind="stable")[:guesses]
-    correct = int(np.sum((score_N[guessed] > 0) == trials.present_N[guessed]))
-
-    def surplus(epsilon: float) -> float:
-        return one_run_probability(correct, guesses, number, epsilon, delta) - (1 - confidence)
-
-    if surplus(0.0) >= 0:
-        return Bound(0.0, "one run", number, confidence)
-    most = 1.0
-    while surplus(most) < 0:
-        most *= 2
-    # The lower end, so that rounding leaves a bound.
-    root = cast(float, optimize.brentq(surplus, 0.0, most, xtol=1e-6))
-    return Bound(max(root - 1e-6, 0.0), "one run", number, confidence)
-
-
-def one_run_probability(
-    correct: int, guesses: int, canaries: int, epsilon: float, delta: float
-) -> float:
-    """Returns an upper bound on the probability of `correct` or more right guesses.
-
-    Under pure differential privacy, a guess is right with probability at most p = e^epsilon /
-    (1 + e^epsilon), whatever is known of the other canaries, so that the number W of right ones is
-    dominated by a binomial. With f(v) = P[Binomial(guesses, p) >= v] and m canaries,
-
-        P[W >= v] <= f(v) + 2 m delta max_{i = 1 .. v} (f(v - i) - f(v)) / i.
-
-    Source: Steinke, Nasr, Jagielski 2023, Theorem 5.2.
+    The rate at which so few events, or fewer, would have the probability 1 - confidence.
     """
-    right = special.expit(epsilon)
-    below_V = stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, right)
-    rise_V = np.cumsum(below_V) / np.arange(1, correct + 1)
-    worst = float(rise_V.max()) if correct else 0.0
-    exactly = float(stats.binom.sf(correct - 1, guesses, right))
-    return min(1.0, exactly + 2 * canaries * delta * worst)
+    left = trials - np.asarray(events)
+    found = special.betaincinv(np.asarray(events) + 1.0, np.maximum(left, 1e-9), confidence)
+    return np.where(left > 0, found, 1.0)
 
 
 def _check(trials: Trials) -> None:
@@ -221,81 +134,31 @@ def _check(trials: Trials) -> None:
         raise InputError("the scores of an audit must be numbers, found NaN")
 
 
-class _Events(NamedTuple):
-    """Events that might be judged, and bounds on their rates by the trials that choose.
-
-    Attributes:
-      score_C: which score each is about.
-      cut_C: its threshold.
-      above_C: True: "above the threshold", which should happen with the canary; False: "not above
-        it", which should happen without.
-      p_C, r_C: a lower bound on the rate where the event should happen, and an upper bound where it
-        should not.
-    """
-
-    score_C: np.ndarray
-    cut_C: np.ndarray
-    above_C: np.ndarray
-    p_C: np.ndarray
-    r_C: np.ndarray
-
-
-def _parts(trials: Trials) -> tuple[Trials, Trials]:
-    """The trials that choose, and those that judge."""
-    scores_SxN, present_N = trials
-    chooses_N = np.arange(len(present_N)) % _CHOOSING == 0
-    choosing, judging = (
-        Trials(scores_SxN[:, part_N], present_N[part_N]) for part_N in (chooses_N, ~chooses_N)
-    )
-    return choosing, judging
-
-
-def _events(choosing: Trials, careful: float) -> _Events:
-    """What may be judged; the bounds on its rates hold with the probability `careful` each."""
-    scores_SxN, present_N = choosing
-    found = []
+def _chosen(scores_SxN: np.ndarray, present_N: np.ndarray) -> tuple[int, float]:
+    """The score and the threshold that seem to separate the canaries best."""
+    best, found = -math.inf, (0, 0.0)
     for number, score_N in enumerate(scores_SxN):
         cut_C = _cuts(score_N)
-        above = {}
-        for present in (True, False):
-            part_N = np.sort(score_N[present_N == present])
-            above[present] = len(part_N) - part_N.searchsorted(cut_C, side="right"), len(part_N)
-        for which in (True, False):
-            # Above the threshold with the canary; or not above it, without.
-            (should_C, shoulds), (other_C, others) = above[which], above[not which]
-            if not which:
-                should_C, other_C = shoulds - should_C, others - other_C
-            found.append(
-                _Events(
-                    np.full(len(cut_C), number),
-                    cut_C,
-                    np.full(len(cut_C), which),
-                    1 - upper_rate(shoulds - should_C, shoulds, careful),
-                    upper_rate(other_C, others, careful),
-                )
-            )
-    return _Events(*map(np.concatenate, zip(*found, strict=True)))
+        above_C = (
+            part.size - np.sort(part).searchsorted(cut_C, side="right")
+            for part in (score_N[present_N], score_N[~present_N])
+        )
+        p_C, r_C = _bounds(*above_C, present_N, _CAREFUL)
+        # The shift / noise of a Gaussian mechanism with these rates.
+        mu_C = special.ndtri(p_C) - special.ndtri(r_C)
+        place = int(np.argmax(mu_C))
+        if mu_C[place] > best:
+            best, found = float(mu_C[place]), (number, float(cut_C[place]))
+    return found
 
 
-def _counts(judging: Trials, events: _Events, place: int) -> Counts:
-    """How often the event at this place happened."""
-    scores_SxN, present_N = judging
-    happened_N = scores_SxN[events.score_C[place]] > events.cut_C[place]
-    should_N = present_N
-    if not events.above_C[place]:
-        happened_N, should_N = ~happened_N, ~present_N
-    first_N, second_N = happened_N[should_N], happened_N[~should_N]
-    return Counts(int(first_N.sum()), len(first_N), int(second_N.sum()), len(second_N))
-
-
-def _largest(holds: Callable[[float], bool], low: float, high: float) -> float | None:
-    """About the largest number at which `holds`, and below it, too; None = not even at `low`."""
-    if not holds(low):
-        return None
-    while high - low > _PRECISION:
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+def _bounds(
+    ins: Any, outs: Any, present_N: np.ndarray, confidence: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """A lower bound on p and an upper one on r, by how often a score was above the threshold."""
+    number = int(present_N.sum())
+    lower = 1 - upper_rate(number - ins, number, confidence)
+    return lower, upper_rate(outs, len(present_N) - number, confidence)
 
 
 def _cuts(score_N: np.ndarray) -> np.ndarray:

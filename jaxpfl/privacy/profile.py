@@ -12,8 +12,8 @@ shows with far fewer observations at a large delta than at a small one.
 | with a secure sum         | the same                                                          |
 | any release without noise | 1                                                                 |
 
-The coarse grid makes the bounds weaker by some thousandths and never invalid. It is for audits,
-which ask for hundreds of profiles; what a run states is computed by `privacy.accounting`.
+The coarse grid makes the bounds weaker by some thousandths and never invalid. It is for audits;
+what a run states is computed by `privacy.accounting`.
 """
 
 import functools
@@ -86,44 +86,6 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
         parts.append(accounting.loss_distribution(1.0, 1 / mu, step))
     composed = functools.reduce(lambda whole, part: whole.compose(part), parts)
     return np.clip(composed.get_delta_for_epsilon(epsilons_E.tolist()), 0.0, 1.0)
-
-
-class Scaled:
-    """The profiles of the same releases with more noise and with less, for a test of many of them.
-
-    Attributes:
-      factors_F: on the noise, increasing.
-      epsilons_E: increasing.
-      deltas_FxE: of the releases with that much noise.
-    """
-
-    factors_F: np.ndarray = np.concatenate(
-        [2.0 ** np.arange(-6, -1), np.geomspace(0.5, 4, 22), 2.0 ** np.arange(3, 7)]
-    )
-    epsilons_E: np.ndarray = np.concatenate([np.arange(0, 3, 0.05), np.arange(3, 20, 0.25)])
-
-    def __init__(self, event: dp_accounting.DpEvent) -> None:
-        self.event = event
-        self.deltas_FxE = _table(frozenset(events.counts(event).items()))
-
-    def delta(self, factor: float, epsilon: float) -> float:
-        """Returns the delta at one epsilon, of the releases with `factor` times their noise."""
-        return float(deltas(scaled(self.event, factor), np.array([epsilon]))[0])
-
-    def factors(self, place: int, wanted: np.ndarray) -> np.ndarray:
-        """Returns about which factors have these deltas at the epsilon of this place."""
-        # A table's rounding must not make it rise.
-        known_F = np.minimum.accumulate(self.deltas_FxE[:, place])
-        log_F = np.log(self.factors_F)
-        return np.exp(np.interp(-wanted, -known_F, log_F))
-
-
-@functools.lru_cache(maxsize=16)
-def _table(releases: frozenset[tuple[dp_accounting.DpEvent, int]]) -> np.ndarray:
-    event = dp_accounting.ComposedDpEvent(
-        [dp_accounting.SelfComposedDpEvent(leaf, count) for leaf, count in releases]
-    )
-    return np.stack([deltas(scaled(event, f), Scaled.epsilons_E) for f in Scaled.factors_F])
 
 
 def _scaled(leaf: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent:

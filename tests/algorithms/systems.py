@@ -18,7 +18,7 @@ from jaxpfl.algorithms import (
     PopriSettings,
     Scorer,
 )
-from jaxpfl.algorithms.federated_metrics import with_metrics
+from jaxpfl.algorithms.federated_metrics import with_correct
 from jaxpfl.data import Population, from_clients
 from jaxpfl.models import GAN
 from jaxpfl.models.decoder.config import DecoderConfig, LoRA
@@ -126,7 +126,7 @@ def federated_metrics() -> tuple[Algorithm, Population]:
     clients = numbers()
     correct = np.random.default_rng(1).uniform(size=clients.num_examples) < 0.7
     metrics = MetricsPlan.calibrated(2.0, 1e-3, CLIENTS)
-    return jp.algorithms.federated_metrics(metrics), with_metrics(clients, correct)
+    return jp.algorithms.federated_metrics(metrics), with_correct(clients, correct)
 
 
 def candidate_scores() -> tuple[Algorithm, Population]:

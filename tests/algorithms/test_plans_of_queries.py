@@ -78,9 +78,9 @@ def test_metrics_are_one_release_of_norm_one_on_everyone():
     plan = metrics.plan()
     assert isinstance(plan, Plan)
     assert (plan.rounds, plan.clip_norm, plan.denominator) == (1, 1.0, 539.0)
-    assert metrics.event() == dp_accounting.GaussianDpEvent(metrics.noise_multiplier)
-    assert metrics.epsilon() == plan.epsilon() == pytest.approx(0.5, rel=1e-3)
-    assert metrics.statement().endswith("accountant = exact Gaussian")
+    assert plan.charge_event() == dp_accounting.GaussianDpEvent(metrics.noise_multiplier)
+    assert plan.epsilon() == pytest.approx(0.5, rel=1e-3)
+    assert plan.statement().endswith("accountant = exact Gaussian")
     assert not MetricsPlan.without_privacy(539).plan().private
     with pytest.raises(InputError, match="without_privacy"):
         MetricsPlan(539, 1.0, 0.0, private=False)

@@ -12,7 +12,7 @@ from jaxpfl.federated import RunSecret
 from jaxpfl.federated.audits.canaries import Game
 from jaxpfl.federated.audits.canary_scores import alternating, noise_root, scores_of
 from jaxpfl.privacy import AdaptiveClip, Plan
-from jaxpfl.privacy.auditing import lower_bounds, strongest
+from jaxpfl.privacy.auditing import lower_bound
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from tests.plans import flat_plan
 from tools.audit import MORE_RUNS, WORSE, audited
@@ -64,7 +64,7 @@ def test_what_tells_a_little_more_is_flagged_by_more_trials(name):
 )
 def test_every_kind_of_plan_can_be_audited(changes):
     played = Game((plan(**changes),)).play(2)
-    found = strongest(lower_bounds(played.trials, played.stated))
+    found = lower_bound(played.trials, played.stated)
     assert 0 < found.epsilon <= played.stated.epsilon()
     assert played.stated.epsilon() == pytest.approx(plan(**changes).guarantee().epsilon(), rel=1e-6)
 
@@ -73,7 +73,7 @@ def test_several_releases_are_audited_as_one():
     """As in FreD: the strongest observer adds up what each of them shows."""
     parts = [plan(clients_per_round=1_000, rounds=1, noise_multiplier=z) for z in (1.0, 2.0)]
     together, alone = (Game(tuple(each)).play(4) for each in (parts, parts[1:]))
-    bounds = [strongest(lower_bounds(each.trials, each.stated)) for each in (together, alone)]
+    bounds = [lower_bound(each.trials, each.stated) for each in (together, alone)]
     assert bounds[1].epsilon < 0.7 * bounds[0].epsilon
     assert bounds[0].epsilon <= together.stated.epsilon()
 

@@ -158,7 +158,7 @@ class Study(base.Study):
             rounds = {
                 "accuracy": rehearse(
                     lambda: federated_metrics(histogram),
-                    {"correct": column((), np.bool_), "slice": column((), np.int32)},
+                    {"correct": column((), np.bool_)},
                 ),
                 "each GAN": rehearse(
                     lambda: self.gan(1.0), {"image": column(settings.image_shape, np.float32)}
@@ -176,7 +176,7 @@ class Study(base.Study):
             releases[name] = PlannedRelease.of_rounds(self.gan_plan(share))
         together, notes, most = {}, (), self.gan_plan(min(self.shares))
         if most.private:
-            events = [histogram.event()] * len(HISTOGRAMS) + [most.event()] * len(GANS)
+            events = [plan.charge_event()] * len(HISTOGRAMS) + [most.event()] * len(GANS)
             together["everything, at most"] = Guarantee.of_events(events, most.delta)
             # Of one GAN: the record of the run states all of them.
             notes = scaled_note("one GAN", self.at_scale({GANS[0]: most}), ", at most")

@@ -1,0 +1,333 @@
+"""The accuracy of a model on private clients, measured by ONE release with user-level privacy.
+
+A threshold, a model or a step that was chosen by the clients' accuracies reveals something about
+them, so the accuracies are released with noise. Every client contributes one vector, once:
+
+    sqrt(h)      times the one-hot vector of the bin that contains the client's own accuracy
+    sqrt(1 - h)  times its share of correct, and its share of incorrect examples
+
+The shares are non-negative and sum to 1, so the vector has L2 norm at most 1. The histogram's share
+h of the squared norm decides how precise the histogram is compared with the mean accuracy. A client
+without examples contributes zero; all others weigh the same, however many examples they have.
+
+Guarantee: the sum changes by at most 1 in L2 norm when a client is added or removed, and the noise
+has standard deviation z, so the release is a Gaussian mechanism with noise multiplier z. Everything
+in `ReleasedMetrics` is computed from the release and costs no further privacy.
+
+The task comes from Augenstein et al. 2020 ("Generative models for effective ML on private,
+decentralized datasets"), appendix C.3, where thresholds are percentiles of user accuracy. The paper
+does not release them privately; the mechanism here is our own.
+"""
+
+import dataclasses
+import math
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize
+
+from jaxpfl import checks
+from jaxpfl.algorithms.base import Algorithm, releaser_of, run_rounds
+from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.release.query import Execution, Query
+from jaxpfl.privacy import gaussian
+from jaxpfl.privacy.clipping import Clip
+from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.participation import Poisson
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.privacy.secret import RunSecret
+
+LABEL = "federated_metrics"
+TWENTIETHS = tuple(i / 20 for i in range(21))
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricsPlan:
+    """What one release of metrics contains and costs; every field is public.
+
+    Attributes:
+      population: N, the number of clients.
+      noise_multiplier: z.
+      delta: delta of the guarantee; below 1 / N.
+      edges: edges of the histogram's bins, increasing from 0 to 1. A bin includes its lower edge,
+        and the last bin includes both. All bins have equal noise, so narrow bins where thresholds
+        are expected cost little.
+      histogram_share: h, the histogram's share of a contribution's squared norm, in (0, 1).
+      max_examples: a client with more examples uses a uniform subset of this many.
+      private: False only for plans made by `without_privacy`.
+
+    Raises:
+      InputError: a field has the wrong type, is out of range, or contradicts another field.
+    """
+
+    population: int
+    noise_multiplier: float
+    delta: float
+    edges: tuple[float, ...] = TWENTIETHS
+    histogram_share: float = 0.5
+    max_examples: int = 1024
+    private: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("population", "max_examples"):
+            object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
+        edges = tuple(checks.real("edges", edge) for edge in self.edges)
+        rising = all(low < high for low, high in zip(edges, edges[1:], strict=False))
+        if len(edges) < 2 or edges[0] != 0 or edges[-1] != 1 or not rising:
+            raise InputError(f"edges must increase from 0 to 1, found {list(edges)}")
+        object.__setattr__(self, "edges", edges)
+        checks.open_fraction("histogram_share", self.histogram_share)
+        if not self.private and self.noise_multiplier != 0:
+            raise InputError(
+                "noise_multiplier must be 0 in a plan without privacy, found "
+                f"{self.noise_multiplier:g}; make such a plan by MetricsPlan.without_privacy"
+            )
+        self.plan()  # checks noise and delta, as for any plan
+
+    @classmethod
+    def calibrated(cls, epsilon: float, delta: float, population: int, **settings: Any) -> Self:
+        """Returns the plan with the least noise that is (epsilon, delta)-private.
+
+        See `gaussian.smallest_multiplier`; `settings` are the other fields of the plan.
+
+        Raises:
+          InputError: a value is refused by the plan.
+        """
+        trial = cls(population=population, noise_multiplier=1.0, delta=delta, **settings)
+        z = gaussian.smallest_multiplier(
+            lambda z: dataclasses.replace(trial.plan(), noise=Noise(z)).guarantee(), epsilon
+        )
+        return dataclasses.replace(trial, noise_multiplier=z)
+
+    @classmethod
+    def without_privacy(cls, population: int, **settings: Any) -> Self:
+        """Returns the plan of the same metrics without noise: NOT private, and marked so."""
+        return cls(
+            population=population, noise_multiplier=0.0, delta=0.0, private=False, **settings
+        )
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """The factors of histogram and shares before the noise."""
+        return (math.sqrt(self.histogram_share), math.sqrt(1 - self.histogram_share))
+
+    def plan(self) -> Plan:
+        """Returns the plan of the release: one round in which every client takes part."""
+        return Plan(
+            rounds=1,
+            clip=Clip(1.0),  # the norm that the `weights` give a client
+            noise=Noise(self.noise_multiplier) if self.private else None,
+            participation=Poisson(self.population, self.population),
+            delta=self.delta,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedMetrics:
+    """The metrics as released; public.
+
+    Attributes:
+      plan: what was released and with how much noise.
+      histogram_B: noisy number of users in each bin of accuracy, float64 [bins].
+      correct, incorrect: noisy sums of the users' shares.
+    """
+
+    plan: MetricsPlan
+    histogram_B: np.ndarray
+    correct: float
+    incorrect: float
+
+    @classmethod
+    def of(cls, plan: MetricsPlan, sums: dict[str, jax.Array]) -> Self:
+        """The metrics from the last state of `federated_metrics`."""
+        histogram, shares = plan.weights
+        histogram_B = np.asarray(sums["histogram"], np.float64) / histogram
+        correct, incorrect = (float(sums[name]) / shares for name in ("correct", "incorrect"))
+        return cls(plan, histogram_B, correct, incorrect)
+
+    @property
+    def noise(self) -> tuple[float, float]:
+        """Standard deviations of the noise in a histogram bin and in a sum of shares."""
+        histogram, shares = self.plan.weights
+        return (self.plan.noise_multiplier / histogram, self.plan.noise_multiplier / shares)
+
+    def accuracy(self) -> float:
+        """Returns the users' mean accuracy, in 0 .. 1; NaN where their number is below its noise.
+
+        Users without examples do not count.
+        """
+        count = self.correct + self.incorrect
+        # Both sums have noise, so the count has sqrt(2) times as much.
+        if not count > math.sqrt(2) * self.noise[1]:
+            return math.nan
+        return min(max(self.correct / count, 0.0), 1.0)
+
+    def percentile(self, percent: float) -> float:
+        """Returns the accuracy, in 0 .. 1, that `percent` of the users with examples do not reach.
+
+        It is read from the monotone function that is nearest to the noisy cumulative histogram in
+        least squares, so it never falls as `percent` rises, even where noise makes bins negative.
+        The function is linear within a bin; if the percentile falls into a gap of empty bins, the
+        result is the lower end of the gap. Without noise the result is within one bin of the exact
+        percentile. It is NaN where the noisy number of users is not positive.
+
+        Args:
+          percent: strictly between 0 and 100.
+
+        Raises:
+          InputError: `percent` is out of range.
+        """
+        if not 0 < checks.real("percent", percent) < 100:
+            raise InputError(f"percent must lie strictly between 0 and 100, found {percent!r}")
+        rising = np.asarray(optimize.isotonic_regression(np.cumsum(self.histogram_B)).x)
+        below = np.concatenate([np.zeros(1), np.maximum(rising, 0.0)])
+        wanted = percent / 100 * below[-1]
+        if not wanted > 0:
+            return math.nan
+        upper = int(np.searchsorted(below, wanted, side="left"))
+        inside = (wanted - below[upper - 1]) / (below[upper] - below[upper - 1])
+        low, high = self.plan.edges[upper - 1 : upper + 1]
+        return float(low + inside * (high - low))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the released numbers as plain values for JSON."""
+        return {
+            "plan": self.plan.to_dict(),
+            "statement": self.plan.plan().statement(),
+            "histogram": self.histogram_B.tolist(),
+            "correct": self.correct,
+            "incorrect": self.incorrect,
+        }
+
+
+def federated_metrics(plan: MetricsPlan) -> Algorithm:
+    """Returns the release of the metrics as an algorithm of one round.
+
+    It reads the column "correct", bool, which `with_correct` adds. Its state is the noisy sum, from
+    which `ReleasedMetrics.of` computes the metrics: "histogram", float32 [bins], "correct" and
+    "incorrect", times the plan's weights.
+    """
+    execution = Execution()
+    query = Query(
+        "metrics",
+        ClientMetrics(plan.edges, plan.weights),
+        plan.plan(),
+        CohortSpec(
+            batch_size=min(256, plan.max_examples),
+            max_examples=plan.max_examples,
+            clients_per_bucket=32 * execution.replicas,
+        ),
+        columns=("correct",),
+        execution=execution,
+    )
+
+    def init(key):
+        del key  # nothing is random
+        zero = jnp.float32(0)
+        bins = len(plan.edges) - 1
+        return {"histogram": jnp.zeros(bins, jnp.float32), "correct": zero, "incorrect": zero}
+
+    def step(state, release, round):
+        del state, round
+        return release(query).value, {}
+
+    return Algorithm(LABEL, init, step, (query,))
+
+
+def release(
+    clients: Population,
+    plan: MetricsPlan,
+    *,
+    correct: Any,
+    ledger: Ledger,
+    secret: RunSecret | None = None,
+    run: str = LABEL,
+) -> ReleasedMetrics:
+    """Runs `federated_metrics` once: releases the metrics of a model on all clients.
+
+    Args:
+      clients: the clients; as many as the plan states.
+      plan: what is released and with how much noise.
+      correct: see `with_correct`. PRIVATE.
+      ledger: the ledger of these clients.
+      secret: the run's secret, which must stay private. With it the same query gives the same
+        release, which is charged once. None: a new secret is drawn, and another release made.
+      run: name of the release in the ledger.
+
+    Raises:
+      InputError: `correct` is not as expected, or the plan or the ledger is of another population.
+      BudgetExhausted: the release exceeds the ledger's budget; nothing was released.
+    """
+    algorithm = federated_metrics(plan)
+    evaluated = with_correct(clients, correct)
+    releaser = releaser_of(algorithm, evaluated, ledger, secret or RunSecret(), run=run)
+    return ReleasedMetrics.of(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientMetrics:
+    """The client function, by steps, which computes the vector that the head of this file defines.
+
+    Attributes:
+      edges: edges of the histogram's bins.
+      weights: factors of histogram and shares; their squares sum to 1.
+    """
+
+    edges: tuple[float, ...]
+    weights: tuple[float, float]
+
+    def init(self, broadcast: Any, key: jax.Array) -> Any:
+        """Counts of nothing: examples, and correct ones."""
+        del broadcast, key  # the model was evaluated before, and nothing is random
+        return jnp.float32(0), jnp.float32(0)
+
+    def step(self, broadcast: Any, state: Any, batch: Batch, mask_B: jax.Array, key: Any) -> Any:
+        """Counts one batch."""
+        del broadcast, key
+        count, hits = state
+        more = jnp.sum(mask_B, dtype=jnp.float32)
+        return count + more, hits + jnp.sum(mask_B & batch["correct"], dtype=jnp.float32)
+
+    def finish(self, broadcast: Any, state: Any) -> Any:
+        """Returns "histogram", float32 [bins], "correct" and "incorrect"."""
+        del broadcast
+        count, hits = state
+        divisor = jnp.maximum(count, 1)
+        inner = jnp.asarray(self.edges[1:-1], jnp.float32)
+        number = jnp.sum(hits / divisor >= inner, dtype=jnp.int32)
+        in_bin_B = (jnp.arange(len(self.edges) - 1, dtype=jnp.int32) == number) & (count > 0)
+        histogram, shares = (jnp.float32(weight) for weight in self.weights)
+        return {
+            "histogram": histogram * in_bin_B.astype(jnp.float32),
+            "correct": shares * hits / divisor,
+            "incorrect": shares * (count - hits) / divisor,
+        }
+
+
+def with_correct(clients: Population, correct: Any) -> Population:
+    """Returns the clients with the column "correct", which the client function reads.
+
+    Args:
+      correct: bool [examples], from `federated.clients.evaluation.correct_examples`. PRIVATE.
+
+    Raises:
+      InputError: `correct` is not as expected.
+    """
+    correct = np.asarray(correct)
+    if correct.dtype != bool or correct.shape != (clients.num_examples,):
+        # The shape found is the number of examples, which may be private.
+        raise InputError(
+            f"correct must hold one boolean for each example, found {correct.dtype} with "
+            f"{correct.ndim} axes, or another number of values"
+        )
+    return clients.with_columns({"correct": correct})
