@@ -139,11 +139,11 @@ def _chosen(scores_SxN: np.ndarray, present_N: np.ndarray) -> tuple[int, float]:
     best, found = -math.inf, (0, 0.0)
     for number, score_N in enumerate(scores_SxN):
         cut_C = _cuts(score_N)
-        above_C = (
+        ins_C, outs_C = (
             part.size - np.sort(part).searchsorted(cut_C, side="right")
             for part in (score_N[present_N], score_N[~present_N])
         )
-        p_C, r_C = _bounds(*above_C, present_N, _CAREFUL)
+        p_C, r_C = _bounds(ins_C, outs_C, present_N, _CAREFUL)
         # The shift / noise of a Gaussian mechanism with these rates.
         mu_C = special.ndtri(p_C) - special.ndtri(r_C)
         place = int(np.argmax(mu_C))
