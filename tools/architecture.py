@@ -50,12 +50,10 @@ EXPERIMENTS: dict[str, set[str]] = {
     # What a user calls from Python, without a config file.
     "run": SHARED,
     "choose_corpus": SHARED,
-    "compare": SHARED,
     "carry_out": SHARED | {"systems", "registry"},
     "sweep": SHARED | {"systems", "registry", "carry_out"},
     "export": SHARED | {"systems", "registry", "carry_out"},
-    "init_config": SHARED,
-    "init": SHARED | {"systems", "registry", "init_config"},
+    "init": SHARED | {"systems", "registry"},
     "audit": SHARED | {"systems", "registry"},
     "dry_run": SHARED | {"systems", "registry", "sweep"},
 }

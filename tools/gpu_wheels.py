@@ -42,7 +42,6 @@ MISSING = {
     "threadpoolctl": (),
     "matplotlib": ("contourpy", "cycler", "fonttools", "kiwisolver", "pillow", "pyparsing"),
     "tyro": ("docstring-parser", "typeguard"),
-    "shtab": (),
 }
 # Of the C library; a wheel for an older one does on a newer one.
 PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")

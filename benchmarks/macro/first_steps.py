@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.harness import record, table
 
 ROOT = Path(__file__).parents[2]
+OWN = ["--client", "author", "--text", "message"]
 # A user's file: other column names than ours, 600 users, words of a natural language.
 WRITE = """
 import random
@@ -97,7 +98,7 @@ def main() -> None:
             timed("(a user's files)", [python, "-c", textwrap.dedent(WRITE)], folder),
         ]
         for name in ("a.jsonl", "b.csv", "c.parquet"):
-            rows.append(timed(f"jaxpfl init {name}", [jaxpfl, "init", name], folder))
+            rows.append(timed(f"jaxpfl init {name}", [jaxpfl, "init", name, *OWN], folder))
             config = f"{name.partition('.')[0]}.yaml"
             rows.append(timed(f"jaxpfl run {config}", [jaxpfl, "run", config], folder))
         rows.append(timed("jaxpfl.run on a DataFrame", [python, "-c", DATA_FRAME], folder))

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache
@@ -65,7 +64,8 @@ COMMANDS = {
     ),
     "init": _Command(
         begin.add_init, begin.init,
-        "Look at a table of your own and write a config that runs on it.", "init messages.csv",
+        "Write a config that runs on a table of your own.",
+        "init messages.csv --client user --text message",
     ),
     "configs": _Command(
         begin.add_configs, begin.configs, "List the configs that come with jaxpfl.", "configs"
@@ -95,11 +95,6 @@ COMMANDS = {
     "report": _Command(
         common.add_directory, runs.report, "Write a run's report.html and its plots anew.",
         "report runs/mine",
-    ),
-    "compare": _Command(
-        runs.add_compare, runs.compare,
-        "Put runs side by side: scores, curves, and what each and all of them cost.",
-        "compare runs/mine runs/mine-2 --out runs/compared",
     ),
     "convert": _Command(
         convert.add, convert.run, "Write clients' data to a folder that opens at once.",
@@ -141,9 +136,6 @@ def parser() -> argparse.ArgumentParser:
     description = "Private federated learning in JAX: simulate it, measure it, trust it."
     made = _Parser(prog="jaxpfl", description=description, epilog=_EXIT_CODES, **shared)
     made.add_argument("--version", action="version", version=f"jaxpfl {version('jaxpfl')}")
-    shells = ("bash", "zsh", "tcsh")
-    completes = "print a script that completes commands and files in bash, zsh or tcsh"
-    made.add_argument("--print-completion", metavar="SHELL", choices=shells, help=completes)
     commands = made.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
         added = commands.add_parser(
@@ -158,17 +150,6 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(command=command)
         command.add(added)
     return made
-
-
-def _completion(shell: str) -> str:
-    import shtab
-
-    made = parser()
-    choices: Any = next(each.choices for each in made._actions if isinstance(each.choices, dict))
-    for action in (action for command in choices.values() for action in command._actions):
-        if action.type is Path:
-            action.complete = shtab.FILE
-    return shtab.complete(made, shell)
 
 
 def _tracked(parsed: argparse.Namespace) -> AbstractContextManager[None]:
@@ -192,9 +173,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hint = f"; did you mean {near[0]!r}?" if near else f": expected {', '.join(COMMANDS)}"
             raise InputError(f"jaxpfl: there is no command {given[0]!r}{hint}")
         parsed, rest = parser().parse_known_args(given)
-        if parsed.print_completion:
-            print(_completion(parsed.print_completion))
-            return 0
         if not hasattr(parsed, "command"):
             raise InputError("jaxpfl: expected a command, see jaxpfl --help")
         if rest and not parsed.command.takes_overrides:

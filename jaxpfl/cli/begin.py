@@ -9,6 +9,13 @@ from typing import Any
 from jaxpfl.cli import common
 from jaxpfl.errors import InputError
 
+_COLUMNS = {
+    "client": "whose a row is (default: client); * makes each row a client",
+    "text": "the texts, for a word language model (default: text)",
+    "label": "the classes, whole numbers from 0, for a classifier",
+    "features": "what the classifier reads: columns of numbers, with commas between them",
+}
+
 
 def add_configs(parser: argparse.ArgumentParser) -> None:
     text = "print this config, to be changed: jaxpfl configs quickstart > mine.yaml"
@@ -41,29 +48,21 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     table = "a table: .csv, .jsonl, .json, .parquet or .arrow"
     parser.add_argument("file", metavar="FILE", help=table)
     common.add_path(parser, "--out", "CONFIG", "what to write (default: NAME-OF-FILE.yaml)")
-    parser.add_argument("--client", metavar="COLUMN", help="whose a row is; * makes each row one")
-    parser.add_argument("--text", metavar="COLUMN", help="the texts")
-    parser.add_argument("--label", metavar="COLUMN", help="the classes, whole numbers from 0")
+    for name, text in _COLUMNS.items():
+        parser.add_argument(f"--{name}", metavar="COLUMN", help=text)
 
 
 def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     out = arguments.out or Path(Path(arguments.file).name.partition(".")[0] + ".yaml")
     if out.exists():
         raise InputError(f"{out} exists already; choose another file with --out")
-    from jaxpfl.experiments.init import init as guessed
+    from jaxpfl.experiments.init import init as written
 
-    columns = {name: getattr(arguments, name) for name in ("client", "text", "label")}
-    config, guesses = guessed(arguments.file, **columns)
+    config = written(arguments.file, **{name: getattr(arguments, name) for name in _COLUMNS})
     with out.open("x", encoding="utf-8") as file:
         file.write(config)
-    lines = [
-        *guesses,
-        "",
-        f"{out} is a config for it, with a comment for each setting. A wrong guess is "
-        "changed there, or by --client, --text and --label.",
-        "A fifth of the clients, `valid` and `test` in it, are declared public: scores on them are "
-        "shown without noise.",
-        "",
-        f"jaxpfl run {out}",
-    ]
-    return {"config": str(out), "guesses": guesses, "text": "\n".join(lines)}
+    text = (
+        f"{out} has a comment for each setting. A fifth of the clients, `valid` and `test` in it, "
+        f"are declared public: scores on them are shown without noise.\n\njaxpfl run {out}"
+    )
+    return {"config": str(out), "text": text}

@@ -115,21 +115,3 @@ def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     lines = [f"{arguments.folder}/{name}" for name in found["files"]]
     lines += [*filter(None, [found["stamp"]]), found["privacy"], *found.get("pushed", [])]
     return {**found, "text": "\n".join(lines)}
-
-
-def add_compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="run directories")
-    ledger = "the ledger of runs that have none in their directory and name none in their config"
-    common.add_path(parser, "--ledger", "FILE", ledger)
-    common.add_path(parser, "--out", "DIR", "default: runs/compare")
-
-
-def compare(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
-    from jaxpfl.experiments.compare import compare as compared
-    from jaxpfl.experiments.compare import lines
-
-    out = arguments.out or common.unused_directory("compare")
-    record = compared(arguments.runs, out, ledger=arguments.ledger)
-    page = out / "report.html"
-    text = "\n".join([f"report: {page}", "", *lines(record)])
-    return {**record, "out": str(out), "report": str(page), "text": text}

@@ -15,7 +15,6 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.data import grouping
 from jaxpfl.data.readers import compressed, csv_files, json_files
-from jaxpfl.data.readers.table import first_rows
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.traces import no_trace
 
@@ -441,9 +440,7 @@ def test_no_row_of_csv_is_held_that_is_too_long(tmp_path, content, row, monkeypa
     path.write_bytes(gzip.compress(content))
     expected = f"{path}, row {row}: longer than the 100 bytes of a row"
     assert refusal(path) == expected
-    with pytest.raises(InputError, match=re.escape(expected)):
-        first_rows(path, 5)
-    # By both, of a megabyte.
+    # Of a megabyte.
     assert 0 < sum(map(len, read)) < 100_000
 
 

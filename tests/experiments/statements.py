@@ -12,7 +12,7 @@ from typing import Any
 
 SCOPES = (
     "this run", "on its ledger", "this point alone", "if nothing else is released",
-    "on their ledgers", "deployment", "clients send nothing", "all releases on",
+    "deployment", "clients send nothing", "all releases on",
     "is part of the privacy stated above",
 )  # fmt: skip
 SCORES = re.compile(

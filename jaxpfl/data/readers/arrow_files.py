@@ -13,7 +13,6 @@ Policy:
 import itertools
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,24 +45,6 @@ def read_arrow(path: Path, fields: Fields) -> Iterator[Rows]:
                 )
             first += len(batch)
     except (InputError, pa.ArrowException, OSError, ValueError) as error:
-        raise _error(path, error) from None
-
-
-def first_rows(path: Path, number: int) -> dict[str, list[Any]]:
-    """The values of at most `number` rows by column, None where a row has none."""
-    try:
-        if path.name.endswith(_PARQUET):
-            with parquet.ParquetFile(path) as file:
-                found = next(file.iter_batches(number), None)
-                return (
-                    file.schema_arrow.empty_table().to_pydict()
-                    if found is None
-                    else found.to_pydict()
-                )
-        with pa.memory_map(str(path)) as mapped:
-            found = next((each for each in batches(path, mapped) if len(each)), None)
-            return {} if found is None else found.slice(0, number).to_pydict()
-    except (pa.ArrowException, OSError, ValueError) as error:
         raise _error(path, error) from None
 
 

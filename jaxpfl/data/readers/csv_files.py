@@ -15,9 +15,9 @@ Policy:
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
@@ -94,16 +94,7 @@ def _fault(path: Path) -> InputError | None:
     return None
 
 
-def first_rows(path: Path, number: int) -> dict[str, list[Any]]:
-    """The values of at most `number` rows by column: numbers or booleans where all of a column's
-    are."""
-    rows = _rows(path, number + 1)
-    names = _header(path, rows)
-    columns = list(zip(*rows, strict=True)) or [()] * len(names)
-    return dict(zip(names, map(_typed, columns), strict=True))
-
-
-def _rows(path: Path, most: int | None = None) -> Iterator[list[str]]:
+def _rows(path: Path) -> Iterator[list[str]]:
     """The rows that are not blank, the header first; none is held that is too long.
 
     Bytes that are not UTF-8 become surrogates.
@@ -134,8 +125,6 @@ def _rows(path: Path, most: int | None = None) -> Iterator[list[str]]:
                         f"{len(row)}; a field with a comma or line end must be in double quotes"
                     )
                 yield row
-                if number == most:
-                    return
                 number += 1
         except csv.Error as error:
             where = f"{path}, row {number}"
@@ -155,15 +144,3 @@ def _header(path: Path, rows: Iterator[list[str]]) -> list[str]:
 
 def _has_surrogate(text: str) -> bool:
     return not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text)
-
-
-def _typed(strings: Iterable[str]) -> list[Any]:
-    values = [each.strip() for each in strings]
-    if all(each.lower() in ("true", "false") for each in values):
-        return [each.lower() == "true" for each in values]
-    for kind in (int, float):
-        try:
-            return [kind(each) for each in values]
-        except ValueError:
-            continue
-    return values

@@ -10,7 +10,6 @@ Policy, the same on every platform:
 
 import codecs
 import contextlib
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -42,13 +41,6 @@ def read_json(path: Path, fields: Fields) -> Iterator[Rows]:
             numbers, found, left = [], [], _BLOCK_CHARACTERS
     if found:
         yield fields.of_mappings(str(path), numbers, found)
-
-
-def first_rows(path: Path, number: int) -> dict[str, list[Any]]:
-    """The values of at most `number` rows by column, None where a row has none."""
-    found = [row for _, row, _ in itertools.islice(_rows(path), number)]
-    names = dict.fromkeys(name for row in found for name in row)
-    return {name: [row.get(name) for row in found] for name in names}
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
