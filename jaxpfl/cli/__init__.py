@@ -109,6 +109,11 @@ COMMANDS = {
         "Say what the releases in a ledger have cost together.",
         "budget runs/mine/ledger.jsonl --delta 1e-5",
     ),
+    "verify": _Command(
+        privacy.add_verify, privacy.verify,
+        "Check certificates: every epsilon is computed again, ledgers and weights are compared.",
+        "verify runs/mine/certificate.json --ledger runs/mine/ledger.jsonl",
+    ),
     "calibrate": _Command(
         privacy.add_calibrate, privacy.calibrate, "Noise for an epsilon, or epsilon for a noise.",
         "calibrate --epsilon 7 --delta 3e-6 --rounds 20 --population 10000 --clients-per-round "

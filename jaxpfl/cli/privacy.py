@@ -1,4 +1,4 @@
-"""What releases cost: `jaxpfl budget`, `calibrate` and `audit`."""
+"""What releases cost: `jaxpfl budget`, `verify`, `calibrate` and `audit`."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxpfl import checks
 from jaxpfl.cli import common
+from jaxpfl.errors import InputError
 
 EXCEEDED = 5
 """The exit code of an audit that refutes a stated epsilon."""
@@ -35,6 +36,28 @@ def budget(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         f"accountant = {record['accountant']}"
     )
     return {"ledger": str(arguments.ledger), **record, "text": text}
+
+
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("certificates", metavar="CERTIFICATE", type=Path, nargs="+")
+    text = "a ledger that a certificate is of; may be repeated"
+    parser.add_argument(
+        "--ledger", type=Path, action="append", default=[], metavar="FILE", help=text
+    )
+    parser.add_argument("--weights", type=Path, metavar="FOLDER", help="that `export` wrote")
+    text = "also say what all of them cost together, if they are of the same clients"
+    parser.add_argument("--together", action="store_true", help=text)
+
+
+def verify(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.privacy.verify import Unfit, verified
+
+    given = arguments.certificates, arguments.ledger, arguments.weights, arguments.together
+    try:
+        lines = list(verified(*given))
+    except Unfit as error:
+        raise InputError(str(error)) from None
+    return {"found": lines, "text": "\n".join(lines)}
 
 
 def add_calibrate(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@
     attempts.jsonl     when it was begun and resumed, and by which command
     result.json        the public record of the finished run
     report.html        drawn from that and the other public files
+    certificate.json   the releases and what they cost, for others to check
     simulation.json    results that the privacy statement does not cover, if there are any
 
 All other files are the system's. `resume` continues from what is already stored and ends in the
@@ -27,6 +28,7 @@ from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.engine.signals import resumable
+from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.records.numbers import duration
 from jaxpfl.experiments.registry import load, load_run, system_of
@@ -265,7 +267,21 @@ def _carried_out(study: Study, workspace: Workspace, group: Group | None, comman
     record_attempt(directory, command)
     system = system_of(workspace.config.system)
     record = workspace.write_result(system.part("run").carry_out(study, workspace))
-    write_page(directory, system.part("page").page(directory, record))
+    page = system.part("page").page(directory, record)
+    certify(
+        directory,
+        system.name,
+        study.plans.values(),
+        statement=page.privacy,
+        stamp=workspace.stamp,
+        # Simulations have ledgers of their own in other places, which the statement is not of.
+        ledgers=[
+            *_ledgers(workspace.config),
+            directory / "ledger.jsonl",
+            *sorted(directory.glob("worlds/*/ledger.jsonl")),
+        ],
+    )
+    write_page(directory, page)
     simulation = directory / SIMULATION
     record["simulation"] = files.read_record(simulation) if simulation.exists() else None
     lines = system.part("page").lines({**record, "out": str(directory)})

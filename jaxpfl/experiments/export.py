@@ -2,6 +2,7 @@
 
     README.md                 the model's card, with the run's privacy statement
     config.json, *.safetensors, tokenizer.json, ...      the model, see `models.checkpoints`
+    certificate.json          what was released and what it costs, with hashes of these files
     corpus/corpus.parquet     the synthetic texts, of a run that wrote some, with a card of theirs
 
 Nothing is copied from the run's directory: what is written are the parameters and texts of its
@@ -31,6 +32,8 @@ from jaxpfl.models.checkpoints import adapters, hub, own_models, pretrained
 from jaxpfl.models.checkpoints.model_files import require
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.privacy.certificate import NAME as CERTIFICATE
+from jaxpfl.privacy.certificate import with_weights
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 _CORPUS = "corpus"
@@ -73,7 +76,7 @@ def export(
         of_plan = stamp_of(plans, reproducible=config.run.reproducible_noise)
         stamp = made.stamp or of_plan or record["stamp"]
         card = _card(directory, config, record, made, stamp)
-    written = _write(folder, made, card)
+    written = _write(folder, made, card, directory / CERTIFICATE)
     found = {
         "out": str(folder),
         "files": written,
@@ -83,7 +86,7 @@ def export(
     return found if push is None else {**found, "pushed": _push(folder, push, made)}
 
 
-def _write(folder: Path, made: Made, card: Card) -> list[str]:
+def _write(folder: Path, made: Made, card: Card, certificate: Path) -> list[str]:
     """Writes everything under another name, then renames it; returns the names of the files."""
     folder = folder.absolute()
     temporary = begin(folder)
@@ -98,6 +101,7 @@ def _write(folder: Path, made: Made, card: Card) -> list[str]:
             )
             (place / _CARD).write_text(card.of_corpus(len(made.corpus)), encoding="utf-8")
         (temporary / _CARD).write_text(card.of_model(), encoding="utf-8")
+        with_weights(certificate, temporary)
         files.fsync_tree(temporary)
         os.rename(temporary, folder)
     except BaseException:

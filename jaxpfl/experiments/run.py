@@ -11,8 +11,9 @@ from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.baselines import with_baselines
 from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.rounds import Loop
-from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
+from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_of
 from jaxpfl.experiments.engine.texts import sentences_of
+from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.report.run_page import page_of_run
 from jaxpfl.privacy.ledger import Budget
@@ -92,6 +93,15 @@ def run(
                 result = loop.run()
                 if evaluation is not None:
                     result = with_baselines(algorithm, evaluation, result)
+                plans = [query.plan for query in algorithm.queries]
+                certify(
+                    directory,
+                    algorithm.name,
+                    plans,
+                    statement=result.privacy,
+                    stamp=stamp_of(plans, reproducible=reproducible_noise),
+                    ledgers=[Path(ledger)],
+                )
         if group is not None:
             shared_run.broadcast_result(group, result)
         return result

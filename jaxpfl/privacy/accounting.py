@@ -40,6 +40,7 @@ LARGEST_STEP = 500.0
 """Of a grid of privacy losses, whose steps PLD exponentiates in double precision."""
 
 _FrozenCounts = tuple[tuple[dp_accounting.DpEvent, int], ...]
+_LossDistribution = pld.privacy_loss_distribution.PrivacyLossDistribution
 
 
 def epsilon(
@@ -190,14 +191,23 @@ def _pld_epsilon(releases: _FrozenCounts, delta: float, coarsening: float) -> fl
         # Privacy losses so large protect nobody, and PLD takes the exponential of a step. RDP's
         # bound holds, too.
         return _rdp_epsilon(releases, delta)
-    composed = loss_distribution(1.0, precision**-0.5, interval) if precision else None
-    for leaf, count in sampled:
-        part = loss_distribution(*rate_and_multiplier(leaf), interval).self_compose(count)
-        composed = part if composed is None else composed.compose(part)
-    assert composed is not None
+    composed = _composed(tuple(sampled), precision, interval)
     # exp(-epsilon) underflows for an epsilon above 700; the result is then infinite, which is safe.
     with np.errstate(over="ignore"):
         return float(composed.get_epsilon_for_delta(delta))
+
+
+# One composition answers for every delta.
+@functools.lru_cache(maxsize=8)
+def _composed(sampled: _FrozenCounts, precision: float, interval: float) -> _LossDistribution:
+    """Sampled releases, and Gaussians on everyone whose 1 / z^2 add up to `precision`."""
+    parts = [
+        loss_distribution(*rate_and_multiplier(leaf), interval).self_compose(count)
+        for leaf, count in sampled
+    ]
+    if precision:
+        parts.insert(0, loss_distribution(1.0, precision**-0.5, interval))
+    return functools.reduce(lambda whole, part: whole.compose(part), parts)
 
 
 def _rdp_epsilon(releases: _FrozenCounts, delta: float, _: float = 1.0) -> float:
@@ -317,9 +327,7 @@ def _log_sum(exponents: np.ndarray) -> float:
 
 
 @functools.lru_cache(maxsize=32)
-def loss_distribution(
-    q: float, noise_multiplier: float, interval: float
-) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+def loss_distribution(q: float, noise_multiplier: float, interval: float) -> _LossDistribution:
     """Returns the privacy loss distribution of one release, on a grid of this interval."""
     return pld.privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, sampling_prob=q, value_discretization_interval=interval

@@ -69,6 +69,7 @@ class Ledger:
     Attributes:
       path: the file.
       population: HMAC (hex) of the fingerprint of the source that it was made for.
+      key: a hash that identifies the ledger's secret key; public.
       unit: what every release protects.
       recorded_budget: the file's own.
       charges: in the order in which they were made.
@@ -114,7 +115,7 @@ class Ledger:
                 }
                 self._chain.append({**header, **self._source(self._secret, clients)})
             self._take_lines()
-            if self._key_check != self._secret.check:
+            if self.key != self._secret.check:
                 raise CorruptFile(f"{key_path}: is not the key of {self.path}")
             if self.unit != unit:
                 raise InputError(
@@ -162,6 +163,11 @@ class Ledger:
     def head(self) -> str:
         """SHA-256 of the last line, for `verify`."""
         return self._chain.head
+
+    @property
+    def lines(self) -> int:
+        """The number of lines, of which `head` is the last."""
+        return len(self._chain.lines)
 
     def contains(self, head: str) -> bool:
         """Returns whether `head` is or was this ledger's head."""
@@ -340,7 +346,7 @@ class Ledger:
             self.unit: Unit = fields["unit"]
             self.recorded_budget = None if budget is None else Budget(**budget)
             self.population: str = fields["population"]
-            self._key_check: str = fields["key"]
+            self.key: str = fields["key"]
             both = (self.recorded_budget, self._given_budget)
             self._account = Account([budget for budget in both if budget is not None])
         if "sketch" in fields:

@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+from jaxpfl.privacy import certificate, verify
 from jaxpfl.privacy.chain import Chain
+
+# What follows from the key of a ledger, by its name in JSON.
+_KEYED = {"ledger_head", "head", "key", "population", "seal"}
 
 
 def made(path: Path) -> list[str]:
@@ -21,6 +25,13 @@ def same_but_heads(first: Path, second: Path) -> bool:
     return _headless(first) == _headless(second)
 
 
+def certified(out: Path) -> str:
+    """What the verifier says of a finished run's certificate and of the ledgers that it names."""
+    path = out / certificate.NAME
+    ledgers = [out / ledger["name"] for ledger in json.loads(path.read_text())["ledgers"]]
+    return "\n".join(verify.verified([path], ledgers, None, False))
+
+
 def _headless(path: Path) -> object:
     content = json.loads(path.read_text())
     if path.name == "manifest.json":
@@ -31,5 +42,5 @@ def _headless(path: Path) -> object:
 
 def _without(value: object) -> object:
     if isinstance(value, dict):
-        return {name: _without(inner) for name, inner in value.items() if name != "ledger_head"}
+        return {name: _without(inner) for name, inner in value.items() if name not in _KEYED}
     return [_without(inner) for inner in value] if isinstance(value, list) else value

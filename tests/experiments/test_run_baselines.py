@@ -11,6 +11,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.experiments.engine.rounds import initial_state
+from jaxpfl.privacy import verify
 from tests.experiments.statements import of_lines, of_page, of_record
 
 PUBLIC = ["the cat sat", "the dog sat on the mat", "a cat"]
@@ -92,6 +93,18 @@ def test_terminal_page_and_record_show_all_three_with_their_data(made):
     assert of_lines(said.splitlines(), names) == []
     assert of_record(record) == []
     assert of_page(page, names) == []
+    assert 'href="certificate.json"' in page
+
+
+def test_the_certificate_is_of_the_ledger_and_what_was_asked(made):
+    _, result = made
+    ledger = result.out.parent / "ledger.jsonl"
+    path = result.out / "certificate.json"
+    assert "ledger.jsonl: fits" in "\n".join(verify.verified([path], [ledger], None, False))
+    (found,) = json.loads(path.read_text())["ledgers"]
+    assert found["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    (query,) = found["queries"]
+    assert query["plan"]["clip_norm"] == 0.5 and query["flow_checked"]
 
 
 def test_a_run_that_ends_worse_says_so(tmp_path):

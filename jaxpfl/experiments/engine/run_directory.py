@@ -25,7 +25,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import stamped
 from jaxpfl.experiments.engine.setting import Setting, Tracking, stamp_of
-from jaxpfl.federated.flow.captured import captured
+from jaxpfl.experiments.records.certify import described
 from jaxpfl.federated.release.identity import environment
 from jaxpfl.federated.release.query import read_columns
 from jaxpfl.models.base import Checking
@@ -101,11 +101,7 @@ class RunDirectory:
             "note": self._setting.note,
             **_described(self._algorithm, self._setting),
             "plan": queries[0].plan.to_dict(),
-            # Public by declaration, so that a reader must be able to see what it is.
-            "captured": {
-                query.label: [*captured(query.client_fn), *captured(query.prepare)]
-                for query in queries
-            },
+            "asked": described(self.run_id, self._algorithm.name, queries),
             "evaluation": None if evaluate is None else evaluate.name,
             "unit": self._population.unit,
             "population": self._population.name,

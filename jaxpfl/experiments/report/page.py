@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.experiments.records.lines import attempts as attempts_of
+from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.simulated import SIMULATED
 
 REPORT = "report.html"
@@ -171,8 +172,14 @@ def write_page(directory: Path, page: Page) -> Path:
     template = environment.from_string(folder.joinpath("page.html.jinja").read_text("utf-8"))
     style = Markup(folder.joinpath("page.css").read_text("utf-8"))
     path = directory / page.name
+    certified = page.name == REPORT and (directory / CERTIFICATE).exists()
     html = template.render(
-        style=style, page=page, sections=sections, details=details, attempts=attempts
+        style=style,
+        page=page,
+        sections=sections,
+        details=details,
+        attempts=attempts,
+        certificate=CERTIFICATE if certified else "",
     )
     files.write_atomically(path, html.lstrip())
     for further in page.further:

@@ -206,11 +206,11 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     held = [
         (
-            f"what the client function of the {label} captures, public by declaration",
-            "\n".join(each),
+            f"what the client function of the {query['label']} captures, public by declaration",
+            "\n".join(query["captured"]),
         )
-        for label, each in run["captured"].items()
-        if each
+        for query in run["asked"]
+        if query["captured"]
     ]
     return [*plans, *held, ("versions", "\n".join([head, *versions]))]
 

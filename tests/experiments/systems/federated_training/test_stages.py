@@ -23,9 +23,10 @@ from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.simulation import CANDIDATE_NOTE
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.federated.release import prepared_query
+from jaxpfl.privacy import verify
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.crashes import stopped
-from tests.experiments.ledgers import same_but_heads
+from tests.experiments.ledgers import certified, same_but_heads
 
 MOMENTS = "artifacts/fred_moments/arrays.npz"
 PARAMETERS = "artifacts/prefinetuned_far/arrays.npz"
@@ -53,6 +54,12 @@ def test_the_exports_statement_covers_fred_and_the_rounds(finished, tmp_path):
     assert f"\n{finished.record['privacy']}\n" in card
     assert "| before the rounds | prefinetuned on " in card
     assert found["stamp"] == ""
+    # Of the run's ledger, and of no simulation's; the export has hashes of its files beside it.
+    assert certified(finished.out).count("ledger.jsonl: fits") == 1
+    checked = verify.main(
+        [str(tmp_path / "exported" / "certificate.json"), "--weights", str(tmp_path / "exported")]
+    )
+    assert checked == 0
 
 
 def _pld_epsilon(releases: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float) -> float:

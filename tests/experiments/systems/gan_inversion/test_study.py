@@ -18,7 +18,7 @@ from jaxpfl.experiments.systems.gan_inversion.study import prepare
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
 from tests.experiments.crashes import crashed_and_resumed
-from tests.experiments.ledgers import same_but_heads
+from tests.experiments.ledgers import certified, same_but_heads
 from tests.experiments.statements import of_lines, of_page
 
 # Two models of several networks each, or four, are many programs to compile.
@@ -225,6 +225,11 @@ def test_the_page_shows_the_grids_and_is_drawn_anew(straight):
     # What was not released is in no public file.
     record = (straight / "result.json").read_text()
     assert "correct_examples" not in record
+
+
+def test_its_certificate_is_of_its_ledger(straight):
+    assert certified(straight).count("ledger.jsonl: fits") == 1
+    assert "certificate.json" in (straight / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("drawn")

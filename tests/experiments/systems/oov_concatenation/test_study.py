@@ -19,7 +19,7 @@ from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.crashes import crashed_and_resumed
-from tests.experiments.ledgers import same_but_heads
+from tests.experiments.ledgers import certified, same_but_heads
 from tests.experiments.statements import of_lines, of_page
 from tests.plans import flat_plan
 
@@ -199,6 +199,12 @@ def test_the_report_says_what_both_models_cost_and_is_drawn_anew(straight):
     (straight / "report.html").unlink()
     carry_out.report(straight)
     assert (straight / "report.html").read_text() == page
+
+
+def test_its_certificate_is_of_all_its_ledgers(straight):
+    said = certified(straight)
+    assert said.count("ledger.jsonl: fits") == len(list(straight.rglob("ledger.jsonl")))
+    assert "certificate.json" in (straight / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("drawn")

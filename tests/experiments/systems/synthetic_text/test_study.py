@@ -26,7 +26,7 @@ from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import embed, embedder
 from tests.experiments.crashes import stopped
-from tests.experiments.ledgers import same_but_heads
+from tests.experiments.ledgers import certified, same_but_heads
 from tests.experiments.statements import of_lines, of_page
 
 # The package has a function of that name.
@@ -128,6 +128,7 @@ def test_every_method_runs_and_has_its_page(finished, name):
     assert record["method"] == ALSO.get(name, name)
     page = (out / "report.html").read_text()
     assert record["privacy"] in page
+    assert f"{out / 'certificate.json'}: fits" in certified(out)
     assert f"Synthetic text: {record['method']}" in page
     assert ("one look" in page) == (name == "one_look")
     assert outcome.lines[-1].endswith(record["privacy"])

@@ -1,0 +1,142 @@
+"""Certificates: what was released and what it costs, in a file that others can check.
+
+A certificate holds the charges of ledgers and what follows from them: an epsilon for each run and
+for everything, epsilons at other deltas, and how well any test for a client's membership can do.
+`privacy.verify`, which imports nothing of this package, computes all of it again. Everything in a
+certificate is public: hashes of data are keyed, as in a ledger.
+
+It covers what its ledgers were charged with. `NOT_COVERED` is said in each.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import files
+from jaxpfl.privacy import accounting, events
+from jaxpfl.privacy.ledger import Charge, Ledger
+from jaxpfl.privacy.verify import FORMAT, digest_of, least_missed
+
+NAME = "certificate.json"
+DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
+FALSE_POSITIVES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
+
+NOT_COVERED = (
+    "releases of the same clients on other ledgers",
+    "data that was declared public, such as evaluation data and corpora",
+    "what somebody concluded by looking at clients' data in another way",
+    "whether the program that ran was the one that the ledger's identities stand for",
+    "noise is drawn in float32, whose last bits are not those of an exact Gaussian",
+)
+
+
+def certificate(
+    system: str,
+    ledgers: Mapping[str, Ledger],
+    delta: float | None,
+    *,
+    statement: str,
+    stamp: str,
+    queries: Sequence[Mapping[str, Any]] = (),
+    weights: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Returns the certificate of all releases on some ledgers.
+
+    Args:
+      system: what was run.
+      ledgers: by the name that they are known by.
+      delta: of the stated epsilons; None where nothing has noise.
+      statement, stamp: as they are printed.
+      queries: fields "run", "label", "event", "plan", "captured" and "flow_checked" of what clients
+        were asked; of other runs they are not known.
+      weights: file -> SHA-256 (hex) of what was exported.
+    """
+    content = {
+        "format": FORMAT,
+        "system": system,
+        "stamp": stamp,
+        "statement": statement,
+        "versions": {name: version(name) for name in ("jaxpfl", "dp-accounting", "jax")},
+        "ledgers": [_of(name, each, delta, queries) for name, each in ledgers.items()],
+        "not_covered": list(NOT_COVERED),
+        "weights": dict(weights or {}),
+    }
+    return sealed(files.jsonable(content))
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of a certificate with its seal, a hash of all else."""
+    rest = {name: value for name, value in content.items() if name != "seal"}
+    return {**rest, "seal": digest_of(rest)}
+
+
+def with_weights(path: Path, folder: Path) -> None:
+    """Writes the certificate in `path` into the folder of an export, with hashes of its files."""
+    names = sorted(each for each in folder.rglob("*") if each.is_file() and each.name != NAME)
+    weights = {each.relative_to(folder).as_posix(): files.sha256_file(each) for each in names}
+    files.write_json(folder / NAME, sealed({**files.read_record(path), "weights": weights}))
+
+
+def _of(
+    name: str, ledger: Ledger, delta: float | None, queries: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    runs = dict.fromkeys(charge.run for charge in ledger.charges)
+    asked = {(charge.run, charge.label) for charge in ledger.charges}
+    curve = _curve(ledger, delta)
+    return {
+        "name": name,
+        "unit": ledger.unit,
+        "adjacency": ledger.adjacency,
+        "population": ledger.population,
+        "key": ledger.key,
+        "head": ledger.head,
+        "lines": ledger.lines,
+        "charges": [
+            {
+                "run": charge.run,
+                "label": charge.label,
+                "round": charge.round,
+                "identity": charge.identity,
+                "event": events.to_json(charge.event),
+            }
+            for charge in ledger.charges
+        ],
+        "queries": [dict(query) for query in queries if (query["run"], query["label"]) in asked],
+        "delta": delta,
+        "epsilon": None if delta is None else _epsilon(ledger, ledger.charges, delta),
+        "runs": {
+            run: None
+            if delta is None
+            else _epsilon(ledger, [each for each in ledger.charges if each.run == run], delta)
+            for run in runs
+        },
+        "curve": curve,
+        "trade_off": [
+            {"false_positives": level, "false_negatives": least_missed(level, curve)}
+            for level in FALSE_POSITIVES
+            if curve
+        ],
+    }
+
+
+def _curve(ledger: Ledger, delta: float | None) -> list[dict[str, float]]:
+    """Epsilons at several deltas, which all hold; empty if a release has no noise."""
+    found = []
+    for each in () if delta is None else sorted({delta, *DELTAS}, reverse=True):
+        epsilon = _epsilon(ledger, ledger.charges, each)
+        if epsilon is not None:
+            found.append({"delta": each, "epsilon": epsilon})
+    return found
+
+
+def _epsilon(ledger: Ledger, charges: Sequence[Charge], delta: float) -> float | None:
+    """Epsilon by the tightest accountant; None if it is infinite."""
+    total: events.Counts = {}
+    for charge in charges:
+        for leaf, count in events.counts(charge.event).items():
+            total[leaf] = total.get(leaf, 0) + count
+    accountant = accounting.default_accountant(total)
+    found = accounting.epsilon_of_counts(total, delta, accountant, ledger.adjacency)
+    return found if math.isfinite(found) else None
