@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.harness import record, table
 from jaxpfl import files
 
-COLUMNS = ["inverted_share", "classifier_score", "frechet_normal", "frechet_inverted", "epsilon"]
+COLUMNS = ["inverted_share", "classifier_score", "epsilon"]
 
 
 def main() -> None:

@@ -32,9 +32,9 @@ from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.records.numbers import duration
 from jaxpfl.experiments.registry import load, load_run, system_of
-from jaxpfl.experiments.report.page import REPORT, write_page
+from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
 from jaxpfl.experiments.report.run_page import write_run_page
-from jaxpfl.experiments.systems import CONFIG, RESULT, SIMULATION
+from jaxpfl.experiments.systems import CONFIG, RESULT
 from jaxpfl.experiments.systems.base import Study
 from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.federated.hosts.processes import Group
@@ -49,10 +49,10 @@ class Outcome:
 
     Attributes:
       out: the run directory.
-      record: the content of `result.json`, and under "simulation" that of `simulation.json`.
+      record: the content of `result.json`.
       seconds: how long this attempt took. It depends on what the clients hold, so that no privacy
         statement covers it.
-      lines: the record as text, for a terminal.
+      lines: the page as text, for a terminal.
     """
 
     out: Path
@@ -282,8 +282,6 @@ def _carried_out(study: Study, workspace: Workspace, group: Group | None, comman
         ],
     )
     write_page(directory, page)
-    simulation = directory / SIMULATION
-    record["simulation"] = files.read_record(simulation) if simulation.exists() else None
-    lines = system.part("page").lines({**record, "out": str(directory)})
+    lines = page_lines(page)
     shared_run.broadcast_outcome(group, record, lines)
     return Outcome(directory, record, time.monotonic() - began, lines)

@@ -312,11 +312,6 @@ class ScaledUpConfig(Checked):
     population: PositiveInt
     delta: OpenFraction
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.factor >= 1:
-            raise InputError(f"scaled_up.factor must be at least 1, found {self.factor:g}")
-
 
 @dataclass(frozen=True)
 class SimulatedConfig:
@@ -355,31 +350,12 @@ class SimulatedConfig:
             )
 
 
-def check_study(
-    name: str,
-    privacy: PrivacyConfig,
-    run: RunConfig,
-    scaled_up: ScaledUpConfig | None,
-    *,
-    worlds: bool,
-) -> None:
-    """Refuses what a study, a system of several releases, cannot carry out.
-
-    Args:
-      name: of the section `privacy`, such as "words.privacy".
-      worlds: whether the study simulates several worlds, each with its own ledger.
-    """
-    if run.also_without_privacy:
-        raise InputError("run.also_without_privacy is not for studies: set privacy.private: false")
+def check_study(name: str, privacy: PrivacyConfig, scaled_up: ScaledUpConfig | None) -> None:
+    """Refuses what a study, a system of several releases, cannot carry out; `name` of `privacy`."""
     if privacy.epsilon is not None:
         raise InputError(
             f"{name}.epsilon must be absent in a study, which makes several releases: give "
             "noise_multiplier, and budget_epsilon as the limit of all of them"
-        )
-    if worlds and privacy.ledger is not None:
-        raise InputError(
-            f"{name}.ledger must be absent: the study simulates several worlds on the same "
-            "clients, each with a ledger of its own in the study's directory"
         )
     if privacy.sampling != "poisson":
         raise InputError(f"{name}.sampling must be poisson in a study, found {privacy.sampling!r}")

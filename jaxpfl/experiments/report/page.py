@@ -139,6 +139,26 @@ class Page:
         return [*found, "NOT PRIVATE"] if self.stamp else found
 
 
+def page_lines(page: Page) -> list[str]:
+    """A page's tables with columns, its cautions and its statement, for a terminal."""
+    lines = [": ".join([*page.marks, page.title]), ""]
+    if not page.privacy:
+        lines += [page.name, page.warning, *page.privacy_notes, ""]
+    for section in page.sections:
+        if section.table is None or section.table.style or not section.table.columns:
+            continue
+        heading = ". ".join(filter(None, [section.title, section.text])).rstrip(".:")
+        cells = [cell for row in section.table.rows for cell in row if isinstance(cell, Cell)]
+        notes = [f"{cell.text}: {cell.note}" for cell in cells if cell.note]
+        lines += [f"{heading}:", *text_lines(section.table), *notes, ""]
+    lines += [f"caution: {each}" for each in page.cautions]
+    if page.privacy:
+        lines.append(f"privacy of this run: {page.privacy}")
+    for further in page.further:
+        lines += ["", *page_lines(further)]
+    return lines
+
+
 def no_protection(epsilon: float | None) -> list[str]:
     """A warning about an epsilon that is too large to protect anyone; [] for a smaller one."""
     if epsilon is None or epsilon <= _LARGEST:

@@ -119,7 +119,6 @@ class System:
         run.carry_out(study, workspace): does what is left to do and returns the public record.
         page.page(directory, record): the Page, from public files alone; the record is empty for an
           interrupted run that has a `run.json`.
-        page.lines(record): the same for a terminal, with `simulation.json` as "simulation".
         export.made(directory, config, record, *, progress): optional; what a finished run Made.
         synthesize.synthesize(directory, config, record, out, *, texts, progress): optional; writes
           a finished run's corpus of `texts` texts, None for its own, and returns its card.

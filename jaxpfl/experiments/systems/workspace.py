@@ -1,8 +1,6 @@
 """The directory in which a study is carried out: its runs, their ledgers, and what they cost."""
 
-import dataclasses
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,13 +130,13 @@ class Workspace:
             return loop.run()
 
     def composed_guarantee(self, ledgers: Sequence[Path], delta: float | None) -> dict[str, Any]:
-        """The cost of all releases on these ledgers: epsilon, statement, number of each label."""
+        """The cost of all releases on these ledgers: epsilon and statement."""
         if delta is None:
-            return {"epsilon": None, "statement": NOT_PRIVATE, "labels": {}}
+            return {"epsilon": None, "statement": NOT_PRIVATE}
         charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
-        found = _stated(guarantee_of(charges, delta))
-        found["statement"] = stamped(found["statement"], self.stamp)
-        return {**found, "labels": dict(Counter(charge.label for charge in charges))}
+        found = guarantee_of(charges, delta)
+        statement = stamped(found.statement(), self.stamp)
+        return {"epsilon": found.epsilon(), "statement": statement}
 
 
 def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
@@ -191,81 +189,38 @@ def params_digest(params: Any) -> str:
     return hashlib.sha256(files.npz(tree_arrays(params))).hexdigest()
 
 
-def _stated(guarantee: Guarantee) -> dict[str, Any]:
-    return {"epsilon": guarantee.epsilon(), "statement": guarantee.statement()}
-
-
 def at_scale(
+    what: str,
     scaled_up: ScaledUpConfig | None,
-    plans: Mapping[str, Plan],
-    before: Mapping[str, Sequence[float]] = {},
-) -> dict[str, Any] | None:
-    """The cost of these plans, each alone and all together, on a larger population.
+    plans: Sequence[Plan],
+    histograms: Sequence[float] = (),
+) -> dict[str, Guarantee]:
+    """The cost of `what`, with these plans, on a larger population; empty without `scaled_up`.
 
     Source: Augenstein et al. 2020, "Privacy at scale": with k times the clients per round, k times
     the noise multiplier leaves the noise of the mean unchanged.
 
     Args:
-      plans: by the name of their run.
-      before: by run, noise multipliers of earlier releases that it depends on and in which every
-        client took part, in order. They grow by the same factor and count in that run's epsilon.
+      histograms: noise multipliers of releases in which every client takes part, in order.
 
     Raises:
       InputError: `scaled_up.population` is too small.
     """
     if scaled_up is None:
-        return None
-    found: dict[str, Any] = {}
-    rounds: list[DpEvent] = []
-    # Runs share their earlier releases, which count once in the composition of all runs.
-    shared: list[GaussianDpEvent] = []
-    for name, plan in plans.items():
-        clients_per_round = round(scaled_up.factor * plan.clients_per_round)
-        if scaled_up.population < max(plan.population, clients_per_round):
+        return {}
+    events: list[DpEvent] = [GaussianDpEvent(z * scaled_up.factor) for z in histograms]
+    for plan in plans:
+        number = round(scaled_up.factor * plan.clients_per_round)
+        if scaled_up.population < max(plan.population, number):
             raise InputError(
                 f"scaled_up.population is {scaled_up.population}, expected at least the "
-                f"{plan.population} clients of the run and the {clients_per_round} a round that "
+                f"{plan.population} clients of the run and the {number} a round that "
                 "scaled_up.factor asks for"
             )
-        size = LargerPopulation(scaled_up.population, clients_per_round, scaled_up.delta)
-        larger = plan.scaled_to(size)
-        rounds.append(larger.event())
-        needed = [GaussianDpEvent(z * scaled_up.factor) for z in before.get(name, ())]
-        shared = max(shared, needed, key=len)
-        found[name] = {
-            "clients_per_round": clients_per_round,
-            "noise_multiplier": larger.noise_multiplier,
-            **_stated(Guarantee.of_events([larger.event(), *needed], scaled_up.delta)),
-        }
-    return {
-        **dataclasses.asdict(scaled_up),
-        "runs": found,
-        "composed_guarantee": _stated(Guarantee.of_events([*rounds, *shared], scaled_up.delta)),
-    }
-
-
-def scaled_note(what: str, scaled: Mapping[str, Any] | None, most: str = "") -> tuple[str, ...]:
-    """`at_scale` of `what` as a sentence of a description; none where it is None."""
-    if scaled is None:
-        return ()
-    return (
-        f"{what}, scaled up to {scaled['population']:,} clients with {scaled['factor']:g} times "
-        f"the clients per round{most}: {scaled['composed_guarantee']['statement']}",
+        size = LargerPopulation(scaled_up.population, number, scaled_up.delta)
+        events.append(plan.scaled_to(size).event())
+    name = (
+        f"{what}, on {scaled_up.population:,} clients with {scaled_up.factor:g} times as many in a "
+        "round and the same noise of the mean"
     )
-
-
-def scaled_lines(
-    names: Mapping[str, str], together: str, scale: Mapping[str, Any] | None
-) -> list[str]:
-    """`at_scale` of some runs, by what they are called, and of all, as sentences of a page."""
-    if scale is None:
-        return []
-    clients, runs = f"{scale['population']:,} clients", scale["runs"]
-    return [
-        *(
-            f"{called} in a deployment of {clients}, {runs[name]['clients_per_round']:,} a round, "
-            f"with the same noise of the mean: {runs[name]['statement']}"
-            for called, name in names.items()
-        ),
-        f"{together} in that deployment: {scale['composed_guarantee']['statement']}",
-    ]
+    return {name: Guarantee.of_events(events, scaled_up.delta)}

@@ -6,9 +6,9 @@ Source: Augenstein et al. 2020, section 6 and appendix C.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxpfl import checks
 from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
     DataConfig,
@@ -41,7 +41,7 @@ class GanConfig:
 
 
 @dataclass(frozen=True)
-class ClassifierConfig:
+class ClassifierConfig(Checked):
     """The primary model, whose errors are studied. It is trained centrally on PUBLIC clients.
 
     Attributes:
@@ -50,24 +50,15 @@ class ClassifierConfig:
         different accuracies on different users.
     """
 
-    classes: int = 10
-    epochs: int = 3
-    examples: int = 100_000
-    batch_size: int = 32
-    learning_rate: float = 0.001
-
-    def __post_init__(self) -> None:
-        for name in ("classes", "epochs", "examples", "batch_size"):
-            checks.positive_int(f"classifier.{name}", getattr(self, name))
-        checks.positive("classifier.learning_rate", self.learning_rate)
-
-
-# The bins are narrow where a fair classifier's accuracies on users lie.
-_EDGES = (0.0, 0.2, 0.4, 0.6, 0.7, 0.75, 0.8, 0.84, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0)
+    classes: PositiveInt = 10
+    epochs: PositiveInt = 3
+    examples: PositiveInt = 100_000
+    batch_size: PositiveInt = 32
+    learning_rate: Positive = 0.001
 
 
 @dataclass(frozen=True)
-class SelectionConfig:
+class SelectionConfig(Checked):
     """Which examples each of the two GANs is trained on.
 
     Attributes:
@@ -76,7 +67,6 @@ class SelectionConfig:
         clients that have at least `at_least` of them (task T2).
       low, high: the percentiles of users' accuracy that are the two thresholds if `by` is "client".
         They are read from a private histogram, which is released before the bug.
-      edges: edges of the histogram's bins, from 0 to 1; public constants.
       epsilon: epsilon of each of the two histograms, one before the bug and one with it; required
         by a private study.
     """
@@ -84,54 +74,33 @@ class SelectionConfig:
     by: Literal["client", "example"] = "client"
     low: float = 25.0
     high: float = 75.0
-    at_least: int = 5
-    epsilon: float | None = None
-    edges: tuple[float, ...] = _EDGES
+    at_least: PositiveInt = 5
+    epsilon: Positive | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.low <= self.high < 100:
             raise InputError(
-                "selection.low and selection.high must be percentiles with "
-                "0 < low <= high < 100, found "
-                f"{self.low:g} and {self.high:g}"
+                "selection.low and selection.high must be percentiles with 0 < low <= high < 100, "
+                f"found {self.low:g} and {self.high:g}"
             )
-        checks.positive_int("selection.at_least", self.at_least)
-        if self.epsilon is not None:
-            checks.positive("selection.epsilon", self.epsilon)
 
 
 @dataclass(frozen=True)
-class InversionConfig:
+class InversionConfig(Checked):
     """The simulated bug: with a probability, the pixels of ALL images of a client are inverted."""
 
-    probability: float = 0.5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        checks.open_fraction("bug.probability", self.probability)
-        checks.non_negative_int("bug.seed", self.seed)
+    probability: OpenFraction = 0.5
 
 
 @dataclass(frozen=True)
-class PreviewConfig:
-    """How many images are drawn from a GAN and scored, and after how many rounds."""
-
-    every: int = 50
-    images: int = 1_000
-
-    def __post_init__(self) -> None:
-        for name in ("every", "images"):
-            checks.positive_int(f"preview.{name}", getattr(self, name))
-
-
-@dataclass(frozen=True)
-class GanInversionConfig:
+class GanInversionConfig(Checked):
     """Two GANs, trained on data that a classifier gets wrong and right, reveal inverted pixels.
 
     `training.clients_per_round` is the expected number of SELECTED clients in a round. It and the
     server's learning rate are divided by the share of clients that match, which comes from the
     private histograms: enough clients are sampled, and the mean is over those that match. With
-    `selection.by: example` the share is 1.
+    `selection.by: example` the share is 1. `images` are drawn from each finished GAN and scored.
     """
 
     system: Literal["gan_inversion"]
@@ -142,25 +111,22 @@ class GanInversionConfig:
     classifier: ClassifierConfig = ClassifierConfig()
     selection: SelectionConfig = SelectionConfig()
     bug: InversionConfig = InversionConfig()
-    preview: PreviewConfig = PreviewConfig()
+    images: PositiveInt = 1_000
     scaled_up: ScaledUpConfig | None = None
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.data.public != PUBLIC_PART or not self.data.split.public:
             raise InputError(
                 f"data.public must be {PUBLIC_PART!r} with a positive data.split.public: the "
                 "primary classifier is trained on clients that are declared public, found "
                 f"{self.data.public!r} and {self.data.split.public:g}"
             )
-        if self.privacy.private and self.selection.epsilon is None:
+        if self.privacy.private != (self.selection.epsilon is not None):
             raise InputError(
-                "selection.epsilon is required where privacy.private is true, found none: the "
-                "histograms of users' accuracy are private releases"
+                "selection.epsilon is required where privacy.private is true, because the "
+                "histograms of users' accuracy are private releases, and must be absent where it "
+                f"is false, found {self.selection.epsilon}"
             )
-        if not self.privacy.private and self.selection.epsilon is not None:
-            raise InputError(
-                "selection.epsilon must be absent where privacy.private is false, found "
-                f"{self.selection.epsilon:g}"
-            )
-        check_study("privacy", self.privacy, self.run, self.scaled_up, worlds=False)
+        check_study("privacy", self.privacy, self.scaled_up)

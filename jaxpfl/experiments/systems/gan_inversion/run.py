@@ -1,7 +1,7 @@
 """Carries out the study of inverted pixels: histograms, GANs, images."""
 
 import dataclasses
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
-from jaxpfl.experiments.engine.setting import Result, Tracking
+from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.records.artifacts import Artifact
 from jaxpfl.experiments.systems.gan_inversion.config import SelectionConfig
 from jaxpfl.experiments.systems.gan_inversion.evaluator import (
@@ -30,7 +30,7 @@ from jaxpfl.experiments.systems.workspace import (
     restate,
 )
 from jaxpfl.federated.clients.evaluation import correct_examples
-from jaxpfl.models.gan import GAN, sample_images
+from jaxpfl.models.gan import sample_images
 from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
 from jaxpfl.privacy.ledger import Ledger
 
@@ -42,165 +42,118 @@ _PAGE_IMAGES = 64
 Thresholds = dict[str, float] | None
 
 
-@dataclass(frozen=True)
-class _Scored:
-    scores: dict[str, float]
-
-    def result(self) -> dict[str, float]:
-        return self.scores
-
-
-@dataclass(frozen=True)
-class _Preview:
-    """Draws images from a GAN and scores them, without reading private data."""
-
-    gan: GAN
-    evaluator: ImageEvaluator
-    number: int
-    key: jax.Array
-    name: str = "images that it draws"
-
-    def __call__(self, params: Any) -> _Scored:
-        images = sample_images(self.gan, params, self.key, self.number)
-        return _Scored(self.evaluator.score(images))
-
-
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
-    return _Run(study, workspace).public_record()
-
-
-class _Run:
-    """The study in its directory: each part is found there, or made and stored."""
-
-    def __init__(self, study: Study, workspace: Workspace) -> None:
-        assert study.public is not None
-        config = study.config
-        self.study, self.config, self.workspace = study, config, workspace
-        self.public, self.artifacts = study.public, workspace.artifacts()
-        self.ledger = ledger_path(config.privacy, workspace.directory)
-        self.evaluator = image_evaluator(config, self.public, self.artifacts)
-        self.image_key = jax.random.fold_in(training_root(config.run.seed), SAMPLE_IMAGES)
-        self.populations = {
-            "bug": invert_pixels(study.clients, config.bug.probability, config.bug.seed),
-            "fixed": study.clients,
-        }
-
-    def public_record(self) -> dict[str, Any]:
-        study, config = self.study, self.config
-        before = self._accuracy("before", study.clients)
-        # Refuses unusable thresholds before the next release is charged.
-        thresholds = thresholds_of(before, config.selection)
-        accuracy = {"before": before, "bug": self._accuracy("bug", self.populations["bug"])}
-        runs, shares, prior = {}, {}, {}
-        for name in GANS:
-            phase, side = name.split("_")
-            used = study.histograms_before(name)
-            shares[name] = matching_share(accuracy[used[-1]], side, thresholds) if used else 1.0
-            prior[name] = tuple(accuracy[each]["run"] for each in used)
-            selected = selected_examples(
-                self.populations[phase], side, self.evaluator, config.selection, thresholds
-            )
-            runs[name] = self._train(name, selected, shares[name], prior[name])
-        scores = self._draw_images(runs)
-        plans = {name: study.gan_plan(share) for name, share in shares.items()}
-        return {
-            "population": study.clients.name,
-            "unit": study.clients.unit,
-            "selection": dataclasses.asdict(config.selection),
-            "bug": dataclasses.asdict(config.bug),
-            "classifier": {"accuracy": self.evaluator.accuracy},
-            "judged_by": f"{self.public.name} (declared public)",
-            "accuracy": accuracy,
-            "thresholds": thresholds,
-            "runs": {
-                name: {
-                    **scores[name],
-                    "share": shares[name],
-                    "epsilon": result.metrics["epsilon"],
-                    "plan": plans[name].to_dict(),
-                    "privacy": restate(result.out, self.ledger, prior[name]),
-                }
-                for name, result in runs.items()
-            },
-            "selected_per_round": config.training.clients_per_round,
-            "composed_guarantee": self.workspace.composed_guarantee(
-                [self.ledger], config.privacy.delta
-            ),
-            "at_scale": study.at_scale(plans),
-        }
-
-    def _accuracy(self, name: str, population: Population) -> dict[str, Any]:
-        """The private histogram of users' accuracy, released and charged once."""
-        settings, plan, workspace = self.config.selection, self.study.accuracy_plan, self.workspace
-        secret_path = workspace.directory / "private" / f"accuracy_{name}_secret.json"
-        with Ledger(self.ledger, population, budget=budget_of(self.config.privacy)) as ledger:
-
-            def released() -> Artifact:
-                purpose, seed = f"accuracy {name}", workspace.reproducible_seed
-                secret = saved_secret(secret_path, reproducible_seed=seed, purpose=purpose)
-                run = f"accuracy of users, {name} {run_id(secret)}"
-                evaluator = self.evaluator
-                correct = correct_examples(evaluator.classifier, evaluator.params, population)
-                metrics = release(
-                    population, plan, correct=correct, ledger=ledger, secret=secret, run=run
-                )
-                return Artifact(
-                    {
-                        "run": run,
-                        "stamp": workspace.stamp,
-                        **metrics.to_dict(),
-                        "accuracy": metrics.accuracy(),
-                        "low": metrics.percentile(settings.low),
-                        "high": metrics.percentile(settings.high),
-                    }
-                )
-
-            found = workspace.artifacts(ledger=ledger).load_or_compute(
-                f"accuracy_{name}", released, made_from=plan.to_dict()
-            )
-            forget(secret_path, ledger)
-        return dict(found.record)
-
-    def _train(
-        self, name: str, selected: Population, share: float, prior: tuple[str, ...]
-    ) -> Result:
-        config, preview = self.config, self.config.preview
-        label = f"GAN {name.replace('_', ', ')} accuracy"
-        return self.workspace.train(
-            self.study.gan(share)._replace(name=label),
+    config, public = study.config, study.public
+    assert public is not None
+    evaluator = image_evaluator(config, public, workspace.artifacts())
+    ledger = ledger_path(config.privacy, workspace.directory)
+    clients = {"bug": invert_pixels(study.clients, config.bug.probability, config.run.seed)}
+    clients["fixed"] = study.clients
+    accuracy = partial(_accuracy, study, workspace, evaluator)
+    released = {"before": accuracy("before", study.clients)}
+    # Refuses unusable thresholds before the next release is charged.
+    thresholds = thresholds_of(released["before"], config.selection)
+    released["bug"] = accuracy("bug", clients["bug"])
+    results, records, plans = {}, {}, []
+    for name in GANS:
+        phase, side = name.split("_")
+        used = study.histograms_before(name)
+        share = matching_share(released[used[-1]], side, thresholds) if used else 1.0
+        prior = tuple(released[each]["run"] for each in used)
+        selected = selected_examples(clients[phase], side, evaluator, config.selection, thresholds)
+        results[name] = workspace.train(
+            study.gan(share)._replace(name=f"GAN {phase}, {side} accuracy"),
             selected.with_columns({"image": selected.columns["image"]}),
             name=name,
             privacy=config.privacy,
-            tracking=Tracking(
-                evaluate=_Preview(config.gan.model, self.evaluator, preview.images, self.image_key),
-                evaluate_every=preview.every,
-                checkpoint_every=config.run.checkpoint_every,
-                progress=self.workspace.progress,
-            ),
-            start=self.evaluator.digest,
+            start=evaluator.digest,
             prior=prior,
         )
+        plans.append(study.gan_plan(share))
+        records[name] = {
+            "share": share,
+            "epsilon": results[name].metrics["epsilon"],
+            "plan": plans[-1].to_dict(),
+            "prior": prior,
+        }
+    scores = _draw_images(study, workspace, evaluator, results)
+    for name, result in results.items():
+        said = restate(result.out, ledger, records[name].pop("prior"))
+        records[name] |= {**scores[name], "privacy": said}
+    delta = config.privacy.delta
+    return {
+        "population": study.clients.name,
+        "unit": study.clients.unit,
+        "selection": dataclasses.asdict(config.selection),
+        "bug": dataclasses.asdict(config.bug),
+        "classifier": {"accuracy": evaluator.accuracy},
+        "judged_by": f"{public.name} (declared public)",
+        "accuracy": released,
+        "thresholds": thresholds,
+        "runs": records,
+        "selected_per_round": config.training.clients_per_round,
+        "composed_guarantee": workspace.composed_guarantee([ledger], delta),
+        "at_scale": {name: each.statement() for name, each in study.at_scale(plans).items()},
+    }
 
-    def _draw_images(self, runs: dict[str, Result]) -> dict[str, dict[str, float]]:
-        """Draws images from the finished GANs and scores them; this costs no privacy."""
-        number = max(self.config.preview.images, _PAGE_IMAGES)
 
-        def drawn() -> Artifact:
-            scores, pictures = {}, {}
-            for name, result in runs.items():
-                images = sample_images(self.config.gan.model, result.params, self.image_key, number)
-                pictures[name] = _as_bytes(images[:_PAGE_IMAGES])
-                scores[name] = self.evaluator.score(images)
-            # Examples of normal and inverted images, as the evaluator was trained on them.
-            public = np.asarray(self.public.columns["image"][:_PAGE_IMAGES])
-            pictures["public"] = _as_bytes(public)
-            pictures["public_inverted"] = _as_bytes(inverted(public))
-            return Artifact(scores, pictures)
+def _accuracy(
+    study: Study,
+    workspace: Workspace,
+    evaluator: ImageEvaluator,
+    name: str,
+    clients: Population,
+) -> dict[str, Any]:
+    """The private histogram of users' accuracy, released and charged once."""
+    config, plan = study.config, study.accuracy_plan
+    secret_path = workspace.directory / "private" / f"accuracy_{name}_secret.json"
+    path, budget = ledger_path(config.privacy, workspace.directory), budget_of(config.privacy)
+    with Ledger(path, clients, budget=budget) as ledger:
 
-        made_from = {name: params_digest(result.params) for name, result in runs.items()}
-        found = self.artifacts.load_or_compute(IMAGES, drawn, made_from)
-        return {name: dict(scores) for name, scores in found.record.items()}
+        def released() -> Artifact:
+            purpose, seed = f"accuracy {name}", workspace.reproducible_seed
+            secret = saved_secret(secret_path, reproducible_seed=seed, purpose=purpose)
+            run = f"accuracy of users, {name} {run_id(secret)}"
+            correct = correct_examples(evaluator.classifier, evaluator.params, clients)
+            metrics = release(clients, plan, correct=correct, ledger=ledger, secret=secret, run=run)
+            sides = {side: metrics.percentile(getattr(config.selection, side)) for side in SIDES}
+            found = {"run": run, "stamp": workspace.stamp, **metrics.to_dict()}
+            return Artifact({**found, "accuracy": metrics.accuracy(), **sides})
+
+        found = workspace.artifacts(ledger=ledger).load_or_compute(
+            f"accuracy_{name}", released, made_from=plan.to_dict()
+        )
+        forget(secret_path, ledger)
+    return dict(found.record)
+
+
+def _draw_images(
+    study: Study, workspace: Workspace, evaluator: ImageEvaluator, runs: dict[str, Result]
+) -> dict[str, dict[str, float]]:
+    """Draws images from the finished GANs and scores them; this costs no privacy."""
+    config, key = study.config, training_root(study.config.run.seed)
+    assert study.public is not None
+    # Examples of normal images, and of inverted ones as the evaluator was trained on them.
+    public = np.asarray(study.public.columns["image"][:_PAGE_IMAGES])
+
+    def drawn() -> Artifact:
+        scores = {}
+        pictures = {"public": _as_bytes(public), "public_inverted": _as_bytes(inverted(public))}
+        for name, result in runs.items():
+            images = sample_images(
+                config.gan.model,
+                result.params,
+                jax.random.fold_in(key, SAMPLE_IMAGES),
+                max(config.images, _PAGE_IMAGES),
+            )
+            pictures[name] = _as_bytes(images[:_PAGE_IMAGES])
+            scores[name] = evaluator.score(images)
+        return Artifact(scores, pictures)
+
+    made_from = {name: params_digest(result.params) for name, result in runs.items()}
+    found = workspace.artifacts().load_or_compute(IMAGES, drawn, made_from)
+    return {name: dict(scores) for name, scores in found.record.items()}
 
 
 def thresholds_of(before: dict[str, Any], settings: SelectionConfig) -> Thresholds:
@@ -231,13 +184,10 @@ def selected_examples(
     correct = correct_examples(evaluator.classifier, evaluator.params, population)
     if thresholds is None:
         outcome: selection.Outcome = "incorrect" if side == "low" else "correct"
-        chosen = selection.classified_examples(
-            population, correct, outcome, at_least=settings.at_least
-        )
-    elif side == "low":
-        chosen = selection.examples_of_users(population, correct, below=thresholds["low"])
+        chosen = selection.classified_examples(population, correct, outcome, settings.at_least)
     else:
-        chosen = selection.examples_of_users(population, correct, above=thresholds["high"])
+        bound = {"low": "below", "high": "above"}[side]
+        chosen = selection.examples_of_users(population, correct, **{bound: thresholds[side]})
     return selection.select(population, chosen)
 
 

@@ -6,8 +6,13 @@ Source: Augenstein et al. 2020, section 5 and appendix B.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.checked import (
+    Checked,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+)
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
     DataConfig,
@@ -21,22 +26,17 @@ from jaxpfl.experiments.config.sections import (
 
 
 @dataclass(frozen=True)
-class CharacterModelConfig:
+class CharacterModelConfig(Checked):
     """A CIFG language model over bytes; by default it has the paper's 756,738 parameters.
 
     Longer words are cut to `max_bytes` bytes.
     """
 
-    embedding: int = 128
-    hidden: int = 256
-    projection: int = 128
-    layers: int = 3
-    peepholes: bool = False
-    max_bytes: int = 20
-
-    def __post_init__(self) -> None:
-        for name in ("embedding", "hidden", "projection", "layers", "max_bytes"):
-            checks.positive_int(f"characters.model.{name}", getattr(self, name))
+    embedding: PositiveInt = 128
+    hidden: PositiveInt = 256
+    projection: PositiveInt = 128
+    layers: PositiveInt = 3
+    max_bytes: PositiveInt = 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class WordsConfig:
 
 
 @dataclass(frozen=True)
-class CharactersConfig:
+class CharactersConfig(Checked):
     """The character-level model of out-of-vocabulary words, which shows WHICH words these are.
 
     Before the rounds it is trained for `prefinetune_epochs` on the out-of-vocabulary words of the
@@ -60,52 +60,36 @@ class CharactersConfig:
     privacy: PrivacyConfig
     training: TrainingConfig
     model: CharacterModelConfig = CharacterModelConfig()
-    prefinetune_epochs: int = 0
-    prefinetune_learning_rate: float = 0.003
-
-    def __post_init__(self) -> None:
-        checks.non_negative_int("characters.prefinetune_epochs", self.prefinetune_epochs)
-        checks.positive("characters.prefinetune_learning_rate", self.prefinetune_learning_rate)
+    prefinetune_epochs: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)
-class ConcatenationConfig:
-    """The simulated bug, which joins the first two words of some sentences.
+class ConcatenationConfig(Checked):
+    """The shares of sentences with the simulated bug; each of them is a world of its own."""
 
-    Attributes:
-      probabilities: the shares of sentences with the bug; each of them is a world of its own.
-      seed: seed of the choice of the sentences.
-    """
-
-    probabilities: tuple[float, ...] = (0.0, 0.01, 0.1, 1.0)
-    seed: int = 0
+    probabilities: tuple[NonNegative, ...] = (0.0, 0.01, 0.1, 1.0)
 
     def __post_init__(self) -> None:
-        if not self.probabilities:
-            raise InputError("bug.probabilities must have at least one entry, found none")
-        for probability in self.probabilities:
-            if not 0 <= checks.non_negative("bug.probabilities", probability) <= 1:
-                raise InputError(f"bug.probabilities must lie in [0, 1], found {probability:g}")
+        super().__post_init__()
         # Worlds are named by their probabilities.
-        if len({f"{p:g}" for p in self.probabilities}) != len(self.probabilities):
-            raise InputError(f"bug.probabilities must differ, found {list(self.probabilities)}")
-        checks.non_negative_int("bug.seed", self.seed)
+        different = {f"{share:g}" for share in self.probabilities if share <= 1}
+        if not different or len(different) != len(self.probabilities):
+            raise InputError(
+                "bug.probabilities must be at least one number in [0, 1], all of them different, "
+                f"found {list(self.probabilities)}"
+            )
 
 
 @dataclass(frozen=True)
-class DrawnConfig:
+class DrawnConfig(Checked):
     """How many sentences and words the finished models generate, which costs no privacy.
 
     The page lists the `top` most probable words.
     """
 
-    sentences: int = 20_000
-    words: int = 100_000
-    top: int = 20
-
-    def __post_init__(self) -> None:
-        for name in ("sentences", "words", "top"):
-            checks.positive_int(f"drawn.{name}", getattr(self, name))
+    sentences: PositiveInt = 20_000
+    words: PositiveInt = 100_000
+    top: PositiveInt = 20
 
 
 @dataclass(frozen=True)
@@ -122,24 +106,23 @@ class OovConcatenationConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        if self.data.public is None:
+        public = self.data.public
+        if public is None or (public == PUBLIC_PART and not self.data.split.public):
             raise InputError(
-                "data.public is required, found none: the vocabulary comes from a public corpus"
+                "data.public must name a public corpus, which the vocabulary comes from; for "
+                f"{PUBLIC_PART!r} data.split.public must be positive, found {public!r} and "
+                f"{self.data.split.public:g}"
             )
-        if self.data.public == PUBLIC_PART and not self.data.split.public:
-            raise InputError(
-                f"data.split.public must be positive where data.public is {PUBLIC_PART!r}, found 0"
-            )
-        both = self.words.privacy, self.characters.privacy
-        if both[0].private != both[1].private:
-            raise InputError(
-                "words.privacy.private and characters.privacy.private must be equal, found "
-                f"{both[0].private} and {both[1].private}"
-            )
-        for name, privacy in zip(("words", "characters"), both, strict=True):
-            check_study(f"{name}.privacy", privacy, self.run, self.scaled_up, worlds=True)
-        if len({privacy.delta for privacy in both}) != 1:
+        words, characters = self.words.privacy, self.characters.privacy
+        for name, privacy in (("words", words), ("characters", characters)):
+            check_study(f"{name}.privacy", privacy, self.scaled_up)
+            if privacy.ledger is not None:
+                raise InputError(
+                    f"{name}.privacy.ledger must be absent: each world has a ledger of its own in "
+                    "the study's directory"
+                )
+        if words.delta != characters.delta:
             raise InputError(
                 "words.privacy.delta and characters.privacy.delta must be equal, because both "
-                f"models have one composed epsilon, found {both[0].delta} and {both[1].delta}"
+                f"models have one composed epsilon, found {words.delta} and {characters.delta}"
             )

@@ -9,9 +9,8 @@ privacy:
 
 Each share of the bug is a WORLD of its own, in which the same clients have another history. The two
 models of a world are charged to one ledger and have one composed epsilon, which is what a
-deployment would spend, because only one world happens to it. The page shows several worlds of the
-same clients side by side, so it also states the cost of all of them. Generating text from the
-finished models is post-processing.
+deployment would spend. The page shows several worlds of the same clients, so it also states the
+cost of all of them. Generating text from the finished models is post-processing.
 
     vocabulary.json              the words of the public corpus
     artifacts/                   initial parameters of the character model; the generated text
@@ -51,10 +50,7 @@ from jaxpfl.experiments.engine.description import (
 from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
-from jaxpfl.experiments.systems.workspace import (
-    at_scale,
-    scaled_note,
-)
+from jaxpfl.experiments.systems.workspace import at_scale
 from jaxpfl.federated.audits.rehearsal import column, rehearse
 from jaxpfl.models.base import Model, initialised, require_room
 from jaxpfl.privacy.guarantee import Guarantee
@@ -63,7 +59,7 @@ from jaxpfl.text.character.words import char_lm, log_prior, oov_words
 from jaxpfl.text.tokenisers.public_words import public_words
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary, with_words
 
-_PREFINETUNE_BATCH = 128
+BOTH = "both models of a world"
 
 
 @dataclass(frozen=True)
@@ -84,22 +80,19 @@ class Study(base.Study):
     def plans(self) -> dict[str, Plan]:
         """The plans of both models, which are the same in every world."""
         both = {"words": self.config.words, "characters": self.config.characters}
-        return {
-            kind: cached_plan(settings.privacy, settings.training, len(self.clients))
-            for kind, settings in both.items()
-        }
+        number = len(self.clients)
+        return {kind: cached_plan(s.privacy, s.training, number) for kind, s in both.items()}
 
     @cached_property
     def models(self) -> dict[str, Model]:
-        sizes = dataclasses.asdict(self.config.characters.model)
+        sizes, known = dataclasses.asdict(self.config.characters.model), self.public_words
         sizes.pop("max_bytes")
-        if self.public_words is not None:
-            # Their letter frequencies.
-            sizes["output_bias_prior"] = log_prior(self.public_words)
+        # Their letter frequencies.
+        prior = {} if known is None else {"output_bias_prior": log_prior(known)}
         words = build_model(self.config.words.model, self.vocabulary)
-        return {"words": words, "characters": char_lm(**sizes)}
+        return {"words": words, "characters": char_lm(**sizes, **prior)}
 
-    @cached_property
+    @property
     def worlds(self) -> dict[str, float]:
         """The share of sentences with the bug by world, such as 0.01 of "bug_1_percent"."""
         return {f"bug_{100 * share:g}_percent": share for share in self.config.bug.probabilities}
@@ -124,16 +117,14 @@ class Study(base.Study):
         delta, world = self.config.words.privacy.delta, [p.event() for p in self.plans.values()]
         if delta is not None:
             number = len(self.worlds)
-            together["both models of a world"] = Guarantee.of_events(world, delta)
+            together[BOTH] = Guarantee.of_events(world, delta)
             together[f"all {number} worlds"] = Guarantee.of_events(world * number, delta)
-        scaled = at_scale(self.config.scaled_up, self.plans)
-        return Description(
-            models,
-            rounds,
-            {kind: PlannedRelease.of_rounds(plan) for kind, plan in self.plans.items()},
-            together=together,
-            notes=scaled_note("both models of a world", scaled),
-        )
+        releases = {kind: PlannedRelease.of_rounds(plan) for kind, plan in self.plans.items()}
+        return Description(models, rounds, releases, together={**together, **self.at_scale()})
+
+    def at_scale(self) -> dict[str, Guarantee]:
+        """The cost of one world at `scaled_up`."""
+        return at_scale(BOTH, self.config.scaled_up, list(self.plans.values()))
 
     def examples(self, kind: str, clients: Population) -> Population:
         """The examples that a model is trained on."""
@@ -152,8 +143,8 @@ class Study(base.Study):
             model,
             {"tokens": self.public_words},
             epochs=settings.prefinetune_epochs,
-            batch_size=_PREFINETUNE_BATCH,
-            learning_rate=settings.prefinetune_learning_rate,
+            batch_size=128,
+            learning_rate=0.003,
             seed=self.config.run.seed,
         )
 
@@ -164,13 +155,13 @@ def prepare(config: OovConcatenationConfig) -> Study:
     assert config.data.public is not None
     private = PrivateContent(parts["train"])
     public = open_public(config.data.public, parts["public"], private, "data.public")
-    size = config.words.model.vocab_size
+    size, longest = config.words.model.vocab_size, config.characters.model.max_bytes
     if config.data.vocabulary is None:
         vocabulary = exactly(Vocabulary.from_public(public, size), size)
     else:
         vocabulary = public_words(config.data.vocabulary, size)
-    words, longest = with_words(public, vocabulary.split), config.characters.model.max_bytes
-    unknown = oov_words(words, vocabulary, longest).columns["tokens"]
+    public = with_words(public, vocabulary.split)
+    unknown = oov_words(public, vocabulary, longest).columns["tokens"]
     if not len(unknown):
         raise InputError(
             "data.public must contain words out of the vocabulary, found none: lower "
@@ -180,5 +171,5 @@ def prepare(config: OovConcatenationConfig) -> Study:
     study = Study(config, train, vocabulary, np.asarray(unknown))
     for model in study.models.values():
         require_room(model)
-    at_scale(config.scaled_up, study.plans)
+    study.at_scale()
     return study

@@ -11,6 +11,7 @@ from jaxpfl.data.corruptions import invert_pixels, inverted_clients
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.records.artifacts import Artifacts
+from jaxpfl.experiments.report.page import page_lines
 from jaxpfl.experiments.systems.gan_inversion import evaluator as evaluator_module
 from jaxpfl.experiments.systems.gan_inversion import page as gan_inversion_page
 from jaxpfl.experiments.systems.gan_inversion import run as gan_inversion
@@ -39,7 +40,7 @@ selection: {by: client, low: 25, high: 75, epsilon: 4.0}
 privacy: {noise_multiplier: 0.3, delta: 1.0e-3, clip_norm: 0.1}
 training: {rounds: 3, clients_per_round: 4, batch_size: 8, max_examples: 16, clients_per_bucket: 8,
            client: {name: sgd, learning_rate: 0.05}, server: {name: sgd, learning_rate: 1.0}}
-preview: {every: 2, images: 70}
+images: 70
 scaled_up: {factor: 10, population: 1000000, delta: 1.0e-8}
 run: {checkpoint_every: 2, reproducible_noise: true, devices: 2}
 """
@@ -81,7 +82,6 @@ def test_one_ledger_has_every_release_of_the_study(straight):
     for run in record["runs"].values():
         assert 0.0 <= run["inverted_share"] <= 1.0
         assert 1.0 <= run["classifier_score"] <= 10.0
-        assert run["frechet_normal"] >= 0.0
     # A GAN's own epsilon has the histograms in it that it was selected by.
     for name, run in record["runs"].items():
         assert run["epsilon"] > Plan.from_dict(run["plan"]).epsilon()
@@ -94,7 +94,7 @@ def test_one_ledger_has_every_release_of_the_study(straight):
         assert "with everything else on its ledger" in run["privacy"]
         result = json.loads((straight / "runs" / name / "result.json").read_text())
         assert result["privacy"] == run["privacy"]
-        assert record["at_scale"]["runs"][name]["epsilon"] > 0
+    assert next(iter(record["at_scale"])).startswith("everything, on 1,000,000 clients")
     before = record["accuracy"]["before"]
     assert before["stamp"]
     assert record["thresholds"] == {"low": before["low"], "high": before["high"]}
@@ -103,12 +103,12 @@ def test_one_ledger_has_every_release_of_the_study(straight):
 def test_every_number_says_what_it_is_of(straight):
     record = json.loads((straight / "result.json").read_text())
     judges = "digits?clients=60&alpha=5&seed=0 [public] (declared public)"
-    shown = gan_inversion_page.lines(record)
+    shown = page_lines(gan_inversion_page.page(straight, record))
     assert of_lines(shown, [judges]) == []
     assert len(of_lines([line.replace(judges, "") for line in shown], [judges])) >= 4
     page = straight / "report.html"
     assert of_page(page.read_text(), [judges]) == []
-    assert len(of_page(page.read_text().replace("&amp;", "&").replace(judges, ""), [judges])) >= 16
+    assert len(of_page(page.read_text().replace("&amp;", "&").replace(judges, ""), [judges])) >= 8
     for run in sorted((straight / "runs").iterdir()):
         assert of_page((run / "report.html").read_text(), [judges]) == []
 
@@ -173,8 +173,6 @@ def test_the_evaluator_tells_inverted_images_from_normal_ones(config, tmp_path):
     normal, inverted = evaluator.score(images), evaluator.score(1.0 - images)
     assert normal["inverted_share"] < 0.02
     assert inverted["inverted_share"] > 0.98
-    assert normal["frechet_normal"] < inverted["frechet_normal"]
-    assert inverted["frechet_inverted"] < normal["frechet_inverted"]
     assert evaluator.accuracy > 0.8
 
 
@@ -236,7 +234,7 @@ def test_its_certificate_is_of_its_ledger(straight):
 def test_its_pictures_show_something(straight, tmp_path):
     shutil.copytree(straight, tmp_path / "study")
     carry_out.report(tmp_path / "study")
-    for name in ("gans", "inverted", "accuracy", "public"):
+    for name in ("gans", "accuracy", "public"):
         assert (tmp_path / "study" / "pictures" / f"{name}.png").stat().st_size > 5_000
 
 

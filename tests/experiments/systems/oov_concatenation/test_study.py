@@ -12,6 +12,7 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.config.sections import ScaledUpConfig
+from jaxpfl.experiments.report.page import page_lines
 from jaxpfl.experiments.systems.oov_concatenation import page as oov_page
 from jaxpfl.experiments.systems.oov_concatenation import study as oov_concatenation
 from jaxpfl.experiments.systems.workspace import at_scale
@@ -109,7 +110,7 @@ def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
 def test_every_number_says_what_it_is_of(straight, config_path):
     record = json.loads((straight / "result.json").read_text())
     vocabulary = f"{config_path.parent}/public.jsonl"
-    shown = oov_page.lines(record)
+    shown = page_lines(oov_page.page(straight, record))
     assert of_lines(shown, [vocabulary]) == []
     assert len(of_lines([line.replace(vocabulary, "") for line in shown], [vocabulary])) >= 2
     for page in (straight / "report.html", *sorted((straight / "runs").glob("*/report.html"))):
@@ -121,12 +122,11 @@ def test_what_all_worlds_cost_who_sees_them_side_by_side_is_said(straight):
     record = json.loads((straight / "result.json").read_text())
     one = record["worlds"]["bug_0_percent"]["composed_guarantee"]["epsilon"]
     assert record["all_worlds"]["epsilon"] > 1.1 * one
-    assert len(record["all_worlds"]["labels"]) == 4
     page = (straight / "report.html").read_text()
     assert record["all_worlds"]["statement"] in html.unescape(page)
 
 
-def test_another_start_or_vocabulary_is_refused_on_resume(config_path, straight, tmp_path):
+def test_another_start_or_config_is_refused_on_resume(config_path, straight, tmp_path):
     """Its rounds would repeat their noise on other sums."""
     out = tmp_path / "study"
     shutil.copytree(straight, out)
@@ -138,11 +138,6 @@ def test_another_start_or_vocabulary_is_refused_on_resume(config_path, straight,
     config = registry.load(config_path, ["--run.seed", "1"])
     (out / "config.yaml").write_text(reader.to_yaml(config))
     with pytest.raises(InputError, match="the field 'config'"):
-        carry_out.resume(out, progress=False)
-    (out / "vocabulary.json").write_text(
-        (out / "vocabulary.json").read_text().replace(NEAR[0], "other")
-    )
-    with pytest.raises(InputError, match="another vocabulary"):
         carry_out.resume(out, progress=False)
 
 
@@ -211,8 +206,8 @@ def test_its_certificate_is_of_all_its_ledgers(straight):
 def test_its_pictures_show_something(straight, tmp_path):
     shutil.copytree(straight, tmp_path / "study")
     carry_out.report(tmp_path / "study")
-    for name in ("oov_by_position", "oov_overall"):
-        assert (tmp_path / "study" / "pictures" / f"{name}.png").stat().st_size > 5_000
+    picture = tmp_path / "study" / "pictures" / "oov_by_position.png"
+    assert picture.stat().st_size > 5_000
 
 
 def test_a_world_stops_at_its_budget_before_data_is_touched(config_path, tmp_path):
@@ -234,16 +229,17 @@ def test_the_same_noise_of_the_mean_on_more_clients():
         noise_multiplier=0.01, delta=1e-4,
     )  # fmt: skip
     larger = ScaledUpConfig(factor=100, population=2_000_000, delta=1e-8)
-    found = at_scale(larger, {"a": plan})["runs"]["a"]
-    assert found["noise_multiplier"] == pytest.approx(1.0)
+    ((name, found),) = at_scale("a study", larger, [plan]).items()
+    assert name.startswith("a study, on 2,000,000 clients with 100 times")
     expected = flat_plan(
         population=2_000_000, clients_per_round=1_000, rounds=100, clip_norm=0.1,
         noise_multiplier=1.0, delta=1e-8,
     )  # fmt: skip
-    assert found["epsilon"] == expected.epsilon()
+    assert found.epsilon() == expected.epsilon()
+    assert at_scale("a study", larger, [plan], [0.05, 0.05])[name].epsilon() > found.epsilon()
     smaller = ScaledUpConfig(factor=100, population=999, delta=1e-4)
     with pytest.raises(InputError, match="the 1000 clients of the run and the 1000 a round"):
-        at_scale(smaller, {"a": plan})
+        at_scale("a study", smaller, [plan])
 
 
 @pytest.mark.parametrize(
@@ -254,12 +250,11 @@ def test_the_same_noise_of_the_mean_on_more_clients():
         ("probabilities: [0.0, 1.0] -> probabilities: [0.1, 0.10000000001]", "bug.probabilities"),
         ("probabilities: [0.0, 1.0] -> probabilities: []", "bug.probabilities"),
         ("prefinetune_epochs: 1 -> prefinetune_epochs: -1", "prefinetune_epochs"),
-        ("{folder}/public.jsonl -> split:public", "data.split.public must be positive"),
+        ("{folder}/public.jsonl -> split:public", "data.public must name a public corpus"),
         ("data: {source -> data: {remove: '(', source", "data.remove"),
         ("drawn: -> dranw:", "the nearest valid name is 'drawn'"),
         ("noise_multiplier: 0.7 -> ledger: x, noise_multiplier: 0.7", "privacy.ledger"),
         ("noise_multiplier: 0.7 -> epsilon: 5.0", "privacy.epsilon must be absent"),
-        ("devices: 2 -> also_without_privacy: true", "run.also_without_privacy"),
     ],
 )
 def test_a_bad_study_is_refused_with_the_place(config_path, tmp_path, change, message):
