@@ -3,12 +3,9 @@
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from jaxpfl import track
 from jaxpfl.cli import main
 
 CALIBRATE = [
@@ -166,7 +163,7 @@ def test_run_report_and_budget_agree(config, tmp_path, capsys):
     assert main(["run", str(config), "--training.rounds", "1", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     source = config.parent / "clients.jsonl"
-    table = lines[lines.index(f"on test clients of {source} (declared public):") :]
+    table = lines[lines.index(f"Compared on test clients of {source} (declared public):") :]
     assert "perplexity" in table[1]
     assert [line.split("  ")[0] for line in table[2:5]] == ["untrained", "unigram", "this run"]
     frequencies = f"validation clients of {source} (declared public)"
@@ -195,32 +192,6 @@ def test_run_report_and_budget_agree(config, tmp_path, capsys):
 
     assert main(["run", str(config), "--out", str(out)]) == 2
     assert "resume" in capsys.readouterr().err
-
-
-def test_a_simulation_stands_below_the_statement_and_a_line_that_says_so(config, tmp_path, capsys):
-    arguments = ["--training.rounds", "1", "--run.also-without-privacy", "True"]
-    out = tmp_path / "run"
-    begun = []
-    follower: Any = SimpleNamespace(begin=begun.append, log=_ignore, sentences=_ignore, end=_ignore)
-    with track(follower):
-        assert main(["run", str(config), *arguments, "--out", str(out)]) == 0
-    # No service gets what the statement does not cover.
-    assert [(run.directory, run.stamp) for run in begun] == [(out, "")]
-    text = capsys.readouterr().out
-    above, note, below = text.partition("SIMULATION: ")
-    assert note and "unit = client, adjacency" in above.splitlines()[-2]
-    assert "NOT PRIVATE" not in above
-    assert str(out / "simulation.html") in below
-    assert "the same run without privacy (NOT PRIVATE)" in below
-    # The page of the private run shows nothing of it, and links to the one that does.
-    page = (out / "report.html").read_text()
-    assert "NOT PRIVATE" not in page and "without privacy" not in page.partition("How it was")[0]
-    assert '<a href="simulation.html">' in page
-    simulation = (out / "simulation.html").read_text()
-    assert '<div class="banner">SIMULATION · NOT PRIVATE</div>' in simulation
-    assert "unbounded for a run without privacy" in simulation
-    record = json.loads((out / "result.json").read_text())
-    assert [row["model"] for row in record["table"]] == ["untrained", "unigram", "this run"]
 
 
 def test_the_stamp_of_a_table_is_the_one_that_the_run_wrote(config, tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import jaxpfl as jp
-from jaxpfl.experiments.report.page import write_page
+from jaxpfl.experiments.report.page import page_lines, write_page
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.page import baseline_lines, measured_on, table_lines
 from jaxpfl.experiments.sweep.points import run_sweep
@@ -128,7 +128,7 @@ def test_a_sweep_and_its_points(swept):
         record = json.loads((point / "result.json").read_text())
         assert of_record(record) == []
         assert of_page((point / "report.html").read_text(), DATA_SETS) == []
-        assert of_lines(federated_page.lines(record), DATA_SETS) == []
+        assert of_lines(page_lines(federated_page.page(point, record)), DATA_SETS) == []
 
 
 @pytest.mark.long

@@ -249,14 +249,12 @@ class RunConfig(Checked):
       checkpoint_every: rounds between two checkpoints; the last two are kept.
       devices: virtual CPU devices of a process on the clients axis; None means one per core.
       reproducible_noise: draws the noise from `seed`: for tests only, NOT private.
-      also_without_privacy: repeats the run without privacy, to compare the two in the report.
     """
 
     seed: NonNegativeInt = 0
     checkpoint_every: PositiveInt = 10
     devices: PositiveInt | None = None
     reproducible_noise: bool = False
-    also_without_privacy: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,6 @@ from jaxpfl.experiments.records.numbers import number
 OURS = "this run"
 """The row of the run itself in a table of models."""
 
-WITHOUT_PRIVACY = "the same run without privacy"
-"""The row, in the table of a run's simulations, of `run.also_without_privacy`."""
-
 
 def worse_than(table: Sequence[Mapping[str, Any]], metric: str) -> dict[str, tuple[float, float]]:
     """The models that the run ends worse than: name -> (the run's score, the model's score).

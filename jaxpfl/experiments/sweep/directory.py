@@ -28,7 +28,7 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
-from jaxpfl.experiments.systems import CONFIG, RESULT, SIMULATION
+from jaxpfl.experiments.systems import CONFIG, RESULT
 
 POINTS = "points"
 DESCRIBED = "points.json"
@@ -50,7 +50,6 @@ class PointState:
 
     Attributes:
       result: the content of its `result.json`; None unless it is finished.
-      simulation: the content of its `simulation.json`, if there is one.
       error: why its last attempt failed; "" unless it failed.
       seconds: how long its attempts took together; None where that is not known, such as after a
         crash. PRIVATE: it depends on what the clients hold.
@@ -58,7 +57,6 @@ class PointState:
 
     state: Literal["finished", "failed", "unfinished"]
     result: dict[str, Any] | None = None
-    simulation: dict[str, Any] | None = None
     error: str = ""
     seconds: float | None = None
 
@@ -181,14 +179,12 @@ def state_of(folder: Path) -> PointState:
                     f"{result}: was altered after the point was finished: it does not match the "
                     f"SHA-256 in {FINISHED}; delete that file to resume the point"
                 )
-            simulation = folder / SIMULATION
-            simulated = files.read_record(simulation) if simulation.exists() else None
             record = files.read_record(result)
         except (OSError, InputError) as error:
             return PointState("failed", error=sentence_of(error))
         times = _times(folder)
         seconds = times["seconds"] if times["begun"] == times["ended"] > 0 else None
-        return PointState("finished", record, simulated, seconds=seconds)
+        return PointState("finished", record, seconds=seconds)
     if not failed.exists():
         return PointState("unfinished")
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.records.cautions import OURS, WITHOUT_PRIVACY, of_points
+from jaxpfl.experiments.records.cautions import OURS, of_points
 from jaxpfl.experiments.sweep import directory as folders
 from jaxpfl.experiments.sweep.config import CASE, SEED, Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointState
@@ -125,7 +125,7 @@ def _point(point: Point, state: PointState, metric: str) -> dict[str, Any]:
         "private": not mark,
         "mark": mark,
         "privacy": result.get("privacy"),
-        "compared_with": compared_with(result, state.simulation, metric),
+        "compared_with": compared_with(result, metric),
         **{name: result[name] for name in ("cost", "texts") if name in result},
     }
 
@@ -194,37 +194,21 @@ def mark_of(result: Mapping[str, Any]) -> str:
     return NOT_PRIVATE if stamp or not result.get("private", False) else ""
 
 
-def compared_with(
-    result: Mapping[str, Any], simulation: Mapping[str, Any] | None, metric: str
-) -> list[dict[str, Any]]:
+def compared_with(result: Mapping[str, Any], metric: str) -> list[dict[str, Any]]:
     """What a point is compared with: "model", "value", "scored_on" and "mark".
 
     The value is that of the metric, None where that is not finite. These are the rows of its
     result's table, such as the untrained model and word frequencies, with the run's own score on
-    the same data; and the same run without privacy, where it was carried out. Empty where no row
-    has the metric.
-
-    Args:
-      simulation: the content of the point's `simulation.json`, if there is one.
+    the same data. Empty where no row has the metric.
     """
-    tables = [
-        (result, row, mark_of(result) if row["model"] == OURS else "")
-        for row in result.get("table") or ()
-    ]
-    other = simulation or {}
-    tables += [
-        (other, row, NOT_PRIVATE)
-        for row in other.get("table") or ()
-        if row["model"] == WITHOUT_PRIVACY
-    ]
     return [
         {
             "model": row["model"],
             "value": None if row[metric] is None else float(row[metric]),
-            "scored_on": str(source.get("tested_on") or ""),
-            "mark": mark,
+            "scored_on": str(result.get("tested_on") or ""),
+            "mark": mark_of(result) if row["model"] == OURS else "",
         }
-        for source, row, mark in tables
+        for row in result.get("table") or ()
         if metric in row
     ]
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
 from jaxpfl.experiments.engine.cost import SHARED, both_statements, stamped
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
+from jaxpfl.experiments.engine.trackers import track
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.report.run_page import page_of_run, write_run_page
 from jaxpfl.experiments.systems import ARTIFACTS, RESULT
@@ -90,43 +92,54 @@ class Workspace:
         tracking: Tracking | None = None,
         start: str | None = None,
         prior: Sequence[str] = (),
+        note: str = "",
     ) -> Result:
-        """Starts or resumes one run of a study, in `directory`/runs/`name`.
+        """Starts or resumes a run, in `directory`/runs/`name`, and writes its page.
 
         Every run has its own secret. Its population keeps the fingerprint of the clients that it
         comes from, so that all runs of a world can be charged to one ledger, under the algorithm's
         name.
 
         Args:
+          name: "" for the only run, in `directory` itself, whose page is the system's.
           privacy: the section whose `budget_of` limits the ledger.
           ledger: None for the one that the section names.
           tracking: None evaluates and saves every `run.checkpoint_every` rounds.
           start: identifies the initial parameters, and all else that the run's data depends on
             besides the config, if there is any; a resumed run must have the same.
           prior: runs on the same ledger that this one depends on; its epsilons include theirs.
+          note: of a simulation, the sentence that every statement on it ends with. It has a ledger
+            of its own, in `directory`/`name`, and is sent to no tracker.
         """
-        folder, run = self.directory / "runs" / name, self.config.run
+        folder, run = self.directory / name, self.config.run
+        if name and not note:
+            folder = self.directory / "runs" / name
         folder.mkdir(parents=True, exist_ok=True)
-        every = run.checkpoint_every
+        every, config = run.checkpoint_every, to_mapping(self.config)
+        own = folder / "ledger.jsonl" if note else ledger_path(privacy, self.directory)
         loop = Loop(
             algorithm,
             population,
             directory=folder,
-            ledger=ledger_path(privacy, self.directory) if ledger is None else ledger,
+            ledger=own if ledger is None else ledger,
             budget=budget_of(privacy, simulated=algorithm.queries[0].plan.simulates is not None),
             tracking=tracking
             or Tracking(evaluate_every=every, checkpoint_every=every, progress=self.progress),
             setting=Setting(
-                config={**to_mapping(self.config), "run name": name},
+                config={**config, "run name": name} if name else config,
                 seed=run.seed,
                 reproducible_noise=run.reproducible_noise,
                 start=start,
                 prior=tuple(prior),
+                note=note,
                 resumed_as=self.directory,
             ),
             resume=(folder / "run.json").exists(),
+            others=self.others,
         )
-        with page_of_run(folder):
+        if not name:
+            return loop.run()
+        with track() if note else nullcontext(), page_of_run(folder):
             return loop.run()
 
     def composed_guarantee(self, ledgers: Sequence[Path], delta: float | None) -> dict[str, Any]:

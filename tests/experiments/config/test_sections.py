@@ -206,13 +206,13 @@ def test_overrides_fill_in_what_the_file_lacks(tmp_path):
 def test_overrides_reach_every_section_and_keep_their_types(tmp_path):
     config = _load(
         tmp_path, TEXT, "--training.rounds", "7", "--model.hidden=9",
-        "--run.also_without_privacy", "True", "--privacy.accountant", "rdp",
+        "--run.reproducible_noise", "True", "--privacy.accountant", "rdp",
         "--training.client.learning-rate", "0.25", "--data.split.train", "0.8",
     )  # fmt: skip
     assert (config.training.rounds, config.training.client.learning_rate) == (7, 0.25)
     assert isinstance(config.model, LanguageModelConfig)
     assert config.model.hidden == 9
-    assert config.run.also_without_privacy
+    assert config.run.reproducible_noise
     assert config.privacy.accountant == "rdp"
 
 

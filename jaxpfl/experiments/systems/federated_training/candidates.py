@@ -40,17 +40,12 @@ class Candidates:
 
     def __init__(self, config: Config, public: Population | None, private: PrivateContent) -> None:
         self._public, self._private = public, private
-        fred = config.fred
-        if fred is not None:
-            self.sources = fred.sources
-            self.shares = {
-                name: {name: 1.0} if isinstance(given, str) else given
-                for name, given in fred.candidates.items()
-            }
-        else:
-            assert config.data.public is not None
-            self.sources = {ALONE: config.data.public}
-            self.shares = {ALONE: {ALONE: 1.0}}
+        fred, alone = config.fred, {ALONE: str(config.data.public)}
+        self.sources = alone if fred is None else fred.sources
+        self.shares = {
+            name: {name: 1.0} if isinstance(given, str) else given
+            for name, given in (alone if fred is None else fred.candidates).items()
+        }
         self.population = cache(self._population)
 
     def _population(self, source: str) -> Population:
@@ -92,7 +87,8 @@ class Candidates:
         Raises:
           InputError: the sources have too few examples.
         """
-        drawn: dict[str, list[tuple[Column, int]]] = {column: [] for column in columns}
+        train: dict[str, list[Column]] = {column: [] for column in columns}
+        held: dict[str, list[Column]] = {column: [] for column in columns}
         for source, number in _apportion(self.shares[name], examples).items():
             population = self.population(source)
             if number > population.num_examples:
@@ -109,23 +105,15 @@ class Candidates:
                     values = encoder.encode_texts(texts, sequence_length)
                 else:
                     values = take(_column(population, source, column), rows)
-                drawn[column].append((values, held_out))
-        if not any(held_out for _, held_out in drawn[columns[0]]):
+                train[column].append(values[held_out:])
+                held[column].append(values[:held_out])
+        if not any(map(len, held[columns[0]])):
             raise InputError(
                 f"prefinetune.valid = {valid:g} holds out no example of candidate {name!r}: raise "
                 "prefinetune.examples"
             )
-        return Corpus(
-            name,
-            train={
-                column: np.concatenate([values[held_out:] for values, held_out in parts])
-                for column, parts in drawn.items()
-            },
-            valid={
-                column: np.concatenate([values[:held_out] for values, held_out in parts])
-                for column, parts in drawn.items()
-            },
-        )
+        parts = ({c: np.concatenate(rows) for c, rows in part.items()} for part in (train, held))
+        return Corpus(name, *parts)
 
     def texts(self, limit: int, seed: int) -> Iterator[str]:
         """At most `limit` texts of each source, from which a public vocabulary is made."""

@@ -13,6 +13,7 @@ from jaxpfl.experiments.config.baselines import (
     FeatureModelConfig,
     TagModelConfig,
 )
+from jaxpfl.experiments.config.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
@@ -29,7 +30,7 @@ from jaxpfl.experiments.config.sections import (
 
 
 @dataclass(frozen=True)
-class FredConfig:
+class FredConfig(Checked):
     """Which public corpus to prefinetune on, chosen by the private Frechet distance (FreD).
 
     Attributes:
@@ -44,21 +45,15 @@ class FredConfig:
     """
 
     candidates: dict[str, str | dict[str, float]]
-    epsilon: float | None = None
-    delta: float | None = None
+    epsilon: Positive | None = None
+    delta: OpenFraction | None = None
     embedder: str = "hashed"
-    clip_norm: float = 1.0
-    max_examples: int = 16
-    max_candidate_examples: int = 20_000
+    clip_norm: Positive = 1.0
+    max_examples: PositiveInt = 16
+    max_candidate_examples: PositiveInt = 20_000
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "clip_norm"):
-            if getattr(self, name) is not None:
-                checks.positive(f"fred.{name}", getattr(self, name))
-        if self.delta is not None:
-            checks.open_fraction("fred.delta", self.delta)
-        for name in ("max_examples", "max_candidate_examples"):
-            checks.positive_int(f"fred.{name}", getattr(self, name))
+        super().__post_init__()
         if len(self.candidates) < 2:
             raise InputError(
                 f"fred.candidates must be at least two, found {len(self.candidates)}: to "
@@ -112,94 +107,88 @@ class Config:
     simulated: SimulatedConfig | None = None
 
     def __post_init__(self) -> None:
-        language = isinstance(self.model, LanguageModelConfig)
-        words = (self.data.vocabulary, self.data.public, self.fred)
-        if language and words == (None, None, None):
+        data, fred, model = self.data, self.fred, self.model
+        words = isinstance(model, LanguageModelConfig)
+        if words and data.vocabulary is None and data.public is None and fred is None:
             raise InputError(
                 "data.public or data.vocabulary is required by a language model, found neither: "
                 "its words must be public"
             )
-        if self.data.vocabulary is not None and not language:
+        if data.vocabulary is not None and not words:
             raise InputError(
                 "data.vocabulary is for a language model of words, and must be absent for "
-                f"model.name = {self.model.name!r}"
+                f"model.name = {model.name!r}"
             )
-        if self.run.also_without_privacy and not self.privacy.private:
-            raise InputError(
-                "run.also_without_privacy must be false where privacy.private is false, found true"
-            )
-        self._check_stages()
+        self._check_prefinetune()
+        if fred is not None:
+            self._check_fred(fred)
         if self.simulated is not None:
             self.simulated.check(self.privacy, self.training)
-            if self.fred is not None:
-                raise InputError(
-                    "simulated must be absent with a fred section, whose release is on the run's "
-                    "own clients"
-                )
-        if isinstance(self.model, PublishedDecoderConfig):
-            self._check_published(self.model)
-        self.evaluation.check_split(self.data.split)
-        public = [self.data.public, *(self.fred.sources.values() if self.fred else ())]
-        if PUBLIC_PART in public and not self.data.split.public:
+        published = isinstance(model, PublishedDecoderConfig) and data.public is not None
+        if published and (self.prefinetune is None or fred is not None):
+            raise InputError(
+                "data.public must be absent for a published model, which has its own tokeniser, "
+                f"unless it is prefinetuned on that corpus, found {data.public!r}"
+            )
+        self.evaluation.check_split(data.split)
+        public = [data.public, *(fred.sources.values() if fred else ())]
+        if PUBLIC_PART in public and not data.split.public:
             raise InputError(
                 f"data.split.public must be positive where {PUBLIC_PART!r} is a source, found 0"
             )
 
-    def _check_published(self, model: PublishedDecoderConfig) -> None:
-        """Refuses what a published model, with a tokeniser of its own, cannot be trained with."""
-        if self.data.public is not None and (self.prefinetune is None or self.fred is not None):
+    def _check_prefinetune(self) -> None:
+        """Refuses a section `prefinetune` that has no corpus, no model or no use."""
+        settings, model = self.prefinetune, self.model
+        if settings is None:
+            return
+        if isinstance(model, CharacterModelConfig | TagModelConfig | FeatureModelConfig):
             raise InputError(
-                "data.public must be absent for a published model, which has its own tokeniser, "
-                f"unless it is prefinetuned on that corpus, found {self.data.public!r}"
+                f"prefinetune must be absent with model.name: {model.name}, found one: it is for "
+                "models of words and images"
             )
-        if model.lora is not None and self.prefinetune is not None:
+        if isinstance(model, PublishedDecoderConfig) and model.lora is not None:
             raise InputError(
                 "model.lora must be null with a prefinetune section, which trains all weights"
             )
-
-    def _check_stages(self) -> None:
-        """Refuses combinations of `fred` and `prefinetune` that have no meaning."""
-        fred, prefinetune = self.fred, self.prefinetune
-        others = prefinetune is not None and prefinetune.other_candidates
-        other = CharacterModelConfig | TagModelConfig | FeatureModelConfig
-        if prefinetune is not None and isinstance(self.model, other):
+        if self.fred is None and (self.data.public is None or settings.other_candidates):
             raise InputError(
-                f"prefinetune must be absent with model.name: {self.model.name}, found one: it "
-                "is for models of words and images"
+                "prefinetune needs a fred section or data.public, and prefinetune.other_candidates "
+                "a fred section, which names the candidates"
             )
-        if prefinetune is not None and fred is None and self.data.public is None:
-            raise InputError("prefinetune needs a fred section or data.public, found neither")
-        if others and fred is None:
-            raise InputError(
-                "prefinetune.other_candidates needs a fred section, which names the candidates"
-            )
-        if others and not self.evaluation.declared_public:
+        if settings.other_candidates and not self.evaluation.declared_public:
             raise InputError(
                 "prefinetune.other_candidates needs evaluation.declared_public: true, because its "
                 "runs are made only to be scored on public test clients"
             )
-        if fred is None:
-            return
-        if prefinetune is None:
+
+    def _check_fred(self, fred: FredConfig) -> None:
+        """Refuses FreD where its choice or its privacy cost has no meaning."""
+        privacy, total = self.privacy, self.privacy.epsilon
+        if self.prefinetune is None:
             raise InputError(
                 "fred needs a prefinetune section, because nothing else uses the corpus that FreD "
                 "chooses at a privacy cost"
             )
-        if not self.privacy.private and (fred.epsilon is not None or fred.delta is not None):
+        if self.simulated is not None:
+            raise InputError(
+                "simulated must be absent with a fred section, whose release is on the run's own "
+                "clients"
+            )
+        if not privacy.private and (fred.epsilon is not None or fred.delta is not None):
             raise InputError(
                 "fred.epsilon and fred.delta must be absent where privacy.private is false"
             )
-        if self.privacy.private and fred.epsilon is None:
+        if privacy.private and fred.epsilon is None:
             raise InputError("fred.epsilon is required by a private run, found none")
-        total = self.privacy.epsilon
         if total is not None and fred.epsilon is not None and not fred.epsilon < total:
             raise InputError(
                 f"fred.epsilon must be below privacy.epsilon = {total:g}, the total of all "
                 f"stages, found {fred.epsilon:g}"
             )
-        if self.privacy.sampling == "fixed":
+        if privacy.sampling == "fixed":
             raise InputError(
                 "privacy.sampling must be 'poisson' or 'cyclic' with a fred section, found "
-                f"{self.privacy.sampling!r}: FreD's release and the rounds must have the same "
-                "adjacency, add or remove one client"
+                "'fixed': FreD's release and the rounds must have the same adjacency, add or "
+                "remove one client"
             )

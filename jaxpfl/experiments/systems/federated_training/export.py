@@ -12,6 +12,7 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
 from jaxpfl.experiments.engine.build import build_fed_avg, build_model
 from jaxpfl.experiments.engine.final_state import final_params, planned
+from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.run import VOCABULARY
@@ -48,7 +49,7 @@ def made(
         privacy=record["privacy"],
         prior=() if fred is None else (fred["run"],),
     )
-    scores = [row for row in record["table"] if row["model"] == "this run"]
+    scores = next((row for row in record["table"] if row["model"] == OURS), {})
     source = config.data.source
     return Made(
         models=_models(config, model, params, vocabulary, published),
@@ -56,10 +57,9 @@ def made(
         stamp=files.read_record(directory / "run.json", {"stamp": str})["stamp"],
         trained_on=_trained_on(config, record, vocabulary),
         scores={
-            name: value
-            for row in scores
-            for name, value in row.items()
-            if name in ("loss", "perplexity", "accuracy", "recall_at_5") and value is not None
+            name: scores[name]
+            for name in ("loss", "perplexity", "accuracy", "recall_at_5")
+            if scores.get(name) is not None
         },
         tested_on=record["tested_on"] and record["tested_on"].replace(source, last_part(source)),
     )
@@ -115,12 +115,10 @@ def _trained_on(
     config: Config, record: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> dict[str, str]:
     found = {"private clients": f"the training clients of {last_part(config.data.source)}"}
+    public = config.data.public
     if vocabulary is not None:
-        public = config.data.public
-        named = public == PUBLIC_PART or public is None
-        found["vocabulary"] = "public text: " + (
-            vocabulary.source if named else last_part(str(public))
-        )
+        named = vocabulary.source if public in (None, PUBLIC_PART) else last_part(public)
+        found["vocabulary"] = f"public text: {named}"
     if isinstance(config.model, PublishedDecoderConfig):
         digest = record["published_model"]["sha256"]
         found["before the rounds"] = config.model.described(digest)

@@ -1,27 +1,31 @@
-"""The page of federated training: its rounds, its models compared, and how FreD chose a corpus."""
+"""The page of federated training: its rounds, its models compared, and how FreD chose a corpus.
+
+Runs from the corpora that FreD did not choose reveal more about the clients than the run's
+statement says. Therefore they have a page of their own, which is marked as a simulation.
+"""
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
 from jaxpfl.experiments.records.artifacts import RECORD
 from jaxpfl.experiments.records.cautions import of_table
-from jaxpfl.experiments.report.models_compared import compared_lines, compared_models
-from jaxpfl.experiments.report.page import Cell, Page, Section, Table
+from jaxpfl.experiments.report.models_compared import compared_models
+from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
-from jaxpfl.experiments.systems import ARTIFACTS
-from jaxpfl.experiments.systems.federated_training import simulation, stages
+from jaxpfl.experiments.systems import ARTIFACTS, SIMULATION
 from jaxpfl.experiments.systems.federated_training.ranking import (
     correlations,
     ranking,
     score_text,
 )
+from jaxpfl.experiments.systems.federated_training.stages import SCORES
 
-_NOT_PRIVATE = "NOT PRIVATE"
+_NOT_PRIVATE, _MARK = "NOT PRIVATE", "SIMULATION"
 
 
 def page(directory: Path, record: Mapping[str, Any]) -> Page:
@@ -29,102 +33,110 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     found = RunFiles.read(directory)
     tested_on = record.get("tested_on") or "clients that were declared public"
     fred = record.get("fred")
-    scores = directory / ARTIFACTS / stages.SCORES / RECORD
+    scores, simulated = directory / ARTIFACTS / SCORES / RECORD, directory / SIMULATION
     if fred is None and scores.exists():
         # The run is not finished: there are distances, but no models yet.
         stored = files.read_record(scores, {"scores": list})
         fred = {**stored, **ranking(stored["scores"], {"before": {}})}
-    simulated = simulation.page(found)
     about: list[tuple[Any, ...]] = []
     compared: list[Section] = []
     if record.get("table"):
         about.append(("scored at the end", f"on {tested_on}"))
         compared.append(compared_models(record["table"], tested_on, found.language))
-    if simulated is not None:
+    if simulated.exists():
         note = "Further runs on the same clients, which the privacy stated above does not cover."
-        about.append(("simulations", Cell("a page of their own", link=simulated.name, note=note)))
+        link = Cell("a page of their own", link="simulation.html", note=note)
+        about.append(("simulations", link))
     if fred is not None:
-        compared += _ranked(fred, tested_on, found)
+        stamp = "" if fred["private"] else _NOT_PRIVATE
+        compared += _ranked(fred, tested_on, found, ["before"], stamp)
     warned = of_table(record.get("table") or (), found.metric, tested_on)
     made = run_page(found, about=about, compared=compared, cautions=warned)
-    return made if simulated is None else dataclasses.replace(made, further=[simulated])
+    if not simulated.exists():
+        return made
+    return dataclasses.replace(made, further=[_simulation(found, files.read_record(simulated))])
 
 
-def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Section]:
-    """How FreD chose the public corpus: a table, an explanation and pictures."""
+def _ranked(
+    fred: Mapping[str, Any], tested_on: str, found: RunFiles, stages: list[str], stamp: str
+) -> list[Section]:
+    """How FreD chose the public corpus: a table, an explanation and pictures.
+
+    Args:
+      stages: "before" and "after" the rounds, whose models are shown, if there are any.
+    """
     metric, candidates = found.metric, fred["candidates"]
-    scored = [row for row in candidates if row.get("before")]
+    stages = [each for each in stages if any(row.get(each) for row in candidates)]
+    titles = {"before": "after prefinetuning, before the rounds", "after": "after the rounds"}
     columns = ["rank", "candidate", "FreD", "without the noise's bias", "interval"]
-    if scored:
-        columns.append(f"{metric} after prefinetuning, before the rounds")
-    rows = []
-    for row in candidates:
-        cells = [row["rank"], row["candidate"]]
-        cells += [f"{row['distance']:.5g}", f"{row['corrected']:.5g}"]
-        cells.append(f"{row['low']:.4g} to {row['high']:.4g}")
-        if scored:
-            cells.append(score_text(row.get("before"), metric))
-        rows.append((*cells, "this run" if row["rank"] == 1 else ""))
-    numbers = (0, *range(2, len(columns)))
+    columns += [f"{metric} {titles[stage]}" for stage in stages]
+    rows = [
+        (
+            row["rank"],
+            row["candidate"],
+            f"{row['distance']:.5g}",
+            f"{row['corrected']:.5g}",
+            f"{row['low']:.4g} to {row['high']:.4g}",
+            *(score_text(row[stage], metric) for stage in stages),
+            "this run" if row["rank"] == 1 else "",
+        )
+        for row in candidates
+    ]
     measured = "FreD: from each candidate to what the private clients hold, as released with noise."
-    if scored:
-        measured += f" {metric.capitalize()}: on {tested_on}, of models that read public text only."
-    said = [correlations(fred, metric)]
+    if stages:
+        measured += f" {metric.capitalize()}: on {tested_on}."
     tied = [
         f"{near['candidate']} and {far['candidate']}"
         for near, far in itertools.pairwise(candidates)
         if near["tied"]
     ]
+    said = [correlations(fred, metric)]
     if tied:
         said.append(f"The noise does not tell which is nearer: {'; '.join(tied)}.")
-    said.append(
-        f"FreD alone: {fred['statement']}. It is part of the privacy stated above. Scoring "
-        "candidates and prefinetuning read public text only."
-    )
-    stamps, text = [] if fred["private"] else [_NOT_PRIVATE], " ".join(filter(None, said))
+    if "statement" in fred:
+        said.append(
+            f"FreD alone: {fred['statement']}. It is part of the privacy stated above. Scoring "
+            "candidates and prefinetuning read public text only."
+        )
+    table = Table((*columns, ""), rows, (0, *range(2, len(columns))), 0)
+    title = "The public corpus, chosen by Frechet distance (FreD)"
+    figures = ranking_figures(fred, metric, tested_on, stamp)
     return [
-        Section(
-            "The public corpus, chosen by Frechet distance (FreD)",
-            measured,
-            table=Table((*columns, ""), rows, numbers, 0),
-            stamps=stamps,
-        ),
-        Section("", text, ranking_figures(fred, metric, tested_on, "".join(stamps))),
+        Section(title, measured, table=table, stamps=[stamp] if stamp else []),
+        Section("", " ".join(filter(None, said)), figures),
     ]
 
 
-def lines(record: Mapping[str, Any]) -> list[str]:
-    """The outcome for a terminal: models compared, candidates, the statement, simulations."""
-    language, found = record["language"], []
-    if record["table"]:
-        found += [*compared_lines(record["table"], record["tested_on"], language), ""]
-    if record.get("fred"):
-        found += [*_candidate_lines(record["fred"], ("before",)), ""]
-    metric = "perplexity" if language else "loss"
-    warned = of_table(record["table"], metric, record["tested_on"] or "")
-    found += [*(f"caution: {each}" for each in warned), *([""] if warned else [])]
-    found.append(f"privacy of this run: {record['privacy']}")
-    simulated = record.get("simulation")
-    if simulated:
-        # It follows the statement, which does not cover it, and its own note.
-        found += ["", simulated["note"], str(Path(record["out"]) / simulation.PAGE), ""]
-        if simulated["tested_on"]:
-            found += compared_lines(simulated["table"], simulated["tested_on"], language)
-        if "fred" in simulated:
-            found += ["", *_candidate_lines(simulated["fred"], ("before", "after"))]
-    return found
-
-
-def _candidate_lines(fred: Mapping[str, Any], stages: Sequence[str]) -> list[str]:
-    """The candidates by FreD, and the perplexity of their models if there are any."""
-    stamp = "" if fred.get("private", True) else " (NOT PRIVATE)"
-    titles = {"before": "perplexity before", "after": "after the rounds"}
-    heading = f"{f'public corpus, by FreD{stamp}':38}{'FreD':>12}{'corrected':>12}"
-    lines = [heading + "".join(f"{titles[stage]:>20}" for stage in stages)]
-    for row in fred["candidates"]:
-        name = f"{row['rank']}. {row['candidate']}"
-        line = f"{name:38}{row['distance']:>12.5g}{row['corrected']:>12.5g}"
-        for stage in stages:
-            line += f"{score_text(row[stage], 'perplexity'):>20}"
-        lines.append(line.rstrip())
-    return [*lines, *filter(None, [correlations(fred, "perplexity")])]
+def _simulation(found: RunFiles, record: Mapping[str, Any]) -> Page:
+    """The page of the simulations of the run `found`."""
+    stamped = bool(found.run["stamp"])
+    tested_on = record["tested_on"] or "clients declared public"
+    sections, runs = [], []
+    for row in record["table"]:
+        stamps = [_MARK] if row["folder"] else []
+        link = f"{row['folder']}/{REPORT}" if row["folder"] else ""
+        stamps = stamps if row["private"] else [*stamps, _NOT_PRIVATE]
+        runs.append((Cell(row["model"], link=link, stamps=stamps), row["privacy"]))
+    if record["tested_on"]:
+        sections.append(compared_models(record["table"], tested_on, found.language))
+    sections.append(Section("The runs", table=Table(("run", "what this run alone costs"), runs)))
+    if "fred" in record:
+        stamp = _NOT_PRIVATE if stamped else _MARK
+        sections += _ranked(record["fred"], tested_on, found, ["before", "after"], stamp)
+    return Page(
+        title=f"Simulations of {found.run['label']}",
+        lead=found.run["population"],
+        stamp=_NOT_PRIVATE if stamped else "",
+        privacy="",
+        privacy_notes=[
+            "This page shows further runs on the same clients, for comparison. Each has its own "
+            "ledger, as if no other run had taken place. In fact, whoever sees this page learns "
+            "what all of these runs reveal about the clients together. Do not publish any of it."
+        ],
+        facts=[],
+        sections=sections,
+        simulation=True,
+        warning="Nothing on this page is covered by the statement of report.html.",
+        pictures="simulation_plots",
+        name="simulation.html",
+    )

@@ -10,10 +10,8 @@ between makes the SAME release again, at no further cost. Everything that is com
 release, such as the choice of the winner, is post-processing and costs no privacy.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,7 +43,6 @@ from jaxpfl.experiments.systems.workspace import (
     params_digest,
 )
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
 
@@ -80,129 +77,115 @@ class Stages:
           BudgetExhausted: FreD does not fit the budget; nothing was released.
           CorruptFile: a file of a finished stage was altered, or the ledger was cut off.
         """
-        settings, work = study.config.prefinetune, _Work(study, workspace)
-        assert settings is not None
-        fred, scores, names = None, None, [ALONE]
-        if study.fred is not None:
-            fred = dict(work.fred(study.fred))
-            scores = fred.pop("scores")
-            names = [entry["candidate"] for entry in scores]
-        wanted = names if settings.other_candidates else names[:1]
-        start = jax.device_get(initial_state(study.algorithm, study.config.run.seed).params)
-        done = {name: work.prefinetuned(name, start) for name in wanted}
-        return cls(names[0], scores, fred, done)
-
-
-class _Work:
-    """The stages in their directory: each is found there, or is carried out and stored."""
-
-    def __init__(self, study: Prepared, workspace: Workspace) -> None:
-        assert study.candidates is not None
-        self.study, self.config, self.candidates = study, study.config, study.candidates
-        self.workspace = workspace
         # FreD's release is stored under the name of its secret. The other artifacts are not: the
         # secret is deleted once the scores are stored.
-        self.run = workspace.config_id
-        if study.published_as is not None:
-            self.run += f" from {study.published_as['sha256'][:12]}"
-
-    def fred(self, plan: FredPlan) -> Mapping[str, Any]:
-        """The scores of all candidates, and the plan and statement of the release."""
-        privacy, directory = self.config.privacy, self.workspace.directory
-        secret_path = directory / "private" / "fred_secret.json"
-        budget, path = budget_of(privacy), ledger_path(privacy, directory)
-        with Ledger(path, self.study.clients, budget=budget) as ledger:
-            artifacts = self.workspace.artifacts(self.run, ledger)
-            compute = partial(self._scores, plan, ledger, secret_path)
-            record = artifacts.load_or_compute(SCORES, compute).record
-            if artifacts.sha256(MOMENTS) != record["moments_sha256"]:
-                raise CorruptFile(
-                    f"{artifacts.folder / MOMENTS}: holds other moments than those that the scores "
-                    f"in {artifacts.folder / SCORES} were computed from"
-                )
-            forget(secret_path, ledger)
-        return record
-
-    def _scores(self, plan: FredPlan, ledger: Ledger, secret_path: Path) -> Artifact:
-        """Releases the clients' moments, unless they are stored, and scores the candidates."""
-        config, seed = self.config, self.workspace.reproducible_seed
-        assert config.fred is not None
-        secret = saved_secret(secret_path, reproducible_seed=seed, purpose="FreD")
-        run = f"fred {run_id(secret)}"
-        # Candidates are read before the charge, so that an unreadable one costs no privacy.
-        function = embedder(config.fred.embedder)
-        corpora = _public_moments(config.fred, self.candidates, function, config.run.seed)
-        artifacts = self.workspace.artifacts(run, ledger)
-        released = partial(self._released, plan, function, ledger, run, secret)
-        stored = artifacts.load_or_compute(MOMENTS, released, made_from=self.run)
-        found = PrivateMoments.of_arrays(stored.arrays, plan)
-        record = {
-            "run": run,
-            "private": plan.private and seed is None,
-            "statement": plan.statement(),
-            "plan": plan.to_dict(),
-            "embedder": function.name,
-            "noise": found.noise._asdict(),
-            "moments_sha256": artifacts.sha256(MOMENTS),
-            "scores": [each.row() for each in score(found, corpora)],
-        }
-        return Artifact(record)
-
-    def _released(
-        self, plan: FredPlan, function: Embedder, ledger: Ledger, run: str, secret: RunSecret
-    ) -> Artifact:
-        """The moments of the clients' embeddings; charged and confirmed when this returns."""
-        clients = self.study.clients
-        algorithm = fred(plan, units=len(clients), dimension=function.dimension)
-        # Embedding takes long, so a release that does not fit is refused before it.
-        require_affordable(algorithm, ledger, run)
-        used = used_examples(clients, plan, self.config.data.split_seed)
-        embedded = embed(used, function, progress=self.workspace.progress)
-        found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
-        return Artifact(arrays=found.arrays())
-
-    def prefinetuned(self, name: str, start: Any) -> Fitted:
-        """The candidate's prefinetuned parameters, trained from the parameters `start`."""
-        found = self.workspace.artifacts(self.run).load_or_compute(
-            f"prefinetuned_{name}", partial(self._prefinetune, name, start), made_from=name
-        )
-        return Fitted(tree_of(found.arrays, start, name), dict(found.record))
-
-    def _prefinetune(self, name: str, start: Any) -> Artifact:
-        config, candidates, settings = self.config, self.candidates, self.config.prefinetune
+        run, settings = workspace.config_id, study.config.prefinetune
         assert settings is not None
-        corpus = candidates.corpus(
-            name,
-            settings.examples,
-            settings.valid,
-            seed=config.run.seed,
-            columns=tuple(self.study.model.columns or ()),
-            encoder=self.study.encoder,
-            sequence_length=getattr(config.model, "sequence_length", 0),
-        )
-        with Progress(
-            f"prefinetune on {name}",
-            total=epochs_of(settings),
-            progress=self.workspace.progress,
-            step="epoch",
-        ) as bar:
-            found = prefinetune(
-                self.study.model,
-                start,
-                corpus,
-                settings,
-                seed=config.run.seed,
-                callback=lambda epoch, loss: bar.update(epoch, {"public loss": f"{loss:.4g}"}),
+        if study.published_as is not None:
+            run += f" from {study.published_as['sha256'][:12]}"
+        released, scores, names = None, None, [ALONE]
+        if study.fred is not None:
+            released = _fred(study, workspace, run, study.fred)
+            scores = released.pop("scores")
+            names = [entry["candidate"] for entry in scores]
+        start = jax.device_get(initial_state(study.algorithm, study.config.run.seed).params)
+        done = {}
+        for name in names if settings.other_candidates else names[:1]:
+            compute = partial(_prefinetune, study, name, start, workspace.progress)
+            found = workspace.artifacts(run).load_or_compute(
+                f"prefinetuned_{name}", compute, made_from=name
             )
-        shares = candidates.shares[name]
-        record = {
-            "candidate": name,
-            "shares": dict(shares),
-            "sources": {source: candidates.sources[source] for source in shares},
-            "params_sha256": params_digest(found.params),
-            **found.record,
-        }
-        return Artifact(record, tree_arrays(found.params))
+            done[name] = Fitted(tree_of(found.arrays, start, name), dict(found.record))
+        return cls(names[0], scores, released, done)
+
+
+def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> dict[str, Any]:
+    """The scores of all candidates, and the plan and statement of the release.
+
+    Args:
+      name: of the scores' artifact.
+    """
+    config, seed, candidates = study.config, workspace.reproducible_seed, study.candidates
+    assert config.fred is not None
+    assert candidates is not None
+    settings, clients = config.fred, study.clients
+    secret_path = workspace.directory / "private" / "fred_secret.json"
+    path, budget = ledger_path(config.privacy, workspace.directory), budget_of(config.privacy)
+    with Ledger(path, clients, budget=budget) as ledger:
+        artifacts = workspace.artifacts(name, ledger)
+
+        def scored() -> Artifact:
+            secret = saved_secret(secret_path, reproducible_seed=seed, purpose="FreD")
+            run = f"fred {run_id(secret)}"
+            # Candidates are read before the charge, so that an unreadable one costs no privacy.
+            function = embedder(settings.embedder)
+            corpora = _public_moments(settings, candidates, function, config.run.seed)
+
+            def released() -> Artifact:
+                """The moments of the clients' embeddings; charged and confirmed in the end."""
+                algorithm = fred(plan, units=len(clients), dimension=function.dimension)
+                # Embedding takes long, so a release that does not fit is refused before it.
+                require_affordable(algorithm, ledger, run)
+                used = used_examples(clients, plan, config.data.split_seed)
+                embedded = embed(used, function, progress=workspace.progress)
+                found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
+                return Artifact(arrays=found.arrays())
+
+            moments = workspace.artifacts(run, ledger)
+            stored = moments.load_or_compute(MOMENTS, released, made_from=name)
+            found = PrivateMoments.of_arrays(stored.arrays, plan)
+            record = {
+                "run": run,
+                "private": plan.private and seed is None,
+                "statement": plan.statement(),
+                "plan": plan.to_dict(),
+                "embedder": function.name,
+                "noise": found.noise._asdict(),
+                "moments_sha256": moments.sha256(MOMENTS),
+                "scores": [each.row() for each in score(found, corpora)],
+            }
+            return Artifact(record)
+
+        record = artifacts.load_or_compute(SCORES, scored).record
+        if artifacts.sha256(MOMENTS) != record["moments_sha256"]:
+            raise CorruptFile(
+                f"{artifacts.folder / MOMENTS}: holds other moments than those that the scores "
+                f"in {artifacts.folder / SCORES} were computed from"
+            )
+        forget(secret_path, ledger)
+    return dict(record)
+
+
+def _prefinetune(study: Prepared, name: str, start: Any, progress: bool) -> Artifact:
+    """The candidate's prefinetuned parameters, trained from the parameters `start`."""
+    config, candidates, settings = study.config, study.candidates, study.config.prefinetune
+    assert settings is not None
+    assert candidates is not None
+    corpus = candidates.corpus(
+        name,
+        settings.examples,
+        settings.valid,
+        seed=config.run.seed,
+        columns=tuple(study.model.columns or ()),
+        encoder=study.encoder,
+        sequence_length=getattr(config.model, "sequence_length", 0),
+    )
+    total, seed = epochs_of(settings), config.run.seed
+    with Progress(f"prefinetune on {name}", total=total, progress=progress, step="epoch") as bar:
+
+        def shown(epoch: int, loss: float) -> None:
+            bar.update(epoch, {"public loss": f"{loss:.4g}"})
+
+        found = prefinetune(study.model, start, corpus, settings, seed=seed, callback=shown)
+    shares = candidates.shares[name]
+    record = {
+        "candidate": name,
+        "shares": dict(shares),
+        "sources": {source: candidates.sources[source] for source in shares},
+        "params_sha256": params_digest(found.params),
+        **found.record,
+    }
+    return Artifact(record, tree_arrays(found.params))
 
 
 def _public_moments(

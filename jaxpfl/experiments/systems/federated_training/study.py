@@ -36,7 +36,6 @@ from jaxpfl.experiments.engine.build import (
     build_plan,
     check_labelled,
     open_public,
-    plan_without_privacy,
     read_clients,
     split_clients,
 )
@@ -94,11 +93,9 @@ class Study(base.Study):
             "clip_norm": settings.clip_norm,
             "max_examples": settings.max_examples,
         }
-        if not privacy.private:
-            return FredPlan.without_privacy(**bounds)
         delta = privacy.delta if settings.delta is None else settings.delta
-        assert settings.epsilon is not None
-        assert delta is not None
+        if settings.epsilon is None or delta is None:
+            return FredPlan.without_privacy(**bounds)
         return FredPlan.calibrated(epsilon=settings.epsilon, delta=delta, **bounds)
 
     @cached_property
@@ -168,8 +165,8 @@ class Prepared(Study):
 
     Attributes:
       train: the training clients as the model reads them, PRIVATE.
-      valid: the validation clients, which are scored during the rounds if they are declared public.
-      test: the test clients, which are scored at the end if they are declared public.
+      valid, test: held-out clients, which are scored during the rounds and at the end if they are
+        declared public.
       vocabulary: of a language model of words, or None.
       candidates: the public corpora of `fred` and `prefinetune`, or None without these sections.
       published: the published model, without adapters, or None.
@@ -193,12 +190,9 @@ class Prepared(Study):
     def algorithm(self) -> Algorithm:
         return self.starting_from(self.start)
 
-    def starting_from(self, params: Params, *, private: bool = True) -> Algorithm:
-        """The rounds from these PUBLIC parameters; not private: clipped alike, without noise."""
-        training, plan = self.config.training, self.plan
-        if not private:
-            plan = plan_without_privacy(self.config.privacy, training, len(self.train))
-        return build_fed_avg(self.model, training, plan, params, self.frozen)
+    def starting_from(self, params: Params) -> Algorithm:
+        """The rounds from these PUBLIC parameters."""
+        return build_fed_avg(self.model, self.config.training, self.plan, params, self.frozen)
 
     @property
     def encoder(self) -> Vocabulary | TextEncoder | None:
@@ -218,16 +212,11 @@ class Prepared(Study):
         }
 
     def shared(self) -> tuple[Algorithm, Population]:
-        for name, given in (
-            ("fred", self.config.fred),
-            ("prefinetune", self.config.prefinetune),
-            ("run.also_without_privacy", self.config.run.also_without_privacy),
-        ):
-            if given:
-                raise InputError(
-                    f"{name}: several processes share the rounds of a training alone, which this "
-                    "is more than: run it in one process, or leave it out"
-                )
+        if self.config.prefinetune is not None:
+            raise InputError(
+                "prefinetune must be absent where several processes share a run: they share the "
+                "rounds alone"
+            )
         return self.algorithm, self.train
 
 
@@ -254,7 +243,7 @@ def prepare(config: Config) -> Prepared:
             # Refuses a source that cannot be read or is private, before anything is written.
             candidates.population(source)
     vocabulary = published = start = frozen = tags = None
-    encode: Callable[[Population], Population] = _unchanged
+    encode: Callable[[Population], Population] | None = None
     if isinstance(model, PublishedDecoderConfig):
         published = published_model(config, model)
         encoder, length = TextEncoder(published.tokeniser), model.sequence_length
@@ -279,7 +268,9 @@ def prepare(config: Config) -> Prepared:
         network = build_model(model, vocabulary)
         # Here, because FreD is charged before the rounds draw it.
         require_room(network)
-    read = {name: encode(parts[name]) for name in ("train", "valid", "test")}
+    read = {name: parts[name] for name in ("train", "valid", "test")}
+    if encode is not None:
+        read = {name: encode(part) for name, part in read.items()}
     found = Prepared(
         config,
         parts["train"],
@@ -297,10 +288,6 @@ def prepare(config: Config) -> Prepared:
     # Refuses what cannot be calibrated or shared out among the devices.
     found.algorithm  # noqa: B018
     return found
-
-
-def _unchanged(part: Population) -> Population:
-    return part
 
 
 def check_published(

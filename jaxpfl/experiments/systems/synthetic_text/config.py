@@ -195,11 +195,6 @@ class SyntheticTextConfig:
         checks.positive_int("corpus_texts", self.corpus_texts)
         if not checks.positive_int("vocab_size", self.vocab_size) > 256:
             raise InputError(f"vocab_size must be above 256, found {self.vocab_size}")
-        if self.run.also_without_privacy:
-            raise InputError(
-                "run.also_without_privacy must be false for system 'synthetic_text', found true: a "
-                "run without privacy is another run, with privacy.private: false"
-            )
         self.evaluation.check_split(self.data.split)
         if not self.evaluation.declared_public:
             raise InputError(

@@ -177,7 +177,7 @@ def test_every_candidate_has_a_folder_of_its_own(name):
     ("kept", "words"),
     [
         ("fred", "fred needs a prefinetune section"),
-        ("prefinetune", "prefinetune.other_candidates needs a fred section"),
+        ("prefinetune", "prefinetune needs a fred section"),
         ("one", "at least two"),
     ],
 )

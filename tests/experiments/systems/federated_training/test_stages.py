@@ -7,6 +7,8 @@ import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -17,10 +19,11 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.carry_out import Outcome, report
 from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.engine.trackers import track
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
-from jaxpfl.experiments.systems.federated_training.simulation import CANDIDATE_NOTE
+from jaxpfl.experiments.systems.federated_training.run import NOTE
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.federated.release import prepared_query
 from jaxpfl.privacy import verify
@@ -34,10 +37,26 @@ REPRODUCIBLE = ("--run.reproducible_noise", "True")
 
 
 @pytest.fixture(scope="module")
-def finished(pipeline_config, tmp_path_factory) -> Outcome:
+def told() -> list:
+    """The runs that a tracker is told of."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished(pipeline_config, tmp_path_factory, told) -> Outcome:
     """An uninterrupted run with noise of the operating system."""
     out = tmp_path_factory.mktemp("finished") / "run"
-    return carry_out.run(registry.load(pipeline_config), out, progress=False)
+
+    def ignore(*_: Any) -> None:
+        pass
+
+    tracker: Any = SimpleNamespace(begin=told.append, log=ignore, sentences=ignore, end=ignore)
+    with track(tracker):
+        return carry_out.run(registry.load(pipeline_config), out, progress=False)
+
+
+def _simulation(finished: Outcome) -> dict[str, Any]:
+    return json.loads((finished.out / "simulation.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +141,7 @@ def test_other_candidates_are_simulation_on_ledgers_of_their_own(finished):
         summary = Ledger.read(folder / "ledger.jsonl").summary(1e-3)
         assert summary["labels"] == {f"fed_avg from {row['candidate']}": 3}
         assert summary["epsilon"] < 8.0 - 0.5
-        note = CANDIDATE_NOTE.format(row["candidate"])
+        note = NOTE.format(row["candidate"])
         assert json.loads((folder / "run.json").read_text())["note"] == note
         assert json.loads((folder / "result.json").read_text())["privacy"].endswith(note)
         assert "SIMULATION" in (folder / "report.html").read_text()
@@ -130,8 +149,7 @@ def test_other_candidates_are_simulation_on_ledgers_of_their_own(finished):
 
 def test_what_the_run_releases_holds_nothing_of_its_simulations(finished):
     """Everything on the page is covered by the statement that stands on it."""
-    assert finished.record["simulation"] is not None
-    simulated = [row for row in finished.record["simulation"]["table"] if row["folder"]]
+    simulated = [row for row in _simulation(finished)["table"] if row["folder"]]
     assert [row["model"] for row in simulated] == [
         "the same run from mostly far",
         "the same run from far",
@@ -170,11 +188,20 @@ def test_the_page_of_simulations_says_what_it_is(finished):
     page = (finished.out / "simulation.html").read_text()
     assert "Nothing on this page is covered by the statement" in page
     assert '<div class="banner">SIMULATION</div>' in page
-    for row in finished.record["simulation"]["table"]:
+    for row in _simulation(finished)["table"]:
         assert row["model"] in page
         assert row["privacy"] in page.replace("&#39;", "'")
         assert f"{row['perplexity']:.4g}" in page
     assert "other_candidates/mostly%20far/report.html" in page
+
+
+def test_a_simulation_stands_below_the_statement_and_a_line_that_says_so(finished, told):
+    above, note, below = "\n".join(finished.lines).partition("SIMULATION: ")
+    assert note and "unit = client, adjacency" in above.splitlines()[-2]
+    assert "the same run from" not in above and "the same run from far" in below
+    assert "simulation.html" in below
+    # No service gets what the statement does not cover.
+    assert [(run.directory, run.stamp) for run in told] == [(finished.out, "")]
 
 
 @pytest.mark.usefixtures("drawn")
@@ -187,18 +214,17 @@ def test_its_pictures_show_something(finished, tmp_path):
         for folder in ("plots", "simulation_plots")
     )
     assert of_run.keys() >= {"fred", "fred_perplexity", "loss", "epsilon"}
-    assert of_simulation.keys() >= {"fred_perplexity", "perplexity", "loss", "accuracy"}
+    assert of_simulation.keys() == {"fred", "fred_perplexity"}
     assert min(*of_run.values(), *of_simulation.values()) > 5_000
 
 
 def test_the_ranking_holds_every_candidates_model(finished):
     assert finished.record["fred"] is not None
-    assert finished.record["simulation"] is not None
     rows = finished.record["fred"]["candidates"]
     assert [row["rank"] for row in rows] == [1, 2, 3]
     distances = [row["distance"] for row in rows]
     assert distances == sorted(distances)
-    both = finished.record["simulation"]["fred"]["candidates"]
+    both = _simulation(finished)["fred"]["candidates"]
     assert [row["before"] for row in both] == [row["before"] for row in rows]
     for row in both:
         assert all(1 < row[stage]["perplexity"] < 100 for stage in ("before", "after"))
@@ -398,7 +424,6 @@ def test_a_pipeline_without_privacy_says_so_everywhere(pipeline_config, tmp_path
     candidates = outcome.record["fred"]["candidates"]
     assert [row["before"] is not None for row in candidates] == [True, False, False]
     assert outcome.record["fred"]["spearman"] == {"before": None}
-    assert outcome.record["simulation"] is None
     assert not (tmp_path / "run" / "simulation.html").exists()
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("NOT PRIVATE") > 4

@@ -54,7 +54,6 @@ from jaxpfl.text.embed import embedder
             ("--popri.format.shots", "5"),
             "evolution selects 4 .*popri.format.shots",
         ),
-        ("popri", ("--run.also_without_privacy", "True"), "also_without_privacy"),
         ("popri", ("--popri.reward", "votes"), "popri.reward"),
         (
             "popri",
