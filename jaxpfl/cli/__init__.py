@@ -82,11 +82,6 @@ COMMANDS = {
         sweep.add, sweep.run, "Carry out one experiment at every point of a grid.",
         "sweep grid.yaml --out runs/grid --seeds 3", takes_overrides=True,
     ),
-    "synthesize": _Command(
-        runs.add_synthesize, runs.synthesize,
-        "Write the synthetic corpus of a run, and the card of its privacy.",
-        "synthesize runs/popri --out corpus.jsonl --texts 5000",
-    ),
     "export": _Command(
         runs.add_export, runs.export,
         "Write what a finished run made, a model or synthetic texts, in formats others read.",

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,32 +71,11 @@ def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     return {"report": str(path), "text": str(path)}
 
 
-def add_synthesize(parser: argparse.ArgumentParser) -> None:
-    common.add_directory(parser)
-    common.add_path(parser, "--out", "FILE", "JSON Lines", required=True)
-    more = "default: as many as the run made; more cost the clients nothing"
-    parser.add_argument("--texts", type=int, metavar="N", help=more)
-
-
-def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
-    if arguments.texts is not None:
-        checks.positive_int("--texts", arguments.texts)
-    common.use_run(arguments.directory)
-    from jaxpfl.experiments import carry_out
-
-    card = carry_out.synthesize(arguments.directory, arguments.out, texts=arguments.texts)
-    return {"out": str(arguments.out), "card": card, "text": described(card)}
-
-
-def described(card: Mapping[str, Any]) -> str:
-    """The card in a few lines, for a terminal."""
-    lines = [f"{card['texts']} texts, of which {card['written_after_the_run']} beyond the run's"]
-    return "\n".join([*lines, *filter(None, [card["stamp"]]), card["statement"]])
-
-
 def add_export(parser: argparse.ArgumentParser) -> None:
     common.add_directory(parser)
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")
+    more = "synthetic texts (default: as many as the run wrote; more cost the clients nothing)"
+    parser.add_argument("--texts", type=int, metavar="N", help=more)
     parser.add_argument(
         "--push",
         metavar="OWNER/NAME",
@@ -106,12 +85,15 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if arguments.texts is not None:
+        checks.positive_int("--texts", arguments.texts)
     # Of a run from Python there is no config.
     if (arguments.directory / "config.yaml").exists():
         common.use_run(arguments.directory)
     from jaxpfl.experiments.export import export as written
 
-    found = written(arguments.directory, arguments.folder, push=arguments.push)
+    wanted = {"texts": arguments.texts, "push": arguments.push}
+    found = written(arguments.directory, arguments.folder, **wanted)
     lines = [f"{arguments.folder}/{name}" for name in found["files"]]
     lines += [*filter(None, [found["stamp"]]), found["privacy"], *found.get("pushed", [])]
     return {**found, "text": "\n".join(lines)}

@@ -188,21 +188,6 @@ def as_written(directory: Path, failure: str) -> Iterator[None]:
         ) from error
 
 
-def synthesize(
-    out: str | Path, file: str | Path, *, texts: int | None = None, progress: bool = True
-) -> dict[str, Any]:
-    """Writes the synthetic corpus of the run in `out` to the new file `file`; returns its card.
-
-    For arguments and errors see `systems.base.System`.
-    """
-    directory, path = Path(out), Path(file)
-    config = load_run(directory)
-    record = finished(directory, config.system)
-    with as_written(directory, "no texts can be written"), files.exclusive(directory):
-        write = system_of(config.system).of_finished("synthesize", "synthesize", directory)
-        return write(directory, config, record, path, texts=texts, progress=progress)
-
-
 def finished(directory: Path, system: str) -> dict[str, Any]:
     """The record of a finished run.
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from jaxpfl import files
+from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.carry_out import as_written, finished
 from jaxpfl.experiments.engine.export_cards import Card
@@ -41,11 +42,18 @@ _CARD = "README.md"
 
 
 def export(
-    run: str | Path, folder: str | Path, *, push: str | None = None, progress: bool = True
+    run: str | Path,
+    folder: str | Path,
+    *,
+    texts: int | None = None,
+    push: str | None = None,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Writes what the finished run in the directory `run` made to the new folder `folder`.
 
     Args:
+      texts: of the synthetic corpus; None for as many as the run wrote. More cost the clients
+        nothing.
       push: OWNER/NAME on the Hugging Face hub, to which the folder is uploaded as a model, and its
         corpus as a data set of the same name; None uploads nothing.
 
@@ -58,6 +66,8 @@ def export(
       CorruptFile: a file of the run was altered, or its ledger was cut off.
     """
     directory, folder = Path(run), Path(folder)
+    if texts is not None:
+        positive_int("texts", texts)
     if folder.exists():
         raise InputError(f"{folder}: exists already; choose another FOLDER")
     if push is not None:
@@ -70,8 +80,12 @@ def export(
     record = finished(directory, system.name)
     with as_written(directory, "it cannot be exported"):
         with files.exclusive(directory):
-            makes = system.of_finished("export", "made", directory)
-            made = makes(directory, config, record, progress=progress)
+            makes = getattr(system.part("export"), "made", None)
+            if makes is None:
+                raise InputError(f"runs of the system {system.name!r} make nothing to export")
+            made = makes(directory, config, record, texts=texts, progress=progress)
+        if texts is not None and made.corpus is None:
+            raise InputError("the run wrote no synthetic texts: leave out --texts")
         plans = () if made.plan is None else (made.plan,)
         of_plan = stamp_of(plans, reproducible=config.run.reproducible_noise)
         stamp = made.stamp or of_plan or record["stamp"]

@@ -24,7 +24,7 @@ def _json(capsys) -> dict:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["resume"], ["report"], ["budget"], ["calibrate"], ["synthesize"]]
+    "command", [[], ["run"], ["resume"], ["report"], ["budget"], ["calibrate"], ["export"]]
 )
 def test_help_documents_the_exit_codes(capsys, command):
     with pytest.raises(SystemExit) as caught:
@@ -44,9 +44,8 @@ def test_help_documents_the_exit_codes(capsys, command):
         ["run", "absent.yaml"],
         ["resume", "absent"],
         ["report", "absent"],
-        ["synthesize", "absent"],
-        ["synthesize", "absent", "--out", "absent.jsonl"],
-        ["synthesize", "absent", "--out", "absent.jsonl", "--texts", "0"],
+        ["export", "absent"],
+        ["export", "absent", "exported", "--texts", "0"],
         ["budget", "absent", "--delta", "1e-5"],
         ["calibrate", "--delta", "1e-5"],
         [*CALIBRATE, "--epsilon", "7", "--noise-multiplier", "1"],

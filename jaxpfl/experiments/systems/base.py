@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxpfl.errors import InputError
@@ -119,9 +118,8 @@ class System:
         run.carry_out(study, workspace): does what is left to do and returns the public record.
         page.page(directory, record): the Page, from public files alone; the record is empty for an
           interrupted run that has a `run.json`.
-        export.made(directory, config, record, *, progress): optional; what a finished run Made.
-        synthesize.synthesize(directory, config, record, out, *, texts, progress): optional; writes
-          a finished run's corpus of `texts` texts, None for its own, and returns its card.
+        export.made(directory, config, record, *, texts, progress): optional; what a finished run
+          Made, with a corpus of `texts` texts, None for as many as it wrote itself.
     """
 
     name: str
@@ -133,17 +131,6 @@ class System:
         inner = f"{self.package}.{module}"
         found = importlib.util.find_spec(inner)
         return importlib.import_module(inner if found else self.package)
-
-    def of_finished(self, module: str, function: str, directory: Path) -> Any:
-        """An optional function on finished runs, such as that in `directory`.
-
-        Raises:
-          InputError: the system has none.
-        """
-        found = getattr(self.part(module), function, None)
-        if found is None:
-            raise InputError(f"{directory}: runs of the system {self.name!r} have no {module}")
-        return found
 
     def describe(self, config: Any) -> "Description":
         """`Study.describe` for as many made-up clients as the config declares.

@@ -24,11 +24,8 @@ from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
-def made(
-    directory: Path, config: Config, record: Mapping[str, Any], *, progress: bool = True
-) -> Made:
+def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -> Made:
     """See `systems.base.System`."""
-    del progress
     plan = planned(directory, to_mapping(config))
     vocabulary = published = start = frozen = None
     if isinstance(config.model, PublishedDecoderConfig):

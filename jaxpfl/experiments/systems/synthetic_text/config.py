@@ -14,6 +14,7 @@ from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
+from jaxpfl.experiments.config.checked import Checked, PositiveInt
 from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
 from jaxpfl.experiments.config.sections import (
     DataConfig,
@@ -35,7 +36,7 @@ WRITING = ("generator", *SCORING)
 
 
 @dataclass(frozen=True)
-class CorpusConfig:
+class CorpusConfig(Checked):
     """The synthetic corpus, and the training of the downstream model on it.
 
     Attributes:
@@ -49,16 +50,12 @@ class CorpusConfig:
       fine_tuning: the training of the downstream model on the synthetic corpus.
     """
 
-    texts: int = 4_000
-    tokens: int = 32
+    texts: PositiveInt = 4_000
+    tokens: PositiveInt = 32
     spans: bool = False
     fine_tuning: Training = field(
         default_factory=lambda: Training(epochs=3, batch_size=32, learning_rate=0.001)
     )
-
-    def __post_init__(self) -> None:
-        checks.positive_int("corpus.texts", self.texts)
-        checks.positive_int("corpus.tokens", self.tokens)
 
 
 @dataclass(frozen=True)
@@ -99,17 +96,13 @@ class EvolutionConfig(EvolutionSettings):
 
     Attributes:
       max_texts: a client votes with at most this many texts per round, which is the clip norm.
-      variation: with "continue" the generator continues the beginning of a text; with
-        "mask_and_fill" a masked language model replaces some of its tokens, as in PrE-Text.
-      kept: share of a text that "continue" keeps.
-      fill_model: the masked language model of "mask_and_fill", a folder or a name on the Hugging
-        Face hub, see `text.generation.variation.mask_and_fill`.
+      fill_model: a masked language model, a folder or a name on the Hugging Face hub, that replaces
+        some tokens of a text, as in PrE-Text, see `text.generation.variation.mask_and_fill`. None:
+        the generator continues the first half of a text.
       fine_tuning: the training of the generator's adapters on the selected texts, in `pe_sft`.
     """
 
     max_texts: int = 8
-    variation: Literal["continue", "mask_and_fill"] = "continue"
-    kept: float = 0.5
     fill_model: str | None = None
     fine_tuning: Training = field(
         default_factory=lambda: Training(epochs=3, batch_size=32, learning_rate=0.001)
@@ -118,21 +111,10 @@ class EvolutionConfig(EvolutionSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive_int("max_texts", self.max_texts)
-        checks.open_fraction("kept", self.kept)
-        checks.one_of("variation", self.variation, ("continue", "mask_and_fill"))
-        if self.variation == "mask_and_fill" and not self.fill_model:
-            raise InputError(
-                "fill_model must name a masked language model where variation = 'mask_and_fill', "
-                "found none"
-            )
-        if self.variation != "mask_and_fill" and self.fill_model is not None:
-            raise InputError(
-                f"fill_model is only for variation = 'mask_and_fill', found {self.variation!r}"
-            )
 
 
 @dataclass(frozen=True)
-class SyntheticTextConfig:
+class SyntheticTextConfig(Checked):
     """One method by which a downstream model learns from private clients' text.
 
     | method            | what clients send        | what trains the downstream model           |
@@ -167,8 +149,8 @@ class SyntheticTextConfig:
     corpora: dict[str, str] | None = field(default=None, kw_only=True)
     privacy: PrivacyConfig
     training: TrainingConfig
-    corpus_texts: int = 60_000
-    vocab_size: int = 2_048
+    corpus_texts: PositiveInt = 60_000
+    vocab_size: PositiveInt = 2_048
     generator: DecoderModelConfig | PublishedGeneratorConfig = field(
         default_factory=DecoderModelConfig
     )
@@ -192,8 +174,8 @@ class SyntheticTextConfig:
     simulated: SimulatedConfig | None = None
 
     def __post_init__(self) -> None:
-        checks.positive_int("corpus_texts", self.corpus_texts)
-        if not checks.positive_int("vocab_size", self.vocab_size) > 256:
+        super().__post_init__()
+        if not self.vocab_size > 256:
             raise InputError(f"vocab_size must be above 256, found {self.vocab_size}")
         self.evaluation.check_split(self.data.split)
         if not self.evaluation.declared_public:
@@ -277,12 +259,10 @@ class SyntheticTextConfig:
             if isinstance(model, DecoderModelConfig)
         }
         if not corpora and (pretrained or self.method in WRITING):
-            use = "prompts are made of their texts"
-            for name in pretrained:
-                use = f"{name} is pretrained on them"
             raise InputError(
                 f"corpora must name at least one public source for method {self.method!r}, found "
-                f"none: {use}"
+                "none: models that name no path are pretrained on them, and prompts are made of "
+                "their texts"
             )
         for name, source in corpora.items():
             if place(source) == place(self.data.source):
@@ -298,30 +278,23 @@ class SyntheticTextConfig:
                     raise InputError(f"{owner} must be among {known}, found {name!r}")
 
     def _check_privacy(self) -> None:
-        privacy = self.privacy
-        if self.one_look:
-            of = "with popri.reward 'moments', one release of all clients"
-            if privacy.private and privacy.epsilon is None:
-                raise InputError(f"privacy.epsilon must be given {of}, found none")
-            if privacy.sampling != "poisson":
-                raise InputError(
-                    f"privacy.sampling must be 'poisson' {of}, found {privacy.sampling!r}"
-                )
-            if privacy.accountant == "rdp":
-                raise InputError(f"privacy.accountant must be absent or 'pld' {of}, found 'rdp'")
-        if privacy.sampling == "cyclic" and self.method in SCORING:
-            raise InputError(
-                f"privacy.sampling must be 'poisson' or 'fixed' for method {self.method!r}, which "
-                "draws a new cohort for every release, found 'cyclic'"
-            )
-        if privacy.adaptive and self.method in SCORING:
-            raise InputError(
-                f"privacy.adaptive must be false for method {self.method!r}, found true: all "
-                "scores have the same clip norm"
-            )
-        if privacy.noise != "independent" and self.method != "fed_avg":
-            raise InputError(
-                f"privacy.noise must be 'independent' for method {self.method!r}, found "
-                f"{privacy.noise!r}: correlated noise is for method 'fed_avg' alone, whose rounds "
-                "add their releases to one model"
-            )
+        """Refuses settings of the section `privacy` that the method has no use for."""
+        privacy, method, scoring = self.privacy, self.method, self.method in SCORING
+        look = "popri.reward 'moments', which is one release of all clients"
+        cohorts = f"method {method!r}, which draws a new cohort for every release"
+        for name, refused, allowed, where in (
+            ("epsilon", self.one_look and privacy.private and [None], "given", look),
+            ("sampling", self.one_look and ["fixed", "cyclic"], "'poisson'", look),
+            ("accountant", self.one_look and ["rdp"], "absent or 'pld'", look),
+            ("sampling", scoring and ["cyclic"], "'poisson' or 'fixed'", cohorts),
+            ("adaptive", scoring and [True], "false", f"{cohorts}, with the same clip norm"),
+            (
+                "noise",
+                method != FED_AVG and ["tree", "banded"],
+                "'independent'",
+                f"method {method!r}: only the rounds of 'fed_avg' add up to one model",
+            ),
+        ):
+            found = getattr(privacy, name)
+            if refused and found in refused:
+                raise InputError(f"privacy.{name} must be {allowed} with {where}, found {found!r}")

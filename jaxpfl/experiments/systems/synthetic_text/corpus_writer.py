@@ -45,7 +45,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
     SyntheticTextConfig,
 )
-from jaxpfl.experiments.systems.synthetic_text.look import Ask, Look
+from jaxpfl.experiments.systems.synthetic_text.look import Ask, Look, fred_plan
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
@@ -83,10 +83,10 @@ loaded_fill_model = functools.lru_cache(maxsize=1)(mask_and_fill)
 
 def question(config: SyntheticTextConfig, plan: Plan) -> Scorer | Look:
     """What clients are asked; the method must be one in which they score texts."""
-    if config.one_look:
-        dimension = loaded_embedder(config.embedder).dimension
-        return Look(config, plan.population, dimension)
-    return scorer(config, plan)
+    if not config.one_look:
+        return scorer(config, plan)
+    clients, dimension = plan.population, loaded_embedder(config.embedder).dimension
+    return Look(fred_plan(config, clients), clients, dimension, config.training.rounds)
 
 
 def scorer(config: SyntheticTextConfig, plan: Plan) -> Scorer:
@@ -113,11 +113,9 @@ def check_published(config: SyntheticTextConfig, found: PublishedModel) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def _public_models(
-    sources: tuple[tuple[str, str], ...], limit: int, vocab_size: int, cache: Path, progress: bool
-) -> PublicModels:
+def _public_models(corpora: tuple[tuple[str, str], ...], *settings: Any) -> PublicModels:
     """The public models of these settings; their corpora are read once in a process."""
-    return PublicModels(dict(sources), limit, vocab_size, cache, progress=progress)
+    return PublicModels(dict(corpora), *settings)
 
 
 class _LastCallCache:
@@ -165,13 +163,9 @@ class CorpusWriter:
     @cached_property
     def public(self) -> PublicModels:
         config = self.config
-        return _public_models(
-            tuple((config.corpora or {}).items()),
-            config.corpus_texts,
-            config.vocab_size,
-            Path(config.cache),
-            self.progress,
-        )
+        corpora = tuple((config.corpora or {}).items())
+        settings = config.corpus_texts, config.vocab_size, Path(config.cache)
+        return _public_models(corpora, *settings, 0, self.progress)
 
     @cached_property
     def generator(self) -> LanguageModel:
@@ -237,7 +231,7 @@ class CorpusWriter:
         if evolution.fill_model is None:
             stop = (popri.format.stop,) if popri.format.stop else ()
             decoding, clean = Decoding(stop=stop), popri.format.response
-            return Continue(self.generator, evolution.kept, tokens, decoding, clean)
+            return Continue(self.generator, 0.5, tokens, decoding, clean)
         fill = loaded_fill_model(evolution.fill_model, tokens=tokens)
 
         def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
@@ -270,15 +264,14 @@ class CorpusWriter:
         """
         config, method = self.config, self.config.method
         samples = self.public.texts(config.popri.samples)
-        if method == "generator":
+        if asked is None:
             return self.generator, samples
         hooks: Hooks[Any] = Hooks(load_or_compute, on_round, self.progress)
-        assert asked is not None, "all other methods that write ask clients"
+        rewards = asked.rewards(load_or_compute, ask) if isinstance(asked, Look) else asked
         if method == "popri":
-            rewards = asked.rewards(load_or_compute, ask) if isinstance(asked, Look) else asked
             return self._tuned_by_scores(samples, rewards, ask, distance, hooks)
-        assert isinstance(asked, Scorer), "private evolution asks for votes"
-        texts = self._evolved(samples, asked, ask, hooks)
+        assert isinstance(rewards, Scorer), "private evolution asks for votes"
+        texts = self._evolved(samples, rewards, ask, hooks)
         if method == "private_evolution":
             return self.generator, texts
         return self._tuned_on(texts, directory), samples
@@ -382,14 +375,9 @@ class CorpusWriter:
             # Empty texts are left out, so one attempt may give too few.
             for attempt in range(1, 1 + _ATTEMPTS):
                 number = (evolution.population - len(texts)) * 5 // 4 + 8
-                texts += synthesise(
-                    self.generator,
-                    samples,
-                    number,
-                    config.popri,
-                    seed=config.run.seed + attempt,
-                    progress=self.progress,
-                )
+                seed = config.run.seed + attempt
+                shown = {"seed": seed, "progress": self.progress}
+                texts += synthesise(self.generator, samples, number, config.popri, **shown)
                 if len(texts) >= evolution.population:
                     return {"texts": np.array(texts[: evolution.population])}
             raise InputError(

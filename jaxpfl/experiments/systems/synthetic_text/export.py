@@ -3,14 +3,14 @@
 .                    the downstream model
 generator/           the public generator, of the methods that tune it
 generator_adapter/   the adapters by which the method tuned it
-corpus/              the synthetic texts
+corpus/              the synthetic texts, of the run or more
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import CorruptFile
+from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
@@ -20,27 +20,24 @@ from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.records.artifacts import verified
 from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
 from jaxpfl.experiments.systems.synthetic_text.config import (
-    EVOLVING,
     FED_AVG,
     SCORING,
     WRITING,
     SyntheticTextConfig,
 )
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, question
 from jaxpfl.experiments.systems.synthetic_text.run import FINE_TUNING
 from jaxpfl.experiments.systems.synthetic_text.study import described_config
-from jaxpfl.experiments.systems.synthetic_text.synthesize import (
-    require_public,
-    tuned_generator,
-    verified_ledger,
-)
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.decoder import lora
+from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 
 _GENERATOR = "generator"
+# How often the generator is asked for more texts, since some may be empty.
+_MOST_PARTS = 50
 
 
 def made(
@@ -48,16 +45,20 @@ def made(
     config: SyntheticTextConfig,
     record: Mapping[str, Any],
     *,
+    texts: int | None = None,
     progress: bool = True,
 ) -> Made:
     """See `systems.base.System`."""
     writer = CorpusWriter(config, progress)
     start = writer.downstream
-    require_public(writer, "downstream", record)
+    _require_public(writer, "downstream", record)
     corpus, tuned = None, []
     if config.method in WRITING:
-        corpus, tuned = _written(directory, writer, record)
-        params = _fine_tuned(directory, writer, corpus)
+        run, corpus, tuned = _written(directory, writer, record, texts)
+        # The run's own corpus trained the model, however many texts are wanted.
+        _require_checkpoints(directory / FINE_TUNING)
+        settings = config.corpus.fine_tuning
+        params = writer.fitted(start, run, settings, directory / FINE_TUNING)
     elif config.method == FED_AVG:
         params = _trained(directory, writer, record)
     else:
@@ -89,22 +90,50 @@ def _trained(directory: Path, writer: CorpusWriter, record: Mapping[str, Any]) -
 
 
 def _written(
-    directory: Path, writer: CorpusWriter, record: Mapping[str, Any]
-) -> tuple[list[str], list[TrainedModel]]:
-    """The synthetic corpus, and the generator if the method has tuned it."""
-    config = writer.config
-    ledger = verified_ledger(directory, config)
+    directory: Path, writer: CorpusWriter, record: Mapping[str, Any], number: int | None
+) -> tuple[list[str], list[str], list[TrainedModel]]:
+    """The run's corpus, `number` texts for export, and the generator if the method has tuned it.
+
+    More texts than the run's are written by its tuned generator. That is post-processing of the
+    releases: no client's data is read.
+    """
+    config, ledger = writer.config, None
+    if config.method in SCORING:
+        path = ledger_path(config.privacy, directory)
+        if not path.exists():
+            raise CorruptFile(f"{path}: the run's ledger is missing")
+        ledger = Ledger.read(path)
+        ledger.verify()
     releases = Releases.finished(directory, described_config(config, writer.identity), ledger)
-    if ledger is not None:
-        plan = Plan.from_dict(record["plan"])
+    plan = Plan.from_dict(record["plan"]) if record["plan"] else None
+    if ledger is not None and plan is not None:
         check_statement(record["privacy"], ledger.path, (releases.run,), plan)
     corpus = releases.load_or_compute("corpus", missing)["texts"].tolist()
-    if config.method not in ("popri", "pe_sft"):
-        return corpus, []
-    _require_checkpoints(directory / "generator_tuning", needed=config.method in EVOLVING)
-    found, _ = tuned_generator(directory, writer, record, releases.artifacts)
-    base, settings = _GENERATOR, config.generator
-    tuned = []
+    lacking, tunes = (number or 0) - len(corpus), config.method in ("popri", "pe_sft")
+    if lacking <= 0 and not tunes:
+        return corpus, corpus[:number], []
+    _require_public(writer, _GENERATOR, record)
+    _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
+    found, samples = writer.tuned(
+        directory,
+        lambda name, _: releases.artifacts.load_or_compute(name, missing).arrays,
+        # A method that asks no client has no plan.
+        None if plan is None else question(config, plan),
+        lambda step, state, round: step(state, missing, round),
+    )
+    wanted, part = corpus[:number], 0
+    while number is not None and len(wanted) < number:
+        part, lacking = part + 1, number - len(wanted)
+        # Some may be empty.
+        wanted += writer.texts(found, samples, lacking + lacking // 20 + 8, part)[:lacking]
+        if part == _MOST_PARTS:
+            raise InputError(
+                f"{directory}: the generator wrote too few texts that are not empty: ask for fewer "
+                "--texts"
+            )
+    if not tunes:
+        return corpus, wanted, []
+    base, settings, tuned = _GENERATOR, config.generator, []
     if isinstance(settings, PublishedModelConfig) and settings.adapters is None:
         # It is where it was, so only its name is needed.
         base = hub.public_name(settings.path)
@@ -114,15 +143,19 @@ def _written(
     else:
         plain = lora.detach(found.model, found.params)
         tuned = [TrainedModel(_GENERATOR, *plain, found.tokeniser)]
-    return corpus, [*tuned, TrainedModel("generator_adapter", found.model, found.params, base=base)]
+    adapters = TrainedModel("generator_adapter", found.model, found.params, base=base)
+    return corpus, wanted, [*tuned, adapters]
 
 
-def _fine_tuned(directory: Path, writer: CorpusWriter, corpus: list[str]) -> Params:
-    """The downstream model's parameters after its training on the corpus."""
-    folder = directory / FINE_TUNING
-    _require_checkpoints(folder)
-    settings = writer.config.corpus.fine_tuning
-    return writer.fitted(writer.downstream, corpus, settings, folder)
+def _require_public(writer: CorpusWriter, name: str, record: Mapping[str, Any]) -> None:
+    """Refuses a public model, "generator" or "downstream", that the run did not start from."""
+    digest, expected = writer.about(name)["sha256"], record["public_models"][name]["sha256"]
+    if digest != expected:
+        where = writer.identity.get(name, {}).get("path", writer.config.cache)
+        raise InputError(
+            f"{where}: the public {name} must be the one that the run used, with SHA-256 "
+            f"{expected[:12]}..., found {digest[:12]}...: restore it"
+        )
 
 
 def _require_checkpoints(folder: Path, *, needed: bool = True) -> None:

@@ -66,17 +66,16 @@ class Look:
     """The query of the moments, and the rewards that follow from its release.
 
     Attributes:
+      plan: as `fred_plan` made it.
       clients: their number.
       dimension: of an embedding.
+      rounds: that the rewards are for.
     """
 
-    config: SyntheticTextConfig
+    plan: FredPlan
     clients: int
     dimension: int
-
-    @cached_property
-    def plan(self) -> FredPlan:
-        return fred_plan(self.config, self.clients)
+    rounds: int
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -94,10 +93,9 @@ class Look:
             return moments(self.plan, ask(self.algorithm.step, state, 1)[0]).arrays()
 
         found = PrivateMoments.of_arrays(load_or_compute(MOMENTS, released), self.plan)
-        rounds = self.config.training.rounds
-        return MomentRewards(found.moments, rounds, clip_norm=self.plan.clip_norm)
+        return MomentRewards(found.moments, self.rounds, clip_norm=self.plan.clip_norm)
 
     def floats_per_client(self) -> tuple[int, int]:
         """How many float32 numbers a client receives and sends, in all."""
-        count, mean, half = 1, self.dimension, self.dimension * (self.dimension + 1) // 2
-        return self.dimension, count + mean + half
+        # The count, the mean, and half of the covariance.
+        return self.dimension, 1 + self.dimension + self.dimension * (self.dimension + 1) // 2

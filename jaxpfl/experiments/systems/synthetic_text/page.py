@@ -1,86 +1,55 @@
-"""The page of one study of synthetic text, and its lines for a terminal."""
+"""The page of one study of synthetic text."""
 
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.experiments.records.numbers import number
+from jaxpfl.experiments.records.cautions import of_table
+from jaxpfl.experiments.report.models_compared import compared_models
 from jaxpfl.experiments.report.page import Page, Section, Table
-from jaxpfl.experiments.report.plots import COLOURS, axes
-
-
-def lines(record: dict[str, Any]) -> list[str]:
-    """The record of a finished run for a terminal."""
-    metrics = record["metrics"]
-    return [
-        f"method {record['method']}, downstream model on {record['tested_on']}:",
-        f"{'':24}{'accuracy':>10}{'perplexity':>12}",
-        f"{'public checkpoint':24}{100 * metrics['public_accuracy']:>8.2f} %"
-        f"{number(metrics['public_perplexity']):>12}",
-        f"{'after ' + record['method']:24}{100 * metrics['accuracy']:>8.2f} %"
-        f"{number(metrics['perplexity']):>12}",
-        "",
-        f"privacy of this run: {record['privacy']}",
-    ]
+from jaxpfl.experiments.report.plots import COLOURS, axes, labelled
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
     """The page of a finished run, from its record alone."""
-    del directory
-    metrics, stamp = record["metrics"], record["stamp"]
+    metrics, stamp, tested_on = record["metrics"], record["stamp"], record["tested_on"]
+    look = ", one look" if record["one_look"] else ""
     gain = 100 * (metrics["accuracy"] - metrics["public_accuracy"])
-    rows = [
-        ("public checkpoint", "public_accuracy", "public_perplexity"),
-        (f"after {record['method']}", "accuracy", "perplexity"),
-    ]
-    table = Table(
-        ("downstream model", "next-token accuracy", "perplexity"),
-        [(name, f"{100 * metrics[a]:.2f} %", number(metrics[p])) for name, a, p in rows],
-        (1, 2),
-    )
-    sections = [Section("Test clients", f"On {record['tested_on']}.", table=table)]
-    history = record.get("history") or []
-    if any("fid" in entry for entry in history):
-        sections.append(
-            Section(
-                "Round by round",
-                "Frechet distance from the embeddings of the round's texts to those of the "
-                f"{record['validated_on']}. It decides nothing.",
-                figures=[("fid", "", _fid(history, bool(stamp)))],
-            )
-        )
+    sections = [compared_models(record["table"], tested_on, True)]
+    history, figures = record.get("history") or [], []
+    if history:
+        figures.append(("fid", "Frechet distance by round", _fid(history, bool(stamp))))
     if "plane" in record:
-        sections.append(
-            Section(
-                "Synthetic and real texts",
-                "Embeddings of synthetic texts, and of those of the "
-                f"{record['validated_on']}, on their two principal axes.",
-                figures=[("plane", "", _plane(record["plane"], bool(stamp)))],
-            )
+        figures.append(("plane", "embeddings", _plane(record["plane"], bool(stamp))))
+        text = (
+            "Embeddings of synthetic texts, and of those of the "
+            f"{record['validated_on']}: the Frechet distance between them by round, which decides "
+            "nothing, and all of them on their two principal axes."
         )
-    if history and "texts" in history[0]:
-        last = [entry for entry in history if "texts" in entry][-1]
-        first = history[0]["texts"]
-        cells = list(zip(first, last["texts"], strict=False))
-        columns = (f"best of round {history[0]['round']}", f"best of round {last['round']}")
-        sections.append(Section("The texts with the best scores", table=Table(columns, cells)))
+        sections.append(Section("Synthetic and real texts", text, figures))
+    if history:
+        first, last = history[0], history[-1]
+        cells = list(zip(first["texts"], last["texts"], strict=False))
+        columns = (f"best of round {first['round']}", f"best of round {last['round']}")
+        table = Table(columns, cells, style="sentences")
+        sections.append(Section("The texts with the best scores", table=table))
     if record.get("texts"):
-        texts = [(text,) for text in record["texts"]]
-        sections.append(Section("From the synthetic corpus", table=Table(("text",), texts)))
-    cost, when = record["cost"], "in its only round" if record["one_look"] else "in a round"
-    facts = [
-        (f"{100 * metrics['accuracy']:.2f} %", f"next-token accuracy on {record['tested_on']}"),
-        (f"{gain:+.2f}", f"points over the public checkpoint on {record['tested_on']}"),
-        (f"{cost['down']:,}", f"floats to a client {when}"),
-        (f"{cost['up']:,}", f"floats from a client {when}"),
-    ]
+        table = Table(("text",), [(text,) for text in record["texts"]], style="sentences")
+        sections.append(Section("From the synthetic corpus", table=table))
+    cost, when = record["cost"], "in its only round" if look else "in a round"
     return Page(
-        title=f"Synthetic text: {record['method']}{', one look' if record['one_look'] else ''}",
+        title=f"Synthetic text: {record['method']}{look}",
         lead="How much a downstream language model improved by private clients' text.",
         stamp=stamp,
         privacy=record["privacy"],
         privacy_notes=[],
-        facts=facts,
+        facts=[
+            (f"{100 * metrics['accuracy']:.2f} %", f"next-token accuracy on {tested_on}"),
+            (f"{gain:+.2f}", f"points over the public model on {tested_on}"),
+            (f"{cost['down']:,}", f"floats to a client {when}"),
+            (f"{cost['up']:,}", f"floats from a client {when}"),
+        ],
         sections=sections,
+        cautions=of_table(record["table"], "perplexity", tested_on),
         runs=["fed_avg"] if record["method"] == "fed_avg" else [],
     )
 
@@ -90,9 +59,7 @@ def _fid(history: list[dict[str, Any]], stamped: bool) -> Any:
     rounds = [entry["round"] for entry in history]
     panel.plot(rounds, [entry["fid"] for entry in history], color=COLOURS[0], marker="o")
     panel.locator_params(axis="x", integer=True)
-    panel.set_xlabel("round")
-    panel.set_ylabel("Frechet distance")
-    return panel.figure
+    return labelled(panel, "round", "Frechet distance")
 
 
 def _plane(plane: dict[str, list[list[float]]], stamped: bool) -> Any:

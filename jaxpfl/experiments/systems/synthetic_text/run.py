@@ -2,9 +2,7 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +12,7 @@ from jaxpfl import files
 from jaxpfl.algorithms.base import require_affordable
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.frechet import distance
-from jaxpfl.algorithms.gaussian_moments import Moments, moments
+from jaxpfl.algorithms.gaussian_moments import moments
 from jaxpfl.algorithms.popri import Written
 from jaxpfl.algorithms.private_evolution import Evolved
 from jaxpfl.data.population import Population
@@ -79,29 +77,17 @@ class Run:
         self.clients, self.valid, self.test = held
 
     def public_record(self) -> dict[str, Any]:
-        stamp = self.workspace.stamp
-        began = time.monotonic()
-        # As of when the attempt began, which is public; when it ended is not.
-        date = datetime.now(UTC).date().isoformat()
-        seconds: dict[str, float] = {}
-        params, details = self._method(seconds)
-        tokens = self.writer.rows(self._held_out(self.test))
-        start = self.writer.downstream
+        params, guarantee, details = self._method()
+        tokens, start = self.writer.rows(self._held_out(self.test)), self.writer.downstream
         metrics = evaluate(start.model, params, tokens, mesh=data_mesh(16))
         public = evaluate(start.model, start.params, tokens, mesh=data_mesh(16))
-        seconds["all"] = time.monotonic() - began
-        # Private: times depend on how much the clients hold.
-        folder = files.private_directory(self.directory / "private")
-        files.write_json(folder / "seconds.json", seconds, mode=0o600)
-        guarantee = details.pop("guarantee", None) or self._guarantee()
         held_out = self.config.evaluation.source or self.config.data.source
         return {
             "method": self.config.method,
             "one_look": self.config.one_look,
             "tested_on": f"test clients of {held_out} (declared public)",
             "validated_on": f"validation clients of {held_out} (declared public)",
-            "date": date,
-            "private": not stamp or not self.sends,
+            "private": self.private,
             "plan": self.plan.to_dict() if self.sends else None,
             "privacy": guarantee["privacy"],
             "language": True,
@@ -117,6 +103,10 @@ class Run:
             **details,
         }
 
+    @property
+    def private(self) -> bool:
+        return not self.workspace.stamp or not self.sends
+
     def _table(
         self, tokens: np.ndarray, public: Mapping[str, float], metrics: Mapping[str, float]
     ) -> list[dict[str, Any]]:
@@ -129,15 +119,10 @@ class Run:
         table: list[dict[str, Any]] = [{"model": "the public model", "private": True, **public}]
         texts = self._held_out(self.valid)
         if texts:
-            unigram = unigram_baseline(
-                self.writer.rows(texts),
-                tokens,
-                vocab_size=self.writer.tokeniser.vocab_size,
-                words=False,
-            )
+            size, rows = self.writer.tokeniser.vocab_size, self.writer.rows(texts)
+            unigram = unigram_baseline(rows, tokens, vocab_size=size, words=False)
             table.append({"model": "unigram", "private": True, **dataclasses.asdict(unigram)})
-        private = not self.workspace.stamp or not self.sends
-        return [*table, {"model": OURS, "private": private, **metrics}]
+        return [*table, {"model": OURS, "private": self.private, **metrics}]
 
     def _public_models(self) -> dict[str, Any]:
         """The models that the run started from: names, and the SHA-256 of the parameters."""
@@ -148,73 +133,60 @@ class Run:
             found["embedder"] = {"name": self.writer.function.name}
         return found
 
-    def _guarantee(self, ledger: Ledger | None = None, run: str = "") -> dict[str, Any]:
-        """The statement and the epsilon of what `run` charged; without a ledger, of the plan."""
-        if not self.sends:
-            return {"privacy": "(epsilon = 0): clients send nothing", "epsilon": 0.0}
+    def _guarantee(self, ledger: Ledger, run: str) -> dict[str, Any]:
+        """The statement and the epsilon of what `run` charged."""
         plan = self.plan
-        statement = plan.statement()
         if not plan.private:
-            return {"privacy": statement, "epsilon": None}
-        epsilon = plan.epsilon()
-        if ledger is not None:
-            events = [charge.event for charge in ledger.charges if charge.run == run]
-            epsilon = Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant).epsilon()
-            statement = both_statements(ledger, [run], plan.delta, plan.accountant)
-            statement = with_larger([plan], statement)
-        return {"privacy": stamped(statement, self.workspace.stamp), "epsilon": epsilon}
+            return {"privacy": plan.statement(), "epsilon": None}
+        events = [charge.event for charge in ledger.charges if charge.run == run]
+        epsilon = Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant).epsilon()
+        statement = both_statements(ledger, [run], plan.delta, plan.accountant)
+        statement = stamped(with_larger([plan], statement), self.workspace.stamp)
+        return {"privacy": statement, "epsilon": epsilon}
 
-    def _method(self, seconds: dict[str, float]) -> tuple[Params, dict[str, Any]]:
-        """The trained downstream model's parameters, and the record's entries on the method."""
-        method, directory = self.config.method, self.directory
-        if method == "public":
-            return self.writer.downstream.params, {}
+    def _method(self) -> tuple[Params, dict[str, Any], dict[str, Any]]:
+        """The trained downstream model's parameters, their cost, and entries of the record."""
+        method, writer, nothing = self.config.method, self.writer, dict[str, Any]()
         if method == FED_AVG:
-            return self._fed_avg()
-        began = time.monotonic()
-        texts, details = self._texts()
-        seconds["method"] = time.monotonic() - began
-        files.write_atomically(directory / "corpus.jsonl", json_lines(texts))
-        params = self.writer.fitted(
-            self.writer.downstream,
-            texts,
-            self.config.corpus.fine_tuning,
-            directory / FINE_TUNING,
-        )
-        return params, {**details, "corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
+            return *self._fed_avg(), nothing
+        free = {"privacy": "(epsilon = 0): clients send nothing", "epsilon": 0.0}
+        if method == "public":
+            return writer.downstream.params, free, nothing
+        texts, guarantee, details = self._texts()
+        files.write_atomically(self.directory / "corpus.jsonl", json_lines(texts))
+        folder = self.directory / FINE_TUNING
+        params = writer.fitted(writer.downstream, texts, self.config.corpus.fine_tuning, folder)
+        details |= {"corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
+        return params, guarantee or free, details
 
     def _fed_avg(self) -> tuple[Params, dict[str, Any]]:
         rows = self.writer.rows(self.clients.columns["text"].to_pylist())
-        population = self.clients.with_columns({"tokens": rows})
-        start = self.writer.downstream
-        algorithm = build_fed_avg(start.model, self.config.training, self.plan, start.params)
+        start, plan, training = self.writer.downstream, self.plan, self.config.training
         result = self.workspace.train(
-            algorithm,
-            population,
+            build_fed_avg(start.model, training, plan, start.params),
+            self.clients.with_columns({"tokens": rows}),
             name=FED_AVG,
             privacy=self.config.privacy,
             tracking=Tracking(
-                evaluate_every=self.plan.rounds,
+                evaluate_every=plan.rounds,
                 checkpoint_every=self.config.run.checkpoint_every,
                 progress=self.workspace.progress,
             ),
             start=f"{start.digest()} {self.writer.tokeniser.name}",
         )
-        guarantee = {"privacy": result.privacy, "epsilon": result.metrics["epsilon"]}
-        return result.params, {"guarantee": guarantee if self.plan.private else None}
+        if not plan.private:
+            return result.params, {"privacy": plan.statement(), "epsilon": None}
+        return result.params, {"privacy": result.privacy, "epsilon": result.metrics["epsilon"]}
 
-    def _texts(self) -> tuple[list[str], dict[str, Any]]:
-        """The synthetic corpus, and the record's entries on how it was written."""
+    def _texts(self) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+        """The synthetic corpus, what it cost, and the record's entries on how it was written."""
         config, models, directory = self.config, self.writer, self.directory
         history: list[dict[str, Any]] = []
         asked = question(config, self.plan) if config.method in SCORING else None
         releases = self.releases(asked)
 
         def on_round(found: Written | Evolved) -> None:
-            if isinstance(found, Written):
-                history.append(self._written(found))
-            else:
-                history.append(self._selected(found))
+            history.append(self._round(found))
 
         def corpus() -> dict[str, np.ndarray]:
             found = models.texts(writer, samples, config.corpus.texts)
@@ -238,9 +210,8 @@ class Run:
             "corpus_fid": self._fid(texts),
             "plane": self._plane(texts),
         }
-        if releases.ledger is not None:
-            details["guarantee"] = self._guarantee(releases.ledger, releases.run)
-        return texts, details
+        ledger = releases.ledger
+        return texts, {} if ledger is None else self._guarantee(ledger, releases.run), details
 
     def _chosen(self, releases: Releases) -> dict[str, Any]:
         """The record of how the round was chosen whose adapters write the corpus."""
@@ -297,39 +268,26 @@ class Run:
         limit = self.config.evaluation.max_examples
         return part.columns["text"].slice(0, limit).to_pylist()
 
-    def _selected(self, evolved: Evolved) -> dict[str, Any]:
-        """The record of a round of private evolution."""
-        return {
-            "round": evolved.round,
-            "fid": self._fid(evolved.selected),
-            "texts": evolved.selected[:_RECORD_TEXTS],
-        }
-
-    def _written(self, written: Written) -> dict[str, Any]:
-        """The record of a round of POPri."""
-        texts = [text for row in written.responses for text in row]
-        best = np.argsort(-written.scores_KxJ.reshape(-1), kind="stable")[:_RECORD_TEXTS]
-        return {
-            "round": written.round,
-            "fid": self._fid(texts),
-            "candidates": written.candidates,
-            "pairs": written.pairs,
-            "texts": [texts[i] for i in best],
-            **written.means,
-        }
+    def _round(self, found: Written | Evolved) -> dict[str, Any]:
+        """The record of a round."""
+        if isinstance(found, Evolved):
+            texts, more = found.selected, {}
+            best = texts[:_RECORD_TEXTS]
+        else:
+            texts = [text for row in found.responses for text in row]
+            order = np.argsort(-found.scores_KxJ.reshape(-1), kind="stable")[:_RECORD_TEXTS]
+            best = [texts[i] for i in order]
+            more = {"candidates": found.candidates, "pairs": found.pairs, **found.means}
+        return {"round": found.round, "fid": self._fid(texts), "texts": best, **more}
 
     def _fid(self, texts: list[str]) -> float:
         """The Frechet distance of the texts' embeddings to those of the validation clients."""
         vectors = np.asarray(self.writer.function(texts[:_FID_TEXTS]))
-        return distance(moments(vectors, math.inf), self._validation_moments)
+        return distance(moments(vectors, math.inf), moments(self._validation, math.inf))
 
     @cached_property
     def _validation(self) -> np.ndarray:
         return np.asarray(self.writer.function(self._held_out(self.valid)[:_FID_TEXTS]))
-
-    @cached_property
-    def _validation_moments(self) -> Moments:
-        return moments(self._validation, math.inf)
 
     def _plane(self, texts: list[str]) -> dict[str, list[list[float]]]:
         """The embeddings of synthetic and validation texts on their two principal axes."""

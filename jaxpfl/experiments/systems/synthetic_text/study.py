@@ -65,8 +65,6 @@ from jaxpfl.models.checkpoints.pretrained import DTYPES
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.text.preference.log_probabilities import sums
-from jaxpfl.text.preference.pairs import Pairs, padded_lengths, rows
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class Study(base.Study):
         if method in WRITING and "generator" in at_hand:
             model, params = at_hand["generator"]
             if method == "popri":
-                models["adapters"] = self._describe_tuning(model, params)
+                models["adapters"] = self._describe_adapters(model, params)
             # What the keys and values of one text take while it is written.
             network, dtype = model.config, getattr(config.generator, "dtype", "float32")
             number = 2 * network.layers * network.kv_heads * network.head_size
@@ -177,30 +175,16 @@ class Study(base.Study):
             found, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
         return Rehearsed(0, (found,))
 
-    def _describe_tuning(self, model: Any, params: Params) -> Sized:
-        """Traces a microbatch of POPri's tuning of adapters, which the result describes."""
-        popri, settings, made = self.config.popri, self.config.popri.preference, []
-        size = min(settings.microbatch_size or settings.batch_size, settings.batch_size)
-        longest = np.zeros((size, popri.prompt_tokens), np.int32)
-        response = np.zeros((size, popri.response_tokens), np.int32)
-        pairs = Pairs(longest, response, response)
-        width, places = padded_lengths(pairs, settings.multiple)
+    def _describe_adapters(self, model: Any, params: Params) -> Sized:
+        """The adapters that POPri tunes."""
+        settings = self.config.popri.lora
 
         def attached(key: Any, params: Any) -> Any:
-            adapted, whole = lora.attach(model, params, popri.lora, key)
-            made.append(adapted)
-            return whole
+            return adapter_trees.split(lora.attach(model, params, settings, key)[1])[0]
 
         with tracing("POPri's tuning of the generator"):
-            adapters, frozen = adapter_trees.split(jax.eval_shape(attached, KEY, params))
-            tuned = settings.computing(made[0])
-            read = rows(pairs, int(np.max(width)), places)
-
-            def loss(adapters: Any, frozen: Any) -> jax.Array:
-                return sums(tuned, adapter_trees.join(adapters, frozen), read).sum()
-
-            jax.eval_shape(jax.grad(loss), adapters, frozen)
-        return Sized.of(f"of rank {popri.lora.rank}, tuned by preference", adapters)
+            adapters = jax.eval_shape(attached, KEY, params)
+        return Sized.of(f"of rank {settings.rank}, tuned by preference", adapters)
 
 
 @dataclass(frozen=True)

@@ -31,14 +31,14 @@ def writer_of(config) -> CorpusWriter:
 
 
 def mask_and_fill(folder) -> tuple[str, ...]:
-    return "--evolution.variation", "mask_and_fill", "--evolution.fill_model", str(folder)
+    return "--evolution.fill_model", str(folder)
 
 
 def test_texts_are_varied_as_the_config_says(synthetic_config, tmp_path, monkeypatch):
     folder = masked_model_folder(tmp_path / "bert")
-    plain = writer_of(synthetic_config("private_evolution", "--evolution.kept", "0.25"))
+    plain = writer_of(synthetic_config("private_evolution"))
     assert isinstance(plain.vary, Continue)
-    assert (plain.vary.kept, plain.vary.tokens, plain.vary.decoding.stop) == (0.25, 8, ("\n",))
+    assert (plain.vary.kept, plain.vary.tokens, plain.vary.decoding.stop) == (0.5, 8, ("\n",))
     writer = writer_of(synthetic_config("private_evolution", *mask_and_fill(folder)))
     found = writer.vary(TEXTS, jax.random.key(0))
     assert found == writer.vary(TEXTS, jax.random.key(0)) != writer.vary(TEXTS, jax.random.key(1))
@@ -67,19 +67,6 @@ def test_a_model_that_cannot_fill_is_refused_before_anything_is_made(synthetic_c
             CorpusWriter(config)
     # Other methods make no variations, so theirs is not read.
     CorpusWriter(dataclasses.replace(config, method="popri"))
-
-
-def test_the_fill_model_belongs_to_mask_and_fill(synthetic_config, tmp_path):
-    for changes, message in (
-        (
-            ("--evolution.variation", "mask_and_fill"),
-            "fill_model must name a masked language mod",
-        ),
-        (("--evolution.fill_model", "bert"), "fill_model is only for .*, found 'continue'"),
-        (("--evolution.variation", "fill"), "evolution.variation"),
-    ):
-        with pytest.raises(InputError, match=message):
-            synthetic_config("private_evolution", *changes)
 
 
 @pytest.mark.slow

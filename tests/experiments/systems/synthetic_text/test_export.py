@@ -13,18 +13,20 @@ from jaxpfl.cli import main
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.central.public_models import data_mesh
+from jaxpfl.experiments.engine import build
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters, pretrained
+from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.fast import hugging_face
 
-METHODS = ("popri", "fed_avg")
+METHODS = ("popri", "pe_sft", "fed_avg")
 
 
-# Two whole runs.
+# Whole runs.
 pytestmark = pytest.mark.long
 
 
@@ -81,9 +83,7 @@ def test_the_downstream_model_is_read_again_and_scores_what_the_run_says(
 def test_the_bits_are_those_of_the_run(finished, exported, synthetic_config):
     config = synthetic_config("popri", "--corpus.texts", "12")
     writer = CorpusWriter(config)
-    lines = (finished / "popri" / "corpus.jsonl").read_text().splitlines()
-    folder = finished / "popri" / "fine_tuning"
-    texts = [json.loads(line)["text"] for line in lines]
+    texts, folder = _texts_of_run(finished / "popri"), finished / "popri" / "fine_tuning"
     expected = writer.fitted(writer.downstream, texts, config.corpus.fine_tuning, folder)
     _, found = pretrained.load(exported / "popri")
     jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -99,12 +99,12 @@ def _is_a_tuned_generator(folder: Path) -> None:
     assert {path.name for path in (folder / "generator").iterdir()} == MODEL
 
 
-def test_the_tuned_generator_is_a_public_base_and_its_adapters(exported):
-    _is_a_tuned_generator(exported / "popri")
+@pytest.mark.parametrize("method", ["popri", "pe_sft"])
+def test_the_tuned_generator_is_a_public_base_and_its_adapters(exported, method):
+    _is_a_tuned_generator(exported / method)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["pe_sft", "generator", "public"])
+@pytest.mark.parametrize("method", ["generator", "public"])
 def test_other_methods_are_exported(synthetic_config, tmp_path, method):
     run, folder = tmp_path / "run", tmp_path / "exported"
     carry_out.run(synthetic_config(method, "--corpus.texts", "12"), run, progress=False)
@@ -112,19 +112,62 @@ def test_other_methods_are_exported(synthetic_config, tmp_path, method):
     pretrained.load(folder)
     assert (folder / "corpus").exists() == (method != "public")
     card = (folder / "README.md").read_text()
-    if method == "pe_sft":
-        _is_a_tuned_generator(folder)
-    else:
-        assert "clients sent nothing" in card
-        assert "\n(epsilon = 0): clients send nothing\n" in card
+    assert "clients sent nothing" in card
+    assert "\n(epsilon = 0): clients send nothing\n" in card
+    if method == "public":
+        with pytest.raises(InputError, match="wrote no synthetic texts: leave out --texts"):
+            export(run, tmp_path / "texts", texts=3, progress=False)
+        assert not (tmp_path / "texts").exists()
+
+
+@pytest.mark.parametrize("method", ["popri", "pe_sft"])
+def test_more_texts_come_from_the_tuned_writer_and_cost_nothing(
+    finished, tmp_path, monkeypatch, method
+):
+    """Without the clients: their file is not read, and the ledger stays as it is."""
+    run, writers = finished / method, []
+    ledger, written = (run / "ledger.jsonl").read_bytes(), CorpusWriter.texts
+
+    def private(*_):
+        raise AssertionError("the clients' data were read")
+
+    def texts(self, writer, *rest):
+        writers.append(writer)
+        return written(self, writer, *rest)
+
+    monkeypatch.setattr(build, "open_population", private)
+    monkeypatch.setattr(Ledger, "charge", private)
+    monkeypatch.setattr(CorpusWriter, "texts", texts)
+    found = {}
+    for name, number in (("more", 30), ("again", 30), ("few", 3)):
+        export(run, tmp_path / name, texts=number, progress=False)
+        found[name] = _texts(tmp_path / name)
+        assert len(found[name]) == number
+    own, more = _texts_of_run(run), found["more"]
+    assert more[: len(own)] == own
+    # Others, not the same once more; and the same when asked again.
+    assert not set(more[len(own) :]) & set(own)
+    assert (found["again"], found["few"]) == (more, own[:3])
+    assert (run / "ledger.jsonl").read_bytes() == ledger
+    assert all(writer.model.lora is not None for writer in writers)
+    # The model is still the one that the run's own texts made.
+    for name in ("model.safetensors", "generator_adapter/adapter_model.safetensors"):
+        assert (tmp_path / "more" / name).read_bytes() == (tmp_path / "few" / name).read_bytes()
+
+
+def _texts_of_run(run: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in (run / "corpus.jsonl").read_text().splitlines()]
+
+
+def _texts(folder: Path) -> list[str]:
+    return parquet.read_table(folder / "corpus" / "corpus.parquet")["text"].to_pylist()
 
 
 def test_the_corpus_is_a_table_with_a_card(finished, exported):
     folder = exported / "popri" / "corpus"
     assert {path.name for path in folder.iterdir()} == {"README.md", "corpus.parquet"}
-    lines = (finished / "popri" / "corpus.jsonl").read_text().splitlines()
-    texts = parquet.read_table(folder / "corpus.parquet")["text"].to_pylist()
-    assert texts == [json.loads(line)["text"] for line in lines]
+    texts = _texts(exported / "popri")
+    assert texts == _texts_of_run(finished / "popri")
     statement = json.loads((finished / "popri" / "result.json").read_text())["privacy"]
     for card in (folder / "README.md", exported / "popri" / "README.md"):
         assert f"\n{statement}\n" in card.read_text()
@@ -159,6 +202,7 @@ DAMAGES = {
     "statement": (CorruptFile, "do not cost what the run's statement says"),
     "config": (InputError, "began with another config"),
     "downstream": (InputError, "the public downstream must be the one that the run used"),
+    "generator": (InputError, "the public generator must be the one that the run used"),
     "unfinished": (InputError, "holds no finished run"),
 }
 
@@ -186,8 +230,8 @@ def test_a_run_that_was_altered_is_refused(finished, tmp_path, damage):
     elif damage == "config":
         path = run / "config.yaml"
         path.write_text(path.read_text().replace("batch_size: 4", "batch_size: 5"))
-    elif damage == "downstream":
-        record["public_models"]["downstream"]["sha256"] = "0" * 64
+    elif damage in ("downstream", "generator"):
+        record["public_models"][damage]["sha256"] = "0" * 64
         result.write_text(json.dumps(record))
     else:
         result.unlink()
@@ -196,3 +240,21 @@ def test_a_run_that_was_altered_is_refused(finished, tmp_path, damage):
         export(run, tmp_path / "exported", progress=False)
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("file", ["result.json", "ledger.jsonl", "artifacts/corpus/record.json"])
+def test_a_record_without_a_field_is_refused_with_a_sentence(finished, tmp_path, file):
+    """TRUST 7, 39: the command's last line says what is wrong; there is no traceback."""
+    run = Path(shutil.copytree(finished / "popri", tmp_path / "run"))
+    text = (run / file).read_text()
+    broken = ["", "{}", "7", text[: len(text) // 2]]
+    if file == "result.json":
+        record = json.loads(text)
+        names = ("system", "privacy", "plan", "public_models", "metrics", "tested_on", "stamp")
+        broken += [json.dumps({k: v for k, v in record.items() if k != name}) for name in names]
+        broken += [json.dumps(record | {name: 7}) for name in names]
+    for number, content in enumerate(broken):
+        (run / file).write_text(content)
+        with pytest.raises(InputError) as caught:
+            export(run, tmp_path / str(number), progress=False)
+        assert str(run) in str(caught.value) and "\n" not in str(caught.value)

@@ -8,8 +8,8 @@ import pytest
 from jaxpfl.algorithms.popri import Written
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
-from jaxpfl.experiments.carry_out import synthesize
 from jaxpfl.experiments.engine import build
+from jaxpfl.experiments.export import export
 from jaxpfl.experiments.systems.synthetic_text import corpus_writer
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, best_responses
 from jaxpfl.privacy.ledger import Ledger
@@ -78,7 +78,7 @@ def test_the_nearest_round_writes_after_the_best_responses(synthetic_config, tmp
 
     monkeypatch.setattr(build, "read_clients", private)
     monkeypatch.setattr(Ledger, "charge", private)
-    synthesize(run, tmp_path / "more.jsonl", texts=40, progress=False)
+    export(run, tmp_path / "more", texts=40, progress=False)
     assert written_by[-1] == written_by[0]
     assert len(measured) == 3
 

@@ -13,6 +13,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
@@ -90,8 +91,9 @@ def test_popri_runs_on_published_models_and_resumes_to_the_same_bits(published, 
         assert again.record[key] == whole.record[key], key
     for path in ("corpus.jsonl", "ledger.jsonl", "config.yaml"):
         assert same_but_heads(tmp_path / "parts" / path, whole.out / path)
-    card = carry_out.synthesize(whole.out, tmp_path / "more.jsonl", texts=40, progress=False)
-    assert card["texts"] == 40 and card["written_after_the_run"] > 0
+    export(whole.out, tmp_path / "more", texts=40, progress=False)
+    card = (tmp_path / "more" / "corpus" / "README.md").read_text()
+    assert "corpus.parquet has 40 rows" in card
 
 
 @pytest.mark.long
