@@ -85,12 +85,13 @@ class Study(base.Study):
 
     @cached_property
     def models(self) -> dict[str, Model]:
-        sizes, known = dataclasses.asdict(self.config.characters.model), self.public_words
+        sizes = dataclasses.asdict(self.config.characters.model)
         sizes.pop("max_bytes")
-        # Their letter frequencies.
-        prior = {} if known is None else {"output_bias_prior": log_prior(known)}
+        if self.public_words is not None:
+            # Their letter frequencies.
+            sizes["output_bias_prior"] = log_prior(self.public_words)
         words = build_model(self.config.words.model, self.vocabulary)
-        return {"words": words, "characters": char_lm(**sizes, **prior)}
+        return {"words": words, "characters": char_lm(**sizes)}
 
     @property
     def worlds(self) -> dict[str, float]:
