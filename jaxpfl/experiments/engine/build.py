@@ -153,12 +153,14 @@ def build_plan(
         assert privacy.delta is not None
         plan = build_plan(planned, larger, simulated.population, prior_releases)
         return plan.simulated_by(here, privacy.delta)
-    if not privacy.private:
-        return plan_without_privacy(privacy, training, population)
-    assert privacy.delta is not None
-    adaptive = AdaptiveClip(privacy.target_quantile) if privacy.adaptive else None
-    clip = Clip(privacy.clip_norm, privacy.clipping, adaptive)
     sampled = participation.of(privacy.sampling, population, training.clients_per_round)
+    adaptive = (
+        AdaptiveClip(privacy.target_quantile) if privacy.adaptive and privacy.private else None
+    )
+    clip = Clip(privacy.clip_norm, privacy.clipping, adaptive)
+    if not privacy.private:
+        return Plan.without_privacy(rounds=training.rounds, clip=clip, participation=sampled)
+    assert privacy.delta is not None
     shared: dict[str, Any] = {
         "rounds": training.rounds,
         "clip": clip,
@@ -171,14 +173,6 @@ def build_plan(
         return Plan.calibrated(epsilon=privacy.epsilon, **calibration, **shared)
     assert privacy.noise_multiplier is not None
     return Plan(noise=Noise(privacy.noise_multiplier, privacy.noise), **shared)
-
-
-def plan_without_privacy(privacy: PrivacyConfig, training: TrainingConfig, population: int) -> Plan:
-    return Plan.without_privacy(
-        rounds=training.rounds,
-        clip=Clip(privacy.clip_norm, privacy.clipping),
-        participation=participation.of(privacy.sampling, population, training.clients_per_round),
-    )
 
 
 def build_fed_avg(

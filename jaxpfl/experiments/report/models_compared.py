@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.records.numbers import number, percent
-from jaxpfl.experiments.report.page import Cell, Section, Table, text_lines
+from jaxpfl.experiments.report.page import Cell, Section, Table
 
 _KNOWN = {
     "model", "private", "frequencies", "count", "loss", "perplexity", "accuracy", "recall_at_5",
@@ -52,11 +52,3 @@ def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language
     ours = [row["model"] for row in table].index(OURS)
     numbers = tuple(range(1, len(columns)))
     return Section(f"Compared on {tested_on}", table=Table(columns, rows, numbers, ours))
-
-
-def compared_lines(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> list[str]:
-    """The scores of the models, under a line that names the data; `table` as for the page."""
-    shown = compared_models(table, tested_on, language).table
-    assert shown is not None
-    notes = [f"{cell.text}: {cell.note}" for cell, *_ in shown.rows if cell.note]
-    return [f"on {tested_on}:", *text_lines(shown), *notes]

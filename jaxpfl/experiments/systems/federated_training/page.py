@@ -15,7 +15,7 @@ from jaxpfl.experiments.records.artifacts import RECORD
 from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.report.models_compared import compared_models
 from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
-from jaxpfl.experiments.report.ranking_plots import ranking_figures
+from jaxpfl.experiments.report.ranking_plots import bars
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
 from jaxpfl.experiments.systems import ARTIFACTS, SIMULATION
 from jaxpfl.experiments.systems.federated_training.ranking import (
@@ -90,17 +90,18 @@ def _ranked(
         for near, far in itertools.pairwise(candidates)
         if near["tied"]
     ]
+    title = "The public corpus, chosen by Frechet distance (FreD)"
     said = [correlations(fred, metric)]
     if tied:
         said.append(f"The noise does not tell which is nearer: {'; '.join(tied)}.")
+    figures = []
     if "statement" in fred:
+        figures.append(("fred", title, bars(candidates, stamp)))
         said.append(
             f"FreD alone: {fred['statement']}. It is part of the privacy stated above. Scoring "
             "candidates and prefinetuning read public text only."
         )
     table = Table((*columns, ""), rows, (0, *range(2, len(columns))), 0)
-    title = "The public corpus, chosen by Frechet distance (FreD)"
-    figures = ranking_figures(fred, metric, tested_on, stamp)
     return [
         Section(title, measured, table=table, stamps=[stamp] if stamp else []),
         Section("", " ".join(filter(None, said)), figures),
@@ -137,6 +138,5 @@ def _simulation(found: RunFiles, record: Mapping[str, Any]) -> Page:
         sections=sections,
         simulation=True,
         warning="Nothing on this page is covered by the statement of report.html.",
-        pictures="simulation_plots",
         name="simulation.html",
     )
