@@ -154,13 +154,12 @@ def build_plan(
         plan = build_plan(planned, larger, simulated.population, prior_releases)
         return plan.simulated_by(here, privacy.delta)
     sampled = participation.of(privacy.sampling, population, training.clients_per_round)
-    adaptive = (
-        AdaptiveClip(privacy.target_quantile) if privacy.adaptive and privacy.private else None
-    )
-    clip = Clip(privacy.clip_norm, privacy.clipping, adaptive)
+    clip = Clip(privacy.clip_norm, privacy.clipping)
     if not privacy.private:
         return Plan.without_privacy(rounds=training.rounds, clip=clip, participation=sampled)
     assert privacy.delta is not None
+    if privacy.adaptive:
+        clip = dataclasses.replace(clip, adaptive=AdaptiveClip(privacy.target_quantile))
     shared: dict[str, Any] = {
         "rounds": training.rounds,
         "clip": clip,
