@@ -86,9 +86,11 @@ def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
     """TRUST 29: forgetting one of the two would show."""
     record = json.loads((straight / "result.json").read_text())
     assert list(record["worlds"]) == ["bug_0_percent", "bug_100_percent"]
+    charges = []
     for name, world in record["worlds"].items():
         ledger = Ledger.read(straight / "worlds" / name / "ledger.jsonl")
         assert len(ledger) == 6
+        charges += ledger.charges
         assert {charge.label for charge in ledger.charges} == {
             f"words_{name}",
             f"characters_{name}",
@@ -105,6 +107,15 @@ def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
         assert alone < world["composed_guarantee"]["epsilon"] < 2 * alone
         log_p = [each["log_probability"] for each in world["top_words"]]
         assert log_p == sorted(log_p, reverse=True)
+    # Each run has a secret of its own, which everything it draws follows from.
+    assert len({charge.run for charge in charges}) == 4
+    assert len({charge.identity for charge in charges}) == len(charges) == 12
+    assert not list(straight.rglob("*secret*"))
+    # Both worlds' models come from the same clients, and the page shows both.
+    one = record["worlds"]["bug_0_percent"]["composed_guarantee"]["epsilon"]
+    assert record["all_worlds"]["epsilon"] > 1.1 * one
+    page = html.unescape((straight / "report.html").read_text())
+    assert record["all_worlds"]["statement"] in page
 
 
 def test_every_number_says_what_it_is_of(straight, config_path):
@@ -115,15 +126,6 @@ def test_every_number_says_what_it_is_of(straight, config_path):
     assert len(of_lines([line.replace(vocabulary, "") for line in shown], [vocabulary])) >= 2
     for page in (straight / "report.html", *sorted((straight / "runs").glob("*/report.html"))):
         assert of_page(page.read_text(), [vocabulary]) == []
-
-
-def test_what_all_worlds_cost_who_sees_them_side_by_side_is_said(straight):
-    """Both worlds' models come from the same clients."""
-    record = json.loads((straight / "result.json").read_text())
-    one = record["worlds"]["bug_0_percent"]["composed_guarantee"]["epsilon"]
-    assert record["all_worlds"]["epsilon"] > 1.1 * one
-    page = (straight / "report.html").read_text()
-    assert record["all_worlds"]["statement"] in html.unescape(page)
 
 
 def test_another_start_or_config_is_refused_on_resume(config_path, straight, tmp_path):
@@ -139,18 +141,6 @@ def test_another_start_or_config_is_refused_on_resume(config_path, straight, tmp
     (out / "config.yaml").write_text(reader.to_yaml(config))
     with pytest.raises(InputError, match="the field 'config'"):
         carry_out.resume(out, progress=False)
-
-
-def test_two_runs_of_a_study_never_share_their_noise(straight):
-    """Each has a secret of its own, which everything it draws follows from."""
-    charges = [
-        charge
-        for path in straight.glob("worlds/*/ledger.jsonl")
-        for charge in Ledger.read(path).charges
-    ]
-    assert len({charge.run for charge in charges}) == 4
-    assert len({charge.identity for charge in charges}) == len(charges) == 4 * 3
-    assert not list(straight.rglob("*secret*"))
 
 
 def test_a_study_that_was_cut_off_ends_in_the_same_bits(
@@ -185,29 +175,23 @@ def test_no_canary_outside_private_folders(straight):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_the_report_says_what_both_models_cost_and_is_drawn_anew(straight):
-    page = (straight / "report.html").read_text()
+@pytest.mark.usefixtures("drawn")
+def test_the_report_shows_something_and_is_drawn_anew(straight, tmp_path):
+    out = Path(shutil.copytree(straight, tmp_path / "study"))
+    (out / "report.html").unlink()
+    carry_out.report(out)
+    assert (out / "pictures" / "oov_by_position.png").stat().st_size > 5_000
+    page = (out / "report.html").read_text()
     world = json.loads((straight / "result.json").read_text())["worlds"]["bug_0_percent"]
     # Reproducible noise protects nobody, and the page says so.
     assert "NOT PRIVATE" in page
     assert world["top_words"][0]["word"].split(" ")[0] in page
-    (straight / "report.html").unlink()
-    carry_out.report(straight)
-    assert (straight / "report.html").read_text() == page
 
 
 def test_its_certificate_is_of_all_its_ledgers(straight):
     said = certified(straight)
     assert said.count("ledger.jsonl: fits") == len(list(straight.rglob("ledger.jsonl")))
     assert "certificate.json" in (straight / "report.html").read_text()
-
-
-@pytest.mark.usefixtures("drawn")
-def test_its_pictures_show_something(straight, tmp_path):
-    shutil.copytree(straight, tmp_path / "study")
-    carry_out.report(tmp_path / "study")
-    picture = tmp_path / "study" / "pictures" / "oov_by_position.png"
-    assert picture.stat().st_size > 5_000
 
 
 def test_a_world_stops_at_its_budget_before_data_is_touched(config_path, tmp_path):
@@ -245,14 +229,10 @@ def test_the_same_noise_of_the_mean_on_more_clients():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("system: oov_concatenation -> system: oov", "system must be one of"),
         ("probabilities: [0.0, 1.0] -> probabilities: [0.0, 1.5]", "bug.probabilities"),
         ("probabilities: [0.0, 1.0] -> probabilities: [0.1, 0.10000000001]", "bug.probabilities"),
-        ("probabilities: [0.0, 1.0] -> probabilities: []", "bug.probabilities"),
         ("prefinetune_epochs: 1 -> prefinetune_epochs: -1", "prefinetune_epochs"),
         ("{folder}/public.jsonl -> split:public", "data.public must name a public corpus"),
-        ("data: {source -> data: {remove: '(', source", "data.remove"),
-        ("drawn: -> dranw:", "the nearest valid name is 'drawn'"),
         ("noise_multiplier: 0.7 -> ledger: x, noise_multiplier: 0.7", "privacy.ledger"),
         ("noise_multiplier: 0.7 -> epsilon: 5.0", "privacy.epsilon must be absent"),
     ],

@@ -199,7 +199,7 @@ def test_too_few_positions_and_no_corpus_for_prompts_are_refused(published, synt
     with pytest.raises(InputError, match="prompts are made of their texts"):
         published("popri", corpora=None)
     mapping = to_mapping(synthetic_config("fed_avg")) | {"corpora": None}
-    with pytest.raises(InputError, match="downstream is pretrained on them"):
+    with pytest.raises(InputError, match="are pretrained on them"):
         from_mapping(mapping, "here")
     mapping = to_mapping(synthetic_config("popri"))
     mapping["generator"]["int8"] = True
