@@ -98,6 +98,37 @@ class Made:
     corpus: list[str] | None = field(default=None, repr=False)
 
 
+def require_same(where: str, model: str, found: str, expected: str) -> None:
+    """Refuses another public or published model than the one that a run started from.
+
+    Args:
+      where: it is.
+      model: what it is called.
+      found, expected: its SHA-256, and the run's.
+    """
+    if found != expected:
+        raise InputError(
+            f"{where}: the {model} must be the one that the run used, with SHA-256 "
+            f"{expected[:12]}..., found {found[:12]}...: restore it"
+        )
+
+
+def exported_base(settings: Any, section: str, folder: str) -> "tuple[str, list[TrainedModel]]":
+    """What adapters of the published model of a section name as their base.
+
+    Returns:
+      Its name; or `folder`, and the model to be written there, if adapters were merged into it.
+    """
+    from jaxpfl.experiments.central.published import PublishedModel
+    from jaxpfl.models.checkpoints import hub
+
+    if settings.adapters is None:
+        # It is where it was.
+        return hub.public_name(settings.path), []
+    plain = PublishedModel.found(settings, section).to_export()
+    return folder, [TrainedModel(folder, plain.model, plain.params, plain.tokeniser)]
+
+
 def last_part(source: str) -> str:
     """A source without the folders that it lies in, which concern this machine only."""
     return source.rstrip("/").rsplit("/", 1)[-1]

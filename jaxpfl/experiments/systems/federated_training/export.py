@@ -5,22 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.central.published import PublishedModel
+from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
 from jaxpfl.experiments.engine.build import build_fed_avg, build_model
 from jaxpfl.experiments.engine.final_state import final_params, planned
 from jaxpfl.experiments.records.cautions import OURS
-from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
+from jaxpfl.experiments.systems.base import (
+    Made,
+    TrainedModel,
+    exported_base,
+    last_part,
+    require_same,
+)
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.run import VOCABULARY
 from jaxpfl.experiments.systems.federated_training.study import published_model, trained_parts
 from jaxpfl.experiments.systems.workspace import ledger_path
-from jaxpfl.models.base import Model, Params
-from jaxpfl.models.checkpoints import hub
-from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -30,7 +32,8 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
     vocabulary = published = start = frozen = None
     if isinstance(config.model, PublishedDecoderConfig):
         published = published_model(config, config.model)
-        _require_same(published, config.model, record)
+        expected = record["published_model"]["sha256"]
+        require_same(config.model.path, "published model", published.digest(), expected)
         model, start, frozen = trained_parts(
             published.model, published.params, config.model, config.run.seed
         )
@@ -46,10 +49,13 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
         privacy=record["privacy"],
         prior=() if fred is None else (fred["run"],),
     )
+    words, base, bases = vocabulary if published is None else published.tokeniser, None, []
+    if isinstance(config.model, PublishedDecoderConfig) and config.model.lora is not None:
+        base, bases = exported_base(config.model, "model", "base")
     scores = next((row for row in record["table"] if row["model"] == OURS), {})
     source = config.data.source
     return Made(
-        models=_models(config, model, params, vocabulary, published),
+        models=(TrainedModel("", model, params, words, base), *bases),
         plan=plan,
         stamp=files.read_record(directory / "run.json", {"stamp": str})["stamp"],
         trained_on=_trained_on(config, record, vocabulary),
@@ -60,40 +66,6 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
         },
         tested_on=record["tested_on"] and record["tested_on"].replace(source, last_part(source)),
     )
-
-
-def _models(
-    config: Config,
-    model: Model,
-    params: Params,
-    vocabulary: Vocabulary | None,
-    published: LanguageModel | None,
-) -> tuple[TrainedModel, ...]:
-    """The trained model; with adapters on a base that has no name, this base, too."""
-    if published is None:
-        return (TrainedModel("", model, params, vocabulary),)
-    assert isinstance(config.model, PublishedDecoderConfig)
-    if config.model.lora is None:
-        return (TrainedModel("", model, params, published.tokeniser),)
-    if config.model.adapters is None:
-        # It is where it was, so only its name is needed.
-        base = hub.public_name(config.model.path)
-        return (TrainedModel("", model, params, published.tokeniser, base),)
-    plain = PublishedModel.found(config.model, "model").to_export()
-    base = TrainedModel("base", plain.model, plain.params, plain.tokeniser)
-    return (TrainedModel("", model, params, published.tokeniser, "base"), base)
-
-
-def _require_same(
-    published: LanguageModel, settings: PublishedDecoderConfig, record: Mapping[str, Any]
-) -> None:
-    """Refuses another published model than the one that the run started from."""
-    digest, expected = published.digest(), record["published_model"]["sha256"]
-    if digest != expected:
-        raise InputError(
-            f"{settings.path}: must be the published model that the run used, with SHA-256 "
-            f"{expected[:12]}..., found {digest[:12]}...: restore it"
-        )
 
 
 def _vocabulary(directory: Path, config: Config, record: Mapping[str, Any]) -> Vocabulary | None:

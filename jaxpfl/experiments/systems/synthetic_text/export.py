@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.experiments.engine.final_state import check_statement, final_params, planned
 from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.records.artifacts import verified
-from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
+from jaxpfl.experiments.systems.base import (
+    Made,
+    TrainedModel,
+    exported_base,
+    last_part,
+    require_same,
+)
 from jaxpfl.experiments.systems.synthetic_text.config import (
     FED_AVG,
     SCORING,
@@ -30,7 +35,6 @@ from jaxpfl.experiments.systems.synthetic_text.run import FINE_TUNING
 from jaxpfl.experiments.systems.synthetic_text.study import described_config
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.models.base import Params
-from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
@@ -133,29 +137,20 @@ def _written(
             )
     if not tunes:
         return corpus, wanted, []
-    base, settings, tuned = _GENERATOR, config.generator, []
-    if isinstance(settings, PublishedModelConfig) and settings.adapters is None:
-        # It is where it was, so only its name is needed.
-        base = hub.public_name(settings.path)
-    elif isinstance(settings, PublishedModelConfig):
-        plain = PublishedModel.found(settings, _GENERATOR).to_export()
-        tuned = [TrainedModel(_GENERATOR, plain.model, plain.params, plain.tokeniser)]
+    if isinstance(config.generator, PublishedModelConfig):
+        base, tuned = exported_base(config.generator, _GENERATOR, _GENERATOR)
     else:
         plain = lora.detach(found.model, found.params)
-        tuned = [TrainedModel(_GENERATOR, *plain, found.tokeniser)]
+        base, tuned = _GENERATOR, [TrainedModel(_GENERATOR, *plain, found.tokeniser)]
     adapters = TrainedModel("generator_adapter", found.model, found.params, base=base)
     return corpus, wanted, [*tuned, adapters]
 
 
 def _require_public(writer: CorpusWriter, name: str, record: Mapping[str, Any]) -> None:
     """Refuses a public model, "generator" or "downstream", that the run did not start from."""
-    digest, expected = writer.about(name)["sha256"], record["public_models"][name]["sha256"]
-    if digest != expected:
-        where = writer.identity.get(name, {}).get("path", writer.config.cache)
-        raise InputError(
-            f"{where}: the public {name} must be the one that the run used, with SHA-256 "
-            f"{expected[:12]}..., found {digest[:12]}...: restore it"
-        )
+    where = writer.identity.get(name, {}).get("path", writer.config.cache)
+    found, expected = writer.about(name)["sha256"], record["public_models"][name]["sha256"]
+    require_same(where, f"public {name}", found, expected)
 
 
 def _require_checkpoints(folder: Path, *, needed: bool = True) -> None:
