@@ -295,3 +295,13 @@ def test_cohorts_of_fixed_size(tmp_path):
     (releases,) = verify.check(found)
     assert releases.epsilon(DELTA) == pytest.approx(ledger.spent(DELTA))
     assert math.isfinite(found["ledgers"][0]["epsilon"])
+
+
+def test_the_schema_is_that_of_certificates(made):
+    jsonschema = pytest.importorskip("jsonschema")
+    folder = Path(verify.__file__).parent
+    schema = files.read_json(folder / "certificate.schema.json")
+    validator = jsonschema.Draft202012Validator(schema)
+    found = files.read_record(made / "weights" / certificate.NAME)
+    assert list(validator.iter_errors(found)) == []
+    assert list(validator.iter_errors({**found, "note": 1}))
