@@ -9,7 +9,6 @@ The parts that everyone uses have short names here:
     jp.run                  from an algorithm and clients to a finished run directory
     jp.release              one noisy sum, without an algorithm
     jp.secure_release       the same with noise shares of the clients, as under secure aggregation
-    jp.track                follows runs with Weights & Biases, MLflow, Trackio or your own
 
 Names are loaded when they are first used, so that `jaxpfl --help` does not wait for JAX.
 """
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from jaxpfl.errors import RunLocked as RunLocked
     from jaxpfl.experiments.engine.evaluate import DeclaredPublic as DeclaredPublic
     from jaxpfl.experiments.engine.evaluate import Evaluator as Evaluator
-    from jaxpfl.experiments.engine.trackers import track as track
     from jaxpfl.experiments.run import Result as Result
     from jaxpfl.experiments.run import run as run
     from jaxpfl.federated.clients.client import ClientSteps as ClientSteps

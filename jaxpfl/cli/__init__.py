@@ -10,7 +10,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from typing import Any, NamedTuple, NoReturn
 
@@ -152,14 +151,6 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _tracked(parsed: argparse.Namespace) -> AbstractContextManager[None]:
-    if not getattr(parsed, "track", None):
-        return nullcontext()
-    from jaxpfl.experiments.engine.trackers import track
-
-    return track(*parsed.track)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -180,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"{prog}: unexpected argument {rest[0]!r}; see `{prog} --help`")
         compilation_cache.enable()
         parsed.command_line = shlex.join(["jaxpfl", *given])
-        with terminable(), _tracked(parsed):
+        with terminable():
             result = parsed.command.run(parsed, rest)
     except (InputError, BudgetExhausted) as error:
         return _fail(error, str(error), error.exit_code, as_json)

@@ -58,17 +58,6 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a run")
 
 
-def add_track(parser: argparse.ArgumentParser) -> None:
-    """Adds --track to a command that carries out runs."""
-    parser.add_argument(
-        "--track",
-        action="append",
-        default=[],
-        metavar="SERVICE:PROJECT",
-        help="also log public metrics to wandb:PROJECT, mlflow:EXPERIMENT or trackio:PROJECT",
-    )
-
-
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
     """Adds --dry-run to a command that carries out a config."""
     parser.add_argument(

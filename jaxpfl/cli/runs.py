@@ -24,7 +24,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "same as --privacy.ledger: a ledger that several runs on these clients share (default: the "
         "run's own, in its directory)",
     )
-    common.add_track(parser)
     common.add_dry_run(parser)
     common.add_distributed(parser)
 
@@ -52,7 +51,6 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
     common.add_directory(parser)
-    common.add_track(parser)
     common.add_distributed(parser)
 
 

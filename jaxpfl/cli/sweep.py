@@ -34,15 +34,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         "carry out N points at a time, each in a process of Ray (default: one after the other here)"
     )
     parser.add_argument("--ray", type=int, metavar="N", help=ray)
-    common.add_track(parser)
     common.add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
     if arguments.ray is not None:
         checks.positive_int("--ray", arguments.ray)
-        if arguments.track or arguments.dry_run:
-            raise InputError("--ray goes with neither --track nor --dry-run: give one of them")
+        if arguments.dry_run:
+            raise InputError("--ray does not go with --dry-run: give one of them")
     from jaxpfl.experiments.config import shipped
     from jaxpfl.experiments.sweep import directory as folders
     from jaxpfl.experiments.sweep.config import load_sweep

@@ -14,9 +14,6 @@ CALIBRATE = [
 ]  # fmt: skip
 
 
-def _ignore(*_: object) -> None: ...
-
-
 def _json(capsys) -> dict:
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) == 1

@@ -2,7 +2,6 @@
 
     metrics.jsonl            one line per round: public values and no times, see `records.lines`
     tensorboard/             the same numbers, if the extra `tensorboard` is installed
-    trackers                 the same numbers and sentences, see `trackers`
     stderr                   the progress bar
 
 Metrics are fetched one round late, so that the device never waits for the host.
@@ -23,7 +22,6 @@ from jaxpfl.experiments.engine.cost import Cost
 from jaxpfl.experiments.engine.evaluate import Pending
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.setting import Tracking
-from jaxpfl.experiments.engine.trackers import Trackers
 from jaxpfl.experiments.records.lines import MetricsFile, flat
 from jaxpfl.progress import Progress
 
@@ -44,7 +42,6 @@ class Observers:
     Args:
       done: rounds that earlier attempts completed.
       confirm: `confirm(before)` returns when all releases of rounds < `before` are confirmed.
-      trackers: have begun this run.
     """
 
     def __init__(
@@ -57,11 +54,10 @@ class Observers:
         *,
         done: int,
         confirm: Callable[[int], None],
-        trackers: Trackers,
     ) -> None:
         self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
         self._bar, self._confirm = bar, confirm
-        self._private, self._trackers = not directory.stamp, trackers
+        self._private = not directory.stamp
         self._late: _Values | None = None
         self._closing = ExitStack()
         self.metrics = MetricsFile(directory.path / "metrics.jsonl")
@@ -105,15 +101,10 @@ class Observers:
         if late.sentences is not None:
             record["sentences"] = late.sentences
         record = files.jsonable(record)
-        prefix = "" if self._private else "NOT_PRIVATE/"
-        numbers = {prefix + name: value for name, value in flat(record).items()}
-        # What an earlier attempt published, the services have.
-        if self.metrics.records[round : round + 1] != [record]:
-            self._trackers.call("log", round, numbers)
-            if late.sentences:
-                self._trackers.call("sentences", round, late.sentences)
         self.metrics.append(round, record)
         if self._board is not None:
+            prefix = "" if self._private else "NOT_PRIVATE/"
+            numbers = {prefix + name: value for name, value in flat(record).items()}
             self._board.append(round, numbers)
         self._show(round, record)
 

@@ -32,7 +32,6 @@ from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.run_directory import RunDirectory, check
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, mark_of
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
-from jaxpfl.experiments.engine.trackers import TrackedRun, Trackers, current
 from jaxpfl.experiments.records.cautions import of_rounds
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.federated.release.releaser import Others, Releaser
@@ -92,8 +91,6 @@ class Loop:
             )
             cost = Cost(ledger, algorithm, directory.run_id, self.setting.prior)
             directory.begin(cost.planned(), self.tracking, ledger.head)
-            trackers = Trackers(current(), bar.message)
-            trackers.call("begin", self._tracked())
             folder, private = self.directory / "checkpoints", not directory.stamp
             checkpoints = stack.enter_context(
                 Checkpoints(folder, run=directory.run_id, private=private)
@@ -110,7 +107,6 @@ class Loop:
                     bar,
                     done=done,
                     confirm=lambda before: releaser and releaser.confirm(before=before),
-                    trackers=trackers,
                 )
             )
             if not done:
@@ -146,7 +142,6 @@ class Loop:
             epsilons = cost.epsilons()
             metrics = {**observers.latest(done), "epsilon": epsilons[OWN]}
             statement = directory.end(done, cost.statement(), metrics, epsilons, ledger)
-            trackers.call("end", statement)
             if failure is not None:
                 raise failure
             params = None if algorithm.params is None else algorithm.params(state)
@@ -181,12 +176,6 @@ class Loop:
         ledger.verify(restored.ledger_head)
         bar.message(f"resumed after round {restored.round}")
         return restored.state, restored.round
-
-    def _tracked(self) -> TrackedRun:
-        directory = self._directory
-        name = f"{self.algorithm.name}, {self.directory.resolve().name}"
-        config = {"seed": self.setting.seed, **self.setting.config}
-        return TrackedRun(directory.run_id, name, self.directory, config, directory.stamp)
 
     def _bar(self) -> Progress:
         name, plan = self.algorithm.name, self.algorithm.queries[0].plan

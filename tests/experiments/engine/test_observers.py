@@ -12,7 +12,6 @@ from jaxpfl import progress
 from jaxpfl.experiments.engine import observers
 from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.setting import Tracking
-from jaxpfl.experiments.engine.trackers import Trackers
 from jaxpfl.experiments.records.lines import flat
 from jaxpfl.progress import Progress
 
@@ -34,7 +33,6 @@ def test_a_run_goes_on_without_tensorboard(tmp_path, monkeypatch, installed):
         Progress("test", progress=False),
         done=0,
         confirm=confirmed.append,
-        trackers=Trackers((), print),
     ) as found:
         for round in range(3):
             found.observe(round, {"norm": 1.0 * round}, None)
