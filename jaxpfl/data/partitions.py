@@ -12,7 +12,6 @@ which every example is a client of its own (`PATH?client=*`), or columns in memo
 
 or, wherever a source is named,
 `reviews.jsonl?client=*&columns=label&partition=dirichlet&clients=100&alpha=0.3`.
-`experiments.report.partition_plot` draws who got what.
 
 A made-up client is made of whole original clients, so what protects it protects each of them, too.
 The reverse is not true, so the population has a `fingerprint`, and with it a ledger, of its own.

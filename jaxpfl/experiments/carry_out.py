@@ -268,5 +268,6 @@ def _carried_out(study: Study, workspace: Workspace, group: Group | None, comman
     )
     write_page(directory, page)
     lines = page_lines(page)
-    shared_run.broadcast_outcome(group, record, lines)
+    if group is not None:
+        group.tell(record=files.jsonable(record), lines=lines)
     return Outcome(directory, record, time.monotonic() - began, lines)

@@ -9,15 +9,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from jaxpfl import checks
 from jaxpfl.data.open import why_missing
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PUBLIC_PART
-from jaxpfl.experiments.engine.description import Clients, Description, PlannedRelease
+from jaxpfl.experiments.engine.description import Clients, Description
 from jaxpfl.experiments.registry import system_of
-from jaxpfl.experiments.sweep.config import Point, Sweep
-from jaxpfl.federated.audits.rehearsal import QuerySize
+from jaxpfl.experiments.sweep.config import Sweep
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.text.tokenisers import public_words
 
@@ -43,9 +41,16 @@ def dry_run(config: Any) -> dict[str, Any]:
             name: {"server": each.state, "queries": [dataclasses.asdict(q) for q in each.queries]}
             for name, each in found.rounds.items()
         },
-        "privacy": {name: _release(each) for name, each in found.releases.items()},
+        "privacy": {
+            name: {
+                "times": each.times,
+                "noise_multiplier": each.noise_multiplier,
+                **_guarantee(each.guarantee),
+            }
+            for name, each in found.releases.items()
+        },
         "together": {name: _guarantee(each) for name, each in found.together.items()},
-        "notes": [*found.notes, *_too_large(found)],
+        "notes": [*found.notes],
     }
     parts = [_FIRST], _source_lines(record), _model_lines(record), _privacy_lines(record)
     return {**record, "text": "\n\n".join("\n".join(lines) for lines in parts if lines)}
@@ -58,7 +63,13 @@ def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
       InputError: a point would be refused; the message names it.
     """
     found: dict[str, dict[str, Any]] = {}
-    for point in _different(sweep):
+    seen: set[str] = set()
+    for point in sweep.points:
+        run = dataclasses.replace(point.config.run, seed=0)
+        described = to_yaml(dataclasses.replace(point.config, run=run))
+        if described in seen:
+            continue
+        seen.add(described)
         try:
             found[point.name] = dry_run(point.config)
         except InputError as error:
@@ -74,17 +85,6 @@ def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
         said.update(new)
         lines += [name, *(f"  {line}" for line in [*new, *_privacy_lines(record)])]
     return {"points": found, "text": "\n".join(lines)}
-
-
-def _different(sweep: Sweep) -> Iterator[Point]:
-    """A point for each combination of values but seeds."""
-    seen: set[str] = set()
-    for point in sweep.points:
-        run = dataclasses.replace(point.config.run, seed=0)
-        described = to_yaml(dataclasses.replace(point.config, run=run))
-        if described not in seen:
-            seen.add(described)
-            yield point
 
 
 def _sources(config: Any, found: Description) -> Iterator[tuple[str, dict[str, str]]]:
@@ -105,21 +105,6 @@ def _sources(config: Any, found: Description) -> Iterator[tuple[str, dict[str, s
             yield key, {"source": source, "missing": missing}
 
 
-def _too_large(found: Description) -> Iterator[str]:
-    """What a run on this machine would refuse; it may be for another one."""
-    memory = checks.machine_memory()
-    sizes = [(f"model {name}", model.size or 0) for name, model in found.models.items()]
-    for name, rounds in found.rounds.items():
-        sizes.append((f"{name}, server", rounds.state))
-        sizes += [(f"{name}, {query.label}, bucket", query.bucket) for query in rounds.queries]
-    for what, size in sizes:
-        if size > memory:
-            yield (
-                f"{what}: {_bytes(size)} are more than the {_bytes(memory)} of memory that this "
-                "machine has, which would refuse the run"
-            )
-
-
 _known: dict[str, dict[str, Any]] = {}
 
 
@@ -128,20 +113,9 @@ def _guarantee(found: Guarantee) -> dict[str, Any]:
     described = repr(found)
     if described not in _known:
         epsilon = found.epsilon() if found.private else None
-        _known[described] = {
-            "epsilon": epsilon,
-            "delta": found.delta,
-            "statement": found.statement(),
-        }
+        stated = {"epsilon": epsilon, "delta": found.delta, "statement": found.statement()}
+        _known[described] = stated
     return _known[described]
-
-
-def _release(found: PlannedRelease) -> dict[str, Any]:
-    return {
-        "times": found.times,
-        "noise_multiplier": found.noise_multiplier,
-        **_guarantee(found.guarantee),
-    }
 
 
 def _source_lines(record: dict[str, Any]) -> list[str]:
@@ -167,20 +141,15 @@ def _model_lines(record: dict[str, Any]) -> list[str]:
     for name, each in record["rounds"].items():
         if each["server"]:
             lines.append(f"memory    {name}: server {_bytes(each['server'])}")
-        lines += [
-            f"memory    {name}, {_query_line(QuerySize(**query))}" for query in each["queries"]
-        ]
+        for query in each["queries"]:
+            down, up, many = query["down"], query["up"], query["side_by_side"]
+            lines.append(
+                f"memory    {name}, {query['label']}: a client receives {_bytes(down)} and sends "
+                f"{_bytes(up)}; bucket {_bytes(query['bucket'])}, sums {_bytes(query['sums'])}, "
+                f"{many} client{'s' if many > 1 else ''} at a time: {_bytes(many * up)} of "
+                "changes, as much of gradients, and their activations"
+            )
     return lines
-
-
-def _query_line(query: QuerySize) -> str:
-    number = query.side_by_side
-    return (
-        f"{query.label}: a client receives {_bytes(query.down)} and sends {_bytes(query.up)}; "
-        f"bucket {_bytes(query.bucket)}, sums {_bytes(query.sums)}, {number} "
-        f"client{'s' if number > 1 else ''} at a time: {_bytes(number * query.up)} of changes, as "
-        "much of gradients, and their activations"
-    )
 
 
 def _privacy_lines(record: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpfl import checks, cli
+from jaxpfl import cli
 from jaxpfl.data.open import why_missing
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import dry_run as dry_run_module
@@ -254,23 +254,6 @@ def test_every_config_passes_a_dry_run(path, tmp_path, monkeypatch, published, u
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_config_passes_a_dry_run_with_its_noise(path, published):
     check(path)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "what"),
-    [
-        ("model.hidden", 10**9, "model model"),
-        ("training.max_examples", 2 * 10**8, "update, bucket"),
-    ],
-)
-def test_what_this_machine_has_no_room_for_is_said_and_accepted(
-    tiny, monkeypatch, key, value, what
-):
-    """The run may be for a larger machine; here it would be refused."""
-    monkeypatch.setattr(checks, "machine_memory", lambda: 2**34)
-    record = dry_run(registry.load(tiny, [f"--{key}", str(value)]))
-    assert any(what in note and "would refuse the run" in note for note in record["notes"])
-    assert not [note for note in dry_run(registry.load(tiny))["notes"] if "refuse" in note]
 
 
 def test_a_model_larger_than_memory_is_refused_before_anything_is_written(tmp_path, capsys):

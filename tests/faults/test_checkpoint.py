@@ -19,7 +19,9 @@ from jaxpfl.experiments.records.checkpoint import Checkpoints
 
 
 def _state(value: float):
-    params = {"layer": {"w": jnp.full((3, 4), value, jnp.float32), "none": jnp.zeros((0, 2))}}
+    half = jnp.full(3, value, jnp.bfloat16)
+    layer = {"w": jnp.full((3, 4), value, jnp.float32), "none": jnp.zeros((0, 2)), "half": half}
+    params = {"layer": layer}
     return {"params": params, "server": optax.adam(0.1).init(params), "round": jnp.int32(value)}
 
 
@@ -103,24 +105,6 @@ def test_every_damage_is_found_and_the_previous_step_taken(tmp_path):
         (tmp_path / f"round_0000000{round}" / "record.json").unlink()
     with pytest.raises(CorruptFile, match=r"round_00000002.*round_00000001"):
         checkpoints.restore(_state(0), warn=lambda _: None)
-
-
-def test_the_check_can_fail(tmp_path, monkeypatch):
-    """TRUST 35: with the manifest unread, a flipped bit of the arrays passes."""
-    checkpoints = _saved(tmp_path, 1, 2)
-    _flip(tmp_path / "round_00000002" / "state.bin", 20)
-    monkeypatch.setattr(
-        checkpoint,
-        "verified",
-        lambda path: checkpoint.Manifest(path.name, "r1", ledger_head="head1"),
-    )
-    restored = checkpoints.restore(_state(0), warn=_silent)
-    assert restored is not None and restored.round == 2
-    # Arrays that are cut off, of which the hashes are right, are found all the same.
-    (tmp_path / "round_00000002" / "state.bin").write_bytes(b"short")
-    messages = []
-    _assert_is_round(checkpoints.restore(_state(0), warn=messages.append), 1)
-    assert "state.bin" in messages[0]
 
 
 def test_rubbish_of_a_crash_is_removed_and_never_restored(tmp_path):
@@ -252,15 +236,6 @@ def test_a_disk_that_is_full_while_the_arrays_are_written_is_an_os_error(tmp_pat
         restored = checkpoints.restore(large, warn=_silent)
     assert restored is not None
     np.testing.assert_array_equal(restored.state["w"], large["w"])
-
-
-def test_a_checkpoint_under_another_rounds_name_is_damage(tmp_path):
-    """TRUST 35: a copy or a rename does not make a state that of another round."""
-    checkpoints = _saved(tmp_path, 1, 2)
-    (tmp_path / "round_00000002").rename(tmp_path / "round_00000009")
-    messages = []
-    _assert_is_round(checkpoints.restore(_state(0), warn=messages.append), 1)
-    assert "round_00000009" in messages[0]
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from jaxpfl.privacy.plan import Plan
 
-_ADJACENCY = {
-    "add_or_remove_one": "add or remove one {}",
-    "replace_one": "replace one {}",
-}
 _UNITS = {
     "client": "client: one client with everything that it holds, over the whole run",
     "example": "example: one example of a client",
 }
+_COVERED = (
+    "The statement covers all that the run released from the clients, and so all that is here. It "
+    "says nothing of other releases from the same clients that are on no ledger of this run."
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Card:
 
     def of_model(self) -> str:
         """README.md of a model."""
-        head = ["library_name: jaxpfl", "tags:", *_tags("federated-learning")]
+        head = ["library_name: jaxpfl", "tags:", "- differential-privacy", "- federated-learning"]
         lines = [*self._top(head), "## What is here", "", *_table("file", self.contents)]
         lines += ["## What it was trained on", "", *_table("", self.trained_on)]
         if self.scores and self.tested_on:
@@ -51,48 +51,27 @@ class Card:
 
     def of_corpus(self, texts: int) -> str:
         """README.md of a data set of synthetic texts."""
-        head = ["configs:", "- config_name: default", "  data_files: corpus.parquet", "tags:"]
-        lines = self._top([*head, *_tags("synthetic")])
-        lines += [
-            "## What is here",
-            "",
-            f"corpus.parquet has {texts} rows with one column, `text`. A model wrote all of them: "
-            "none is a text of a client.",
-            "",
-            "## What it was made from",
-            "",
-            *_table("", self.trained_on),
-        ]
-        return "\n".join(lines)
+        head = ["configs:", "- config_name: default", "  data_files: corpus.parquet"]
+        lines = self._top([*head, "tags:", "- differential-privacy", "- synthetic"])
+        lines += ["## What is here", ""]
+        lines += [f"corpus.parquet has {texts} rows with one column, `text`. A model wrote all of"]
+        lines += ["them: none is a text of a client.", "", "## What it was made from", ""]
+        return "\n".join([*lines, *_table("", self.trained_on)])
 
     def _top(self, head: list[str]) -> list[str]:
         lines = ["---", *head, "---", "", f"# {self.title}", ""]
-        if self.stamp:
-            lines += [f"**{self.stamp}**", ""]
+        lines += [f"**{self.stamp}**", ""] if self.stamp else []
         lines += ["## Privacy", "", "```text", self.statement, "```", ""]
-        return [*lines, *self._terms()]
-
-    def _terms(self) -> list[str]:
         plan = self.plan
         if plan is None:
-            return ["Nothing here follows from the data of private clients.", ""]
+            return [*lines, "Nothing here follows from the data of private clients.", ""]
         terms = {
             "delta": f"{plan.delta:g}" if plan.private else "none: there is no noise",
             "unit": _UNITS[plan.unit],
-            "adjacency": _ADJACENCY[plan.adjacency].format(plan.unit),
+            "adjacency": f"{plan.adjacency.replace('_', ' ')} {plan.unit}",
             "accountant": plan.chosen_accountant if plan.private else "none",
         }
-        return [
-            *_table("term", terms),
-            "The statement covers all that the run released from the clients, and so all that is "
-            "here. It says nothing of other releases from the same clients that are on no ledger "
-            "of this run.",
-            "",
-        ]
-
-
-def _tags(*more: str) -> list[str]:
-    return [f"- {tag}" for tag in ("differential-privacy", *more)]
+        return [*lines, *_table("term", terms), _COVERED, ""]
 
 
 def _table(first: str, rows: Mapping[str, str]) -> list[str]:

@@ -61,7 +61,7 @@ def final_params(
       CorruptFile: the last checkpoint or the ledger is missing, cut off or was altered, or the
         statement is not the ledger's.
     """
-    run = files.read_record(folder / "run.json", {"run": str, "private": bool})
+    run = files.read_record(folder / "run.json", {"run": str})
     place = folder / "checkpoints"
 
     def refuse(message: str) -> None:
@@ -69,9 +69,9 @@ def final_params(
 
     restored = None
     if place.is_dir():
-        with Checkpoints(place, run=run["run"], private=run["private"]) as checkpoints:
-            # An earlier checkpoint is no substitute for the last one.
-            restored = checkpoints.restore(initial_state(algorithm, seed), warn=refuse)
+        # An earlier checkpoint is no substitute for the last one.
+        checkpoints = Checkpoints(place, run=run["run"])
+        restored = checkpoints.restore(initial_state(algorithm, seed), warn=refuse)
     if restored is None or restored.round != algorithm.rounds:
         raise CorruptFile(f"{place}: the checkpoint of the last round, {algorithm.rounds}, is gone")
     plan = algorithm.queries[0].plan

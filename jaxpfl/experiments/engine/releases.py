@@ -110,10 +110,8 @@ class Releases:
           InputError: the run began with another config than `described`.
           CorruptFile: its record is missing or damaged.
         """
-        if ledger is None:
-            return cls.without_clients(directory, described)
         folder = directory / FOLDER
-        run = _begun(folder, described)
+        run = _hash(described) if ledger is None else _begun(folder, described)
         if run is None:
             raise CorruptFile(f"{folder / _NOTE}: is missing")
         return cls(Artifacts(folder, run=run, ledger=ledger), run, ledger)

@@ -82,10 +82,21 @@ class Loop:
         """
         algorithm, directory = self.algorithm, self._directory
         with ExitStack() as stack:
-            late = f"interrupted after the last round; {self._how_to_resume}"
+            late = self._interrupted("after the last round")
             signals = stack.enter_context(caught_signals(late))
-            bar = stack.enter_context(self._bar())
             unit = algorithm.queries[0].plan.unit
+            mark = f" ({mark_of(directory.stamp)})" if directory.stamp else ""
+            bar = stack.enter_context(
+                Progress(
+                    algorithm.name + mark,
+                    total=algorithm.rounds,
+                    progress=self.tracking.progress,
+                    step="round",
+                    clients=algorithm.queries[0].plan.clients_per_round
+                    if unit == "client"
+                    else None,
+                )
+            )
             ledger = stack.enter_context(
                 Ledger(self.ledger, self.population, budget=self.budget, unit=unit)
             )
@@ -113,7 +124,8 @@ class Loop:
                 observers.observe(0, {}, state)
             if signals and done < algorithm.rounds:
                 # What came during the set-up: nothing was asked of the clients, and nothing is.
-                raise self._interrupted(signals[0], done)
+                when = f"after round {done}" if done else "before the first round"
+                raise Interrupted(signals[0], self._interrupted(when))
             saved, failure = done, None
             while done < algorithm.rounds and failure is None:
                 assert releaser is not None
@@ -128,7 +140,8 @@ class Loop:
                 if failure is None:
                     observers.observe(done, metrics, state)
                     if signals:
-                        failure = self._interrupted(signals[0], done)
+                        message = self._interrupted(f"after round {done}")
+                        failure = Interrupted(signals[0], message)
                 stop = failure is not None or done == algorithm.rounds
                 if done != saved and (stop or done % self.tracking.checkpoint_every == 0):
                     observers.publish()
@@ -145,7 +158,7 @@ class Loop:
             if failure is not None:
                 raise failure
             params = None if algorithm.params is None else algorithm.params(state)
-            evaluated_on = directory.evaluated_on
+            evaluated_on = directory.record["evaluation"]
             return Result(
                 privacy=statement,
                 metrics=metrics,
@@ -177,16 +190,6 @@ class Loop:
         bar.message(f"resumed after round {restored.round}")
         return restored.state, restored.round
 
-    def _bar(self) -> Progress:
-        name, plan = self.algorithm.name, self.algorithm.queries[0].plan
-        return Progress(
-            f"{name} ({mark_of(self._directory.stamp)})" if self._directory.stamp else name,
-            total=self.algorithm.rounds,
-            progress=self.tracking.progress,
-            step="round",
-            clients=plan.clients_per_round if plan.unit == "client" else None,
-        )
-
     def _releaser(self, ledger: Ledger, bar: Progress, stack: ExitStack) -> Releaser | None:
         """Asks the clients, and logs the private facts of each round; None for a finished run."""
         if self._directory.secret is None:
@@ -213,15 +216,12 @@ class Loop:
             others=self.others,
         )
 
-    def _interrupted(self, signal: int, done: int) -> Interrupted:
-        when = f"after round {done}" if done else "before the first round"
-        return Interrupted(signal, f"interrupted {when}; {self._how_to_resume}")
-
-    @property
-    def _how_to_resume(self) -> str:
-        if self.setting.resumed_as is None:
-            return "call jaxpfl.run again with the same arguments and resume=True"
-        return f"resume with: jaxpfl resume {self.setting.resumed_as}"
+    def _interrupted(self, when: str) -> str:
+        """The message of an interrupt."""
+        how = "call jaxpfl.run again with the same arguments and resume=True"
+        if self.setting.resumed_as is not None:
+            how = f"resume with: jaxpfl resume {self.setting.resumed_as}"
+        return f"interrupted {when}; {how}"
 
 
 def initial_state(algorithm: Algorithm, seed: int) -> Any:

@@ -113,11 +113,6 @@ class RunDirectory:
         }
         files.write_json(self.path / "run.json", self.record)
 
-    @property
-    def evaluated_on(self) -> str | None:
-        """Names the data of the evaluation, as `run.json` does; None without one."""
-        return self.record["evaluation"]
-
     def end(
         self,
         rounds: int,
@@ -140,7 +135,7 @@ class RunDirectory:
             "private": not self.stamp,
             "privacy": statement,
             "epsilons": epsilons,
-            "evaluated_on": self.evaluated_on,
+            "evaluated_on": self.record["evaluation"],
             "metrics": metrics,
         }
         ledger.require_unchanged()
@@ -189,22 +184,18 @@ def _begun(path: Path, algorithm: Algorithm, setting: Setting) -> dict[str, Any]
 
 def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> None:
     """Refuses data that does not fit the queries or the model, before any charge."""
+    name, queries = algorithm.name, algorithm.queries
     if (tracking.evaluate or tracking.sentences) and algorithm.params is None:
         raise InputError(
-            f"{algorithm.name!r} trains no model, so nothing can be evaluated: leave out the "
-            "evaluation"
+            f"{name!r} trains no model, so nothing can be evaluated: leave out the evaluation"
         )
-    plans = [query.plan for query in algorithm.queries]
-    if len({plan.unit for plan in plans}) > 1:
-        raise InputError(
-            f"all queries of {algorithm.name!r} must protect the same unit, found client and "
-            "example"
-        )
-    if len({plan.simulates for plan in plans}) > 1:
-        raise InputError(
-            f"all queries of {algorithm.name!r} must simulate the same larger population, or none"
-        )
-    for query in algorithm.queries:
+    for shared, values in (
+        ("protect the same unit, found client and example", {q.plan.unit for q in queries}),
+        ("simulate the same larger population, or none", {q.plan.simulates for q in queries}),
+    ):
+        if len(values) > 1:
+            raise InputError(f"all queries of {name!r} must {shared}")
+    for query in queries:
         plan = query.plan
         held = len(population) if plan.unit == "client" else population.num_examples
         if held != plan.population:
@@ -220,12 +211,10 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
             )
         if query.prepare is not None:
             continue
-        for name in query.columns or ():
-            if name not in population.columns:
+        for column in query.columns or ():
+            if column not in population.columns:
                 found = ", ".join(sorted(population.columns)) or "none"
-                raise InputError(
-                    f"{algorithm.name!r} reads a column {name!r}, but the data has only: {found}"
-                )
+                raise InputError(f"{name!r} reads a column {column!r}, but the data has: {found}")
         if isinstance(query.client_fn, Checking):
             query.client_fn.check(read_columns(query, population))
 
@@ -246,7 +235,16 @@ def saved_secret(
     """
     reproducible = reproducible_seed is not None
     if path.exists():
-        secret = _read_secret(path, reproducible)
+        record = files.read_record(path, {"reproducible": bool, "words": list})
+        words = record["words"]
+        if record["reproducible"] != reproducible:
+            raise InputError(
+                f"{path}: the run began with reproducible_noise = {record['reproducible']}, found "
+                f"{reproducible}: resume it with its first value"
+            )
+        if len(words) != 4 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
+            raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits")
+        secret = RunSecret(np.array(words, np.uint32).tobytes())
         if run is not None and not run.endswith(run_id(secret)):
             raise InputError(
                 f"{path}: holds the secret of another run than {run}: this file or the record of "
@@ -258,10 +256,8 @@ def saved_secret(
             f"{path}: is missing, so the run cannot be continued: its noise cannot be drawn again. "
             "Its releases stay in the ledger; start another run with another --out"
         )
-    if reproducible_seed is None:
-        secret = RunSecret()
-    else:
-        secret = RunSecret.reproducible(reproducible_seed, purpose)
+    seed = reproducible_seed
+    secret = RunSecret() if seed is None else RunSecret.reproducible(seed, purpose)
     words = np.frombuffer(secret.words, np.uint32).tolist()
     files.private_directory(path.parent)
     files.write_json(path, {"words": words, "reproducible": reproducible}, mode=0o600)
@@ -284,16 +280,3 @@ def forget(path: Path, ledger: Ledger) -> None:
 def run_id(secret: RunSecret) -> str:
     """The run's public name in ledgers: a digest that reveals nothing about the secret."""
     return secret.digest("run", "")[:12]
-
-
-def _read_secret(path: Path, reproducible: bool) -> RunSecret:
-    record = files.read_record(path, {"reproducible": bool, "words": list})
-    if record["reproducible"] != reproducible:
-        raise InputError(
-            f"{path}: the run began with reproducible_noise = {record['reproducible']}, found "
-            f"{reproducible}: resume it with its first value"
-        )
-    words = record["words"]
-    if len(words) != 4 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
-        raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits")
-    return RunSecret(np.array(words, np.uint32).tobytes())

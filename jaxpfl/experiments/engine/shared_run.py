@@ -8,7 +8,7 @@ nothing.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,25 +58,15 @@ def share_rounds(others: SharedRounds) -> dict[str, Any]:
     # A signal that comes to all processes stops process 0 after its round, which needs this one.
     with caught_signals():
         message = others.serve()
-    if "failed" in message:
-        _raise(message)
-    return message
-
-
-def _raise(message: dict[str, Any]) -> NoReturn:
+    if "failed" not in message:
+        return message
     kind, sentence = message["failed"], message["sentence"]
     if kind == Interrupted.__name__:
         raise Interrupted(message["number"], sentence)
     known = getattr(errors, kind, None)
-    if known is not None:
-        raise known(sentence)
-    raise RuntimeError(f"process 0 of this run failed: {sentence}")
-
-
-def broadcast_outcome(found: Group | None, record: Any, lines: list[str]) -> None:
-    """Process 0 broadcasts the outcome of a config; without other processes nothing happens."""
-    if found is not None:
-        found.tell(record=files.jsonable(record), lines=lines)
+    if known is None:
+        raise RuntimeError(f"process 0 of this run failed: {sentence}")
+    raise known(sentence)
 
 
 def broadcast_result(found: Group, result: Result) -> None:

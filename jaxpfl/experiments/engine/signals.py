@@ -116,8 +116,7 @@ def require_none_answered(failure: BaseException, message: str) -> None:
     error: BaseException | None = failure
     seen: list[BaseException] = []
     while error is not None and error not in seen:
-        number = getattr(error, _ANSWERED, None)
-        if number is not None:
-            raise Interrupted(number, message) from failure
+        if hasattr(error, _ANSWERED):
+            raise Interrupted(getattr(error, _ANSWERED), message) from failure
         seen.append(error)
         error = error.__cause__ or error.__context__

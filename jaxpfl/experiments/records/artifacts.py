@@ -115,10 +115,10 @@ class Artifacts:
           CorruptFile: the ledger, or a run directory that this process holds, was changed from
             outside; nothing is stored.
         """
-        path, head = self._path(name), None
-        if self.ledger is not None:
-            self.ledger.require_unchanged()
-            head = self.ledger.head
+        path, ledger = self._path(name), self.ledger
+        if ledger is not None:
+            ledger.require_unchanged()
+        head = None if ledger is None else ledger.head
         manifest = Manifest(path.name, self.run, made_from, private=self.private, ledger_head=head)
         arrays = {key: np.asarray(value) for key, value in artifact.arrays.items()}
         with writing(path, manifest) as temporary:

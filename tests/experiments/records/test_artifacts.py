@@ -1,9 +1,7 @@
 """Artifacts: stored whole, found again, and refused where they are not this run's."""
 
 import errno
-import json
 import os
-from importlib.metadata import version
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -14,7 +12,6 @@ from dp_accounting import GaussianDpEvent
 from jaxpfl import files
 from jaxpfl.data import from_clients
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.records import artifacts as store
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.privacy.ledger import Ledger
 
@@ -55,20 +52,6 @@ def test_an_artifact_is_computed_once_and_read_to_the_same_bits(tmp_path):
         assert found.arrays["x"].dtype == np.float32
     assert len(computed) == 1
     assert os.listdir(folder) == ["round_1_texts"]
-
-
-def test_the_manifest_says_what_it_is_and_what_it_was_made_from(tmp_path):
-    with Ledger(tmp_path / "ledger.jsonl", CLIENTS) as ledger:
-        Artifacts(tmp_path, run="a", ledger=ledger, private=False).save("one", MADE, ["seed", 3])
-        head = ledger.head
-    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
-    assert manifest["what"] == "one"
-    assert manifest["run"] == "a"
-    assert manifest["made_from"] == ["seed", 3]
-    assert manifest["version"] == version("jaxpfl")
-    assert manifest["private"] is False
-    assert manifest["ledger_head"] == head
-    assert sorted(manifest["files"]) == ["arrays.npz", "record.json"]
 
 
 def test_nothing_stored_is_none_and_makes_no_folder(tmp_path):
@@ -134,14 +117,6 @@ def test_killed_at_any_instant_it_is_absent_or_whole(tmp_path):
     assert seen == {(True, None), (True, 1), (False, 1), (False, None), (False, 2)}
 
 
-def test_a_temporary_folder_is_no_artifact_and_goes(tmp_path):
-    Artifacts(tmp_path, run="a").save("one", MADE)
-    os.rename(tmp_path / "one", tmp_path / ".tmp-one")
-    assert Artifacts(tmp_path, run="a").find("one") is None
-    Artifacts(tmp_path, run="a").save("one", MADE)
-    assert os.listdir(tmp_path) == ["one"]
-
-
 def _flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1
@@ -173,26 +148,11 @@ def test_every_damage_is_found_and_the_file_is_named(tmp_path):
         Artifacts(tmp_path, run="a").find("one", {"seed": 0})
 
 
-def test_the_check_can_fail(tmp_path, monkeypatch):
-    """TRUST 35: unverified, a flipped bit of the record passes."""
-    Artifacts(tmp_path, run="a").save("one", Artifact({"name": "aaaa"}))
-    path = tmp_path / "one" / "record.json"
-    _flip(path, path.read_bytes().index(b"aaaa"))
-    monkeypatch.setattr(store, "verified", lambda _: store.Manifest("one", "a"))
-    found = Artifacts(tmp_path, run="a").find("one")
-    assert found is not None
-    assert found.record["name"] != "aaaa"
-
-
-def test_an_artifact_of_another_run_is_refused(tmp_path):
+def test_an_artifact_of_another_run_or_of_other_inputs_is_refused(tmp_path):
     """A resumed run must not repeat its noise on what follows from other artifacts."""
-    Artifacts(tmp_path, run="a").save("one", MADE)
-    with pytest.raises(InputError, match="belongs to run a, expected run b"):
-        Artifacts(tmp_path, run="b").load_or_compute("one", never)
-
-
-def test_what_was_made_from_something_else_is_refused(tmp_path):
     Artifacts(tmp_path, run="a").save("one", MADE, {"seed": 0})
+    with pytest.raises(InputError, match="belongs to run a, expected run b"):
+        Artifacts(tmp_path, run="b").load_or_compute("one", never, {"seed": 0})
     with pytest.raises(InputError, match=r"one: was made from .*0.*, expected .*1"):
         Artifacts(tmp_path, run="a").load_or_compute("one", never, {"seed": 1})
     with pytest.raises(InputError, match="was made from"):
