@@ -214,7 +214,9 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
         for column in query.columns or ():
             if column not in population.columns:
                 found = ", ".join(sorted(population.columns)) or "none"
-                raise InputError(f"{name!r} reads a column {column!r}, but the data has: {found}")
+                raise InputError(
+                    f"{name!r} reads a column {column!r}, but the data has only: {found}"
+                )
         if isinstance(query.client_fn, Checking):
             query.client_fn.check(read_columns(query, population))
 
