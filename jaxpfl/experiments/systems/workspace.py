@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
 from jaxpfl.experiments.engine.cost import SHARED, both_statements, stamped
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
-from jaxpfl.experiments.engine.trackers import track
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.report.run_page import page_of_run, write_run_page
 from jaxpfl.experiments.systems import ARTIFACTS, RESULT
@@ -109,7 +107,7 @@ class Workspace:
             besides the config, if there is any; a resumed run must have the same.
           prior: runs on the same ledger that this one depends on; its epsilons include theirs.
           note: of a simulation, the sentence that every statement on it ends with. It has a ledger
-            of its own, in `directory`/`name`, and is sent to no tracker.
+            of its own, in `directory`/`name`.
         """
         folder, run = self.directory / name, self.config.run
         if name and not note:
@@ -139,7 +137,7 @@ class Workspace:
         )
         if not name:
             return loop.run()
-        with track() if note else nullcontext(), page_of_run(folder):
+        with page_of_run(folder):
             return loop.run()
 
     def composed_guarantee(self, ledgers: Sequence[Path], delta: float | None) -> dict[str, Any]:

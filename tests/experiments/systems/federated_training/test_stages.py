@@ -7,7 +7,6 @@ import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dp_accounting
@@ -19,7 +18,6 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.carry_out import Outcome, report
 from jaxpfl.experiments.engine.signals import Interrupted
-from jaxpfl.experiments.engine.trackers import track
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
@@ -37,22 +35,10 @@ REPRODUCIBLE = ("--run.reproducible_noise", "True")
 
 
 @pytest.fixture(scope="module")
-def told() -> list:
-    """The runs that a tracker is told of."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def finished(pipeline_config, tmp_path_factory, told) -> Outcome:
+def finished(pipeline_config, tmp_path_factory) -> Outcome:
     """An uninterrupted run with noise of the operating system."""
     out = tmp_path_factory.mktemp("finished") / "run"
-
-    def ignore(*_: Any) -> None:
-        pass
-
-    tracker: Any = SimpleNamespace(begin=told.append, log=ignore, sentences=ignore, end=ignore)
-    with track(tracker):
-        return carry_out.run(registry.load(pipeline_config), out, progress=False)
+    return carry_out.run(registry.load(pipeline_config), out, progress=False)
 
 
 def _simulation(finished: Outcome) -> dict[str, Any]:
@@ -195,13 +181,11 @@ def test_the_page_of_simulations_says_what_it_is(finished):
     assert "other_candidates/mostly%20far/report.html" in page
 
 
-def test_a_simulation_stands_below_the_statement_and_a_line_that_says_so(finished, told):
+def test_a_simulation_stands_below_the_statement_and_a_line_that_says_so(finished):
     above, note, below = "\n".join(finished.lines).partition("SIMULATION: ")
     assert note and "unit = client, adjacency" in above.splitlines()[-2]
     assert "the same run from" not in above and "the same run from far" in below
     assert "simulation.html" in below
-    # No service gets what the statement does not cover.
-    assert [(run.directory, run.stamp) for run in told] == [(finished.out, "")]
 
 
 @pytest.mark.usefixtures("drawn")
