@@ -74,12 +74,6 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")
     more = "synthetic texts (default: as many as the run wrote; more cost the clients nothing)"
     parser.add_argument("--texts", type=int, metavar="N", help=more)
-    parser.add_argument(
-        "--push",
-        metavar="OWNER/NAME",
-        help="also upload it to this repository of the Hugging Face hub, which is created as one "
-        "that only its owner can see",
-    )
 
 
 def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -90,8 +84,7 @@ def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         common.use_run(arguments.directory)
     from jaxpfl.experiments.export import export as written
 
-    wanted = {"texts": arguments.texts, "push": arguments.push}
-    found = written(arguments.directory, arguments.folder, **wanted)
+    found = written(arguments.directory, arguments.folder, texts=arguments.texts)
     lines = [f"{arguments.folder}/{name}" for name in found["files"]]
-    lines += [*filter(None, [found["stamp"]]), found["privacy"], *found.get("pushed", [])]
+    lines += [*filter(None, [found["stamp"]]), found["privacy"]]
     return {**found, "text": "\n".join(lines)}

@@ -29,8 +29,7 @@ from jaxpfl.experiments.records.artifacts import begin
 from jaxpfl.experiments.registry import load, system_of
 from jaxpfl.experiments.systems import CONFIG
 from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
-from jaxpfl.models.checkpoints import adapters, hub, own_models, pretrained
-from jaxpfl.models.checkpoints.model_files import require
+from jaxpfl.models.checkpoints import adapters, own_models, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
@@ -42,27 +41,20 @@ _CARD = "README.md"
 
 
 def export(
-    run: str | Path,
-    folder: str | Path,
-    *,
-    texts: int | None = None,
-    push: str | None = None,
-    progress: bool = True,
+    run: str | Path, folder: str | Path, *, texts: int | None = None, progress: bool = True
 ) -> dict[str, Any]:
     """Writes what the finished run in the directory `run` made to the new folder `folder`.
 
     Args:
       texts: of the synthetic corpus; None for as many as the run wrote. More cost the clients
         nothing.
-      push: OWNER/NAME on the Hugging Face hub, to which the folder is uploaded as a model, and its
-        corpus as a data set of the same name; None uploads nothing.
 
     Returns:
-      The folder, its files, the statement and the stamp; the addresses under "pushed".
+      The folder, its files, the statement and the stamp.
 
     Raises:
-      InputError: the run is not finished, or its system makes nothing that can be exported;
-        `folder` exists; or the upload failed, which leaves the folder.
+      InputError: the run is not finished, or its system makes nothing that can be exported; or
+        `folder` exists.
       CorruptFile: a file of the run was altered, or its ledger was cut off.
     """
     directory, folder = Path(run), Path(folder)
@@ -70,9 +62,6 @@ def export(
         positive_int("texts", texts)
     if folder.exists():
         raise InputError(f"{folder}: exists already; choose another FOLDER")
-    if push is not None:
-        # Refuses here, before anything is written, if it is missing.
-        require("huggingface_hub", "text")
     if not (directory / CONFIG).exists():
         raise InputError(f"{directory}: holds no run that can be exported: it has no {CONFIG}")
     config = load(directory / CONFIG)
@@ -91,13 +80,12 @@ def export(
         stamp = made.stamp or of_plan or record["stamp"]
         card = _card(directory, config, record, made, stamp)
     written = _write(folder, made, card, directory / CERTIFICATE)
-    found = {
+    return {
         "out": str(folder),
         "files": written,
         "privacy": record["privacy"],
         "stamp": stamp,
     }
-    return found if push is None else {**found, "pushed": _push(folder, push, made)}
 
 
 def _write(folder: Path, made: Made, card: Card, certificate: Path) -> list[str]:
@@ -169,11 +157,3 @@ def _reader(trained: TrainedModel) -> str:
     if published:
         return "jaxpfl.models.checkpoints.pretrained.load` or `transformers"
     return "jaxpfl.models.checkpoints.own_models.load"
-
-
-def _push(folder: Path, repository: str, made: Made) -> list[str]:
-    """Uploads the folder, and returns the addresses."""
-    found = [hub.upload(folder, repository, without=_CORPUS)]
-    if made.corpus is not None:
-        found.append(hub.upload(folder / _CORPUS, repository, kind="dataset"))
-    return found

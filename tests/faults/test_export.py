@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import shutil
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -240,48 +238,3 @@ def test_a_run_without_privacy_is_stamped_whatever_its_record_says(tiny_config, 
     card = (tmp_path / "exported" / "README.md").read_text()
     assert found["stamp"].startswith("NOT PRIVATE")
     assert f"**{found['stamp']}**" in card
-
-
-def _hub(monkeypatch, client) -> None:
-    module = types.ModuleType("huggingface_hub")
-    module.HfApi = client
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-
-
-def test_push_uploads_the_folder_to_a_repository_that_nobody_else_sees(
-    finished, tmp_path, monkeypatch
-):
-    asked = []
-
-    class Client:
-        def create_repo(self, repository, **options):
-            asked.append((repository, options))
-            return f"hub/{repository}"
-
-        def upload_folder(self, **options):
-            names = sorted(path.name for path in Path(options["folder_path"]).iterdir())
-            asked.append((options["repo_id"], options["repo_type"], names))
-
-    _hub(monkeypatch, Client)
-    found = export(finished, tmp_path / "model", push="me/mine", progress=False)
-    names = ["README.md", "config.json", "model.safetensors", "vocabulary.json"]
-    assert asked == [
-        ("me/mine", {"repo_type": "model", "private": True, "exist_ok": True}),
-        ("me/mine", "model", names),
-    ]
-    assert found["pushed"] == ["hub/me/mine"]
-
-
-def test_a_push_that_fails_is_one_sentence_and_leaves_the_folder(finished, tmp_path, monkeypatch):
-    class Client:
-        def create_repo(self, *_, **__):
-            raise ConnectionError("no way\nand more")
-
-    _hub(monkeypatch, Client)
-    with pytest.raises(InputError, match=r"not uploaded .* 'me/mine': ConnectionError: no way$"):
-        export(finished, tmp_path / "model", push="me/mine", progress=False)
-    assert (tmp_path / "model" / "README.md").exists()
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r"pip install 'jaxpfl\[text\]'"):
-        export(finished, tmp_path / "other", push="me/mine", progress=False)
-    assert not (tmp_path / "other").exists()
