@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from jaxpfl.models.lstm import LSTMLanguageModel as LSTMLanguageModel
     from jaxpfl.models.mlp import MLP as MLP
     from jaxpfl.models.own import OwnModel as OwnModel
+    from jaxpfl.models.own import from_flax as from_flax
     from jaxpfl.models.own import from_functions as from_functions
-    from jaxpfl.models.own_flax import from_flax as from_flax
     from jaxpfl.models.resnet import ResNet as ResNet
     from jaxpfl.models.tag_prediction import TagPrediction as TagPrediction
 

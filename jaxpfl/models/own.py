@@ -1,23 +1,36 @@
-"""Models of one's own, from two functions: initial parameters, and a loss for each example.
+"""Models of one's own, from two functions (initial parameters, a loss for each example) or Flax.
 
     model = from_functions(init, loss, metrics)
+    model = from_flax(module, loss, metrics, inputs={"image": example})
 
-It is checked by shapes alone (`OwnModel.check`) before anything is charged, and padding is taken
+One is checked by shapes alone (`OwnModel.check`) before anything is charged, and padding is taken
 care of: the functions never have to know which examples of a batch are real.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import flax.linen as linen
 import jax
 import jax.numpy as jnp
+from flax import errors as flax_errors
+from flax import nnx
+from flax.core import unfreeze
 from jax import Array
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Batch, LossModel, Metrics, Params, columns_read
+from jaxpfl.models.base import Batch, LossModel, Metrics, Params, columns_read, split
 
 _RESERVED = ("loss", "count")
+_NO_STATE = (
+    "What it keeps follows from all examples of a batch together, padding included, and would "
+    "leave the client beside its parameters: use GroupNorm or LayerNorm in place of BatchNorm"
+)
+_NO_RANDOM = (
+    "draws random numbers when it is called, which scores and padding must not depend on: leave "
+    "dropout out, or make it deterministic; clipping and noise regularise already"
+)
 
 
 @dataclass(frozen=True)
@@ -38,11 +51,13 @@ class OwnModel(LossModel):
         """The parameters that `init_fn` draws, which must be a tree of float32 arrays."""
         params = self.init_fn(key)
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        found = "no array" if not leaves else ""
-        for path, leaf in leaves:
-            if getattr(leaf, "dtype", None) != jnp.float32:
-                found = f"{jax.tree_util.keystr(path) or 'the whole'} is {_described(leaf)}"
-        if found:
+        wrong = [
+            f"{jax.tree_util.keystr(path) or 'the whole'} is {_described(leaf)}"
+            for path, leaf in leaves
+            if getattr(leaf, "dtype", None) != jnp.float32
+        ]
+        if wrong or not leaves:
+            found = wrong[0] if wrong else "no array"
             raise InputError(
                 f"init of model {self.name!r} must return a tree of float32 arrays, found {found}"
             )
@@ -78,10 +93,9 @@ class OwnModel(LossModel):
                 self._refuse_missing("the model", name, columns)
             dtype = jax.dtypes.canonicalize_dtype(columns[name].dtype)
             batch[name] = jax.ShapeDtypeStruct((3, *columns[name].shape[1:]), dtype)
-        key = jax.eval_shape(lambda: jax.random.key(0))
         mask = jax.ShapeDtypeStruct((3,), jnp.bool_)
         try:
-            params = jax.eval_shape(self.init, key)
+            params = jax.eval_shape(self.init, _key())
             jax.eval_shape(jax.grad(self.loss, has_aux=True), params, batch, mask)
         except InputError as error:
             # Without the note on its traceback that JAX adds to every exception.
@@ -119,9 +133,9 @@ class OwnModel(LossModel):
             self._refuse_missing(what, error.args[0], batch)
         except (TypeError, ValueError, IndexError) as error:
             held = ", ".join(f"{name} {_described(values)}" for name, values in batch.items())
-            said = str(error).strip().split("\n")[0]
             raise InputError(
-                f"{what} of model {self.name!r} cannot be computed of a batch of {held}: {said}"
+                f"{what} of model {self.name!r} cannot be computed of a batch of {held}: "
+                f"{_first_line(error)}"
             ) from error
 
     def _refuse_missing(self, what: str, name: Any, columns: Mapping[str, Any]) -> NoReturn:
@@ -167,8 +181,122 @@ def from_functions(
 
     What does not fit the data is refused later, before anything is charged.
     """
-    held = None if columns is None else tuple(columns)
-    return OwnModel(init, loss, metrics, name, held)
+    return OwnModel(init, loss, metrics, name, None if columns is None else tuple(columns))
+
+
+def from_flax(
+    module: Any,
+    loss: Callable[[Array, Batch], Array],
+    metrics: Callable[[Array, Batch], Mapping[str, Array]] | None = None,
+    *,
+    inputs: Mapping[str, Any],
+    name: str = "",
+    columns: Sequence[str] | None = None,
+) -> OwnModel:
+    """A model whose network is a Flax module without state; see `from_functions`.
+
+    Args:
+      module: a `flax.linen.Module`, or a function that makes an `nnx.Module`,
+        `lambda rngs: Net(rngs=rngs)`.
+      loss: `(outputs, batch) -> float array [batch]`, of what the module returns.
+      metrics: `(outputs, batch) -> {name: array [batch]}`, or None.
+      inputs: the columns that the module is called with, in the order of its arguments, each with
+        one example, or its `jax.ShapeDtypeStruct`: `{"image": jnp.zeros((28, 28, 1))}`.
+      name: names the model in messages; default: that of the module.
+
+    Raises:
+      InputError: the module keeps a state, such as nn.BatchNorm's means, or draws random numbers
+        when it is called, or cannot be called with these inputs.
+    """
+    examples = [
+        jax.ShapeDtypeStruct((1, *jnp.shape(each)), jax.dtypes.canonicalize_dtype(each.dtype))
+        for each in inputs.values()
+    ]
+    is_linen = isinstance(module, linen.Module)
+    made: Any = module if is_linen else _made(module)
+    name = name or type(made).__name__
+    try:
+        init, apply = _of_linen(made, name, examples) if is_linen else _of_nnx(module, made, name)
+        jax.eval_shape(apply, jax.eval_shape(init, _key()), *examples)
+    except flax_errors.InvalidRngError as error:
+        raise InputError(f"{name}: {_NO_RANDOM}") from error
+    except InputError:
+        raise
+    except (TypeError, ValueError, flax_errors.FlaxError) as error:
+        shapes = ", ".join(map(_described, examples))
+        raise InputError(
+            f"{name}: cannot be called with inputs of {shapes}: {_first_line(error)}"
+        ) from error
+
+    def outputs(params: Params, batch: Batch) -> Array:
+        return apply(params, *(batch[each] for each in inputs))
+
+    return from_functions(
+        init,
+        lambda params, batch: loss(outputs(params, batch), batch),
+        None if metrics is None else lambda params, batch: metrics(outputs(params, batch), batch),
+        name=name,
+        columns=columns,
+    )
+
+
+def _of_linen(
+    module: linen.Module, name: str, examples: Sequence[Any]
+) -> tuple[Callable, Callable]:
+    """The functions that initialise and apply a module without state."""
+    _refuse_state(name, jax.eval_shape(module.init, _key(), *examples).keys() - {"params"})
+
+    def init(key: Array) -> Params:
+        zeros = [jnp.zeros(each.shape, each.dtype) for each in examples]
+        return unfreeze(module.init(key, *zeros)).get("params", {})
+
+    return init, lambda params, *given: module.apply({"params": params}, *given)
+
+
+def _of_nnx(make: Callable, module: nnx.Module, name: str) -> tuple[Callable, Callable]:
+    """As `_of_linen`, of the module that a function makes."""
+    graphdef, state = nnx.split(module)
+    if nnx.to_flat_state(nnx.filter_state(state, nnx.RngState)):
+        raise InputError(f"{name}: {_NO_RANDOM}")
+    others = nnx.to_flat_state(nnx.filter_state(state, nnx.Not(nnx.Param)))
+    _refuse_state(name, {type(each).__name__ for _, each in others})
+    return (
+        lambda key: split(make(nnx.Rngs(key)))[1],
+        lambda params, *given: nnx.merge(graphdef, params)(*given),
+    )
+
+
+def _made(make: Any) -> nnx.Module:
+    """The module that a function makes, without values."""
+    found = type(make).__name__
+    if isinstance(make, nnx.Module):
+        found += ", which exists already: its parameters cannot be drawn from a seed"
+    elif callable(make):
+        try:
+            module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+            if isinstance(module, nnx.Module):
+                return module
+            found = f"a function that makes {type(module).__name__}"
+        except TypeError as error:
+            found += f", which cannot be called with nnx.Rngs: {_first_line(error)}"
+    raise InputError(
+        "module must be a flax.linen.Module or a function that makes an nnx.Module, "
+        f"lambda rngs: Net(rngs=rngs), found {found}"
+    )
+
+
+def _refuse_state(name: str, kinds: Set[str]) -> None:
+    if kinds:
+        raise InputError(f"{name}: keeps a state, {', '.join(sorted(kinds))}. {_NO_STATE}")
+
+
+def _key() -> Any:
+    """The shape of a typed key."""
+    return jax.eval_shape(lambda: jax.random.key(0))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 def _padded_with_real(batch: Batch, mask: Array) -> Batch:

@@ -2,9 +2,8 @@
 
 Settings and names are those of the library PEFT (0.21), which reads what is written here, and whose
 own adapters of our decoders are read here. In a file, A is [rank, inputs] and B [outputs, rank],
-separately for every layer. A setting is read if it is supported here, ignored if it cannot change
-what the trained model computes, and refused otherwise, unless it is off: a variant of LoRA that was
-read past would be another model.
+separately for every layer. A setting that is not supported here must be off, unless it cannot
+change what the trained model computes: a variant of LoRA that was read past would be another model.
 
 GPT-2's queries, keys and values are one matrix in its checkpoints. An adapter of rank R on it is
 read as three of rank R with the same A. Ours, of rank r each, are written as one of rank 3 r:
@@ -47,29 +46,23 @@ FUSED = "attn.c_attn"
 """GPT-2's matrix for queries, keys and values."""
 
 _LEAVES = {"a": "lora_A", "b": "lora_B"}
-_PATTERNS = ("rank_pattern", "alpha_pattern")
-_READ = {"peft_type", "r", "lora_alpha", "target_modules", "use_rslora"}
-# No value of these changes what the trained adapters compute. PEFT itself sets fan_in_fan_out to
-# what the base's layers need, and its file has A [rank, inputs] and B [outputs, rank] either way.
-_HARMLESS = (
-    "auto_mapping base_model_name_or_path fan_in_fan_out inference_mode lora_dropout megatron_core "
-    "peft_version qalora_group_size revision"
-)
-# These must be off.
-_OFF = (
-    "exclude_modules modules_to_save layers_to_transform layers_pattern rank_pattern alpha_pattern "
-    "megatron_config trainable_token_indices loftq_config eva_config corda_config lora_ga_config "
-    "use_dora velora_config alora_invocation_tokens use_qalora monteclora_config layer_replication "
-    "lora_bias target_parameters use_bdlora arrow_config kasa_config ensure_weight_tying"
-)
 # Some initialisations change the base itself ("pissa", "olora", "corda", "loftq"); these do not.
 _ALLOWED: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),
     "bias": ("none", None),
     "runtime_config": ({"ephemeral_gpu_offload": False}, None),
-    **dict.fromkeys(_OFF.split(), (None, False, [], {})),
+    "use_rslora": (False, True, None),
 }
+# Read, or of no influence on what the trained adapters compute. PEFT itself sets fan_in_fan_out to
+# what the base's layers need, and its file has A [rank, inputs] and B [outputs, rank] either way.
+_ANY = (
+    "r lora_alpha target_modules auto_mapping base_model_name_or_path fan_in_fan_out "
+    "inference_mode lora_dropout megatron_core peft_version qalora_group_size revision"
+)
+_OFF: tuple[Any, ...] = (None, False, [], {})
+"""What any other setting must be: a variant of LoRA is off."""
 
 
 def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None = None) -> None:
@@ -233,30 +226,21 @@ def _read_settings(path: Path, model: Decoder) -> tuple[LoRA, bool]:
     An rsLoRA's alpha is that of an equal plain LoRA.
     """
     values = read_object(path)
-    if values.get("peft_type") != "LORA":
-        raise InputError(f"{path}: peft_type must be 'LORA', found {values.get('peft_type')!r}")
-    rank, alpha, stabilised = (values.get(name) for name in ("r", "lora_alpha", "use_rslora"))
     targets = _targets(path, values, model)
+    rank, alpha, stabilised = (values.get(name) for name in ("r", "lora_alpha", "use_rslora"))
     tripled = False
     # With rsLoRA, three times both would be another scale.
     if isinstance(rank, int) and isinstance(alpha, int | float) and not stabilised:
-        patterns = tuple(values.get(name) for name in _PATTERNS)
+        patterns = values.get("rank_pattern"), values.get("alpha_pattern")
         adapted = model.name == "gpt2" and "q" in targets
         tripled = adapted and patterns == ({FUSED: 3 * rank}, {FUSED: 3 * alpha})
-    settled = _READ | set(_HARMLESS.split()) | set(_PATTERNS if tripled else ())
-    for key in sorted(values.keys() - settled):
-        found = values[key]
-        if key not in _ALLOWED:
-            raise InputError(
-                f"{path}: {key} is not known here, found {found!r}: it may change what the "
-                "adapters compute; expected settings of PEFT 0.21's LoraConfig"
-            )
+    settled = {*_ANY.split(), *(("rank_pattern", "alpha_pattern") if tripled else ())}
+    for key in sorted({"peft_type", *values} - settled):
+        found, allowed = values.get(key), _ALLOWED.get(key, _OFF)
         # 1 and 0 are not true and false here, although they are equal in Python.
-        if not any(type(found) is type(each) and found == each for each in _ALLOWED[key]):
-            expected = "off" if key in _OFF.split() else repr(_ALLOWED[key][0])
+        if not any(type(found) is type(each) and found == each for each in allowed):
+            expected = "off" if allowed is _OFF else repr(allowed[0])
             raise InputError(f"{path}: {key} must be {expected}, found {found!r}")
-    if stabilised not in (None, False, True):
-        raise InputError(f"{path}: use_rslora must be true or false, found {stabilised!r}")
     try:
         settings = LoRA(rank, alpha, targets)  # pyright: ignore
         if stabilised:

@@ -1,41 +1,49 @@
 """Jinja templates of strangers, filled in by a process whose time and memory are bounded.
 
-The limits are those of `jinja_process`; every call starts such a process.
+A template is a program, and none that computes without end can be told from the others beforehand.
+So it runs in Jinja's sandbox, in a process that takes no more memory than `BYTES` (on Linux) and
+that the kernel ends once an answer has cost `SECONDS` of computing. This file is the program of
+that process, too: its first line of input is the template as JSON, each other line an object of
+variables; each line of output is an object with the "text", or, in the last line, with the "error".
 """
 
+import contextlib
+import functools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import jinja2
+import jinja2.sandbox
+
 from jaxpfl.errors import InputError
-from jaxpfl.text.tokenisers import jinja_process
+
+SECONDS = 1.0
+BYTES = 2**30
+CHARACTERS = 2**24
+"""The most that a template may write for one chat."""
 
 
 def fill_in(source: str, variables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The texts that a template writes, one for each set of variables.
-
-    Args:
-      source: the template.
-      variables: by name, in JSON's types.
+    """The texts that a template writes, one for each set of variables (of JSON's types).
 
     Raises:
       InputError: the template is broken, raises an error, or exceeds a limit; the message is half
         a sentence, which says what is wrong with it.
     """
     lines = [json.dumps(each).encode() + b"\n" for each in (source, *variables)]
-    paths = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(
         # The program's own folder is none of the places where modules are looked for.
-        [sys.executable, "-P", str(Path(jinja_process.__file__))],
+        [sys.executable, "-P", __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         # Ctrl-C in a terminal is for this process.
         process_group=0,
     ) as child:
@@ -52,6 +60,55 @@ def fill_in(source: str, variables: Sequence[Mapping[str, Any]]) -> list[str]:
             raise InputError(answer["error"])
     if len(answers) < len(variables):
         if child.returncode == -signal.SIGPROF:
-            raise InputError(f"it computes for more than {jinja_process.SECONDS:g} s")
+            raise InputError(f"it computes for more than {SECONDS:g} s")
         raise InputError(f"the process that fills it in ended with status {child.returncode}")
     return [answer["text"] for answer in answers]
+
+
+def _answer_all() -> None:
+    """The process: answers until the input ends, or an answer is an error."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    # macOS knows this limit, and refuses it.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES, hard))
+    source = json.loads(sys.stdin.buffer.readline())
+    for line in sys.stdin.buffer:
+        # When it is over, its signal ends the process, whatever the process is doing.
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        answer = _answer(source, json.loads(line))
+        written = json.dumps(answer).encode() + b"\n"
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(written)
+        sys.stdout.buffer.flush()
+        if "error" in answer:
+            break
+
+
+def _answer(source: str, variables: dict[str, Any]) -> dict[str, str]:
+    try:
+        text = _template(source).render(variables)
+    except MemoryError:
+        return {"error": f"it takes more than {BYTES >> 20:,} MiB of memory"}
+    # A template may call anything that it is given with wrong arguments.
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        return {"error": f"{type(error).__name__}: {lines[0][:1000]}"}
+    if len(text) > CHARACTERS:
+        return {"error": f"it writes more than {CHARACTERS:,} characters"}
+    return {"text": text}
+
+
+@functools.lru_cache(maxsize=1)
+def _template(source: str) -> jinja2.Template:
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = refuse
+    return environment.from_string(source)
+
+
+if __name__ == "__main__":
+    _answer_all()
