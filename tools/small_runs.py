@@ -122,7 +122,6 @@ WITHOUT_SMALL_FORM = (
     "emnist_cnn",
     "popri_proxy",
     "shakespeare_characters",
-    "stackoverflow_tags",
 )
 # Nearly all of the time is the compiler's, but for convolutions of images; both sides are compiled
 # alike.

@@ -29,6 +29,5 @@ if TYPE_CHECKING:
     from jaxpfl.models.own import from_flax as from_flax
     from jaxpfl.models.own import from_functions as from_functions
     from jaxpfl.models.resnet import ResNet as ResNet
-    from jaxpfl.models.tag_prediction import TagPrediction as TagPrediction
 
 __getattr__, __dir__, __all__ = lazy.face(__name__)

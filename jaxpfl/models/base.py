@@ -39,9 +39,6 @@ Metrics = dict[str, Array]
 """Float32 sums: "loss_sum" (nats), "correct" (top-1) and "count" (targets).
 
 A model of one's own (`models.own`) has "NAME_sum" for each metric in place of "correct".
-
-Where a target is a set of labels, "count" is the number of sets, "relevant" the number of labels in
-them, and "correct" how many of these are among the five most likely ones.
 """
 
 
@@ -220,25 +217,21 @@ def masked_loss(
 
 
 def summarise(metrics: Metrics) -> dict[str, float]:
-    """Turns metric sums into "loss" (nats per target), "count" and what the targets allow.
+    """Turns metric sums into "loss" (nats per target), "perplexity", "accuracy" and "count".
 
-    That is "perplexity" and "accuracy" for single labels, and "recall_at_5" for sets of labels: how
-    many of all labels are among the five most likely ones of their set. Of a model of one's own it
-    is the mean of each "NAME_sum". A share or mean of nothing is NaN.
+    Of a model of one's own, the mean of each "NAME_sum" is in place of perplexity and accuracy. A
+    mean of nothing is NaN.
     """
     sums = {name: float(value) for name, value in metrics.items()}
     count, loss_sum = sums.pop("count"), sums.pop("loss_sum")
 
-    def share(total: float, whole: float = count) -> float:
-        return total / whole if whole > 0 else math.nan
+    def share(total: float) -> float:
+        return total / count if count > 0 else math.nan
 
     loss = share(loss_sum)
     if "correct" not in sums:
         means = {name.removesuffix("_sum"): share(total) for name, total in sums.items()}
         return {"loss": loss, **means, "count": count}
-    if "relevant" in sums:
-        recall = share(sums["correct"], sums["relevant"])
-        return {"loss": loss, "recall_at_5": recall, "count": count}
     perplexity = math.inf if loss >= 700 else math.exp(loss)
     accuracy = share(sums["correct"])
     return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy, "count": count}

@@ -27,7 +27,7 @@ from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.sweep import directory as sweeps
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.models import TagPrediction
+from jaxpfl.models import LSTMLanguageModel
 from jaxpfl.models.checkpoints import own_models, pretrained
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Ledger
@@ -220,7 +220,7 @@ def word_counts(path: Path) -> None:
 
 
 def own(folder: Path) -> None:
-    model = TagPrediction(3, 2)
+    model = LSTMLanguageModel(3, 2, 2, 1)
     own_models.save(folder / "model", model, model.init(jax.random.key(0)))
 
 

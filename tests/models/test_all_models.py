@@ -15,7 +15,6 @@ from jaxpfl.models import (
     CIFGLanguageModel,
     LSTMLanguageModel,
     ResNet,
-    TagPrediction,
     classifier_cnn,
     count_parameters,
     emnist_cnn,
@@ -55,13 +54,6 @@ MODELS = {
     "cnn": (classifier_cnn((6, 6, 1), 3), images(6, 6, 1)),
     "resnet": (ResNet((9, 9, 1), 3, crop=8, width=2, stages=(1,)), images(9, 9, 1)),
     "mlp": (MLP(3, 4, 5), {"features": images(3)["image"], "label": LABELS}),
-    "tags": (
-        TagPrediction(words=6, tags=9),
-        {
-            "words": np.array([[0, 0, 3], [5, -1, -1], [6, 1, 2], [1, 1, 1], [2, -1, -1]]),
-            "tags": np.array([[1, 8], [9, -1], [0, 2], [1, 3], [4, -1]]),
-        },
-    ),
     "own": (from_functions(lambda key: {"w": jnp.ones((4, 1))}, own_loss), images(2, 2, 1)),
     "lstm": (LSTMLanguageModel(vocab_size=11, embedding=3, hidden=5, layers=1), None),
     "cifg": (WORDS, None),
@@ -105,7 +97,7 @@ def test_padding_leaves_no_trace_and_calls_keep_nothing(kind):
         (loss, sums, gradient),
         (alone, alone_sums, alone_gradient),
     )
-    if kind in ("mlp", "tags", "own"):
+    if kind in ("mlp", "own"):
         np.testing.assert_allclose(model.loss(params, real, mask[:3])[0], alone, rtol=1e-5)
 
     empty = step(params, batch, np.zeros(5, bool))
@@ -124,7 +116,6 @@ PUBLISHED = [
     (classifier_cnn(), 95_012),
     (emnist_cnn(), 1_206_590),
     (ResNet(), 11_227_812),
-    (TagPrediction(), 10_000 * 500 + 500),
     (LSTMLanguageModel(), 820_522),
     (CIFGLanguageModel(), 1_422_250),
     (CIFGLanguageModel(tied=False), 2_382_250),

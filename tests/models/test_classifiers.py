@@ -13,7 +13,7 @@ from jax import lax
 from jaxpfl.federated.clients.client import Examples, contribution
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.optimizers import optimizer
-from jaxpfl.models import MLP, ResNet, TagPrediction, classifier_cnn, emnist_cnn, summarise
+from jaxpfl.models import MLP, ResNet, classifier_cnn, emnist_cnn, summarise
 
 SMALL = ResNet(image_shape=(11, 10, 3), classes=4, crop=8, width=2, stages=(2, 1))
 SHALLOW = ResNet(image_shape=(9, 9, 1), classes=2, crop=8, width=2, stages=(1,))
@@ -76,34 +76,6 @@ def test_loss_of_rows_of_numbers_is_that_of_numpy(hidden):
     np.testing.assert_allclose(loss, losses[[0, 1, 3]].mean(), rtol=1e-4)
     hits = (x.argmax(1) == labels)[[0, 1, 3]].mean()
     assert summarise(jax.device_get(metrics))["accuracy"] == pytest.approx(hits)
-
-
-def test_loss_and_recall_of_tags_are_those_of_dense_bags():
-    model = TagPrediction(words=6, tags=9)
-    # The id 6 is a word that is not in the vocabulary, the id 9 such a tag.
-    words = np.array([[0, 0, 3, 6], [5, -1, -1, -1], [-1, -1, -1, -1], [6, 6, 1, 2]], np.int16)
-    tags = np.array([[1, 8, -1], [9, -1, -1], [0, 2, 4], [7, 9, -1]], np.int16)
-    params = {**model.init(jax.random.key(0)), "bias": jnp.linspace(-1.0, 1.0, 9)}
-    mask = np.array([True, True, False, True])
-    bags, y = np.zeros((4, 7)), np.zeros((4, 10))
-    for row in range(4):
-        for word in words[row]:
-            bags[row, word] += word >= 0
-        bags[row] /= max(bags[row].sum(), 1)
-        y[row, [tag for tag in tags[row] if tag >= 0]] = 1
-    logits = bags[:, :6] @ np.asarray(params["kernel"]) + np.asarray(params["bias"])
-    np.testing.assert_allclose(model.logits(params, words), logits, atol=1e-6)
-    chance, y = 1 / (1 + np.exp(-logits)), y[:, :9]
-    losses = -(y * np.log(chance) + (1 - y) * np.log(1 - chance)).sum(1)
-    loss, metrics = model.loss(params, {"words": words, "tags": tags}, mask)
-    np.testing.assert_allclose(loss, losses[mask].mean(), rtol=1e-5)
-    top = np.argsort(-logits, axis=1)[:, :5]
-    hits = sum(y[row, top[row]].sum() for row in (0, 1, 3))
-    found = summarise(jax.device_get(metrics))
-    # A sum that is divided on the host rounds otherwise than a mean on the device.
-    expected = {"loss": float(loss), "recall_at_5": hits / y[mask].sum(), "count": 3.0}
-    assert found == pytest.approx(expected, rel=1e-6)
-    assert 0 < found["recall_at_5"] < 1
 
 
 def reference(params, image):

@@ -29,26 +29,6 @@ class CharacterModelConfig(Checked):
 
 
 @dataclass(frozen=True)
-class TagModelConfig(Checked):
-    """`models.TagPrediction`: which tags a post has, from a bag of its words.
-
-    Attributes:
-      word_counts, tag_counts: files of PUBLIC counts, see `data.readers.counts`; a path may contain
-        an environment variable.
-      words, tags: how many of the most frequent entries are the vocabularies.
-      max_words, max_tags: how many of a post's words and tags are used at most.
-    """
-
-    name: Literal["tag_prediction"]
-    word_counts: str
-    tag_counts: str
-    words: PositiveInt = 10_000
-    tags: PositiveInt = 500
-    max_words: PositiveInt = 64
-    max_tags: PositiveInt = 5
-
-
-@dataclass(frozen=True)
 class ResNetConfig(Checked):
     """`models.ResNet`, with group norm. Nothing is read from the data, which is private."""
 
@@ -87,4 +67,4 @@ class FeatureModelConfig(Checked):
     hidden: NonNegativeInt = 64
 
 
-BaselineModelConfig = CharacterModelConfig | TagModelConfig | ResNetConfig | FeatureModelConfig
+BaselineModelConfig = CharacterModelConfig | ResNetConfig | FeatureModelConfig

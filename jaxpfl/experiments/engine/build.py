@@ -21,7 +21,6 @@ from jaxpfl.experiments.config.baselines import (
     CharacterModelConfig,
     FeatureModelConfig,
     ResNetConfig,
-    TagModelConfig,
 )
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
@@ -41,7 +40,6 @@ from jaxpfl.models import (
     CIFGLanguageModel,
     LSTMLanguageModel,
     ResNet,
-    TagPrediction,
     classifier_cnn,
     emnist_cnn,
 )
@@ -123,8 +121,6 @@ def build_model(
     if isinstance(settings, CharacterModelConfig):
         sizes = settings.embedding, settings.hidden, settings.layers
         return LSTMLanguageModel(characters.VOCAB_SIZE, *sizes)
-    if isinstance(settings, TagModelConfig):
-        return TagPrediction(settings.words, settings.tags)
     if isinstance(settings, FeatureModelConfig):
         return MLP(settings.features, settings.classes, settings.hidden)
     if isinstance(settings, ResNetConfig):

@@ -24,7 +24,6 @@ from jaxpfl.experiments.config.baselines import (
     BaselineModelConfig,
     CharacterModelConfig,
     FeatureModelConfig,
-    TagModelConfig,
 )
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.sections import (
@@ -182,12 +181,6 @@ def example_columns(
     """The made-up examples of a section `model`."""
     if isinstance(settings, LanguageModelConfig | CharacterModelConfig):
         return {"tokens": column((settings.sequence_length + 1,), np.int32)}
-    if isinstance(settings, TagModelConfig):
-        words, tags = (
-            column((settings.max_words,), np.int16),
-            column((settings.max_tags,), np.int16),
-        )
-        return {"words": words, "tags": tags}
     if isinstance(settings, FeatureModelConfig):
         return {"features": column((settings.features,), np.float32), "label": column((), np.int32)}
     return {"image": column(settings.image_shape, np.float32), "label": column((), np.int32)}

@@ -7,16 +7,12 @@ from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.records.numbers import number, percent
 from jaxpfl.experiments.report.page import Cell, Section, Table
 
-_KNOWN = {
-    "model", "private", "frequencies", "count", "loss", "perplexity", "accuracy", "recall_at_5",
-}  # fmt: skip
+_KNOWN = {"model", "private", "frequencies", "count", "loss", "perplexity", "accuracy"}
 
 
-def share_of(scores: Mapping[str, Any], language: bool) -> tuple[str, str]:
-    """The key, in a model's scores, and the title of the share of targets that it predicts."""
-    if "recall_at_5" in scores:
-        return "recall_at_5", "recall@5"
-    return "accuracy", "next-token accuracy" if language else "accuracy"
+def accuracy_title(language: bool) -> str:
+    """The title of the share of targets that a model predicts."""
+    return "next-token accuracy" if language else "accuracy"
 
 
 def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> Section:
@@ -27,14 +23,13 @@ def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language
         data that they were counted on.
     """
     metric = "perplexity" if language else "loss"
-    share, title = share_of(table[0], language)
     # Metrics of models of one's own, under whatever names.
     own = [
         name
         for name, value in table[0].items()
         if name not in _KNOWN and isinstance(value, int | float)
     ]
-    shares = [share] if any(share in row for row in table) else []
+    scored = any("accuracy" in row for row in table)
     rows = [
         (
             Cell(
@@ -43,12 +38,12 @@ def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language
                 stamps=[] if row["private"] else ["NOT PRIVATE"],
             ),
             number(row[metric]) if metric in row else "",
-            *(percent(row.get(name)) for name in shares),
+            *([percent(row.get("accuracy"))] if scored else []),
             *(number(row[name]) if name in row else "" for name in own),
         )
         for row in table
     ]
-    columns = ("model", metric, *([title] if shares else []), *own)
+    columns = ("model", metric, *([accuracy_title(language)] if scored else []), *own)
     ours = [row["model"] for row in table].index(OURS)
     numbers = tuple(range(1, len(columns)))
     return Section(f"Compared on {tested_on}", table=Table(columns, rows, numbers, ours))

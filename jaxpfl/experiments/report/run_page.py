@@ -29,7 +29,6 @@ _EVALUATED = (
     ("perplexity", "Perplexity", "perplexity", "evaluation/perplexity", True),
     ("loss", "Loss", "loss", "evaluation/loss", False),
     ("accuracy", "Accuracy", "top-1 accuracy", "evaluation/accuracy", False),
-    ("recall_at_5", "Recall@5", "tags found in five", "evaluation/recall_at_5", False),
 )
 _RELEASED = (
     ("epsilon", "Privacy spent by this run", "epsilon", "epsilon", False),

@@ -30,11 +30,9 @@ from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import CNN
 from jaxpfl.models.lstm import LSTMLanguageModel
 from jaxpfl.models.resnet import ResNet
-from jaxpfl.models.tag_prediction import TagPrediction
 
 _ARCHITECTURES: dict[str, Any] = {
-    each.__name__: each
-    for each in (CIFGLanguageModel, CNN, LSTMLanguageModel, ResNet, TagPrediction)
+    each.__name__: each for each in (CIFGLanguageModel, CNN, LSTMLanguageModel, ResNet)
 }
 # Settings of the initial parameters, which trained ones do not need.
 _INITIAL = {"output_bias_prior"}

@@ -11,7 +11,6 @@ from jaxpfl.experiments.config.baselines import (
     BaselineModelConfig,
     CharacterModelConfig,
     FeatureModelConfig,
-    TagModelConfig,
 )
 from jaxpfl.experiments.config.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
@@ -142,7 +141,7 @@ class Config:
         settings, model = self.prefinetune, self.model
         if settings is None:
             return
-        if isinstance(model, CharacterModelConfig | TagModelConfig | FeatureModelConfig):
+        if isinstance(model, CharacterModelConfig | FeatureModelConfig):
             raise InputError(
                 f"prefinetune must be absent with model.name: {model.name}, found one: it is for "
                 "models of words and images"

@@ -61,7 +61,7 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
         trained_on=_trained_on(config, record, vocabulary),
         scores={
             name: scores[name]
-            for name in ("loss", "perplexity", "accuracy", "recall_at_5")
+            for name in ("loss", "perplexity", "accuracy")
             if scores.get(name) is not None
         },
         tested_on=record["tested_on"] and record["tested_on"].replace(source, last_part(source)),

@@ -34,9 +34,6 @@ from jaxpfl.text.metrics.baselines import unigram_baseline
 VOCABULARY = "vocabulary.json"
 """The words of a language model, in the run's directory."""
 
-TAGS = "tag_vocabulary.json"
-"""The words and tags of a model that predicts tags, in the run's directory."""
-
 NOTE = (
     "SIMULATION: the run from candidate {!r}, which FreD did not choose, is not covered by the "
     "privacy cost of the pipeline; do not publish it together with the pipeline's output"
@@ -56,9 +53,6 @@ class _Run:
         self.directory = workspace.directory
         if study.vocabulary is not None:
             study.vocabulary.save(self.directory / VOCABULARY)
-        if study.tags is not None:
-            words = {"words": study.tags.words, "tags": study.tags.tags}
-            files.write_json(self.directory / TAGS, words)
         prefinetuned = self.config.prefinetune is not None
         self.stages = Stages.of(study, workspace) if prefinetuned else None
 

@@ -16,7 +16,6 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.algorithms.stored_rounds import PublicDraws
 from jaxpfl.data import open as open_population
-from jaxpfl.data.open import expanded
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
@@ -25,7 +24,6 @@ from jaxpfl.experiments.config.baselines import (
     CharacterModelConfig,
     FeatureModelConfig,
     ResNetConfig,
-    TagModelConfig,
 )
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import ImageModelConfig, LanguageModelConfig
@@ -61,7 +59,6 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.tags import TagEncoder, most_frequent
 from jaxpfl.text.tokenisers import characters
 from jaxpfl.text.tokenisers.base import TextEncoder
 from jaxpfl.text.tokenisers.public_words import public_words
@@ -172,7 +169,6 @@ class Prepared(Study):
       published: the published model, without adapters, or None.
       start: the PUBLIC parameters that training starts from; None draws them.
       frozen: the base of the adapters that are trained, or None.
-      tags: the vocabularies of a model that predicts tags, or None.
     """
 
     train: Population = field(repr=False)
@@ -184,7 +180,6 @@ class Prepared(Study):
     published: LanguageModel | None = field(default=None, repr=False)
     start: Any = field(default=None, repr=False)
     frozen: Any = field(default=None, repr=False)
-    tags: TagEncoder | None = field(default=None, repr=False)
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -242,7 +237,7 @@ def prepare(config: Config) -> Prepared:
         for source in candidates.sources:
             # Refuses a source that cannot be read or is private, before anything is written.
             candidates.population(source)
-    vocabulary = published = start = frozen = tags = None
+    vocabulary = published = start = frozen = None
     encode: Callable[[Population], Population] | None = None
     if isinstance(model, PublishedDecoderConfig):
         published = published_model(config, model)
@@ -257,14 +252,6 @@ def prepare(config: Config) -> Prepared:
             encode = partial(vocabulary.encode, sequence_length=model.sequence_length)
         elif isinstance(model, CharacterModelConfig):
             encode = partial(characters.encode, sequence_length=model.sequence_length)
-        elif isinstance(model, TagModelConfig):
-            tags = TagEncoder(
-                words=most_frequent(expanded(model.word_counts), model.words, "model.words"),
-                tags=most_frequent(expanded(model.tag_counts), model.tags, "model.tags"),
-                max_words=model.max_words,
-                max_tags=model.max_tags,
-            )
-            encode = tags.encode
         network = build_model(model, vocabulary)
         # Here, because FreD is charged before the rounds draw it.
         require_room(network)
@@ -283,7 +270,6 @@ def prepare(config: Config) -> Prepared:
         published=published,
         start=start,
         frozen=frozen,
-        tags=tags,
     )
     # Refuses what cannot be calibrated or shared out among the devices.
     found.algorithm  # noqa: B018

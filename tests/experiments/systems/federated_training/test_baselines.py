@@ -9,7 +9,6 @@ import pytest
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.export import export
-from jaxpfl.experiments.systems.federated_training.study import prepare
 from tests.data.tff_files import example, write_file
 
 CONFIGS = Path(__file__).parents[4] / "configs"
@@ -58,32 +57,6 @@ def test_shakespeare_characters(fixtures, tmp_path):
     export(tmp_path / "run", exported)
     described = json.loads((exported / "config.json").read_text())
     assert described["architecture"] == "LSTMLanguageModel"
-
-
-@pytest.fixture
-def counts(tmp_path) -> list[str]:
-    """Arguments that name small files of counts, the same words that TFF's file has."""
-    words, tags = tmp_path / "words.json", tmp_path / "tags.json"
-    words.write_text(json.dumps({"a": 9, "is": 8, "to": 7, "in": 6, "css": 5, "zzz": 1}))
-    tags.write_text(json.dumps({"css": 6, "git": 5, "android": 4, "sql": 3, "r": 2, "c": 1}))
-    return ["--model.word-counts", str(words), "--model.tag-counts", str(tags),
-            "--model.words", "6", "--model.tags", "6"]  # fmt: skip
-
-
-def test_stack_overflow_tags(fixtures, counts, tmp_path):
-    source = "$JAXPFL_TFF/tff_stackoverflow_synthetic.sqlite?dataset=stackoverflow"
-    rows = outcome(small("stackoverflow_tags", source, *counts), tmp_path / "run")
-    # Five of the six tags are among the five likeliest.
-    assert 0.5 <= rows["this run"]["recall_at_5"] <= 1
-    saved = json.loads((tmp_path / "run" / "tag_vocabulary.json").read_text())
-    assert saved["tags"] == ["css", "git", "android", "sql", "r", "c"]
-    assert "recall@5" in (tmp_path / "run" / "report.html").read_text()
-
-
-def test_counts_with_too_few_entries_are_refused(fixtures, counts):
-    source = "$JAXPFL_TFF/tff_stackoverflow_synthetic.sqlite?dataset=stackoverflow"
-    with pytest.raises(InputError, match=r"tags\.json has 6 entries.*model\.tags = 7"):
-        prepare(small("stackoverflow_tags", source, *counts, "--model.tags", "7"))
 
 
 def write_cifar100(path: Path, clients: int = 3) -> str:
