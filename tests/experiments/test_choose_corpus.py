@@ -9,7 +9,7 @@ from jaxpfl.algorithms.fred import FredPlan, PrivateMoments
 from jaxpfl.cli import main
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import choose_corpus
-from jaxpfl.experiments.choose_corpus import named
+from jaxpfl.experiments.choose_corpus import named, table
 from jaxpfl.privacy import Ledger
 from jaxpfl.text.embed import embed
 from tests.experiments.statements import of_lines
@@ -64,6 +64,7 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(tmp_path, capsys, s
         "private/ledger.jsonl.key",
     }  # fmt: skip
     assert record["statement"].endswith("if nothing else is released from these clients")
+    assert of_lines(table(record).splitlines(), [f"what the clients of {private} hold"]) == []
     assert json.loads((out / "fred.json").read_text()) == record
     ledger = Ledger.read(out / "ledger.jsonl")
     assert ledger.unit == unit
@@ -109,29 +110,6 @@ def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
         content = re.sub(rb"[0-9a-f]{12,}|[0-9]+[.][0-9]+", b"", path.read_bytes())
         for secret in (b"person 17", b"castle", b"173"):
             assert secret not in content or path.suffix in (".npz", ".png"), path
-
-
-def test_without_privacy_must_be_asked_for_and_is_stamped(tmp_path, capsys, sources):
-    private, public = sources
-    given = ("--private", private, "--candidates", *public, "--embedder", "hashed:8")
-    code, record = fred(capsys, *given, "--out", tmp_path / "none")
-    assert code == 2
-    assert "--non-private" in record["error"]["message"]
-    out = tmp_path / "both"
-    both = (*given, "--epsilon", "50", "--delta", "1e-3", "--non-private", "--out", str(out))
-    assert main(["fred", *both]) == 0
-    text = capsys.readouterr().out
-    assert "NOT PRIVATE" in text
-    assert of_lines(text.splitlines(), [f"what the clients of {private} hold"]) == []
-    record = json.loads((out / "fred.json").read_text())
-    assert not record["private"]
-    assert all({"distance", "non_private"} <= set(row) for row in record["candidates"])
-    assert Ledger.read(out / "ledger.jsonl").summary(1e-3)["private"]
-    assert not Ledger.read(out / "ledger-not-private.jsonl").summary(1e-3)["private"]
-    code, record = fred(capsys, *given, "--non-private", "--out", tmp_path / "only")
-    assert code == 0
-    assert record["statement"].startswith("NOT PRIVATE")
-    assert not (tmp_path / "only" / "moments.npz").exists()
 
 
 def _epsilons(statement):

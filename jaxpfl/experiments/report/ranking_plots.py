@@ -4,24 +4,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpfl.experiments.report import plots
-from jaxpfl.experiments.report.plots import ACCENT, INK, PALE, RED
+from jaxpfl.experiments.report.plots import ACCENT, INK, PALE
 
 
 def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
     """A bar for each candidate, nearest first.
 
     Args:
-      rows: mappings with "candidate" and "distance", "non_private", or both; then the latter is a
-        mark on the bar. The part of "distance" beyond "corrected" is pale, and a line reaches from
-        "low" to "high".
+      rows: mappings with "candidate", "distance" and, if there was noise, "corrected", "low" and
+        "high": the part of "distance" beyond "corrected" is pale, and a line reaches from "low" to
+        "high".
       stamp: written across it, or "".
     """
     axes = plots.axes("Frechet distance of the candidates", height=1.3 + 0.34 * len(rows))
     if stamp:
         plots.watermark(axes, stamp)
     places = range(len(rows))
-    main = "distance" if "distance" in rows[0] else "non_private"
-    values = [row[main] for row in rows]
+    values = [row["distance"] for row in rows]
     colours = [ACCENT if place == 0 else PALE for place in places]
     if all("corrected" in row for row in rows):
         axes.barh(places, values, color="#e5e7eb", height=0.66, label="made by the noise alone")
@@ -36,9 +35,6 @@ def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
         axes.annotate(
             f" {value:.4g}", (max(value, 0.0), place), va="center", fontsize=8.5, color=INK
         )
-    if main == "distance" and "non_private" in rows[0]:
-        exact = [row["non_private"] for row in rows]
-        axes.plot(exact, places, "D", color=RED, ms=5, label="NOT PRIVATE: without noise")
     if axes.get_legend_handles_labels()[0]:
         axes.figure.legend(frameon=False, fontsize=8.5, loc="outside lower center", ncols=2)
     axes.set_yticks(list(places), [row["candidate"] for row in rows])
