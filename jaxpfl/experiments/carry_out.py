@@ -159,18 +159,14 @@ def report(out: str | Path) -> Path:
 
 @contextmanager
 def as_written(directory: Path, failure: str) -> Iterator[None]:
-    """Names the directory where something cannot be done with what its records hold.
+    """Names the directory where something (`failure`) cannot be done with what its records hold.
 
     Records are read, and models built of them, in one go, so that an error may be a fault of the
     program, too: the message has its place, which holds no value of a client.
 
-    Args:
-      failure: what cannot be done, for the message.
-
     Raises:
       CorruptFile: a field is missing, or is of another type, or the program is at fault.
-      InputError: the error that was raised, which did not name the directory; CorruptFile if it
-        was one.
+      InputError: as it was raised, with the directory.
     """
     try:
         yield

@@ -41,24 +41,23 @@ class Cost:
 
     def epsilons(self) -> dict[str, float]:
         """Epsilon of the run with its prior releases, and of all releases on its ledger."""
-        own, charges = self.epsilon(), self.ledger.charges
-        if not self.algorithm.private or len(self._charges(None)) == len(charges):
-            return {OWN: own, SHARED: own}
-        return {OWN: own, SHARED: self._of([charge.event for charge in charges]).epsilon()}
+        own = shared = self.epsilon()
+        charges = self.ledger.charges
+        if self.algorithm.private and len(self._charges(None)) < len(charges):
+            shared = self._of([charge.event for charge in charges]).epsilon()
+        return {OWN: own, SHARED: shared}
 
     def planned(self) -> str:
         """The guarantee of the whole run as planned, before its first round."""
         events = [charge.event for charge in self._charges(0)]
-        return self._with_larger(self._of([*events, self.algorithm.event()]).statement())
+        planned = self._of([*events, self.algorithm.event()]).statement()
+        return with_larger([query.plan for query in self.algorithm.queries], planned)
 
     def statement(self) -> str:
         """The guarantee of the run and of everything on its ledger, in one line."""
-        plan, runs = self.algorithm.queries[0].plan, (self.run, *self.prior)
-        return self._with_larger(both_statements(self.ledger, runs, plan.delta, plan.accountant))
-
-    def _with_larger(self, statement: str) -> str:
-        """The statement, after that of the larger population which the run simulates, if any."""
-        return with_larger([query.plan for query in self.algorithm.queries], statement)
+        plans, runs = [query.plan for query in self.algorithm.queries], (self.run, *self.prior)
+        both = both_statements(self.ledger, runs, plans[0].delta, plans[0].accountant)
+        return with_larger(plans, both)
 
     def _charges(self, round: int | None) -> list[Charge]:
         return [

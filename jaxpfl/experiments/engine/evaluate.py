@@ -82,9 +82,6 @@ class Evaluator:
       vocabulary: of a language model, to generate sentences at each evaluation of a run; None
         generates none.
 
-    Attributes:
-      name: says what it evaluates on, to be shown beside all results.
-
     Raises:
       InputError: if `public` is not a `DeclaredPublic`, has no examples, or does not have what
         the model reads.

@@ -35,14 +35,12 @@ _NOTE = "run.json"
 
 @dataclass(frozen=True)
 class Releases:
-    """A context manager that closes the ledger.
+    """The stored phases; a context manager that closes the ledger.
 
     Attributes:
-      artifacts: the stored phases.
       run: its name in the ledger.
-      ledger: of the clients; None if no client is asked.
       releaser: asks the clients; None if no client is asked or all releases are made.
-      secret: the file of the run's secret; None if no client is asked.
+      secret: the file of the run's secret; it and the ledger are None if no client is asked.
     """
 
     artifacts: Artifacts

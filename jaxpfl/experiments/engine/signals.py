@@ -71,10 +71,10 @@ def caught_signals(late: str | None = None) -> Iterator[list[int]]:
     The first is answered at once by a line on stderr.
 
     Args:
-      late: the message of the `Interrupted` that is raised at the end if a signal was collected and
-        the block ended without an exception: what follows the run, such as the next point of a
-        sweep, must not begin. Another exception is passed on, and `require_none_answered` finds the
-        signal in it. None = such a signal is dropped.
+      late: the message of the `Interrupted` that is raised if a signal was collected and the block
+        ended without an exception: what follows the run, such as the next point of a sweep, must
+        not begin. In another exception `require_none_answered` finds the signal. None = such a
+        signal is dropped.
     """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
