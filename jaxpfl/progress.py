@@ -1,6 +1,6 @@
 """Progress on stderr: a bar on a terminal, elsewhere a line every ten seconds.
 
-The bar shows the latest values and when they were measured. A line of the log has each value once.
+Both show the latest values and when they were measured.
 
 Where progress is switched off, rich is not imported and messages alone are printed.
 """
@@ -42,7 +42,7 @@ class Progress:
         self._label, self._total, self._step, self._clients = label, total, step, clients
         self._waiting = waiting
         self._progress, self._start = progress, 0
-        self._values = self._unsaid = ""
+        self._values = ""
         self._began = self._said = time.monotonic()
         self._bar: Any = None
         if progress:
@@ -85,7 +85,7 @@ class Progress:
         now = time.monotonic()
         if values:
             measured = "  ".join(f"{name} {value}" for name, value in values.items())
-            self._values = self._unsaid = f"{measured} at {self._step} {done}"
+            self._values = f"{measured} at {self._step} {done}"
         if done > self._start:
             speed = (done - self._start) / max(now - self._began, 1e-9)
             parts = [f"{speed:.2f} {self._step}s/s"]
@@ -93,8 +93,8 @@ class Progress:
                 parts.append(f"{speed * self._clients:.0f} clients/s")
         else:
             parts = [self._waiting]
+        status = "  ".join(filter(None, [parts[0], self._values, *parts[1:]]))
         if self._bar is not None:
-            status = "  ".join(filter(None, [parts[0], self._values, *parts[1:]]))
             self._bar.update(self._task, completed=done, status=status)
         elif (
             now - self._said >= _SECONDS_BETWEEN_LINES
@@ -102,8 +102,6 @@ class Progress:
             or parts == [self._waiting]
         ):
             self._said = now
-            status = "  ".join(filter(None, [*parts, self._unsaid]))
-            self._unsaid = ""
             self.message(f"{self._label}: {self._step} {done}/{self._total or '?'}  {status}")
 
     def message(self, text: str) -> None:
