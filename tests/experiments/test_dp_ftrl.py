@@ -9,8 +9,10 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.federated.release import identity, prepared_query
 from jaxpfl.privacy.ledger import Ledger
+from tests.faults.runs import Crash, crashing
 from tests.plans import flat_plan
 
 
@@ -80,8 +82,8 @@ def test_a_round_of_an_epoch_that_cannot_be_paid_is_not_begun(clients, tmp_path)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 6
 
 
-class Crash(Exception):
-    pass
+def _crashing_in(patched, number):
+    crashing(patched, prepared_query, "Cohort", lambda *_, round, **__: round == number)
 
 
 @pytest.fixture
@@ -100,15 +102,8 @@ def begun(clients, tmp_path, monkeypatch):
                 resume=resume,
             )
 
-        real = prepared_query.Cohort
-
-        def crashing(*arguments, round, **options):
-            if round == 5:
-                raise Crash
-            return real(*arguments, round=round, **options)
-
         with monkeypatch.context() as patched:
-            patched.setattr(prepared_query, "Cohort", crashing)
+            _crashing_in(patched, 5)
             with pytest.raises(Crash):
                 go_on(resume=False)
         return go_on
@@ -162,16 +157,8 @@ def test_a_replayed_sum_that_differs_is_refused_where_rounds_share_noise(
     # Rounds 5 and 6 are released and recorded, and lost with the checkpoint after them.
     real = prepared_query.Cohort
     with monkeypatch.context() as patched:
-
-        def crashing(*arguments, round, **options):
-            if round == 7:
-                raise Crash
-            return real(*arguments, round=round, **options)
-
-        patched.setattr(prepared_query, "Cohort", crashing)
-        patched.setattr(
-            "jaxpfl.experiments.records.checkpoint.Checkpoints.save", lambda *_, **__: None
-        )
+        _crashing_in(patched, 7)
+        patched.setattr(Checkpoints, "save", lambda *_, **__: None)
         with pytest.raises(Crash):
             go_on()
     written = (tmp_path / "parts" / "metrics.jsonl").read_text()
