@@ -96,7 +96,7 @@ MISTAKES = [
     (f"{PLAN} --epsilon 7 --noise-multiplier 1", "--noise-multiplier --epsilon"),
     (f"{PLAN} --epsilon 7 --clients-per-round 20000", "20000 population 10000"),
     (f"{PLAN} --epsilon seven", "--epsilon 'seven'"),
-    ("fred --private clients.jsonl --candidates public.jsonl", "--epsilon --delta --non-private"),
+    ("fred --private clients.jsonl --candidates public.jsonl", "--epsilon --delta"),
     (
         "fred --private clients.jsonl --candidates clients.jsonl --epsilon 1 --delta 1e-3 "
         "--embedder hashed:8",

@@ -55,8 +55,9 @@ def copied(finished, tmp_path) -> Path:
 
 
 def test_the_model_is_read_again_bit_by_bit_and_scores_the_same(finished, exported, tiny_config):
-    names = sorted(path.name for path in exported.iterdir())
-    assert names == ["README.md", "config.json", "model.safetensors", "vocabulary.json"]
+    names = {path.name for path in exported.iterdir()}
+    expected = {"README.md", "config.json", "model.safetensors", "vocabulary.json"}
+    assert names == {"certificate.json", *expected}
     experiment = prepare(_config(tiny_config))
     model, params = own_models.load(exported)
     assert model == experiment.model
@@ -68,8 +69,8 @@ def test_the_model_is_read_again_bit_by_bit_and_scores_the_same(finished, export
     assert found is not None
     jax.tree.map(np.testing.assert_array_equal, params, found.state.params)
     assert experiment.vocabulary is not None
-    expected = dataclasses.replace(experiment.vocabulary, source="public.jsonl")
-    assert Vocabulary.load(exported / "vocabulary.json") == expected
+    vocabulary = dataclasses.replace(experiment.vocabulary, source="public.jsonl")
+    assert Vocabulary.load(exported / "vocabulary.json") == vocabulary
     scored = Evaluator(model, DeclaredPublic(experiment.test), max_examples=50)(params).result()
     table = json.loads((finished / "result.json").read_text())["table"]
     row = next(row for row in table if row["model"] == "this run")

@@ -14,7 +14,7 @@ from jaxpfl.experiments.engine import rounds
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.sweep.directory import attempted, state_of
-from jaxpfl.experiments.systems.federated_training import run as running
+from jaxpfl.experiments.systems import workspace
 from jaxpfl.experiments.systems.federated_training import study
 from jaxpfl.federated.release import prepared_query
 from tests.faults.runs import assert_same, charges_of, config_of
@@ -109,8 +109,8 @@ def test_a_signal_while_data_is_read_leaves_nothing(
 @pytest.mark.parametrize(
     ("number", "owner", "name"),
     [
-        (signal.SIGINT, running, "Loop"),
-        (signal.SIGTERM, running, "Loop"),
+        (signal.SIGINT, workspace, "Loop"),
+        (signal.SIGTERM, workspace, "Loop"),
         (signal.SIGTERM, rounds, "Ledger"),
         (signal.SIGINT, rounds, "Releaser"),
     ],
@@ -125,7 +125,7 @@ def test_a_signal_before_the_first_round_leaves_a_run_to_resume(
         assert cli.main(["run", str(tiny_config), "--out", str(out)]) == 128 + number
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: interrupted") and last.endswith(f"jaxpfl resume {out}")
-    assert not charges_of(out) if (out / "ledger.jsonl").exists() else owner is running
+    assert not charges_of(out) if (out / "ledger.jsonl").exists() else owner is workspace
     assert carry_out.resume(out, progress=False).record["rounds"] == 7
     assert_same(out, straight)
 
