@@ -132,9 +132,9 @@ def run_page(
     """
     run, records = found.run, found.records
     stamps = [found.mark] if found.mark else []
-    curves = {"this run": found}
-    scored = evaluation_figures(found, curves, found.mark)
-    figures = scored + _figures(_RELEASED, curves, "", found.mark)
+    kinds = _EVALUATED if found.language else _EVALUATED[1:]
+    scored = _figures([*kinds, *_own_metrics(records)], found, found.evaluated_on)
+    figures = scored + _figures(_RELEASED, found)
     rows: list[tuple[Any, ...]] = []
     if scored:
         rows.append(("scored during the rounds", f"on {found.evaluated_on}"))
@@ -214,81 +214,54 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*plans, *held, ("versions", "\n".join([head, *versions]))]
 
 
-def evaluation_figures(found: RunFiles, curves: Mapping[str, RunFiles], mark: str) -> list[Figure]:
-    """Draws the metrics of several runs, by label, on the data that `found` was evaluated on."""
-    kinds = [*(_EVALUATED if found.language else _EVALUATED[1:]), *_own_metrics(curves)]
-    return _figures(kinds, curves, found.evaluated_on, mark)
-
-
-def _own_metrics(curves: Mapping[str, RunFiles]) -> list[tuple[str, str, str, str, bool]]:
+def _own_metrics(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str, bool]]:
     """Kinds of plots of the metrics that models of one's own name."""
     known = {path.removeprefix("evaluation/") for *_, path, _ in _EVALUATED} | {"count"}
-    names = {
-        name: None
-        for run in curves.values()
-        for record in run.records
-        for name in record.get("evaluation") or ()
-        if name not in known
-    }
+    names = {name: None for record in records for name in record.get("evaluation") or ()}
     return [
         (re.sub(r"\W+", "_", name), name, "mean per example", f"evaluation/{name}", False)
         for name in names
+        if name not in known
     ]
 
 
 def _figures(
-    kinds: Sequence[tuple[str, str, str, str, bool]],
-    curves: Mapping[str, RunFiles],
-    of: str,
-    mark: str,
+    kinds: Sequence[tuple[str, str, str, str, bool]], found: RunFiles, of: str = ""
 ) -> list[Figure]:
     """Draws every plot that has data: file name, title, figure."""
-    found = []
+    figures = []
     for name, title, axis, path, logarithmic in kinds:
-        lines = [
-            (label, run.run["private"], *_series(run.records, path))
-            for label, run in curves.items()
-        ]
+        seen = [(record["round"], flat(record)) for record in found.records]
+        points = [(round, values[path]) for round, values in seen if path in values]
         # A fixed clip norm is one of the facts, and no curve.
-        constant = name == "clip_norm" and len({each for line in lines for each in line[3]}) == 1
-        lines = [] if constant else [line for line in lines if line[2]]
-        if lines:
-            figure = _draw(title, of and f"on {of}", axis, lines, logarithmic, mark)
-            found.append((name, f"{title} on {of}" if of else title, figure))
-    return found
-
-
-def _series(records: Sequence[Mapping[str, Any]], path: str) -> tuple[list[int], list[float]]:
-    """The rounds that have a metric, and its values."""
-    found = [(record["round"], flat(record)[path]) for record in records if path in flat(record)]
-    return [round for round, _ in found], [value for _, value in found]
+        if not points or (name == "clip_norm" and len({value for _, value in points}) == 1):
+            continue
+        axes = plots.axes("" if of else title)
+        if of:
+            plots.subtitle(axes, title, f"on {of}")
+        _draw(axes, axis, points, found.run["private"], logarithmic)
+        if found.mark:
+            plots.watermark(axes, found.mark)
+        figures.append((name, f"{title} on {of}" if of else title, axes.figure))
+    return figures
 
 
 def _draw(
-    title: str,
-    below: str,
-    axis: str,
-    lines: Sequence[tuple[str, bool, list[int], list[float]]],
-    logarithmic: bool,
-    mark: str,
-) -> Any:
-    axes = plots.axes("" if below else title)
-    if below:
-        plots.subtitle(axes, title, below)
-    others = iter(plots.COLOURS[1:] * len(lines))
-    for place, (label, private, rounds, values) in enumerate(lines):
-        colour = plots.ACCENT if place == 0 else next(others)
-        axes.plot(
-            rounds,
-            values,
-            label=label if private else f"{label} (NOT PRIVATE)",
-            color=colour if private else plots.RED,
-            linestyle="-" if private else "--",
-            linewidth=2,
-            marker="o" if len(rounds) < 25 else None,
-            markersize=3.5,
-        )
-    if logarithmic and all(value > 0 for _, _, _, values in lines for value in values):
+    axes: Any, axis: str, points: list[tuple[int, float]], private: bool, logarithmic: bool
+) -> None:
+    """Draws (round, value); `axis` names the values."""
+    rounds, values = zip(*points, strict=True)
+    axes.plot(
+        rounds,
+        values,
+        label="this run" if private else "this run (NOT PRIVATE)",
+        color=plots.ACCENT if private else plots.RED,
+        linestyle="-" if private else "--",
+        linewidth=2,
+        marker="o" if len(rounds) < 25 else None,
+        markersize=3.5,
+    )
+    if logarithmic and all(value > 0 for value in values):
         axes.set_yscale("log")
         # Plain numbers, because these ranges span one or two powers of ten only.
         for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
@@ -298,10 +271,6 @@ def _draw(
         # The margin above is of the whole axis, also where the values hardly differ.
         axes.set_ylim(min(0.0, low), high + 0.05 * (high - min(0.0, low)))
     axes.locator_params(axis="x", integer=True)
-    axes.set_xlabel("round", color=plots.INK)
-    axes.set_ylabel(axis, color=plots.INK)
-    if len(lines) > 1 or not lines[0][1]:
+    plots.labelled(axes, "round", axis)
+    if not private:
         axes.legend(frameon=False, fontsize=8.5)
-    if mark:
-        plots.watermark(axes, mark)
-    return axes.figure
