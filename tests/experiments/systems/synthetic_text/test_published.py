@@ -161,23 +161,16 @@ def test_adapters_are_merged_and_weights_rounded_as_the_section_says(published, 
         ),
         ({"pretraining": {}}, {}, "generator.pretraining must be absent where generator.path"),
         ({}, {"corpora": ["far"]}, "downstream.corpora must be absent where downstream.path"),
-        ({"dtype": "float16"}, {}, "generator.dtype must be one of 'float32', 'bfloat16'"),
         ({}, {"int8": True}, "downstream.int8 must be false, found true"),
         ({"path": "bert"}, {}, "must hold a decoder, found a bert, which writes no texts"),
-        ({}, {"path": "masked"}, "holds a bert encoder, expected a decoder"),
         ({}, {"chat": True}, "downstream.chat"),
-        ({}, {"path": "bert", "dtype": "bfloat16"}, "downstream.dtype must be absent for a bert"),
         ({"path": "nowhere"}, {}, "generator.path: model .*nowhere' was not found"),
-        ({"path": "wrong"}, {}, r"generator: .* has 280 token ids, expected the 300"),
     ],
 )
 def test_sections_that_are_refused_say_why(
     published, folders, tmp_path, monkeypatch, generator, downstream, message
 ):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    if not (folders / "wrong").exists():
-        write_decoder(folders / "wrong", "llama")
-        write_tokeniser(folders / "wrong", 280)
     for section in (generator, downstream):
         if "path" in section:
             section["path"] = str(folders / Path(section["path"]).name)

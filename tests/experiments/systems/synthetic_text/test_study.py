@@ -112,13 +112,6 @@ def test_the_noise_of_a_larger_population_is_named_in_every_statement(
     assert all("SIMULATED" in charge.label for charge in ledger.charges)
 
 
-@pytest.mark.parametrize("method", ["public", "generator"])
-def test_what_asks_no_client_simulates_nothing(synthetic_config, method):
-    larger = ("--simulated.population", "100000", "--simulated.delta", "1e-6")
-    with pytest.raises(InputError, match="whose clients send nothing"):
-        synthetic_config(method, *larger, "--simulated.clients_per_round", "1000")
-
-
 @pytest.mark.parametrize("name", MARKED)
 def test_every_method_runs_and_has_its_page(finished, name):
     outcome = finished(name)

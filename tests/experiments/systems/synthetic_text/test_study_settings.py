@@ -42,6 +42,18 @@ from jaxpfl.text.embed import embedder
             "evolution selects 4 .*popri.format.shots",
         ),
         ("popri", ("--popri.reward", "votes"), "popri.reward"),
+        (
+            "public",
+            (
+                "--simulated.population",
+                "100000",
+                "--simulated.delta",
+                "1e-6",
+                "--simulated.clients_per_round",
+                "1000",
+            ),
+            "whose clients send nothing",
+        ),
         ("popri", ("--popri.samples", "[nowhere]"), "popri.samples must be among"),
         (
             "popri",
