@@ -22,16 +22,14 @@ class ImageEvaluator:
     """Models trained on PUBLIC clients, which score generated images.
 
     Attributes:
-      classifier, params: the primary model, which is deployed on the users' devices.
-      polarity, polarity_params: a model that tells an inverted image (class 1) from a normal one.
+      classifier: the primary model, which is deployed on the users' devices, and its parameters.
+      polarity: the same of a model that tells an inverted image (class 1) from a normal one.
       accuracy: accuracy of the classifier on public images.
       digest: identifies the parameters of both models.
     """
 
-    classifier: CNN
-    params: Any = field(repr=False)
-    polarity: CNN
-    polarity_params: Any = field(repr=False)
+    classifier: tuple[CNN, Any] = field(repr=False)
+    polarity: tuple[CNN, Any] = field(repr=False)
     accuracy: float
     digest: str
 
@@ -43,13 +41,9 @@ class ImageEvaluator:
           classifier_score: `classifier_score` of the primary model, which is high for clear images
             of all classes (Salimans et al. 2016, used in this way by Augenstein et al.).
         """
-        classes = np.argmax(_logits(self.polarity, self.polarity_params, images_NxHxWxC), axis=-1)
-        return {
-            "inverted_share": float(np.mean(classes == 1)),
-            "classifier_score": classifier_score(
-                _logits(self.classifier, self.params, images_NxHxWxC)
-            ),
-        }
+        classes = np.argmax(_logits(*self.polarity, images_NxHxWxC), axis=-1)
+        score = classifier_score(_logits(*self.classifier, images_NxHxWxC))
+        return {"inverted_share": float(np.mean(classes == 1)), "classifier_score": score}
 
 
 def image_evaluator(
@@ -70,34 +64,29 @@ def image_evaluator(
     rows = np.sort(order[: settings.examples])
     chosen = generator.random(len(images)) < 0.5
     mixed = np.where(chosen[:, None, None, None], inverted(images), images)
-    models, params = {}, {}
+    models: dict[str, tuple[CNN, Any]] = {}
     for name, classes, epochs, image, label in (
         ("classifier", settings.classes, settings.epochs, images[rows], labels[rows]),
         ("polarity", 2, 1, mixed, chosen),
     ):
-        models[name] = classifier_cnn(config.gan.model.image_shape, classes)
+        model = classifier_cnn(config.gan.model.image_shape, classes)
         train = partial(
             fit_adam,
-            models[name],
+            model,
             {"image": image, "label": label.astype(np.int32)},
             epochs=epochs,
             batch_size=settings.batch_size,
             learning_rate=settings.learning_rate,
             seed=seed,
         )
-        params[name] = stored_params(artifacts, name, models[name], train)
+        models[name] = (model, stored_params(artifacts, name, model, train))
     # The classifier is tested on examples that did not train it, if there are any.
     tested = order[settings.examples :] if len(order) > settings.examples else order
     tested = np.sort(tested[:_MOST_TESTED])
-    found = np.argmax(_logits(models["classifier"], params["classifier"], images[tested]), axis=-1)
-    return ImageEvaluator(
-        classifier=models["classifier"],
-        params=params["classifier"],
-        polarity=models["polarity"],
-        polarity_params=params["polarity"],
-        accuracy=float(np.mean(found == labels[tested])),
-        digest=" ".join(artifacts.sha256(name) for name in models),
-    )
+    found = np.argmax(_logits(*models["classifier"], images[tested]), axis=-1)
+    accuracy = float(np.mean(found == labels[tested]))
+    digest = " ".join(artifacts.sha256(name) for name in models)
+    return ImageEvaluator(**models, accuracy=accuracy, digest=digest)
 
 
 def inverted(images: np.ndarray) -> np.ndarray:

@@ -115,7 +115,7 @@ def _accuracy(
             purpose, seed = f"accuracy {name}", workspace.reproducible_seed
             secret = saved_secret(secret_path, reproducible_seed=seed, purpose=purpose)
             run = f"accuracy of users, {name} {run_id(secret)}"
-            correct = correct_examples(evaluator.classifier, evaluator.params, clients)
+            correct = correct_examples(*evaluator.classifier, clients)
             metrics = release(clients, plan, correct=correct, ledger=ledger, secret=secret, run=run)
             sides = {side: metrics.percentile(getattr(config.selection, side)) for side in SIDES}
             found = {"run": run, "stamp": workspace.stamp, **metrics.to_dict()}
@@ -181,7 +181,7 @@ def selected_examples(
     thresholds: Thresholds,
 ) -> Population:
     """The clients with only the images that a GAN is trained on, as their devices would choose."""
-    correct = correct_examples(evaluator.classifier, evaluator.params, population)
+    correct = correct_examples(*evaluator.classifier, population)
     if thresholds is None:
         outcome: selection.Outcome = "incorrect" if side == "low" else "correct"
         chosen = selection.classified_examples(population, correct, outcome, settings.at_least)
