@@ -163,7 +163,11 @@ def test_the_corpus_is_a_table_with_a_card(finished, exported):
         assert f"\n{statement}\n" in card.read_text()
     assert f"{len(texts)} rows" in (folder / "README.md").read_text()
     assert "data_files: corpus.parquet" in (folder / "README.md").read_text()
-    assert {path.name for path in (exported / "fed_avg").iterdir()} == {*MODEL, "README.md"}
+    assert {path.name for path in (exported / "fed_avg").iterdir()} == {
+        *MODEL,
+        "README.md",
+        "certificate.json",
+    }
 
 
 def test_no_canary_and_no_secret_is_exported(finished, exported):
@@ -240,7 +244,7 @@ def test_a_record_without_a_field_is_refused_with_a_sentence(finished, tmp_path,
     broken = ["", "{}", "7", text[: len(text) // 2]]
     if file == "result.json":
         record = json.loads(text)
-        names = ("system", "privacy", "plan", "public_models", "metrics", "tested_on", "stamp")
+        names = ("system", "privacy", "plan", "public_models", "metrics", "tested_on")
         broken += [json.dumps({k: v for k, v in record.items() if k != name}) for name in names]
         broken += [json.dumps(record | {name: 7}) for name in names]
     for number, content in enumerate(broken):
