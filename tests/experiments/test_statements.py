@@ -15,7 +15,7 @@ from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.page import baseline_lines, measured_on, table_lines
 from jaxpfl.experiments.sweep.points import run_sweep
 from jaxpfl.experiments.systems.federated_training import page as federated_page
-from jaxpfl.experiments.systems.federated_training.ranking import ranking
+from jaxpfl.experiments.systems.federated_training.page import ranking
 from tests.experiments.statements import of_lines, of_page, of_record
 
 TEST = "test clients of the digits (declared public)"

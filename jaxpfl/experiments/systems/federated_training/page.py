@@ -6,24 +6,23 @@ statement says. Therefore they have a page of their own, which is marked as a si
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
 from jaxpfl.experiments.records.artifacts import RECORD
 from jaxpfl.experiments.records.cautions import of_table
+from jaxpfl.experiments.records.numbers import number
 from jaxpfl.experiments.report.models_compared import compared_models
 from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import bars
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
 from jaxpfl.experiments.systems import ARTIFACTS, SIMULATION
-from jaxpfl.experiments.systems.federated_training.ranking import (
-    correlations,
-    ranking,
-    score_text,
-)
 from jaxpfl.experiments.systems.federated_training.stages import SCORES
+
+Scores = Mapping[str, float]
 
 _NOT_PRIVATE, _MARK = "NOT PRIVATE", "SIMULATION"
 
@@ -77,7 +76,7 @@ def _ranked(
             f"{row['distance']:.5g}",
             f"{row['corrected']:.5g}",
             f"{row['low']:.4g} to {row['high']:.4g}",
-            *(score_text(row[stage], metric) for stage in stages),
+            *(number(row[stage][metric]) if row[stage] else "" for stage in stages),
             "this run" if row["rank"] == 1 else "",
         )
         for row in candidates
@@ -91,7 +90,7 @@ def _ranked(
         if near["tied"]
     ]
     title = "The public corpus, chosen by Frechet distance (FreD)"
-    said = [correlations(fred, metric)]
+    said = [_correlations(fred, metric)]
     if tied:
         said.append(f"The noise does not tell which is nearer: {'; '.join(tied)}.")
     figures = []
@@ -140,3 +139,55 @@ def _simulation(found: RunFiles, record: Mapping[str, Any]) -> Page:
         warning="Nothing on this page is covered by the statement of report.html.",
         name="simulation.html",
     )
+
+
+def ranking(
+    scores: Sequence[Mapping[str, Any]], stages: Mapping[str, Mapping[str, Scores]]
+) -> dict[str, Any]:
+    """The candidates by FreD, with their models' metrics on declared-public test clients.
+
+    Args:
+      scores: the `Score.row` of each candidate, nearest first.
+      stages: "before" and "after" the private rounds, or one of them: the "loss", "perplexity" and
+        "accuracy" of each candidate's model. After the rounds, those of the candidates that FreD
+        did not choose are a simulation.
+
+    Returns:
+      "candidates": the rank, the score's entries, and the metrics or None for each stage.
+      "spearman": for each stage, Spearman's rank correlation of the corrected FreD with the loss,
+        which has the order of perplexity; None with fewer than three models, or if one of the two
+        is constant.
+    """
+    rows = [
+        {
+            "rank": rank,
+            **score,
+            **{stage: models.get(score["candidate"]) for stage, models in stages.items()},
+        }
+        for rank, score in enumerate(scores, start=1)
+    ]
+    return {"candidates": rows, "spearman": {stage: _spearman(rows, stage) for stage in stages}}
+
+
+def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
+    from scipy.stats import spearmanr
+
+    pairs = [(row["corrected"], row[stage]["loss"]) for row in rows if row[stage] is not None]
+    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    distances, losses = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    # A constant has no ranks to correlate.
+    if len(pairs) < 3 or len(set(distances)) < 2 or len(set(losses)) < 2:
+        return None
+    return float(spearmanr(distances, losses)[0])  # pyright: ignore[reportArgumentType]
+
+
+def _correlations(fred: Mapping[str, Any], metric: str) -> str:
+    """Whether FreD's order is that of the models, in a sentence; "" where nothing is known."""
+    found = [
+        f"{value:.2f} {stage} the private rounds"
+        for stage, value in fred["spearman"].items()
+        if value is not None
+    ]
+    how_many = f"{len(fred['candidates'])} candidates; 1 = the same order"
+    start = f"Spearman's rank correlation of FreD with {metric}: "
+    return f"{start}{', '.join(found)} ({how_many})." if found else ""

@@ -24,8 +24,7 @@ from jaxpfl.experiments.engine.texts import sentences_of
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems import RESULT, SIMULATION
-from jaxpfl.experiments.systems.federated_training.page import page
-from jaxpfl.experiments.systems.federated_training.ranking import Scores, ranking
+from jaxpfl.experiments.systems.federated_training.page import Scores, page, ranking
 from jaxpfl.experiments.systems.federated_training.stages import Stages
 from jaxpfl.experiments.systems.federated_training.study import Prepared
 from jaxpfl.experiments.systems.workspace import Workspace

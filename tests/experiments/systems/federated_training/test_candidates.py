@@ -15,7 +15,7 @@ from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates, _apportion
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
-from jaxpfl.experiments.systems.federated_training.ranking import ranking
+from jaxpfl.experiments.systems.federated_training.page import ranking
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
