@@ -12,12 +12,12 @@ from typing import Any
 
 SCOPES = (
     "this run", "on its ledger", "this point alone", "if nothing else is released",
-    "deployment", "clients send nothing", "all releases on",
+    "on their ledgers", "deployment", "clients send nothing", "all releases on",
     "is part of the privacy stated above",
 )  # fmt: skip
 SCORES = re.compile(
     r"perplexity|accuracy|loss|recall|largest|standard error|gap closed|distance|FreD|interval|"
-    "bias|inverted|classifier score|points over",
+    "bias|inverted|classifier score|points over|OOV|words with a space",
     re.I,
 )
 SETTINGS = re.compile(

@@ -56,7 +56,7 @@ def test_the_image_study_runs_on_federated_emnist(by, fixtures, tmp_path, monkey
     outcome = carry_out.run(config, tmp_path / "study", progress=False)
     assert set(outcome.record["runs"]) == {"bug_low", "bug_high", "fixed_low", "fixed_high"}
     (scale,) = outcome.record["at_scale"]
-    assert scale.startswith("everything, on 2,000,000 clients with 100 times")
+    assert scale.startswith("everything, in a deployment of 2,000,000 clients with 100 times")
     assert (tmp_path / "study" / "pictures" / "gans.png").exists()
 
 

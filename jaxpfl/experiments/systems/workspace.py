@@ -231,7 +231,7 @@ def at_scale(
         size = LargerPopulation(scaled_up.population, number, scaled_up.delta)
         events.append(plan.scaled_to(size).event())
     name = (
-        f"{what}, on {scaled_up.population:,} clients with {scaled_up.factor:g} times as many in a "
-        "round and the same noise of the mean"
+        f"{what}, in a deployment of {scaled_up.population:,} clients with {scaled_up.factor:g} "
+        "times as many in a round and the same noise of the mean"
     )
     return {name: Guarantee.of_events(events, scaled_up.delta)}

@@ -95,7 +95,9 @@ def test_one_ledger_has_every_release_of_the_study(straight):
         assert "with everything else on its ledger" in run["privacy"]
         result = json.loads((straight / "runs" / name / "result.json").read_text())
         assert result["privacy"] == run["privacy"]
-    assert next(iter(record["at_scale"])).startswith("everything, on 1,000,000 clients")
+    assert next(iter(record["at_scale"])).startswith(
+        "everything, in a deployment of 1,000,000 clients"
+    )
     before = record["accuracy"]["before"]
     assert before["stamp"]
     assert record["thresholds"] == {"low": before["low"], "high": before["high"]}

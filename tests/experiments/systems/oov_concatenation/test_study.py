@@ -214,7 +214,7 @@ def test_the_same_noise_of_the_mean_on_more_clients():
     )  # fmt: skip
     larger = ScaledUpConfig(factor=100, population=2_000_000, delta=1e-8)
     ((name, found),) = at_scale("a study", larger, [plan]).items()
-    assert name.startswith("a study, on 2,000,000 clients with 100 times")
+    assert name.startswith("a study, in a deployment of 2,000,000 clients with 100 times")
     expected = flat_plan(
         population=2_000_000, clients_per_round=1_000, rounds=100, clip_norm=0.1,
         noise_multiplier=1.0, delta=1e-8,
