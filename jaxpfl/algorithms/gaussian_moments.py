@@ -1,17 +1,15 @@
 """Mean and covariance of embeddings in one pass, and those of mixtures in closed form.
 
 All quantities here are public. Rows are clipped to an L2 norm, as the clients' embeddings are, and
-the covariance is the population covariance, which divides by n. Outer products are summed in
-blocks: within a block in the precision of the embeddings, which is fast, across blocks in float64.
+the covariance is the population covariance, which divides by n. Outer products are summed on the
+host in blocks: within a block in the precision of the embeddings, which is fast, across blocks in
+float64.
 """
 
 import math
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,7 +18,7 @@ from jaxpfl.errors import InputError
 
 # Long enough for the matrix product to run at nearly full speed; at d = 768 a block has 100 MB.
 BLOCK_ROWS = 32_768
-# An array that is already in memory is multiplied in place, in longer blocks.
+# Of an array that is already in memory, which is multiplied in place.
 _WHOLE_BLOCK_ROWS = 131_072
 # Columns are summed in float32 over groups of this many rows, and in float64 over the groups.
 _SUM_ROWS = 1024
@@ -80,25 +78,21 @@ class RunningMoments:
 
     The result does not depend on how the corpus is cut into pieces, because the rows are regrouped
     into blocks of fixed length. Where a large common mean would cost precision, the mean of the
-    first block is subtracted from every row before the products are computed. An accelerator
-    computes the products at JAX's highest precision. On a CPU NumPy computes them, because its
-    symmetric product does half the work of a general one.
+    first block is subtracted from every row before the products are computed.
 
     Args:
         dimension: d, the dimension of the embeddings.
         clip_norm: rows with a larger L2 norm are scaled down to it; `math.inf` clips no row.
-        on_device: whether products are computed on JAX's default device. None: only if it is not
-            a CPU. Embeddings in float64 are always multiplied in float64 on the host.
+        block_rows: rows of a block.
     """
 
-    def __init__(self, dimension: int, clip_norm: float, *, on_device: bool | None = None):
+    def __init__(self, dimension: int, clip_norm: float, *, block_rows: int = BLOCK_ROWS):
         self._dimension = checks.positive_int("dimension", dimension)
         finite = clip_norm != math.inf
         self._clip_norm = checks.positive("clip_norm", clip_norm) if finite else math.inf
-        self._on_device = jax.default_backend() != "cpu" if on_device is None else on_device
-        self._block_rows = BLOCK_ROWS
-        self._count = 0  # rows in the sums, without the pending rows
-        self._pending = 0
+        self._block_rows = block_rows
+        self._count = 0  # rows in the sums, without the pending ones
+        self._pending: list[np.ndarray] = []
         self._dtype: np.dtype | None = None
         self._shift_D: np.ndarray | None = None
         self._sum_D = np.zeros(self._dimension)
@@ -128,106 +122,62 @@ class RunningMoments:
         if self._dtype is None:
             wide = embeddings_NxD.dtype == np.float64
             self._dtype = np.dtype(np.float64 if wide else np.float32)
-            self._pending_BxD = np.empty((0, self._dimension), self._dtype)
-            self._scratch_BxD = np.empty((0, self._dimension), self._dtype)
         start = 0
         while start < len(embeddings_NxD):
-            stop = min(start + self._block_rows - self._pending, len(embeddings_NxD))
-            rows_NxD = self._clipped(embeddings_NxD[start:stop])
-            if len(rows_NxD) == self._block_rows:
-                self._take(rows_NxD)
+            pending = sum(map(len, self._pending))
+            stop = min(start + self._block_rows - pending, len(embeddings_NxD))
+            rows_NxD = self._clipped(embeddings_NxD[start:stop], self._count + pending)
+            if pending + len(rows_NxD) < self._block_rows:
+                # A copy, because the caller may use its array again.
+                self._pending.append(rows_NxD.copy())
             else:
-                self._hold(rows_NxD)
+                block_BxD = np.concatenate([*self._pending, rows_NxD]) if pending else rows_NxD
+                self._pending = []
+                self._shift_D = _shift(block_BxD) if self._shift_D is None else self._shift_D
+                sum_D, products_DxD = _block_sums(block_BxD, self._shift_D)
+                self._sum_D += sum_D
+                self._products_DxD += products_DxD
+                self._count += len(block_BxD)
             start = stop
 
     def result(self) -> Moments:
         """Returns the moments of all rows added so far; more may be added afterwards."""
-        count = self._count + self._pending
+        count = self._count + sum(map(len, self._pending))
         if not count:
             raise InputError("moments need at least one embedding, found none")
         sum_D, products_DxD, shift_D = self._sum_D, self._products_DxD, self._shift_D
         if self._pending:
-            rows_NxD = self._pending_BxD[: self._pending]
-            if shift_D is None:
-                shift_D = _shift(rows_NxD)
-            more_D, more_DxD = self._block_sums(rows_NxD, shift_D)
+            rows_NxD = np.concatenate(self._pending)
+            shift_D = _shift(rows_NxD) if shift_D is None else shift_D
+            more_D, more_DxD = _block_sums(rows_NxD, shift_D)
             sum_D, products_DxD = sum_D + more_D, products_DxD + more_DxD
         assert shift_D is not None  # a block or pending rows have set it
         mean_D = sum_D / count
         covariance_DxD = products_DxD / count - np.outer(mean_D, mean_D)
         return Moments(float(count), mean_D + shift_D, covariance_DxD)
 
-    def _clipped(self, rows_NxD: np.ndarray) -> np.ndarray:
+    def _clipped(self, rows_NxD: np.ndarray, first: int) -> np.ndarray:
         """The rows in the precision of the corpus, contiguous and clipped; must be finite."""
         with np.errstate(over="ignore", invalid="ignore"):
             rows_NxD = np.ascontiguousarray(rows_NxD, self._dtype)
-            square_N = _square_norms(rows_NxD)
+            square_N = np.einsum("nd,nd->n", rows_NxD, rows_NxD)
         if not np.isfinite(square_N).all():
             fine_N = np.isfinite(rows_NxD).all(axis=1)
             if not fine_N.all():
-                row = self._count + self._pending + int(np.argmin(fine_N))
+                row = first + int(np.argmin(fine_N))
                 raise InputError(f"the embedding in row {row} has an entry that is not finite")
             raise InputError(
                 "the squared norms of embeddings must not overflow "
                 f"{rows_NxD.dtype}, found an embedding that is too large"
             )
-        if self._clip_norm == math.inf:
-            return rows_NxD
         # Embeddings are often normalised: rows of norm `clip_norm` up to rounding are not copied.
         slack = 1 + _NORM_ROUNDING * np.finfo(rows_NxD.dtype).eps
         long = np.flatnonzero(square_N > (self._clip_norm * slack) ** 2)
-        if not long.size:
-            return rows_NxD
-        clipped_NxD = self._buffer_like(rows_NxD)
-        np.copyto(clipped_NxD, rows_NxD)
-        scale_N = (self._clip_norm / np.sqrt(square_N[long])).astype(rows_NxD.dtype)
-        clipped_NxD[long] *= scale_N[:, None]
-        return clipped_NxD
-
-    def _buffer_like(self, rows_NxD: np.ndarray) -> np.ndarray:
-        """An array of the rows' shape that is reused, because allocating fresh memory is slow."""
-        if len(self._scratch_BxD) < len(rows_NxD):
-            self._scratch_BxD = np.empty_like(rows_NxD)
-        return self._scratch_BxD[: len(rows_NxD)]
-
-    def _hold(self, rows_NxD: np.ndarray) -> None:
-        """Stores rows until a block is full."""
-        needed = self._pending + len(rows_NxD)
-        if needed > len(self._pending_BxD):
-            # The buffer is doubled when it is full: a small corpus needs only a small one.
-            grown_BxD = np.empty(
-                (min(2 * needed, self._block_rows), self._dimension), rows_NxD.dtype
-            )
-            grown_BxD[: self._pending] = self._pending_BxD[: self._pending]
-            self._pending_BxD = grown_BxD
-        self._pending_BxD[self._pending : needed] = rows_NxD
-        self._pending = needed
-        if self._pending == self._block_rows:
-            self._pending = 0
-            self._take(self._pending_BxD)
-
-    def _take(self, block_BxD: np.ndarray) -> None:
-        """Adds a full block to the sums."""
-        if self._shift_D is None:
-            self._shift_D = _shift(block_BxD)
-        sum_D, products_DxD = self._block_sums(block_BxD, self._shift_D)
-        self._sum_D += sum_D
-        self._products_DxD += products_DxD
-        self._count += len(block_BxD)
-
-    def _block_sums(self, rows_NxD, shift_D) -> tuple[np.ndarray, np.ndarray]:
-        """Sum, and sum of outer products, of (rows - shift); float64 [d] and [d, d]."""
-        if self._on_device and self._dtype == np.float32:
-            if missing := -len(rows_NxD) % _SUM_ROWS:
-                # Rows equal to the shift add nothing; fewer shapes mean fewer compilations.
-                padding_MxD = np.broadcast_to(shift_D, (missing, self._dimension))
-                rows_NxD = np.concatenate([rows_NxD, padding_MxD])
-            sums_MxD, products_DxD = _device_sums(rows_NxD, shift_D)
-            return np.asarray(sums_MxD).sum(axis=0, dtype=np.float64), np.asarray(products_DxD)
-        if shift_D.any():
-            rows_NxD = np.subtract(rows_NxD, shift_D, out=self._buffer_like(rows_NxD))
-        # NumPy uses the faster symmetric product, because both factors are one array.
-        return _column_sums(rows_NxD), rows_NxD.T @ rows_NxD
+        if long.size:
+            rows_NxD = rows_NxD.copy()
+            scale_N = (self._clip_norm / np.sqrt(square_N[long])).astype(rows_NxD.dtype)
+            rows_NxD[long] *= scale_N[:, None]
+        return rows_NxD
 
 
 def moments(embeddings_NxD, clip_norm: float) -> Moments:
@@ -244,24 +194,12 @@ def moments(embeddings_NxD, clip_norm: float) -> Moments:
         InputError: the array is not a matrix of floats, has no rows, or has a row that is not
             finite.
     """
-    if np.ndim(embeddings_NxD) != 2:
-        raise InputError(
-            f"embeddings must have shape [n, d], found {list(np.shape(embeddings_NxD))}"
-        )
-    running = _WholeMoments(np.shape(embeddings_NxD)[1], clip_norm)
+    shape = np.shape(embeddings_NxD)
+    if len(shape) != 2:
+        raise InputError(f"embeddings must have shape [n, d], found {list(shape)}")
+    running = RunningMoments(shape[1], clip_norm, block_rows=_WHOLE_BLOCK_ROWS)
     running.add(embeddings_NxD)
     return running.result()
-
-
-class _WholeMoments(RunningMoments):
-    """The moments of one whole array: blocks are longer, and the last one is not copied."""
-
-    def __init__(self, dimension: int, clip_norm: float):
-        super().__init__(dimension, clip_norm)
-        self._block_rows = _WHOLE_BLOCK_ROWS
-
-    def _hold(self, rows_NxD: np.ndarray) -> None:
-        self._pending_BxD, self._pending = rows_NxD, len(rows_NxD)
 
 
 def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
@@ -381,22 +319,12 @@ def _shift(rows_NxD: np.ndarray) -> np.ndarray:
     return np.zeros(rows_NxD.shape[1], rows_NxD.dtype)
 
 
-def _square_norms(rows_NxD: np.ndarray) -> np.ndarray:
-    """Squared L2 norms of the rows [n], computed on all cores: NumPy's loop uses only one."""
-    cores = min(os.cpu_count() or 1, len(rows_NxD) // _SUM_ROWS)
-    if cores < 2:
-        return np.einsum("nd,nd->n", rows_NxD, rows_NxD)
-    square_N = np.empty(len(rows_NxD), rows_NxD.dtype)
-
-    def fill(part: slice) -> None:
-        # NumPy's error state belongs to a thread.
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.einsum("nd,nd->n", rows_NxD[part], rows_NxD[part], out=square_N[part])
-
-    edges = np.linspace(0, len(rows_NxD), cores + 1, dtype=int)
-    with ThreadPoolExecutor(cores) as pool:
-        list(pool.map(fill, map(slice, edges[:-1], edges[1:])))
-    return square_N
+def _block_sums(rows_NxD: np.ndarray, shift_D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sum, and sum of outer products, of (rows - shift); [d] and [d, d]."""
+    if shift_D.any():
+        rows_NxD = rows_NxD - shift_D
+    # NumPy uses the faster symmetric product, because both factors are one array.
+    return _column_sums(rows_NxD), rows_NxD.T @ rows_NxD
 
 
 def _column_sums(rows_NxD: np.ndarray) -> np.ndarray:
@@ -406,12 +334,3 @@ def _column_sums(rows_NxD: np.ndarray) -> np.ndarray:
     sums_MxD = np.ones(_SUM_ROWS, rows_NxD.dtype) @ groups_MxSxD
     rest_D = np.ones(len(rows_NxD) - whole, rows_NxD.dtype) @ rows_NxD[whole:]
     return sums_MxD.sum(axis=0, dtype=np.float64) + rest_D
-
-
-@jax.jit
-def _device_sums(rows_NxD, shift_D):
-    """Sums over groups of rows, and the sum of all outer products, of (rows - shift)."""
-    rows_NxD = rows_NxD - shift_D[None]
-    sums_MxD = rows_NxD.reshape(-1, _SUM_ROWS, rows_NxD.shape[1]).sum(axis=1)
-    products_DxD = jnp.matmul(rows_NxD.T, rows_NxD, precision=jax.lax.Precision.HIGHEST)
-    return sums_MxD, products_DxD
