@@ -4,12 +4,11 @@ Each function writes its file, or all files of its kind, to an empty folder. Wha
 whoever made a file can do, too: a hash shows that it is as it was written, not that it is sound.
 """
 
-import gzip
 import hashlib
 import io
 import json
-import lzma
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -42,45 +41,63 @@ def population(folder: Path) -> None:
     small().save(folder / "saved")
 
 
-def sign_manifest(folder: Path) -> None:
-    """With its own hash, and with those of the other files as they are."""
-    path = folder / "saved" / "manifest.json"
+def _sign(path: Path, renew: Callable[[dict], object] = lambda manifest: None) -> None:
+    """Corrects a manifest's own hash, after `renew` has corrected what it says of other files."""
     try:
         manifest = json.loads(path.read_bytes())
         manifest.pop("sha256", None)
+        renew(manifest)
         text = json.dumps(manifest, sort_keys=True)
-        manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-        path.write_text(json.dumps(manifest))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        path.write_text(files.json_text({**manifest, "sha256": sha256}))
+    except (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError):
         return
 
 
+def _as_it_is(path: Path) -> dict:
+    return {"bytes": path.stat().st_size, "sha256": files.sha256_file(path)}
+
+
+def sign_files(folder: Path) -> None:
+    """A manifest of artifacts or of a checkpoint, with its files as they are."""
+    (path,) = [*folder.glob("artifacts/one/manifest.json"), *folder.glob("round_*/manifest.json")]
+
+    def renew(manifest: dict) -> None:
+        for name, described in manifest["files"].items():
+            described |= _as_it_is(path.parent / name)
+
+    _sign(path, renew)
+
+
+def sign_manifest(folder: Path) -> None:
+    _sign(folder / "saved" / "manifest.json")
+
+
 def sign_clients(folder: Path) -> None:
-    path, place = folder / "saved" / "manifest.json", folder / "saved" / "clients.arrow"
-    manifest = json.loads(path.read_bytes())
-    manifest["files"]["clients.arrow"] = {
-        "bytes": place.stat().st_size,
-        "sha256": files.sha256_file(place),
-    }
-    path.write_text(json.dumps(manifest))
-    sign_manifest(folder)
+    saved = folder / "saved"
+    found = {"clients.arrow": _as_it_is(saved / "clients.arrow")}
+    _sign(saved / "manifest.json", lambda manifest: manifest["files"].update(found))
 
 
 def sign_examples(folder: Path) -> None:
-    path, place = folder / "saved" / "manifest.json", folder / "saved" / "examples.arrow"
-    manifest, content = json.loads(path.read_bytes()), place.read_bytes()
-    outside, end = b"", 0
-    held = [each for buffers in manifest["buffers"].values() for each in buffers if each["bytes"]]
-    for each in sorted(held, key=lambda each: each["first"]):
-        first, behind = each["first"], each["first"] + each["bytes"]
-        outside += content[end:first]
-        end = max(end, behind)
-        each["blocks"] = "".join(part.hex() for part in block_hashes([content[first:behind]])[0])
-    outside += content[end:]
-    sha256 = hashlib.sha256(outside).hexdigest()
-    manifest["files"]["examples.arrow"] = {"bytes": len(content), "sha256": sha256}
-    path.write_text(json.dumps(manifest))
-    sign_manifest(folder)
+    saved = folder / "saved"
+    content = (saved / "examples.arrow").read_bytes()
+
+    def renew(manifest: dict) -> None:
+        outside, end = b"", 0
+        buffers = [part for parts in manifest["buffers"].values() for part in parts]
+        for part in sorted(buffers, key=lambda part: part["first"]):
+            if part["bytes"]:
+                first, behind = part["first"], part["first"] + part["bytes"]
+                outside += content[end:first]
+                end = max(end, behind)
+                hashes = block_hashes([content[first:behind]])[0]
+                part["blocks"] = "".join(each.hex() for each in hashes)
+        outside += content[end:]
+        sha256 = hashlib.sha256(outside).hexdigest()
+        manifest["files"]["examples.arrow"] = {"bytes": len(content), "sha256": sha256}
+
+    _sign(saved / "manifest.json", renew)
 
 
 def run(folder: Path) -> None:
@@ -134,24 +151,6 @@ def artifact(folder: Path) -> None:
     artifacts(folder).save("one", Artifact({"b": [1, 2]}, arrays))
 
 
-def sign_artifact(folder: Path) -> None:
-    place = folder / "artifacts" / "one"
-    try:
-        manifest = json.loads((place / "manifest.json").read_bytes())
-        manifest.pop("sha256", None)
-        for name in ("arrays.npz", "record.json"):
-            path = place / name
-            manifest["files"][name] = {
-                "bytes": path.stat().st_size,
-                "sha256": files.sha256_file(path),
-            }
-        text = json.dumps(manifest, sort_keys=True)
-        sha256 = hashlib.sha256(text.encode()).hexdigest()
-        (place / "manifest.json").write_text(files.json_text({**manifest, "sha256": sha256}))
-    except (ValueError, TypeError, AttributeError, RecursionError, LookupError):
-        return
-
-
 def moments(folder: Path) -> None:
     arrays = {"count": np.float64(5), "mean": np.ones(2), "covariance": np.eye(2)}
     (folder / "moments.npz").write_bytes(files.npz({**arrays, "noise": np.ones(6)}))
@@ -171,10 +170,6 @@ def sweep(folder: Path) -> None:
 def begun_sweep(folder: Path) -> None:
     sweep(folder)
     sweeps.begin(load_sweep(folder / "sweep.yaml"), folder)
-    point = folder / "points" / "x"
-    point.mkdir(parents=True)
-    (point / "result.json").write_text("{}")
-    sweeps.finish(point)
 
 
 def word_pieces(folder: Path) -> None:
@@ -249,8 +244,7 @@ ROWS = [
 
 
 def lines(path: Path) -> None:
-    content = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
 
 def csv(path: Path) -> None:
@@ -301,39 +295,18 @@ def checkpoint(folder: Path) -> None:
 CHECKPOINT = {"w": jnp.ones((2, 3), jnp.float32), "round": jnp.int32(1)}
 
 
-def sign_checkpoint(folder: Path) -> None:
-    """With the sizes and hashes of its files as they are."""
-    (place,) = folder.glob("round_*/manifest.json")
-    try:
-        manifest = json.loads(place.read_bytes())
-        manifest.pop("sha256", None)
-        for name, described in manifest["files"].items():
-            path = place.parent / name
-            described |= {"bytes": path.stat().st_size, "sha256": files.sha256_file(path)}
-        text = json.dumps(manifest, sort_keys=True)
-        sha256 = hashlib.sha256(text.encode()).hexdigest()
-        place.write_text(files.json_text({**manifest, "sha256": sha256}))
-    except (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError):
-        return
-
-
 def archive(path: Path) -> None:
-    counts = "word_count" in path.name
-    members = {"words": b"the 5\na 3\n"} if counts else {"a.txt": b"one\n\ntwo", "b.txt": b"three"}
-    with tarfile.open(path, "w:bz2" if counts else "w:gz") as archive:
-        for name, content in members.items():
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in {"a.txt": b"one\n\ntwo", "b.txt": b"three"}.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
 
 
 def sqlite(path: Path) -> None:
-    written = path.with_name("plain.sqlite")
-    written.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
     messages = {
         client: [example({"snippets": f"{client} {number}".encode()}) for number in range(2)]
         for client in ("a", "b")
     }
-    write_file(written, messages)
-    content = written.read_bytes()
-    path.write_bytes(lzma.compress(content) if path.suffix == ".lzma" else content)
+    write_file(path, messages)

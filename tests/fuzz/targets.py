@@ -3,6 +3,8 @@
 import json
 import shutil
 import tempfile
+import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +34,7 @@ from jaxpfl.text.tokenisers.chat import read_template
 from jaxpfl.text.tokenisers.fast import hugging_face
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.fuzz import seeds
+from tests.fuzz.mutants import mutant
 from tests.published_models import write_decoder, write_encoder, write_tokeniser
 
 _TEXT = "an a 7\u00e9"
@@ -44,23 +47,19 @@ class Target(NamedTuple):
       file: which file is damaged.
       make: writes it, and the others that the reader needs, to an empty folder.
       read: reads the folder as a user's command would, and uses what was read.
-      sign: corrects the hashes by which the damage would be noticed, as whoever made the file can.
       share: how many inputs it gets beside the others, so that all take about the same time.
+      sign: corrects the hashes by which the damage would be noticed, as whoever made the file can.
     """
 
     file: str
     make: Callable[[Path], object]
     read: Callable[[Path], object]
+    share: float
     sign: Callable[[Path], object] = lambda folder: None
-    share: float = 1.0
 
 
 def _as_json(value: Any) -> Callable[[Path], object]:
     return lambda path: path.write_text(json.dumps(value))
-
-
-def _in(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
-    return lambda folder: make(folder / name)
 
 
 def _read_population(folder: Path) -> None:
@@ -108,12 +107,16 @@ def _read_checkpoint(folder: Path) -> None:
         checkpoints.restore(seeds.CHECKPOINT, warn=lambda _: None)
 
 
-def _read_moments(path: Path) -> None:
-    PrivateMoments.load(path, None)  # pyright: ignore[reportArgumentType]
+def _read_moments(folder: Path) -> None:
+    PrivateMoments.load(folder / "moments.npz", None)  # pyright: ignore[reportArgumentType]
 
 
-def _read_point(folder: Path) -> None:
-    sweeps.state_of(folder / "points" / "x")
+def _read_metrics(folder: Path) -> None:
+    read_lines(folder / "metrics.jsonl")
+
+
+def _read_sweep(folder: Path) -> None:
+    load_sweep(folder / "sweep.yaml")
 
 
 def _use(tokeniser: Any) -> None:
@@ -132,121 +135,93 @@ def _read_adapters(folder: Path) -> None:
     adapters.load(folder / "adapters", model, params)  # pyright: ignore[reportArgumentType]
 
 
-_ADAPTERS = (seeds.adapters, _read_adapters)
-
-
-def _one(
-    name: str,
-    make: Callable[[Path], object],
-    read: Callable[[Path], object],
-    sign: Callable[[Path], object] = lambda folder: None,
-    share: float = 1.0,
-) -> Target:
-    """A reader that takes the damaged file itself, and not its folder."""
-    return Target(name, make, lambda folder: read(folder / name), sign, share)
-
-
 def _alone(
-    name: str, make: Callable[[Path], object], read: Callable[[Path], object], share: float = 1.0
+    file: str, make: Callable[[Path], object], read: Callable[[Path], object], share: float
 ) -> Target:
-    """A reader of one file that `make` writes."""
-    return _one(name, _in(name, make), read, share=share)
+    """Of one file, which `make` writes and `read` takes."""
+    return Target(
+        file, lambda folder: make(folder / file), lambda folder: read(folder / file), share
+    )
 
 
-def _data(name: str, make: Callable[[Path], object], options: str = "", share: float = 1) -> Target:
+def _data(file: str, make: Callable[[Path], object], share: float, options: str = "") -> Target:
     def read(path: Path) -> None:
         population = open_population(f"{path}{options}")
         population.client_ids.to_pylist()
         dict(population.columns)
 
-    return _alone(name, make, read, share)
+    return _alone(file, make, read, share)
 
 
-def _stored(name: str) -> Target:
-    return Target(f"artifacts/one/{name}", seeds.artifact, _find_artifact, seeds.sign_artifact, 2.0)
-
-
-def _weights(name: str, make: Callable[[Path], object], share: float) -> Target:
-    return Target(name, make, lambda folder: pretrained.load((folder / name).parent), share=share)
+def _weights(file: str, make: Callable[[Path], object], share: float) -> Target:
+    return Target(file, make, lambda folder: pretrained.load((folder / file).parent), share)
 
 
 def _config(make: Callable[[Path], object]) -> Target:
-    return _one("config.json", make, pretrained.read_config, share=20)
+    def read(folder: Path) -> None:
+        pretrained.read_config(folder / "config.json")
+
+    return Target("config.json", make, read, 20)
 
 
-def _tokeniser(name: str, make: Callable[[Path], object], share: float) -> Target:
-    return Target(name, make, lambda folder: _use(hugging_face(folder)), share=share)
-
-
-def _staged(name: str) -> Target:
-    return Target(f"staging/{name}", seeds.staging, _read_staging, share=8)
-
-
-def _checkpoint(name: str) -> Target:
-    file, sign = f"round_00000001/{name}", seeds.sign_checkpoint
-    return Target(file, seeds.checkpoint, _read_checkpoint, sign, 1)
+def _tokeniser(file: str, make: Callable[[Path], object], share: float) -> Target:
+    return Target(file, make, lambda folder: _use(hugging_face(folder)), share)
 
 
 _POPULATION = (seeds.population, _read_population)
-_SHAKESPEARE = "?dataset=shakespeare"
+_ARTIFACT = (seeds.artifact, _find_artifact, 2, seeds.sign_files)
+_CHECKPOINT = (seeds.checkpoint, _read_checkpoint, 1, seeds.sign_files)
+_ADAPTERS = (seeds.adapters, _read_adapters, 0.1)
+_STAGED = (seeds.staging, _read_staging, 8)
 
 TARGETS: dict[str, Target] = {
     "JSON file": _alone("x.json", _as_json({"a": [1, {"b": "c"}]}), files.read_json, 120),
-    "npz": _one("moments.npz", seeds.moments, files.read_npz, share=100),
-    "FreD's moments": _one("moments.npz", seeds.moments, _read_moments, share=60),
-    "population manifest": Target("saved/manifest.json", *_POPULATION, seeds.sign_manifest, 20),
-    "population clients": Target("saved/clients.arrow", *_POPULATION, seeds.sign_clients, 4),
-    "population examples": Target("saved/examples.arrow", *_POPULATION, seeds.sign_examples, 8),
-    "run.json": Target("run.json", seeds.run, _read_run, share=20),
-    "result.json": Target("result.json", seeds.run, _read_run, share=12),
-    "metrics.jsonl": _one("metrics.jsonl", seeds.run, read_lines, share=24),
+    "FreD's moments": Target("moments.npz", seeds.moments, _read_moments, 60),
+    "population manifest": Target("saved/manifest.json", *_POPULATION, 20, seeds.sign_manifest),
+    "population clients": Target("saved/clients.arrow", *_POPULATION, 4, seeds.sign_clients),
+    "population examples": Target("saved/examples.arrow", *_POPULATION, 8, seeds.sign_examples),
+    "run.json": Target("run.json", seeds.run, _read_run, 20),
+    "metrics.jsonl": Target("metrics.jsonl", seeds.run, _read_metrics, 24),
     "secret.json": _alone("secret.json", seeds.secret, _read_secret, 24),
-    "ledger": Target("ledger.jsonl", seeds.ledger, _read_ledger, share=4),
+    "ledger": Target("ledger.jsonl", seeds.ledger, _read_ledger, 4),
     "ledger, sealed again": Target(
-        "fields.jsonl", seeds.fields, _read_ledger, seeds.sign_fields, 2
+        "fields.jsonl", seeds.fields, _read_ledger, 2, seeds.sign_fields
     ),
-    "artifact arrays": _stored("arrays.npz"),
-    "artifact record": _stored("record.json"),
-    "artifact manifest": _stored("manifest.json"),
-    "staging journal": _staged("journal.json"),
-    "staged texts": _staged("0"),
-    "staged offsets": _staged("0.offsets"),
-    "checkpoint record": _checkpoint("record.json"),
-    "checkpoint manifest": _checkpoint("manifest.json"),
-    "checkpoint state": _checkpoint("state.bin"),
+    "artifact arrays": Target("artifacts/one/arrays.npz", *_ARTIFACT),
+    "artifact manifest": Target("artifacts/one/manifest.json", *_ARTIFACT),
+    "staging journal": Target("staging/journal.json", *_STAGED),
+    "staged offsets": Target("staging/0.offsets", *_STAGED),
+    "checkpoint record": Target("round_00000001/record.json", *_CHECKPOINT),
+    "checkpoint manifest": Target("round_00000001/manifest.json", *_CHECKPOINT),
+    "checkpoint state": Target("round_00000001/state.bin", *_CHECKPOINT),
     "config": _alone("a.yaml", seeds.quickstart, registry.load, 0.3),
-    "sweep": _one("sweep.yaml", seeds.sweep, load_sweep, share=0.3),
-    "points.json": Target("points.json", seeds.begun_sweep, sweeps.load_begun, share=2),
-    "point.json": Target("points/x/point.json", seeds.begun_sweep, _read_point, share=12),
+    "sweep": Target("sweep.yaml", seeds.sweep, _read_sweep, 0.3),
+    "points.json": Target("points.json", seeds.begun_sweep, sweeps.load_begun, 2),
     "vocabulary": _alone("v.json", seeds.vocabulary, Vocabulary.load, 14),
     "word counts": _alone("a.word_count", seeds.word_counts, read_counts, 20),
-    "word counts, archive": _alone("a.word_count.tar.bz2", seeds.archive, read_counts, 8),
     "tokenizer, bytes": _tokeniser("tokenizer.json", write_tokeniser, 10),
     "tokenizer, word pieces": _tokeniser("tokenizer.json", seeds.word_pieces, 8),
     "tokenizer, sentence pieces": _tokeniser("tokenizer.json", seeds.sentence_pieces, 16),
     "tokenizer settings": _tokeniser("tokenizer_config.json", seeds.chat, 4),
-    "chat template": Target("tokenizer_config.json", seeds.chat, read_template, share=0.6),
+    "chat template": Target("tokenizer_config.json", seeds.chat, read_template, 0.6),
     "decoder config": _config(lambda folder: write_decoder(folder, "qwen2")),
     "encoder config": _config(lambda folder: write_encoder(folder, "roberta")),
-    "model config": _weights("config.json", lambda folder: write_decoder(folder, "llama"), 1),
     "weights": _weights("model.safetensors", lambda folder: write_decoder(folder, "llama"), 0.3),
     "weights index": _weights("model/model.safetensors.index.json", seeds.sharded, 1.5),
-    "own model": Target("model/config.json", seeds.own, _read_own, share=8),
-    "adapter settings": Target("adapters/adapter_config.json", *_ADAPTERS, share=0.1),
-    "adapters": Target("adapters/adapter_model.safetensors", *_ADAPTERS, share=0.1),
-    "sentence encoder": Target("modules.json", seeds.sentences, SentenceEncoder, share=0.3),
-    "JSON lines": _data("a.jsonl", seeds.lines, share=4),
-    "JSON lines, packed": _data("a.jsonl.gz", seeds.lines, share=12),
-    "JSON": _data("a.json", _as_json(seeds.ROWS), share=6),
-    "CSV": _data("a.csv", seeds.csv, share=6),
-    "Parquet": _data("a.parquet", seeds.arrow, share=12),
-    "Arrow": _data("a.arrow", seeds.arrow, share=32),
-    "Arrow, packed": _data("a.arrow", seeds.packed_arrow, share=20),
-    "arrays": _data("a.npz", seeds.arrays, share=40),
-    "text": _data("a.txt", seeds.text, share=16),
-    "texts, archive": _data("a.tar.gz", seeds.archive, share=20),
-    "SQLite": _data("a.sqlite", seeds.sqlite, _SHAKESPEARE, 6),
-    "SQLite, packed": _data("a.sqlite.lzma", seeds.sqlite, _SHAKESPEARE, 3),
+    "own model": Target("model/config.json", seeds.own, _read_own, 8),
+    "adapter settings": Target("adapters/adapter_config.json", *_ADAPTERS),
+    "adapters": Target("adapters/adapter_model.safetensors", *_ADAPTERS),
+    "sentence encoder": Target("modules.json", seeds.sentences, SentenceEncoder, 0.3),
+    "JSON lines": _data("a.jsonl", seeds.lines, 4),
+    "JSON": _data("a.json", _as_json(seeds.ROWS), 6),
+    "CSV": _data("a.csv", seeds.csv, 6),
+    "Parquet": _data("a.parquet", seeds.arrow, 12),
+    "Arrow": _data("a.arrow", seeds.arrow, 32),
+    "Arrow, packed": _data("a.arrow", seeds.packed_arrow, 20),
+    "arrays": _data("a.npz", seeds.arrays, 40),
+    "text": _data("a.txt", seeds.text, 16),
+    "texts, archive": _data("a.tar.gz", seeds.archive, 20),
+    "SQLite": _data("a.sqlite", seeds.sqlite, 6, "?dataset=shakespeare"),
 }
 
 
@@ -267,3 +242,22 @@ def run_input(target: Target, folder: Path, content: bytes) -> None:
         target.read(folder)
     except InputError:
         return
+
+
+def fuzzed(name: str, first: int, behind: int) -> tuple[list[str], float, int]:
+    """Reads the inputs first .. behind - 1: faults, seconds of the slowest input, its number."""
+    warnings.simplefilter("error")
+    target, faults, slowest = TARGETS[name], [], (0.0, first)
+    fast = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else None) as folder:
+        seed = made(target, Path(folder))
+        for number in range(first, behind):
+            began = time.monotonic()
+            try:
+                run_input(target, Path(folder), mutant(seed, name, number))
+            except Exception as error:
+                faults.append(f"#{number}: {type(error).__name__}: {error}"[:300])
+            slowest = max(slowest, (time.monotonic() - began, number))
+            if len(faults) == 20:
+                break
+    return faults, *slowest
