@@ -115,7 +115,7 @@ from jaxpfl.privacy.sources import open_key
 clients = open(sys.argv[1])
 secret = open_key(pathlib.Path(sys.argv[1]).parent / "secret" / "key", create=True)
 began = time.perf_counter()
-secret.mark(clients), secret.sketch(clients)
+secret.digest(clients), secret.sketch(clients)
 print(time.perf_counter() - began)
 """
 CHECK = "import sys; from jaxpfl.cli import main; sys.exit(main(['data', 'check', sys.argv[1]]))"

@@ -35,7 +35,7 @@ class MomentCanaries:
     """FreD's questions: a clip norm's worth of moments, or none.
 
     Args:
-      fred_plan: in the mode "exact".
+      fred_plan: what FreD releases.
       plans: its plans, for a population of their own.
       canaries: of the game.
     """
@@ -48,10 +48,8 @@ class MomentCanaries:
         self.queries = fred(fred_plan, units=units, dimension=canaries).queries
 
     def clients(self, present_M: np.ndarray) -> Population:
-        by_sum = self.plan.unit == "client" and self.plan.per_client == "sum"
-        held = LENGTH * self.plan.clip_norm
-        examples = self.plan.max_examples if by_sum else 1
-        return _holding(held * present_M, self.plans[0].population, examples)
+        length = LENGTH * self.plan.clip_norm
+        return _holding(length * present_M, self.plans[0].population, 1)
 
     def ask(
         self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None

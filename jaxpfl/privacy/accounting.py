@@ -70,8 +70,8 @@ def supporting(releases: Counts) -> list[Accountant]:
     """Returns the accountants that support all these releases, the tightest first."""
     return [
         name
-        for name, rules in ACCOUNTANTS.items()
-        if not any(isinstance(leaf, tuple(rules.unsupported)) for leaf in releases)
+        for name, spec in ACCOUNTANTS.items()
+        if not any(isinstance(leaf, tuple(spec.unsupported)) for leaf in releases)
     ]
 
 
@@ -214,7 +214,7 @@ def _rdp_epsilon(releases: _FrozenCounts, delta: float, _: float = 1.0) -> float
     return float(rdp.compute_epsilon(RDP_ORDERS, _total_rdp(releases), delta)[0])
 
 
-class Rules(NamedTuple):
+class AccountantSpec(NamedTuple):
     """One accountant, as everything that offers a choice of them reads it.
 
     Attributes:
@@ -234,8 +234,8 @@ class Rules(NamedTuple):
 
 # From the tightest and slowest to the loosest and fastest, which supports everything: what fits a
 # budget under one also fits it under those before it.
-ACCOUNTANTS: dict[Accountant, Rules] = {
-    "pld": Rules(
+ACCOUNTANTS: dict[Accountant, AccountantSpec] = {
+    "pld": AccountantSpec(
         _pld_epsilon,
         {
             dp_accounting.SampledWithoutReplacementDpEvent: "fixed-size cohorts, only Poisson ones",
@@ -244,7 +244,7 @@ ACCOUNTANTS: dict[Accountant, Rules] = {
         exact=True,
         confirmed_by=None,
     ),
-    "rdp": Rules(_rdp_epsilon, {}, exact=False, confirmed_by="pld"),
+    "rdp": AccountantSpec(_rdp_epsilon, {}, exact=False, confirmed_by="pld"),
 }
 
 

@@ -15,7 +15,6 @@ import dp_accounting
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting
-from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.guarantee import Guarantee, Unit
 
 Correlation = Literal["independent", "tree", "banded"]
@@ -48,21 +47,16 @@ class Noise:
         return self.correlation != "independent"
 
 
-def on_everyone(
-    multipliers: Iterable[float],
-    delta: float,
-    unit: Unit = "client",
-    adjacency: Adjacency = "add_or_remove_one",
-) -> Guarantee:
+def on_everyone(multipliers: Iterable[float], delta: float, unit: Unit = "client") -> Guarantee:
     """Returns the guarantee of noisy sums over everyone, with these multipliers (noise / shift).
 
     Infinity stands for a sum that is not released, and 0 for one without noise.
     """
     finite = [z for z in multipliers if math.isfinite(z)]
     if not all(finite):
-        return Guarantee(dp_accounting.NonPrivateDpEvent(), delta, unit, adjacency)
+        return Guarantee(dp_accounting.NonPrivateDpEvent(), delta, unit)
     event = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(z) for z in finite])
-    return Guarantee(event, delta, unit, adjacency)
+    return Guarantee(event, delta, unit)
 
 
 def smallest_multiplier(guarantee_of: Callable[[float], Guarantee], epsilon: float) -> float:

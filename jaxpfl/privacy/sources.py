@@ -1,10 +1,10 @@
 """Recognises the clients whose releases a ledger holds, by keyed hashes.
 
 A fingerprint is a plain hash of the data, against which a guess of somebody's data can be tested.
-A ledger therefore holds its HMAC-SHA256, the source's mark, whose key of 32 secret bytes is in a
+A ledger therefore holds its HMAC-SHA256, the source's digest, whose key of 32 secret bytes is in a
 file next to the ledger.
 
-Marks are equal or not; they do not show that one source has a single client fewer than another. For
+Digests are equal or not; they do not show that one source has a single client fewer than another. For
 that there are two sketches, of client ids and of clients' contents. A sketch is a random sample of
 the clients, in which every population samples those with the smallest keyed hashes (bottom-k
 sampling: Cohen and Kaplan, "Summarizing data using bottom-k sketches", PODC 2007). A sampled client
@@ -71,7 +71,7 @@ class LedgerKey:
         self._key = key
         self.check = self._hmac("key", b"").hex()
 
-    def mark(self, clients: Clients) -> str:
+    def digest(self, clients: Clients) -> str:
         """Returns the HMAC (hex) of the fingerprint of the clients' source."""
         return self._hmac("population", clients.fingerprint.encode()).hex()
 

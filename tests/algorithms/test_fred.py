@@ -26,7 +26,7 @@ def reference(population, plan):
         return x * min(1.0, plan.clip_norm / max(np.linalg.norm(x), 1e-300))
 
     parts = [np.float64(population.examples(i)["embedding"]) for i in range(len(population))]
-    if plan.unit == "example" or plan.per_client == "sum":
+    if plan.unit == "example":
         parts = [np.float64(population.columns["embedding"])]
         weights = [1.0 / len(parts[0])] * len(parts[0])
     else:
@@ -38,19 +38,16 @@ def reference(population, plan):
     return mean, sum(weight * np.outer(v, v) for weight, v in zip(weights, centred, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("unit", "per_client"), [("example", "mean"), ("client", "mean"), ("client", "sum")]
-)
+@pytest.mark.parametrize("unit", ["example", "client"])
 @pytest.mark.parametrize("clip_norm", [pytest.param(10.0, marks=pytest.mark.long), 0.5])
-def test_without_noise_the_moments_are_those_of_a_loop(tmp_path, unit, per_client, clip_norm):
+def test_without_noise_the_moments_are_those_of_a_loop(tmp_path, unit, clip_norm):
     """Also with clients of no example, which count as no client."""
     population = clients()
-    plan = FredPlan.without_privacy(clip_norm=clip_norm, unit=unit, per_client=per_client)
+    plan = FredPlan.without_privacy(clip_norm=clip_norm, unit=unit)
     found = query(population, plan, tmp_path).moments
     mean, covariance = reference(population, plan)
-    by_client = unit == "client" and per_client == "mean"
     sizes = population.sizes()
-    assert found.count == (np.count_nonzero(sizes) if by_client else sizes.sum())
+    assert found.count == (np.count_nonzero(sizes) if unit == "client" else sizes.sum())
     # Coordinates are cut to multiples of a power of two of at most this size.
     cut = clip_norm * 2.0**-18
     np.testing.assert_allclose(found.mean_D, mean, rtol=1e-5, atol=cut)
@@ -168,7 +165,6 @@ def test_bad_plans_are_refused():
         dict(clip_norm=math.inf),
         dict(clip_norm=-1.0),
         dict(unit="user"),
-        dict(per_client="max"),
         dict(max_examples=0),
         dict(population=0),
         dict(population=10, delta=0.2),

@@ -1,23 +1,18 @@
 """FreD's and the metrics' plans: the plans of their releases cost and do what they say."""
 
-import math
-
 import dp_accounting
 import pytest
 
 from jaxpfl.algorithms.federated_metrics import MetricsPlan
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.moments import ClientMoment
 from jaxpfl.privacy import Guarantee, Plan, confirmation, events
 
 TARGET = dict(epsilon=0.6, delta=2e-6)
 FRED = {
     "by client": FredPlan.calibrated(**TARGET, clip_norm=0.5),
-    "sums": FredPlan.calibrated(**TARGET, clip_norm=0.5, per_client="sum", max_examples=7),
     "by example": FredPlan.calibrated(**TARGET, clip_norm=0.5, unit="example"),
     "declared": FredPlan.calibrated(**TARGET, population=5_000),
-    "paper": FredPlan.paper(**TARGET, population=5_000, clients=100, clip_norm=0.5),
     "without privacy": FredPlan.without_privacy(clip_norm=0.5),
 }
 every_plan = pytest.mark.parametrize("fred", FRED.values(), ids=FRED)
@@ -38,7 +33,6 @@ def test_releases_together_cost_what_the_query_says(fred):
 
 @every_plan
 def test_each_release_has_the_noise_of_its_multiplier_and_the_bound_of_its_client_function(fred):
-    """The sensitivity is the client function's; replace-one, as in the mode "paper", is wider."""
     plans, moments = fred.plans(5_000), fred.moments
     assert moments == (("count", "sum", "second") if len(plans) == 3 else ("sum", "second"))
     stds = [z * s for z, s in zip(fred.multipliers, fred.sensitivities, strict=True)][-len(plans) :]
@@ -49,22 +43,15 @@ def test_each_release_has_the_noise_of_its_multiplier_and_the_bound_of_its_clien
             5_000,
             1,
         )
-        function = fred.client_fn(moment)
-        bound = function.example_bound
-        if fred.unit == "client":
-            bound = function.client_bound(fred.max_examples)
-        wider = {"count": 1, "sum": 2, "second": math.sqrt(2)}[moment]
-        assert plan.clip_norm == pytest.approx(bound * (wider if fred.mode == "paper" else 1))
+        assert plan.clip_norm == fred.client_fn(moment).example_bound
 
 
-def test_a_client_that_gives_sums_is_bounded_by_its_examples():
-    """TRUST 16: averages need no cap on examples, sums do."""
-    average, total = (ClientMoment("second", 0.5, average=average) for average in (True, False))
-    assert average.client_bound(7) == 0.25
-    assert total.client_bound(7) == 7 * 0.25
-    assert FRED["by client"].sensitivities == (1, 0.5, 0.25)
-    assert FRED["sums"].sensitivities == (7, 3.5, 1.75)
-    assert FRED["by example"].sensitivities == (1, 0.5, 0.25)
+def test_a_client_gives_averages_which_need_no_cap_on_examples():
+    """TRUST 16"""
+    assert FRED["by client"].client_fn("second").average
+    assert not FRED["by example"].client_fn("second").average
+    for name in ("by client", "by example"):
+        assert FRED[name].sensitivities == (1, 0.5, 0.25)
 
 
 def test_fred_refuses_a_delta_that_would_publish_a_unit():

@@ -27,11 +27,9 @@ def clients_of(parts: list[np.ndarray]) -> Population:
     )
 
 
-def through_the_door(
-    population, moment, *, unit="example", average=False, isometric=True, centre=CENTRE
-):
+def through_the_door(population, moment, *, unit="example", average=False):
     """The sum of one moment as the server sees it, without noise; float64."""
-    fn = ClientMoment(moment, CLIP, average=average, isometric=isometric)
+    fn = ClientMoment(moment, CLIP, average=average)
     units = max(len(population), population.num_examples)
     bounded = unit == "example" or average
     plan = flat_without_privacy(
@@ -42,7 +40,7 @@ def through_the_door(
         unit=unit,
     )
     shape = {"count": (), "sum": (DIM,), "second": half_shape(DIM)}[moment]
-    return summed(fn, plan, population, shape, CohortSpec(4, 12, clients_per_bucket=4), centre)
+    return summed(fn, plan, population, shape, CohortSpec(4, 12, clients_per_bucket=4), CENTRE)
 
 
 def summed(fn, plan, population, shape, spec, centre) -> np.ndarray:
@@ -90,10 +88,6 @@ def test_a_half_holds_the_matrix_at_the_same_norm(dimension):
     assert half.shape == half_shape(dimension)
     np.testing.assert_allclose(from_half(np.asarray(half), dimension), matrix, rtol=3e-7)
     np.testing.assert_allclose(np.linalg.norm(half), np.linalg.norm(matrix), rtol=1e-6)
-    plain = np.asarray(to_half(jnp.asarray(matrix), isometric=False))
-    np.testing.assert_array_equal(from_half(plain, dimension, isometric=False), matrix)
-    triangle = matrix[np.triu_indices(dimension)]
-    np.testing.assert_allclose(np.linalg.norm(plain), np.linalg.norm(triangle), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +109,7 @@ def test_a_sum_is_rounded_once_whatever_the_order(moment, steps, batch, bits):
     rng = np.random.default_rng(2)
     rows = 0.27 * (1 + 0.05 * rng.random((steps * batch, DIM)) * rng.choice([1, 1, 1e-3]))
     rows_SxBxD = np.float32(rows).reshape(steps, batch, DIM)
-    fn = ClientMoment(moment, CLIP, isometric=False)
+    fn = ClientMoment(moment, CLIP)
     found = contribution(
         fn,
         jnp.zeros(DIM),
@@ -130,7 +124,7 @@ def test_a_sum_is_rounded_once_whatever_the_order(moment, steps, batch, bits):
     else:
         columns = list(zip(*whole_NxD, strict=True))
         exact = [[sum(map(operator.mul, a, b)) / 4**bits for a in columns] for b in columns]
-        found = from_half(np.asarray(found), DIM, isometric=False)
+        exact = to_half(jnp.asarray(exact, jnp.float32))
     np.testing.assert_array_equal(np.float32(found), np.float32(exact))
 
 
@@ -188,22 +182,6 @@ def test_one_client_moves_a_sum_by_at_most_its_bound(parts, moment, average):
     moves.append(np.linalg.norm(mixed - without))
     assert max(moves) <= bound * (1 + 1e-6) + 5e-6
     assert max(moves) >= bound * (1 - 1e-4)
-
-
-def test_replacing_one_example_moves_as_far_as_the_papers_mode_is_charged_for():
-    """SPEC A.1: 2 c and sqrt(2) c^2 under replace-one, both reached."""
-    axes = np.eye(DIM)
-    kept = np.zeros((2, DIM))
-
-    def sums(row, moment, isometric=True):
-        part = np.concatenate([kept, row[None]])
-        origin = np.zeros(DIM, np.float32)
-        return through_the_door(clients_of([part]), moment, isometric=isometric, centre=origin)
-
-    moved = np.linalg.norm(sums(axes[0] * 9, "sum") - sums(-axes[0] * 9, "sum"))
-    assert moved == pytest.approx(2 * CLIP, rel=1e-5)
-    moved = np.linalg.norm(sums(axes[0] * 9, "second", False) - sums(axes[1], "second", False))
-    assert moved == pytest.approx(np.sqrt(2) * CLIP**2, rel=1e-5)
 
 
 def test_no_bound_is_relied_on_that_is_not_stated():

@@ -1,12 +1,8 @@
 """What one private query of the clients' moments releases, its noise and its privacy cost.
 
-| unit    | per_client | sensitivity of count, sum and second moment          |
-|---------|------------|------------------------------------------------------|
-| example | -          | 1, c, c^2                                            |
-| client  | "mean"     | 1, c, c^2: a client contributes its averages         |
-| client  | "sum"      | k, k c, k c^2: a client contributes k examples at most |
-
-The sensitivity is the largest L2 distance by which adding or removing one unit moves a release.
+The L2 sensitivities of count, sum and second moment, by which adding or removing one unit moves a
+release, are 1, c and c^2 with c the clip norm: of one example, and of one client, who contributes
+averages.
 
 Guarantee, for add-or-remove-one of the unit: releases with noise multipliers z_i (the standard
 deviation of the noise divided by the sensitivity) compose to exactly one Gaussian mechanism with
@@ -15,7 +11,7 @@ mu = sqrt(sum 1 / z_i^2) (Dong, Roth, Su 2022, Corollary 3.3).
 
 import dataclasses
 import math
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import dp_accounting
 
@@ -24,15 +20,11 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.moments import ClientMoment, Moment
 from jaxpfl.privacy import gaussian
 from jaxpfl.privacy.clipping import Clip
-from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.guarantee import Guarantee, Unit
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.simulated import SIMULATED, LargerPopulation
-
-Mode = Literal["exact", "paper"]
-PerClient = Literal["mean", "sum"]
 
 _MOMENTS: tuple[Moment, ...] = ("count", "sum", "second")
 
@@ -63,7 +55,7 @@ class Split:
 class FredPlan:
     """What one private query of the moments releases and costs; every field is public.
 
-    Plans are made by `calibrated`, `paper` and `without_privacy`.
+    Plans are made by `calibrated` and `without_privacy`.
 
     Attributes:
       multipliers: noise multipliers of count, mean and covariance. The count's is infinite where
@@ -71,12 +63,10 @@ class FredPlan:
       delta: delta of the guarantee.
       clip_norm: c, the largest L2 norm of an embedding and of a centred embedding.
       unit: what the guarantee protects: a whole "client", or one "example" as in the paper.
-      per_client: "mean" or "sum", see the table above; ignored where the unit is "example".
       max_examples: k, the largest number of examples that a client uses where the unit is the
         client. Where the unit is the example all examples are used: with a cap, removing one
         example would let another one in, which doubles the sensitivity.
       population: the number of units, if it is declared public; else None.
-      mode: "exact", or "paper": Algorithm 1 as it is printed.
       private: False only for plans made by `without_privacy`.
       simulates: a larger population whose noise is scaled down to these units, see `simulated_by`;
         None for a plan whose guarantee is that of its own units.
@@ -86,10 +76,8 @@ class FredPlan:
     delta: float
     clip_norm: float = 1.0
     unit: Unit = "client"
-    per_client: PerClient = "mean"
     max_examples: int = 64
     population: int | None = None
-    mode: Mode = "exact"
     private: bool = True
     simulates: LargerPopulation | None = None
 
@@ -97,8 +85,6 @@ class FredPlan:
         if not 1e-6 <= checks.positive("clip_norm", self.clip_norm) <= 1e6:
             raise InputError(f"clip_norm must lie in [1e-6, 1e6], found {self.clip_norm:g}")
         checks.one_of("unit", self.unit, ("client", "example"))
-        checks.one_of("per_client", self.per_client, ("mean", "sum"))
-        checks.one_of("mode", self.mode, ("exact", "paper"))
         checks.positive_int("max_examples", self.max_examples)
         if self.population is not None:
             checks.positive_int("population", self.population)
@@ -134,7 +120,6 @@ class FredPlan:
         delta: float,
         clip_norm: float = 1.0,
         unit: Unit = "client",
-        per_client: PerClient = "mean",
         max_examples: int = 64,
         population: int | None = None,
         split: Split | None = None,
@@ -170,46 +155,8 @@ class FredPlan:
             delta=delta,
             clip_norm=clip_norm,
             unit=unit,
-            per_client=per_client,
             max_examples=max_examples,
             population=population,
-        )
-
-    @classmethod
-    def paper(
-        cls,
-        *,
-        epsilon: float,
-        delta: float,
-        population: int,
-        clients: int,
-        clip_norm: float = 1.0,
-    ) -> Self:
-        """Returns Algorithm 1 as it is printed, for comparison; `epsilon()` is its REAL cost.
-
-        The paper claims (epsilon, delta) for each of two releases, hence (2 epsilon, 2 delta). But
-        it adds the mean's noise to each of n examples and then averages, so that this noise is too
-        small by a factor of sqrt(n). It adds the covariance's noise to each client's contribution,
-        so that this noise is too large by a factor of sqrt(clients), and to the plain lower
-        triangle. It discloses n, so that the guarantee can only hold under replace-one: one example
-        then moves the sum by 2 c and the second moment by sqrt(2) c^2.
-
-        Args:
-          population: n, the number of examples, which this algorithm discloses.
-          clients: the number of clients, which it discloses, too.
-        """
-        n = checks.positive_int("population", population)
-        clients = checks.positive_int("clients", clients)
-        factor = math.sqrt(2 * math.log(1.25 / checks.open_fraction("delta", delta)))
-        factor /= checks.positive("epsilon", epsilon)
-        # tau_1 = 2 c factor / n on each example; tau_2 = c^2 factor / n on each client's share.
-        return cls(
-            multipliers=(math.inf, 2 * factor / math.sqrt(n), factor * math.sqrt(clients)),
-            delta=delta,
-            clip_norm=clip_norm,
-            unit="example",
-            population=n,
-            mode="paper",
         )
 
     @classmethod
@@ -217,7 +164,7 @@ class FredPlan:
         """Returns the plan of the same query without noise: NOT private, and marked so.
 
         Args:
-          settings: fields such as `clip_norm`, `unit`, `per_client` and `max_examples`.
+          settings: fields such as `clip_norm`, `unit` and `max_examples`.
         """
         return cls(multipliers=(0.0, 0.0, 0.0), delta=0.0, private=False, **settings)
 
@@ -240,44 +187,23 @@ class FredPlan:
 
     def client_fn(self, moment: Moment) -> ClientMoment:
         """Returns what a client computes for one of the releases."""
-        return ClientMoment(
-            moment,
-            self.clip_norm,
-            average=self.unit == "client" and self.per_client == "mean",
-            isometric=self.mode == "exact",
-        )
+        return ClientMoment(moment, self.clip_norm, average=self.unit == "client")
 
     @property
     def sensitivities(self) -> tuple[float, float, float]:
         """L2 sensitivities of count, sum and second moment, as the client functions state them."""
-        functions = [self.client_fn(moment) for moment in _MOMENTS]
-        if self.unit == "example":
-            return _three(function.example_bound for function in functions)
-        return _three(function.client_bound(self.max_examples) for function in functions)
-
-    @property
-    def accounted_multipliers(self) -> tuple[float, float, float]:
-        """The noise multipliers under the adjacency in use: replace-one in the mode "paper"."""
-        count, mean, covariance = self.multipliers
-        if self.mode == "paper":
-            return (count, mean / 2, covariance / math.sqrt(2))
-        return self.multipliers
+        return _three(self.client_fn(moment).example_bound for moment in _MOMENTS)
 
     @property
     def mu(self) -> float:
         """Ratio of sensitivity to noise of the Gaussian mechanism that all releases compose to."""
         if not self.private:
             return math.inf
-        return math.sqrt(math.fsum(z**-2 for z in self.accounted_multipliers))
+        return math.sqrt(math.fsum(z**-2 for z in self.multipliers))
 
     def guarantee(self) -> Guarantee:
-        """Returns the composed guarantee of the whole query at `delta`.
-
-        In the mode "paper" its multipliers hold for replace-one, whose sensitivity is at least
-        that of add-or-remove-one: a ledger of the latter is charged too much, never too little.
-        """
-        adjacency: Adjacency = "add_or_remove_one" if self.mode == "exact" else "replace_one"
-        return gaussian.on_everyone(self.accounted_multipliers, self.delta, self.unit, adjacency)
+        """Returns the composed guarantee of the whole query at `delta`."""
+        return gaussian.on_everyone(self.multipliers, self.delta, self.unit)
 
     def event(self) -> dp_accounting.DpEvent:
         """Returns the whole query as an event for accounting."""
@@ -287,20 +213,10 @@ class FredPlan:
         """Returns the exact epsilon of the whole query at `delta`."""
         return self.guarantee().epsilon()
 
-    def epsilons(self) -> dict[str, float]:
-        """Returns the epsilon of each release alone at `delta`: "count", "mean", "covariance"."""
-        names = ("count", "mean", "covariance")
-        return {
-            name: gaussian.on_everyone([z], self.delta).epsilon()
-            for name, z in zip(names, self.accounted_multipliers, strict=True)
-            if math.isfinite(z)
-        }
-
     def statement(self) -> str:
         """Returns the guarantee in one sentence."""
-        realised = "" if self.mode == "exact" else "Algorithm 1 as printed, REALISED "
         simulation = f"{self.simulation}; " if self.simulates else ""
-        return simulation + realised + self.guarantee().statement()
+        return simulation + self.guarantee().statement()
 
     @property
     def simulation(self) -> str:
@@ -337,17 +253,14 @@ class FredPlan:
         return tuple(
             Plan(
                 rounds=1,
-                # The sensitivity under the adjacency in use.
-                clip=Clip(sensitivity * (z / accounted if z else 1.0)),
-                noise=Noise(accounted) if self.private else None,
+                clip=Clip(sensitivity),
+                noise=Noise(z) if self.private else None,
                 participation=Poisson(units, units),
                 delta=self.delta,
                 unit=self.unit,
                 simulates=self.simulates,
             )
-            for sensitivity, z, accounted in zip(
-                self.sensitivities, self.multipliers, self.accounted_multipliers, strict=True
-            )
+            for sensitivity, z in zip(self.sensitivities, self.multipliers, strict=True)
             if math.isfinite(z)
         )
 

@@ -190,7 +190,7 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     """Returns the released moments from the final state: post-processing, which costs nothing."""
     count, mean_D = _mean(plan, state)
     dimension = len(mean_D)
-    raw_DxD = from_half(np.asarray(state.half), dimension, isometric=plan.mode == "exact") / count
+    raw_DxD = from_half(np.asarray(state.half), dimension) / count
     covariance_DxD = project_psd(raw_DxD)
     stds = [z * s for z, s in zip(plan.multipliers, plan.sensitivities, strict=True)]
     mean_std = stds[1] / count
@@ -198,7 +198,7 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
         count=stds[0] if plan.population is None else 0.0,
         mean=mean_std,
         diagonal=stds[2] / count,
-        off_diagonal=stds[2] / count / (math.sqrt(2) if plan.mode == "exact" else 1.0),
+        off_diagonal=stds[2] / count / math.sqrt(2),
         mean_bias=dimension * mean_std**2,
         trace_bias=float(np.trace(covariance_DxD) - np.trace(raw_DxD)) + dimension * mean_std**2,
     )

@@ -51,8 +51,6 @@ class ClientMoment:
       moment: "count", "sum" or "second".
       clip_norm: c.
       average: divides by the client's number of examples (0 for a client without any).
-      isometric: whether the half of a second moment has the factor sqrt(2) off its diagonal; False
-        is the plain triangle of the paper.
 
     The broadcast is the centre, float32 [d], which "count" and "sum" only read d from.
     """
@@ -60,16 +58,11 @@ class ClientMoment:
     moment: Moment
     clip_norm: float
     average: bool = False
-    isometric: bool = True
 
     @property
     def example_bound(self) -> float:
         """The bound on one example's L2 norm: 1, c or c^2 (see `BoundedByExample`)."""
         return {"count": 1.0, "sum": self.clip_norm, "second": self.clip_norm**2}[self.moment]
-
-    def client_bound(self, max_examples: int) -> float:
-        """Returns the L2 bound of a client with at most `max_examples` examples."""
-        return self.example_bound if self.average else max_examples * self.example_bound
 
     def init(self, centre_D: jax.Array, key: jax.Array) -> "_Total":
         """Sums of nothing."""
@@ -106,7 +99,7 @@ class ClientMoment:
         found = (total.moment.high + total.moment.low) * total.unit
         if self.average:
             found = found / jnp.maximum(total.count, 1)
-        return to_half(found, isometric=self.isometric) if self.moment == "second" else found
+        return to_half(found) if self.moment == "second" else found
 
 
 class _Total(NamedTuple):
@@ -190,7 +183,7 @@ def half_shape(dimension: int) -> tuple[int, int]:
     return (even + 1, even // 2)
 
 
-def to_half(matrix_DxD: jax.Array, *, isometric: bool = True) -> jax.Array:
+def to_half(matrix_DxD: jax.Array) -> jax.Array:
     """Returns the half of a symmetric float32 matrix: shape `half_shape(d)`.
 
     With k = d / 2 (d even), entry (r, j) is matrix[r - 1, j] for r > j, and else
@@ -204,14 +197,13 @@ def to_half(matrix_DxD: jax.Array, *, isometric: bool = True) -> jax.Array:
     left = jnp.pad(padded[:, :k], ((1, 0), (0, 0)))
     right = jnp.pad(padded[k:, k:], ((0, k + 1), (0, 0)))
     lower, weight = _layout(dimension)
-    half = jnp.where(lower, left, right)
-    return half * weight if isometric else half
+    return jnp.where(lower, left, right) * weight
 
 
-def from_half(half: np.ndarray, dimension: int, *, isometric: bool = True) -> np.ndarray:
+def from_half(half: np.ndarray, dimension: int) -> np.ndarray:
     """Returns the symmetric matrix [dimension, dimension] of a half, float64, on the host."""
     lower, weight = _layout(dimension)
-    values = np.asarray(half, np.float64) / (np.float64(weight) if isometric else 1.0)
+    values = np.asarray(half, np.float64) / np.float64(weight)
     row, column = np.indices(values.shape)
     k = values.shape[1]
     i, j = np.where(lower, row - 1, k + row), np.where(lower, column, k + column)

@@ -31,7 +31,7 @@ from jaxpfl.federated.flow.labels import (
     chosen,
     joined,
 )
-from jaxpfl.federated.flow.rules import COLLECTIVES, PURE, Rules
+from jaxpfl.federated.flow.rules import COLLECTIVES, PURE, TransferFunctions
 
 _CALLS = {
     "call": "call_jaxpr",
@@ -95,7 +95,7 @@ class Analysis:
     """
 
     def __init__(self, steps: Steps) -> None:
-        self.rules = Rules()
+        self.rules = TransferFunctions()
         self._allowed_rules = steps.rules
         self.clip_norm: int | None = None
         self.drawn: dict[tuple[Any, ...], tuple[Any, ...]] = {}

@@ -115,7 +115,7 @@ _ROUNDED = {"ceil", "floor", "round"}
 _BITS = {"and", "or", "shift_left", "shift_right_arithmetic", "shift_right_logical"}
 
 
-class Rules:
+class TransferFunctions:
     """Labels of equations without a program of their own.
 
     Attributes:
