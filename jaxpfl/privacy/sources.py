@@ -4,9 +4,9 @@ A fingerprint is a plain hash of the data, against which a guess of somebody's d
 A ledger therefore holds its HMAC-SHA256, the source's digest, whose key of 32 secret bytes is in a
 file next to the ledger.
 
-Digests are equal or not; they do not show that one source has a single client fewer than another. For
-that there are two sketches, of client ids and of clients' contents. A sketch is a random sample of
-the clients, in which every population samples those with the smallest keyed hashes (bottom-k
+Digests are equal or not; they do not show that one source has a single client fewer than another.
+For that there are two sketches, of client ids and of clients' contents. A sketch is a random sample
+of the clients, in which every population samples those with the smallest keyed hashes (bottom-k
 sampling: Cohen and Kaplan, "Summarizing data using bottom-k sketches", PODC 2007). A sampled client
 is stored as another keyed hash, its tag, so that
 
