@@ -205,16 +205,9 @@ def scores(target: Target) -> Iterator[Program]:
     """POPri's scores: 1,000 clients, 18,000 candidates, embeddings of 384."""
     import jax
     import jax.numpy as jnp
-    from jax.sharding import NamedSharding, PartitionSpec
 
     from jaxpfl.federated.clients import scores
 
-    mesh = target.mesh(clients=-1)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    candidates = jax.ShapeDtypeStruct((1_800, 10, 384), jnp.float32, sharding=everywhere)
-    work = "the space of 18,000 candidates' scores"
-    space = scores._rows_and_gram.trace(candidates, "prompt")
-    yield Program("score space", space, (1,), work=work)
     factor = jax.ShapeDtypeStruct((384, 384), jnp.float32)
     yield from _released(
         target,

@@ -41,7 +41,6 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients import score_rows
 from jaxpfl.federated.clients.scores import (
     Centring,
     LinearScores,
@@ -179,7 +178,7 @@ class Scorer:
             )
         with np.errstate(over="ignore"):
             found = np.ascontiguousarray(found, np.float32)
-        if not score_rows.all_finite(found):
+        if not np.isfinite(found).all():
             prompt, response, _ = np.argwhere(~np.isfinite(found))[0].tolist()
             raise InputError(
                 f"the embedding of the candidate of prompt {prompt}, response {response} must be "

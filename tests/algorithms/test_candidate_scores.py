@@ -172,85 +172,6 @@ def test_whatever_differs_the_release_is_charged_and_its_noise_is_independent(tm
     assert len(charges) == len(noises)
 
 
-def test_several_sets_of_candidates_in_a_round_cost_a_release_each(tmp_path):
-    """TRUST 29, 31: none of them is free, and none costs less than a round."""
-    chosen = Scorer(plan(clients_per_round=20))
-    found = []
-    for seed in range(3):
-        shown = candidates(seed=seed)
-        found.append(released(chosen, shown, tmp_path, ledger="one.jsonl", round=1))
-    ledger = Ledger.read(tmp_path / "one.jsonl")
-    assert len(ledger) == 3
-    assert ledger.spent(3e-6) >= chosen.plan.epsilon(3) * (1 - 1e-6)
-    assert chosen.plan.epsilon(1) < 0.9 * chosen.plan.epsilon(3)
-
-
-def test_cohorts_of_rounds_are_drawn_anew(tmp_path):
-    """The accountant composes independent samples: no two rounds may share one."""
-    chosen = Scorer(silent(200, clients_per_round=100), kind="nn_histogram", max_texts=1)
-    cohorts = [
-        released(chosen, candidates(), tmp_path, clients(200), round=round).sum()
-        for round in range(1, 7)
-    ]
-    assert len(set(cohorts)) > 3
-
-
-@pytest.mark.parametrize(
-    ("per_round", "z", "epsilon"),
-    [(10_000, 3.35, 6.50), (10_000, 19.3, 0.919), (1_000, 0.82, 5.92), (500, 1.6, 0.826)],
-)
-def test_twenty_rounds_cost_what_the_papers_table_says_by_pld(tmp_path, per_round, z, epsilon):
-    """SPEC D.1, N = 10,000: one event a round, no round free and none charged twice."""
-    population = Population(
-        {"embedding": np.ones((1, 2), np.float32)},
-        np.r_[np.zeros(10_000, np.int64), 1],
-        [str(k) for k in range(10_000)],
-    )
-    chosen = plan(10_000, clients_per_round=per_round, noise_multiplier=z)
-    algorithm = candidate_scores(np.ones((1, 2, 2), np.float32), Scorer(chosen))
-    with asking(algorithm, population, tmp_path) as releaser:
-        ledger, state = releaser.ledger, algorithm.init(None)
-        for round in range(1, 4):
-            state, _ = releaser.step(algorithm.step, state, round)
-        assert len(ledger) == 3
-        for round in range(4, 21):
-            # What a release charges, without its work.
-            event = chosen.charge_event()
-            ledger.charge(event, "others", run="others", round=round, identity=str(round))
-        assert ledger.spent(3e-6) == pytest.approx(epsilon, rel=2e-3)
-        assert chosen.epsilon() == pytest.approx(ledger.spent(3e-6), rel=1e-6)
-        with pytest.raises(InputError, match=r"1 \.\. 20"):
-            releaser.step(algorithm.step, state, 21)
-        assert len(ledger) == 20
-
-
-def test_an_empty_round_is_noise_and_is_charged(tmp_path, monkeypatch):
-    """TRUST 1, 24."""
-    monkeypatch.setattr(Plan, "sample", lambda *_: np.zeros(0, np.int64))
-    chosen = Scorer(plan(clients_per_round=1))
-    found = [
-        released(chosen, candidates(), tmp_path, ledger="one.jsonl", round=round)
-        for round in range(1, 4)
-    ]
-    assert np.isfinite(found).all() and np.all(np.std(found, axis=0) > 0)
-    assert len(Ledger.read(tmp_path / "one.jsonl")) == 3
-
-
-def test_devices_change_only_rounding_and_are_charged_for_it(tmp_path):
-    """TRUST 22, 34: what another layout releases is not the same to the bit."""
-    found = [
-        released(
-            Scorer(silent(), execution=Execution(client_mesh(devices))),
-            candidates(),
-            tmp_path,
-            ledger="one.jsonl",
-        )
-        for devices in (1, 2)
-    ]
-    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-5)
-    assert len(Ledger.read(tmp_path / "one.jsonl")) == 2
-
-
 def test_duplicate_candidates_get_equal_scores(tmp_path):
     """SPEC C.3: each text has its own place, and equal ones equal scores but for noise."""
     embeddings = candidates()
@@ -259,27 +180,6 @@ def test_duplicate_candidates_get_equal_scores(tmp_path):
         found = released(Scorer(silent(), kind), embeddings, tmp_path)
         np.testing.assert_allclose(found[2], found[0], rtol=1e-5, atol=1e-6)
         assert np.abs(found[0, 0] - found[0, 1]) > 1e-2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_client_with_an_embedding_that_is_not_finite_counts_as_zero(tmp_path, kind, bad):
-    """TRUST 2: the whole client and nobody else."""
-    population = clients()
-    rows = population.columns["embedding"].copy()
-    first, last = population.offsets[5:7]
-    rows[first, 2] = bad
-    found = released(
-        Scorer(silent(), kind), candidates(), tmp_path, population.with_columns({"embedding": rows})
-    )
-    rest = [f"{k}" for k in range(40) if k != 5]
-    held = from_clients(
-        {name: {"embedding": population.examples(int(name))["embedding"]} for name in rest}
-    )
-    np.testing.assert_allclose(
-        found, looped(held, np.float64(candidates()), kind), rtol=1e-4, atol=1e-4
-    )
-    assert last - first == 5
 
 
 def test_a_client_of_many_texts_votes_with_a_capped_subset(tmp_path):

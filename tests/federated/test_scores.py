@@ -9,7 +9,6 @@ from jaxpfl import cores
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.federated import FixedPoint, client_mesh
-from jaxpfl.federated.clients import score_rows
 from jaxpfl.federated.clients.scores import (
     LinearScores,
     NearestVotes,
@@ -19,7 +18,7 @@ from jaxpfl.federated.clients.scores import (
     unit_rows,
 )
 from jaxpfl.privacy.keys import training_root
-from tests.federated.cohorts import door, no_noise, plan, through
+from tests.federated.cohorts import door, no_noise, through
 
 PROMPTS, RESPONSES, DIM = 5, 4, 6
 CLIP = 0.7
@@ -171,19 +170,19 @@ def test_candidates_that_are_nearly_collinear(parts, kind):
         np.testing.assert_allclose(found, looped(parts, candidates, kind), rtol=1e-3)
 
 
-@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("dimension", [1, 7, 16])
 @pytest.mark.parametrize("centring", CENTRINGS.values())
 def test_the_space_of_more_candidates_than_a_block_is_the_definitions(
-    centring, dimension, on_device, monkeypatch
+    centring, dimension, monkeypatch
 ):
     """In float64; the last block is not full, and lengths are up to the ends of float32."""
     monkeypatch.setattr(cores, "number", lambda: 2)
     rng = np.random.default_rng(6)
     shape = (701, 7, dimension)  # of each half, 2,450 rows in blocks of 2,048 or 2,044
     candidates = rng.normal(size=shape) * 10.0 ** rng.integers(-30, 37, size=(*shape[:2], 1))
-    candidates = jnp.asarray(np.float32(candidates))
-    space = score_space(candidates, centring, on_device=on_device)
+    candidates = np.float32(candidates)
+    before = candidates.copy()
+    space = score_space(candidates, centring)
     rows, factor = (np.float64(array) for array in space)
     expected = np.float64(candidates)
     expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
@@ -195,26 +194,16 @@ def test_the_space_of_more_candidates_than_a_block_is_the_definitions(
     gram = flat.T @ flat
     ridge = 2.0**-21 * np.trace(gram) * np.eye(dimension)
     np.testing.assert_allclose(factor @ factor.T, gram + ridge, atol=1e-5 * np.trace(gram))
-    assert not candidates.is_deleted()
+    np.testing.assert_array_equal(candidates, before)
 
 
-@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("dimension", [DIM, 33, 384])
 @pytest.mark.parametrize("centring", ["all", "prompt"])
-def test_many_candidates_that_are_all_alike_are_exactly_zero(centring, dimension, on_device):
+def test_many_candidates_that_are_all_alike_are_exactly_zero(centring, dimension):
     """In full blocks and in the last one."""
     alike = np.float32(np.random.default_rng(7).normal(size=dimension))
-    rows, _ = score_space(
-        np.broadcast_to(alike, (701, 7, dimension)), centring, on_device=on_device
-    )
+    rows, _ = score_space(np.broadcast_to(alike, (701, 7, dimension)), centring)
     np.testing.assert_array_equal(rows, 0.0)
-
-
-def test_the_callers_candidates_are_left_as_they_were():
-    candidates = random_candidates()
-    before = candidates.copy()
-    score_space(candidates, "prompt")
-    np.testing.assert_array_equal(candidates, before)
 
 
 def adversarial_means():
@@ -299,15 +288,6 @@ def test_chunks_devices_and_accumulators_change_only_rounding(parts):
     ):
         other = coordinates(means, factor, kind, **settings)
         np.testing.assert_allclose(other, first, rtol=1e-5, atol=1e-5)
-
-
-def test_nobody_comes_and_the_noise_is_all_there_is():
-    """TRUST 24: an empty Poisson round."""
-    factor = jnp.asarray(factors()["of nothing"])
-    nobody = np.zeros((0, DIM), np.float32)
-    private = plan(clip_norm=CLIP, noise_multiplier=2.0)
-    found = coordinates(nobody, factor, "per_prompt", chosen=private)
-    assert np.all(found != 0) and np.abs(found).max() < 6 * 2 * CLIP
 
 
 def columns_of(space: ScoreSpace) -> np.ndarray:
@@ -420,15 +400,3 @@ def test_units_of_giant_tiny_and_zero_rows():
     rows = np.float32([[3e38, 3e38, 0], [3e-30, 0, 4e-30], [0, 0, 0], [0, -2, 0]])
     expected = [[0.5**0.5, 0.5**0.5, 0], [0.6, 0, 0.8], [0, 0, 0], [0, -1, 0]]
     np.testing.assert_allclose(unit_rows(jnp.asarray(rows)), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_one_entry_that_is_not_finite_is_found_wherever_it_is(number, monkeypatch):
-    monkeypatch.setattr(cores, "number", lambda: number)
-    rows = np.full((3, 2, 5), 1e30, np.float32)  # of which the squares overflow
-    assert score_rows.all_finite(rows)
-    for bad in (np.nan, np.inf, -np.inf):
-        for place in range(rows.size):
-            rows.flat[place], before = bad, rows.flat[place]
-            assert not score_rows.all_finite(rows)
-            rows.flat[place] = before

@@ -75,19 +75,6 @@ def times(rows_KxJxD: np.ndarray, vector_D: np.ndarray) -> np.ndarray:
     return product_M.reshape(rows_KxJxD.shape[:2])
 
 
-def all_finite(array: np.ndarray) -> bool:
-    """Whether all entries of a contiguous float32 array are finite."""
-    entries_N = array.reshape(-1)
-
-    def square(part: slice) -> float:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return float(np.dot(entries_N[part], entries_N[part]))
-
-    # If an entry is not finite, neither is the sum of squares, which reads all entries once.
-    total = sum(cores.side_by_side(square, _shares(entries_N.size)))
-    return bool(np.isfinite(total) or np.isfinite(entries_N).all())
-
-
 def _shares(count: int) -> list[slice]:
     """0 .. count - 1 in ranges, one for each core, or fewer."""
     edges = np.linspace(0, count, cores.number() + 1, dtype=int).tolist()

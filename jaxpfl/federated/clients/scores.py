@@ -27,7 +27,6 @@ al. 2024, "Differentially private synthetic data via foundation model APIs 1: im
 """
 
 import dataclasses
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -42,8 +41,6 @@ from jaxpfl.privacy.mechanisms import gaussian_noise_like
 
 Centring = Literal["none", "all", "prompt"]
 
-_AXES = {"none": (), "all": (0, 1), "prompt": (1,)}
-
 
 class ScoreSpace(NamedTuple):
     """Which scores are possible; public.
@@ -53,13 +50,11 @@ class ScoreSpace(NamedTuple):
       factor_DxD: L, float32, lower triangular.
     """
 
-    rows_KxJxD: jax.Array | np.ndarray
+    rows_KxJxD: np.ndarray
     factor_DxD: np.ndarray
 
-    def scores(self, coordinates_D: jax.Array) -> jax.Array | np.ndarray:
+    def scores(self, coordinates_D: jax.Array) -> np.ndarray:
         """Returns the scores of (noisy, summed) coordinates, float32 [prompts, responses]."""
-        if isinstance(self.rows_KxJxD, jax.Array):
-            return _scores(self, coordinates_D)
         solved_D = scipy.linalg.solve_triangular(
             self.factor_DxD, np.asarray(coordinates_D), trans=1, lower=True, check_finite=False
         )
@@ -74,10 +69,8 @@ class ScoreSpace(NamedTuple):
         return _orthogonal_noise(self, key, std)
 
 
-def score_space(
-    candidates_KxJxD: jax.Array | np.ndarray, centring: Centring, *, on_device: bool | None = None
-) -> ScoreSpace:
-    """Returns the space of scores of candidates.
+def score_space(candidates_KxJxD: jax.Array | np.ndarray, centring: Centring) -> ScoreSpace:
+    """Returns the space of scores of candidates, which is computed on the host.
 
     L L^T is A^T A and a multiple of the identity: the least of 2^-21, 2^-19, 2^-17, ... times the
     trace of A^T A with which it exists in float32; the second and later ones where candidates are
@@ -88,14 +81,9 @@ def score_space(
       candidates_KxJxD: float32 embeddings, finite, of any length; a zero row scores 0.
       centring: "none"; "all": scores sum to 0 over all candidates; "prompt": over the responses
         to each prompt. Candidates that are all alike then score exactly 0.
-      on_device: whether A and A^T A are computed on JAX's default device. None: only if it is not
-        a CPU, where NumPy is faster: see `score_rows`.
     """
-    if jax.default_backend() != "cpu" if on_device is None else on_device:
-        rows_KxJxD, gram_DxD = _rows_and_gram(jnp.asarray(candidates_KxJxD), centring)
-    else:
-        rows_KxJxD, gram_DxD = score_rows.rows_and_gram(np.asarray(candidates_KxJxD), centring)
-    return ScoreSpace(rows_KxJxD, score_rows.factor(np.asarray(gram_DxD)))
+    rows_KxJxD, gram_DxD = score_rows.rows_and_gram(np.asarray(candidates_KxJxD), centring)
+    return ScoreSpace(rows_KxJxD, score_rows.factor(gram_DxD))
 
 
 @jax.jit
@@ -113,33 +101,6 @@ def _moderate(rows: jax.Array) -> jax.Array:
     return rows * jnp.ldexp(jnp.float32(1), -jnp.clip(exponent, -120, 120))
 
 
-@partial(jax.jit, static_argnames=("centring",))
-def _rows_and_gram(candidates_KxJxD: jax.Array, centring: Centring) -> tuple[jax.Array, jax.Array]:
-    """A, and A^T A [d, d]."""
-    axes, rows_KxJxD = _AXES[centring], unit_rows(candidates_KxJxD)
-    if axes:
-        first = (slice(1) if 0 in axes else slice(None), slice(1))
-        # Asked before rows are scaled to unit length: the compiler may round equal rows
-        # differently, depending on where they stand, and what is left of them after centring would
-        # be noise.
-        alike = jnp.all(candidates_KxJxD == candidates_KxJxD[first], axis=axes, keepdims=True)
-        alike = jnp.all(alike, axis=-1, keepdims=True)
-        # The first row is subtracted before the mean, so that rows that are nearly alike lose
-        # little.
-        rows_KxJxD = rows_KxJxD - rows_KxJxD[first]
-        rows_KxJxD = rows_KxJxD - jnp.mean(rows_KxJxD, axis=axes, keepdims=True)
-        rows_KxJxD = jnp.where(alike, jnp.float32(0), rows_KxJxD)
-    rows_MxD = rows_KxJxD.reshape(-1, rows_KxJxD.shape[2])
-    return rows_KxJxD, jnp.matmul(rows_MxD.T, rows_MxD, precision="highest")
-
-
-@jax.jit
-def _scores(space: ScoreSpace, coordinates_D: jax.Array) -> jax.Array:
-    rows_KxJxD, factor_DxD = space
-    solved_D = jax.scipy.linalg.solve_triangular(factor_DxD, coordinates_D, lower=True, trans=1)
-    return jnp.matmul(rows_KxJxD, solved_D, precision="highest")
-
-
 @jax.jit
 def _orthogonal_noise(space: ScoreSpace, key: jax.Array, std: jax.Array) -> jax.Array:
     rows_KxJxD, factor_DxD = space
@@ -147,7 +108,8 @@ def _orthogonal_noise(space: ScoreSpace, key: jax.Array, std: jax.Array) -> jax.
     noise_KxJ = gaussian_noise_like(key, like, std)
     inside_D = jnp.tensordot(noise_KxJ, rows_KxJxD, 2, precision="highest")
     inside_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True)
-    return noise_KxJ - _scores(space, inside_D)
+    solved_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True, trans=1)
+    return noise_KxJ - jnp.matmul(rows_KxJxD, solved_D, precision="highest")
 
 
 def mean_embeddings(embedding_NxD: np.ndarray, offsets: np.ndarray) -> np.ndarray:
