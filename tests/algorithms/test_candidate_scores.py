@@ -172,16 +172,6 @@ def test_whatever_differs_the_release_is_charged_and_its_noise_is_independent(tm
     assert len(charges) == len(noises)
 
 
-def test_duplicate_candidates_get_equal_scores(tmp_path):
-    """SPEC C.3: each text has its own place, and equal ones equal scores but for noise."""
-    embeddings = candidates()
-    embeddings[2] = embeddings[0]
-    for kind in LINEAR:
-        found = released(Scorer(silent(), kind), embeddings, tmp_path)
-        np.testing.assert_allclose(found[2], found[0], rtol=1e-5, atol=1e-6)
-        assert np.abs(found[0, 0] - found[0, 1]) > 1e-2
-
-
 def test_a_client_of_many_texts_votes_with_a_capped_subset(tmp_path):
     population = from_clients(
         {"a": {"embedding": np.random.default_rng(0).normal(size=(50, DIM)).astype(np.float32)}}
@@ -214,14 +204,6 @@ def test_candidates_that_cannot_be_scored_are_refused_before_the_charge(
     with pytest.raises(InputError, match=message):
         released(Scorer(plan(), kind), embeddings, tmp_path)
     assert len(Ledger.read(tmp_path / "0.jsonl")) == 0
-
-
-def test_prompts_of_one_response_rank_nothing_within_themselves(tmp_path):
-    """By prompt; over all candidates they can be ranked."""
-    alone = np.ones((4, 1, DIM), np.float32)
-    with pytest.raises(InputError, match="at least 2"):
-        released(Scorer(plan()), alone, tmp_path)
-    assert released(Scorer(plan(), kind="cosine"), alone, tmp_path).shape == (4, 1)
 
 
 def test_what_does_not_fit_together_is_refused(tmp_path):

@@ -17,7 +17,6 @@ from jaxpfl.algorithms.federated_metrics import (
 )
 from jaxpfl.data import Population, from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import Clip, Ledger
 from tests.algorithms.asking import SAME, asked
 from tests.data.populations import SECRET
@@ -119,44 +118,6 @@ def test_calibrated_plans_cost_what_was_asked_for(epsilon, delta):
     plan = MetricsPlan.calibrated(epsilon, delta, 539)
     assert epsilon * (1 - 1e-3) < plan.plan().epsilon() <= epsilon
     json.dumps(plan.to_dict())
-
-
-def test_a_replay_is_the_same_release_and_anything_else_is_charged(tmp_path):
-    """TRUST 29, 31: with one key and equal noise, a difference would be free of noise."""
-    population, correct = clients()
-    plan = MetricsPlan.calibrated(1.0, 1e-5, 40)
-    flipped = correct.copy()
-    flipped[0] = not flipped[0]
-    base = dict(data=correct, plan=plan, run="run", seed=0)
-    changes = [
-        {},
-        {},
-        dict(data=flipped),
-        dict(plan=dataclasses.replace(plan, noise_multiplier=2 * plan.noise_multiplier)),
-        dict(plan=dataclasses.replace(plan, histogram_share=0.4)),
-        dict(run="again"),
-        dict(seed=1),
-    ]
-    draws = []
-    with Ledger(tmp_path / "ledger.jsonl", population) as ledger:
-        for change in changes:
-            each = {**base, **change}
-            found = release(
-                population,
-                each["plan"],
-                correct=each["data"],
-                ledger=ledger,
-                run=each["run"],
-                secret=RunSecret.reproducible(each["seed"]),
-            )
-            parts = np.split(each["data"], population.offsets[1:-1])
-            exact = sum(part.mean() for part in parts if len(part))
-            draws.append((found.correct - exact) / found.noise[1])
-        assert len(ledger) == len(changes) - 1
-        assert ledger.spent(1e-5) > 1.5 * plan.plan().epsilon()
-    assert draws[0] == draws[1]
-    apart = np.abs(np.subtract.outer(draws[1:], draws[1:]))[np.triu_indices(len(draws) - 1, 1)]
-    assert apart.min() > 1e-4
 
 
 def test_the_noise_is_that_of_the_plan(tmp_path):

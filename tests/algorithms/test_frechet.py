@@ -230,23 +230,6 @@ def test_distance_equals_sqrtm(seed):
     assert distance(a, b) == pytest.approx(by_sqrtm(a, b), rel=1e-9)
 
 
-def test_distance_in_one_dimension():
-    a = Moments(1, np.array([1.0]), np.array([[4.0]]))
-    b = Moments(1, np.array([-2.0]), np.array([[25.0]]))
-    assert distance(a, b) == pytest.approx(3**2 + (2 - 5) ** 2)
-
-
-def test_distance_of_gaussians_that_share_their_axes():
-    rng = np.random.default_rng(10)
-    axes_DxD, _ = np.linalg.qr(rng.normal(size=(D, D)))
-    deviation_a_D, deviation_b_D = rng.uniform(0.1, 3, (2, D))
-    mean_a_D, mean_b_D = rng.normal(size=(2, D))
-    a = Moments(1, mean_a_D, axes_DxD * deviation_a_D**2 @ axes_DxD.T)
-    b = Moments(1, mean_b_D, axes_DxD * deviation_b_D**2 @ axes_DxD.T)
-    expected = np.sum((mean_a_D - mean_b_D) ** 2) + np.sum((deviation_a_D - deviation_b_D) ** 2)
-    assert distance(a, b) == pytest.approx(expected, rel=1e-12)
-
-
 def test_distance_of_singular_covariances_that_share_their_axes():
     deviation_a_D = np.array([0, 0, 1, 2, 3.0])
     deviation_b_D = np.array([0, 2, 0, 1, 3.0])

@@ -16,7 +16,7 @@ from jaxpfl.federated import RunSecret
 from jaxpfl.federated.clients.moments import from_half
 from jaxpfl.privacy import Ledger
 from tests.algorithms.asking import asked, asking
-from tests.algorithms.fred_queries import DIM, clients, plan_of, query
+from tests.algorithms.fred_queries import clients, plan_of, query
 
 
 def reference(population, plan):
@@ -203,28 +203,6 @@ def test_data_that_does_not_fit_the_plan_is_refused_without_a_private_number(tmp
     exact = query(population, FredPlan.without_privacy(), tmp_path)
     with pytest.raises(InputError, match="'wide'"):
         score(exact, {"wide": Moments(2.0, np.zeros(9), np.eye(9))})
-
-
-def test_units_are_not_mixed_in_a_ledger(tmp_path):
-    population = clients()
-    path = tmp_path / "ledger.jsonl"
-    with (
-        Ledger(path, population) as ledger,
-        pytest.raises(InputError, match="protects each client, query 'count' each example"),
-    ):
-        private_moments(population, plan_of(unit="example"), ledger=ledger)
-    with pytest.raises(InputError, match="protects each client, this run each example"):
-        Ledger(path, population, unit="example")
-    assert Ledger.read(path).unit == "client"
-
-
-def test_a_ledger_of_other_clients_is_not_charged(tmp_path):
-    """TRUST 29: a release must be charged where its clients' other releases are."""
-    others = from_clients({f"{i}": {"embedding": np.eye(DIM)[i % 5 :]} for i in range(40)})
-    with Ledger(tmp_path / "ledger.jsonl", others) as ledger:
-        with pytest.raises(InputError, match="another population"):
-            private_moments(clients(), plan_of(), ledger=ledger)
-        assert len(ledger) == 0
 
 
 def test_a_query_without_privacy_says_so(tmp_path):

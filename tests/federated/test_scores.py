@@ -131,15 +131,6 @@ def test_clipping_coordinates_is_clipping_scores(parts):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "alike"), [("zscore", (0, 0)), ("per_prompt", (slice(None), slice(0, 1)))]
-)
-def test_candidates_that_are_all_alike_score_exactly_zero(parts, kind, alike):
-    """SPEC C.3: a deviation of zero gives zeros, never NaN."""
-    candidates = np.broadcast_to(random_candidates()[alike], (PROMPTS, RESPONSES, DIM))
-    np.testing.assert_array_equal(scores(parts, candidates, kind), 0.0)
-
-
 def test_one_prompt_whose_responses_are_alike_scores_zero_beside_others_that_differ(parts):
     candidates = random_candidates()
     candidates[3] = candidates[3, 0]

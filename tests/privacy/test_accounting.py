@@ -148,18 +148,6 @@ def test_fixed_size_epsilon_has_two_independent_sources():
         assert ours == pytest.approx(theirs, rel=1e-9)
 
 
-def test_a_replacement_is_two_shifts_in_their_pld_and_one_in_their_rdp():
-    """SPEC D.2: the disagreement that keeps dp-accounting's REPLACE_ONE out of our path."""
-    replace = dp_accounting.NeighboringRelation.REPLACE_ONE
-    event = dp_accounting.GaussianDpEvent(2.0)
-    by_pld = pld.PLDAccountant(replace).compose(event).get_epsilon(1e-5)
-    by_rdp = rdp.RdpAccountant(neighboring_relation=replace).compose(event)
-    assert by_pld == pytest.approx(confirmation.gaussian_epsilon(2 / 2.0, 1e-5), rel=1e-4)
-    assert by_rdp.rdp[19] == pytest.approx(by_rdp.orders[19] / (2 * 2.0**2))
-    ours = accounting.epsilon(event, 1e-5, "pld", "replace_one")
-    assert ours == pytest.approx(confirmation.gaussian_epsilon(1 / 2.0, 1e-5), rel=1e-9)
-
-
 def test_a_release_without_noise_costs_everything():
     """TRUST 11: infinite epsilon, alone or beside private releases."""
     nothing = dp_accounting.NonPrivateDpEvent()

@@ -65,10 +65,6 @@ NUMBERS = [str(k) for k in range(40)]
 MOSTLY_THE_SAME = {
     "one client fewer": anew(CLIENTS.select(range(1, 40))),
     "one client more": people([*NAMES, "new"]),
-    "half of them": anew(CLIENTS.select(range(0, 40, 2))),
-    "reordered": anew(CLIENTS.select(np.arange(40)[::-1])),
-    "one more column": others(columns={**CLIENTS.columns, "y": np.arange(120)}),
-    "other data": people(seed=1),
     "numbered, one more column": others(
         client_ids=NUMBERS, columns={**CLIENTS.columns, "text": [f"{k}" * 99 for k in range(120)]}
     ),

@@ -9,11 +9,10 @@ import stat
 import pytest
 
 from jaxpfl.errors import CorruptFile, InputError, RunLocked
-from jaxpfl.privacy import Ledger, sources
+from jaxpfl.privacy import Ledger
 from jaxpfl.privacy.chain import Chain
 from tests.privacy.ledgers import (
     CLIENTS,
-    EVERYONE,
     charge,
     filled,
     key_of,
@@ -78,77 +77,16 @@ def test_a_crash_before_the_first_line_keeps_the_key(path):
     Ledger(path, CLIENTS).close()
 
 
-def test_every_flipped_bit_is_found_when_a_ledger_is_opened(path, monkeypatch):
-    """TRUST 35, 40: of header, charges and records, and their newlines; nothing is deleted."""
-    monkeypatch.setattr(sources, "_TAGS", 2)
-    with Ledger(path, CLIENTS) as ledger:
-        charge(ledger, 0, EVERYONE)
-        ledger.record("fed_avg a 0", "released")
-        charge(ledger, 1, EVERYONE)
-    whole = path.read_bytes()
-    # In place: making the file anew takes ten times as long.
-    with path.open("r+b", buffering=0) as file:
-        for bit in range(8 * len(whole)):
-            damaged = bytearray(whole)
-            damaged[bit // 8] ^= 1 << bit % 8
-            os.pwrite(file.fileno(), damaged, 0)
-            with pytest.raises(CorruptFile, match="line [1-4] was altered"):
-                Ledger(path, CLIENTS)
-            assert path.read_bytes() == damaged
-    path.write_bytes(whole)
-    Ledger(path, CLIENTS).close()
-
-
-def _edit(lines):
-    lines[3] = lines[3].replace('"round":2', '"round":9')
-
-
-def _cheaper(lines):
-    lines[3] = lines[3].replace('"noise_multiplier":1.5', '"noise_multiplier":99.0')
-
-
-def _delete(lines):
-    del lines[3]
-
-
-def _swap(lines):
-    lines[2], lines[3] = lines[3], lines[2]
-
-
-def _repeat(lines):
-    lines.insert(3, lines[2])
-
-
-def _other_budget(lines):
-    lines[0] = lines[0].replace('"budget":null', '"budget":{"delta":0.1,"epsilon":99.0}')
-
-
-def _space(lines):
-    lines[3] = lines[3].replace(":", ": ", 1)
-
-
-def _no_json(lines):
-    lines[3] = "x" + lines[3]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [_edit, _cheaper, _delete, _swap, _repeat, _other_budget, _space, _no_json],
-)
-def test_an_altered_line_is_refused_by_file_and_number(path, damage):
-    """TRUST 40: edited, reordered, deleted, inserted; on opening, reading and verifying."""
+def test_an_altered_line_is_refused_by_file_and_number(path):
+    """TRUST 40: on opening, reading and verifying; `test_chain` has all kinds of damage."""
     filled(path)
     open_before = Ledger.read(path)
-    lines = path.read_text().splitlines()
-    damage(lines)
-    path.write_text("\n".join(lines) + "\n")
-    number = r"line [1-5] was altered"
-    with pytest.raises(CorruptFile, match=number) as caught:
-        Ledger(path, CLIENTS)
-    assert str(path) in str(caught.value)
-    for look in (lambda: Ledger.read(path), open_before.verify):
-        with pytest.raises(CorruptFile, match=number):
+    altered = path.read_text().replace('"noise_multiplier":1.5', '"noise_multiplier":99.0')
+    path.write_text(altered)
+    for look in (lambda: Ledger(path, CLIENTS), lambda: Ledger.read(path), open_before.verify):
+        with pytest.raises(CorruptFile, match="line 2 was altered") as caught:
             look()
+        assert str(path) in str(caught.value)
 
 
 def test_a_forged_chain_does_not_contain_the_old_head(path, tmp_path):
@@ -177,32 +115,6 @@ def test_lines_cut_off_the_end_are_found_by_the_head(path):
             ledger.verify(head)
 
 
-def test_an_open_ledger_notices_that_its_file_was_replaced(path, tmp_path):
-    """TRUST 40"""
-    filled(tmp_path / "short", rounds=2)
-    filled(path)
-    with Ledger(path, CLIENTS) as ledger:
-        path.write_bytes((tmp_path / "short").read_bytes())
-        with pytest.raises(CorruptFile, match="altered while it was open"):
-            ledger.verify()
-
-
-def test_a_torn_last_line_is_a_charge_that_never_returned(path):
-    """TRUST 33: after a crash at any byte of the last write the charge is whole or gone."""
-    filled(path, rounds=3)
-    whole = path.read_bytes()
-    filled(path, rounds=4)
-    longer = path.read_bytes()
-    for cut in range(len(whole), len(longer) + 1):
-        path.write_bytes(longer[:cut])
-        assert len(Ledger.read(path)) == (4 if cut >= len(longer) - 1 else 3)
-        with Ledger(path, CLIENTS) as ledger:
-            kept = cut >= len(longer) - 1
-            assert path.read_bytes() == (longer if kept else whole)
-            charge(ledger, 3)
-        assert path.read_bytes() == longer
-
-
 def test_a_torn_first_line_is_an_empty_ledger(path):
     """TRUST 33: a crash at creation."""
     filled(path, rounds=0)
@@ -213,16 +125,6 @@ def test_a_torn_first_line_is_an_empty_ledger(path):
             Ledger.read(path)
         Ledger(path, CLIENTS).close()
         assert path.read_bytes() == header
-
-
-def test_a_torn_line_in_the_middle_is_no_crash(path):
-    """TRUST 40: only the last write can be cut short."""
-    filled(path)
-    lines = path.read_text().splitlines()
-    lines[2] = lines[2][:-20]
-    path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(CorruptFile, match="line 3"):
-        Ledger(path, CLIENTS)
 
 
 def test_a_full_disk_leaves_no_charge_and_no_half_line(path, monkeypatch):
