@@ -14,10 +14,8 @@ What a coordinate shows of the contribution is observed, in clip norms, and scor
 looks like "in" (`audits.canary_scores`). With cyclic participation, trials are those canaries
 alone whose place in an epoch shows most.
 
-`Questions` are what is asked, and what canaries hold for it. `Gradients` are those of training: a
-model whose gradient is what a client holds, as in `algorithms.fed_avg`, or under `unit = "example"`
-as in `algorithms.fed_sgd`. `algorithms.canaries` has those of FreD and of scores, whose own client
-functions are called.
+`Gradients` asks what training does: a model whose gradient is what a client holds. The questions in
+`algorithms.canaries` call the client functions of FreD and of scores.
 
 Nobody's data is touched, and nothing is charged but ledgers of the game's own, which are deleted
 with it. Its secrets follow from a seed, so that an audit can be repeated; it is a SIMULATION.
@@ -161,7 +159,7 @@ class Game:
           seed: what all coins and secrets follow from.
           asking_of: makes what is asked, of a run's clients, ledger and secret; None = `Releaser`.
         """
-        asking_of = _releaser if asking_of is None else asking_of
+        asking_of = partial(Releaser, run="audit") if asking_of is None else asking_of
         questions = (self.questions or Gradients)(self.plans, self.canaries)
         scores, present, stated = [], [], None
         for run in range(checks.positive_int("runs", runs)):
@@ -233,10 +231,6 @@ class _Watched(RunSecret):
         if purpose == "cohort":
             self.cohorts[text] = found
         return found
-
-
-def _releaser(clients: Population, ledger: Ledger, secret: RunSecret) -> Releaser:
-    return Releaser(clients, ledger, secret, run="audit")
 
 
 class Gradients:

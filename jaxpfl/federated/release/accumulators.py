@@ -101,25 +101,19 @@ class Compensated:
     """Float32 sums as pairs, high + low with |low| at most half a unit in high's last place.
 
     Between buckets and devices, each addition loses at most 2^-47 of the running sum, and nothing
-    while the sum has no bits below 2^-48 of itself. For an entry whose subtotals are float32 of
-    similar magnitude, this holds while buckets times (largest / smallest subtotal) is below 2^24.
-    In the tests, one example of norm 1 moves a total over 1.35e8 examples by at most 1 + 1e-6.
+    while the sum has no bits below 2^-48 of itself. Within a bucket, which has at most some tens of
+    clients per device, additions are plain float32, because a two-sum for each client would triple
+    the memory traffic. Their rounding depends on what was added before, and one more client, or
+    example, also shifts others to other slots, blocks and buckets. If n take part, in k
+    contributions on a device in a bucket, each a float32 sum of b examples, it moves the sum by at
+    most S (1 + 2 n (k + b) 2^-24): each of n / (k b) subtotals is off by at most
+    k b (k + b) S 2^-24, with it and without it. Where the unit is the client, a contribution is
+    clipped after it was computed, so that only k counts: S (1 + 2 n k 2^-24).
 
-    Within a bucket, which has at most some tens of clients per device, additions are plain float32,
-    because a two-sum for each client would triple the memory traffic. Their rounding depends on
-    what was added before: another client moves a subtotal of k clients of norm S by up to
-    S (1 + k^2 2^-24) if all errors have the same direction, and another example the subtotal of k
-    clients with b examples each by up to S (1 + k^2 b 2^-24); tests find far less.
-
-    One more client, or example, also shifts others to other slots, blocks and buckets, whose
-    subtotals are then rounded otherwise. If n take part, in k contributions on a device in a
-    bucket, each a float32 sum of b examples, it moves the sum by at most S (1 + 2 n (k + b) 2^-24):
-    each of n / (k b) subtotals is off by at most k b (k + b) S 2^-24, with it and without it. Where
-    the unit is the client, a contribution is clipped after it was computed, so that only k counts:
-    S (1 + 2 n k 2^-24). DP-SGD over 59,392 examples in blocks of 32, 64 of which are in a bucket,
-    has 1.68 S on one device, and 1.28 S on eight; data that were made for it, as in this module's
-    tests, moved such a sum by 1.18 S on one and 1.05 S on eight. FreD's sums over examples are
-    exact within a block (`clients.moments`), and `FixedPoint` sums altogether.
+    DP-SGD over 59,392 examples in blocks of 32, 64 of which are in a bucket, has the bound 1.68 S
+    on one device and 1.28 S on eight; data that were made for it, as in this module's tests, moved
+    such a sum by 1.18 S and 1.05 S. FreD's sums over examples are exact within a block
+    (`clients.moments`), and `FixedPoint` sums altogether.
 
     The last bits of the result may depend on the layout of devices and chunks.
     """
