@@ -91,20 +91,6 @@ def test_a_tree_is_what_the_paper_describes():
     assert not np.any(np.any(both[:10] != 0, axis=0) & np.any(both[10:] != 0, axis=0))
 
 
-def test_bands_are_the_truncated_square_root_of_the_prefix_sums():
-    coefficients = correlated_noise.square_root(4)
-    np.testing.assert_allclose(coefficients, [1, 1 / 2, 3 / 8, 5 / 16])
-    # What a stream divides by and subtracts, from the same coefficients at columns of norm 1.
-    scaled = coefficients / np.linalg.norm(coefficients)
-    expected = np.concatenate([[1 / scaled[0]], scaled[1:] / scaled[0]])
-    np.testing.assert_allclose(correlated_noise.band_weights(4), expected)
-    # Untruncated, the square root squared is the matrix of prefix sums.
-    root = sum(
-        np.diag(np.full(9 - k, c), -k) for k, c in enumerate(correlated_noise.square_root(9))
-    )
-    np.testing.assert_allclose(root @ root, np.tril(np.ones((9, 9))), atol=1e-12)
-
-
 def test_correlated_noise_makes_prefix_sums_quieter():
     """One epoch of 64 rounds: mean variance of what the server's sum carries, at one epsilon."""
 
@@ -186,18 +172,6 @@ def test_calibrated_to_an_epsilon(noise):
     ).noise_multiplier > 1.05 * (plan.noise_multiplier)
 
 
-def test_published_over_counting():
-    """SPEC D.1: DP-FTRL accounted over 20 EPOCHS where 20 ROUNDS are run needs sens^2 = 20 levels;
-    with N = 10,000 and n = 1,000 these are two epochs of ten rounds."""
-    plan = flat_plan(
-        **FIELDS | dict(population=10_000, clients_per_round=1_000, rounds=20, delta=3e-6)
-    )
-    levels = plan.rounds_per_epoch.bit_length()
-    assert levels == int(np.ceil(np.log2(plan.rounds_per_epoch + 1))) == 4
-    ours = 2 * levels  # squared, in units of S: two epochs
-    assert (20 * levels / ours) ** 0.5 == pytest.approx(3.16, abs=0.01)
-
-
 def test_everyone_takes_part_once_an_epoch():
     plan = flat_plan(**FIELDS)
     cohorts = [plan.sample(5, round) for round in range(1, 15)]
@@ -206,20 +180,6 @@ def test_everyone_takes_part_once_an_epoch():
         np.testing.assert_array_equal(first, second)
     assert len({len(cohort) for cohort in cohorts}) > 1
     assert not np.array_equal(cohorts[0], plan.sample(6, 1))
-
-
-@pytest.mark.parametrize("noise", ["independent", "tree", "banded"])
-@pytest.mark.parametrize("round", [0, -1, 16])
-def test_rounds_that_the_plan_does_not_have(noise, round):
-    """TRUST 13: round 0 would be free, and with bands free of noise."""
-    plan = flat_plan(**FIELDS, noise=noise)
-    for use in (
-        lambda: plan.charge_number(round),
-        lambda: plan.check_round(round),
-        lambda: plan.sample(0, round),
-    ):
-        with pytest.raises(InputError, match="round must"):
-            use()
 
 
 @pytest.mark.parametrize(

@@ -54,18 +54,6 @@ def test_noise_of_all_rounds_is_the_inverse_strategy_times_the_draws(bands):
     )
 
 
-@pytest.mark.parametrize("bands", [1, 2, 7])
-def test_noise_is_that_of_jax_privacys_streaming_matrix(bands):
-    """Its Algorithm 9 of Choquette-Choo et al. on the same draws."""
-    coefficients = toeplitz.optimal_max_error_strategy_coefs(bands)
-    inverse = toeplitz.inverse_as_streaming_matrix(coefficients / jnp.linalg.norm(coefficients))
-    state = inverse.init_multiply(jnp.zeros(WIDTH))
-    noises = stream(per_epoch=bands)
-    for round, draw in enumerate(draws_of(25, WIDTH), 1):
-        wanted, state = inverse.multiply_next(jnp.asarray(draw, jnp.float32), state)
-        np.testing.assert_allclose(noises.noise(round), wanted, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("bands", [1, 2, 7, 64])
 def test_coefficients_and_sensitivity_are_jax_privacys(bands):
     """An epoch's participations, bands apart, move C x by 1 an epoch."""
@@ -150,12 +138,6 @@ def test_one_program_serves_all_rounds(kind):
     for round in (2, 3, 7, 20, 4):
         noises.noise(round)
     assert compiled._cache_size() == before
-
-
-@KINDS
-def test_noise_is_a_float32_vector_of_the_width(kind):
-    noise = stream(kind).noise(2)
-    assert noise.shape == (WIDTH,) and noise.dtype == jnp.float32
 
 
 def test_what_is_no_stream_is_refused():
