@@ -17,24 +17,22 @@ The gradients are computed by `federated.clients.example_gradients`.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.clients.example_gradients import clipped_sum
-from jaxpfl.federated.mesh import shardings
-from jaxpfl.models.base import Augmenting, Checking, Model
+from jaxpfl.federated.clients.local_training import OfModel
+from jaxpfl.models.base import Augmenting
 from jaxpfl.privacy.clipping import Clip
 
 PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class ClippedGradients:
+class ClippedGradients(OfModel):
     """A client function by steps: the sum of the clipped gradients of its examples' losses.
 
     Attributes:
@@ -46,7 +44,6 @@ class ClippedGradients:
       InputError: `clip_norm` is not a number in [1e-12, 1e12].
     """
 
-    model: Model
     clip_norm: float
 
     def __post_init__(self) -> None:
@@ -56,15 +53,6 @@ class ClippedGradients:
     def example_bound(self) -> float:
         """S, see `BoundedByExample`; `clients.example_gradients` says how sums are rounded."""
         return self.clip_norm
-
-    def check(self, columns: Mapping[str, Any]) -> None:
-        """Refuses a model of one's own that does not fit the columns (`models.OwnModel.check`)."""
-        if isinstance(self.model, Checking):
-            self.model.check(columns)
-
-    def shardings(self, mesh: Mesh, params: PyTree) -> PyTree:
-        """Where the broadcast, or a gradient, is on a mesh: as the model's own rule says."""
-        return shardings(self.model, mesh, params)
 
     def init(self, params: PyTree, key: jax.Array) -> PyTree:
         """A sum of nothing, like `params`."""

@@ -21,7 +21,23 @@ _FEWEST_ROWS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalTraining:
+class OfModel:
+    """A client function by steps of a model, whose check and whose place on a mesh it has."""
+
+    model: Model
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Refuses a model of one's own that does not fit the columns (`models.OwnModel.check`)."""
+        if isinstance(self.model, Checking):
+            self.model.check(columns)
+
+    def shardings(self, mesh: Mesh, params: PyTree) -> PyTree:
+        """Where the broadcast, and a contribution, is on a mesh: as the model's own rule says."""
+        return shardings(self.model, mesh, params)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTraining(OfModel):
     """A client function by steps: trains from the broadcast parameters and returns the change.
 
     The steps of the packed cohort include all epochs and their shuffles (`data.CohortSpec.epochs`).
@@ -36,18 +52,8 @@ class LocalTraining:
         (`adapter_trees.split`); only the adapters are trained.
     """
 
-    model: Model
     optimizer: optax.GradientTransformation
     adapters: bool = False
-
-    def check(self, columns: Mapping[str, Any]) -> None:
-        """Refuses a model of one's own that does not fit the columns (`models.OwnModel.check`)."""
-        if isinstance(self.model, Checking):
-            self.model.check(columns)
-
-    def shardings(self, mesh: Mesh, params: PyTree) -> PyTree:
-        """Where the broadcast, or a change of it, is on a mesh: as the model's own rule says."""
-        return shardings(self.model, mesh, params)
 
     def init(self, params: PyTree, key: jax.Array) -> PyTree:
         """The broadcast parameters, and the optimiser's state."""
