@@ -103,7 +103,7 @@ class PlannedRelease:
     @classmethod
     def of_moments(cls, plan: FredPlan, clients: int) -> "PlannedRelease":
         """FreD's one query of so many clients."""
-        canaries = partial(MomentCanaries, plan) if plan.mode == "exact" else None
+        canaries = partial(MomentCanaries, plan)
         times, noise = "count, mean and covariance", plan.multipliers[1]
         times = "; ".join(each for each in (times, plan.simulation) if each)
         return cls(plan.guarantee(), times, noise, plan.plans(clients), canaries)
