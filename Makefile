@@ -44,9 +44,9 @@ demo: .venv/installed
 	while [ -e $$out ]; do n=$$((n + 1)); out=runs/quickstart-$$n; done; \
 	.venv/bin/jaxpfl run configs/quickstart.yaml --out $$out
 
-# JAXPFL_TEST_XLA=full compiles as a user's process does, with all optimisations, which takes
-# several times as long; `make test` goes without them, and `make test-newest` has them where
-# numbers are computed.
+# JAXPFL_TEST_XLA=full compiles as a user's process does, with all optimisations, checks that no key
+# is used twice and draws more examples, which takes several times as long; `make test` goes without,
+# and `make test-newest` has it where numbers are computed.
 # Two processes: most of a test's time is one compilation after the other. The files that take
 # longest come first (tests/conftest.py), so that both end together.
 PYTEST_PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder

@@ -25,12 +25,15 @@ _QUICK = (
     " --xla_cpu_parallel_codegen_split_count=1"
 )
 _flags = os.environ.get("XLA_FLAGS", "")
-if os.environ.get("JAXPFL_TEST_XLA") != "full" and _QUICK not in _flags:
+_FULL = os.environ.get("JAXPFL_TEST_XLA") == "full"
+if not _FULL and _QUICK not in _flags:
     os.environ["XLA_FLAGS"] = f"{_flags} {_QUICK}".strip()
 
 from jaxpfl import compilation_cache
 
-# Most of a test's time is compilation: what one process compiled, no other compiles again.
+# Most of a test's time is compilation: what one process compiled, no other compiles again, and nor
+# does the same process for a function that is made anew.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 compilation_cache.enable()
 
 import hypothesis
@@ -41,7 +44,8 @@ import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_debug_key_reuse", True)
+# With it, every call of a compiled program and every single operation goes through Python.
+jax.config.update("jax_debug_key_reuse", _FULL)
 
 # The modules imported so far live as long as the process, and tracing makes objects by the million
 # that are not garbage: looking through both again and again took a tenth of the time.
@@ -50,7 +54,13 @@ gc.set_threshold(100_000, 20, 50)
 
 # No deadline: a test must not fail because the machine is busy. Derandomised: a red build stays
 # red, on every machine.
-hypothesis.settings.register_profile("jaxpfl", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile(
+    "jaxpfl",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=100 if _FULL else 30,
+)
 hypothesis.settings.load_profile("jaxpfl")
 
 # The files that take longest, longest first; some only with the tests that `make test` leaves out.
@@ -58,25 +68,30 @@ _LONGEST = (
     "federated/test_hosts.py",
     "test_docs.py",
     "experiments/test_without_data.py",
-    "experiments/test_audit.py",
     "tools/test_audits.py",
     "benchmarks/test_gpu.py",
-    "faults/test_resume.py",
     "experiments/systems/synthetic_text/test_study.py",
-    "experiments/test_dry_run.py",
-    "statistical/test_score_recovery.py",
-    "privacy/test_accounting.py",
-    "federated/test_canaries.py",
-    "experiments/systems/federated_training/test_published.py",
+    "faults/test_resume.py",
     "experiments/systems/federated_training/test_stages.py",
-    "privacy/test_auditing.py",
-    "faults/test_changed_meanwhile.py",
-    "experiments/test_paper_configs.py",
-    "experiments/systems/synthetic_text/test_published.py",
-    "federated/test_split_models.py",
-    "experiments/systems/gan_inversion/test_study.py",
-    "experiments/test_dp_ftrl.py",
+    "algorithms/test_all_ask.py",
+    "experiments/sweep/test_sweep.py",
+    "federated/test_canaries.py",
+    "federated/test_own_data_alone.py",
+    "algorithms/test_fed_avg_gan.py",
+    "text/generation/test_sampling.py",
     "fuzz/test_fuzz.py",
+    "algorithms/test_canaries.py",
+    "federated/test_release.py",
+    "models/test_all_models.py",
+    "privacy/test_accounting.py",
+    "experiments/systems/federated_training/test_published.py",
+    "experiments/systems/synthetic_text/test_published.py",
+    "experiments/systems/gan_inversion/test_study.py",
+    "statistical/test_score_recovery.py",
+    "experiments/test_paper_configs.py",
+    "experiments/test_dry_run.py",
+    "experiments/test_audit.py",
+    "federated/test_split_models.py",
 )
 
 

@@ -85,13 +85,13 @@ def test_the_moments_show_who_is_in():
 
 def test_fred_is_bounded_by_what_it_states_and_above_it_with_less_noise():
     fred_plan = FredPlan((1.0, 1.0, 1.0), 1e-3, clip_norm=0.5)
-    plans = fred_plan.plans(256)
+    plans = fred_plan.plans(64)
 
     def found(asking_of=None):
         game = Game(
-            plans, 256, questions=lambda plans, count: MomentCanaries(fred_plan, plans, count)
+            plans, 64, questions=lambda plans, count: MomentCanaries(fred_plan, plans, count)
         )
-        played = game.play(4, asking_of=asking_of)
+        played = game.play(8, asking_of=asking_of)
         return lower_bound(played.trials, played.stated).epsilon, played.stated
 
     bound, stated = found()

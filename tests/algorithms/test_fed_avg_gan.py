@@ -175,7 +175,12 @@ def test_a_round_is_what_a_plain_loop_gives(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("devices", "chunk"), [(1, 4), (2, 1), pytest.param(2, 2, marks=pytest.mark.long)]
+    ("devices", "chunk"),
+    [
+        pytest.param(1, 4, marks=pytest.mark.long),
+        pytest.param(2, 1, marks=pytest.mark.long),
+        (2, 2),
+    ],
 )
 def test_layout_does_not_change_the_training(devices, chunk, tmp_path):
     """vmap = loop, 2 devices = 1."""

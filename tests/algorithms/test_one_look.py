@@ -77,6 +77,7 @@ def test_what_does_not_fit_is_refused(make, message):
         make(target)
 
 
+@pytest.mark.long
 def test_no_round_asks_a_client_and_the_ledger_has_one_release(generator, tmp_path):
     hashed = embedder("hashed:32")
     clients = near_clients(hashed)

@@ -66,11 +66,11 @@ data: {{source: "{folder}/clients.jsonl", split: {{train: 0.6, valid: 0.2, test:
 corpora: {{near: "{folder}/near.jsonl", far: "{folder}/far.jsonl"}}
 corpus_texts: 500
 vocab_size: 300
-generator: {{architecture: llama, hidden_size: 16, layers: 2, heads: 2, inner_size: 32,
-            sequence_length: 32, pretraining: {{epochs: 3, batch_size: 8, learning_rate: 0.01}}}}
-downstream: {{architecture: gpt2, hidden_size: 16, layers: 2, heads: 2, inner_size: 32,
+generator: {{architecture: llama, hidden_size: 16, layers: 1, heads: 2, inner_size: 32,
+            sequence_length: 32, pretraining: {{epochs: 1, batch_size: 8, learning_rate: 0.01}}}}
+downstream: {{architecture: gpt2, hidden_size: 16, layers: 1, heads: 2, inner_size: 32,
              sequence_length: 32, corpora: [far],
-             pretraining: {{epochs: 2, batch_size: 8, learning_rate: 0.01}}}}
+             pretraining: {{epochs: 1, batch_size: 8, learning_rate: 0.01}}}}
 corpus: {{texts: 24, tokens: 8, fine_tuning: {{epochs: 2, batch_size: 8, learning_rate: 0.003}}}}
 embedder: "hashed:32"
 popri:
@@ -81,7 +81,7 @@ popri:
   prompt_tokens: 16
   new_tokens: 8
   response_tokens: 8
-  preference: {{tau: 0.1, epochs: 2, batch_size: 4, learning_rate: 0.001,
+  preference: {{tau: 0.1, epochs: 1, batch_size: 4, learning_rate: 0.001,
                final_learning_rate: 0.0003333333333333333, multiple: 32}}
 evolution: {{form: aug_pe, population: 8, variations: 1, lookahead: 1, max_texts: 2,
             fine_tuning: {{epochs: 1, batch_size: 8, learning_rate: 0.001}}}}

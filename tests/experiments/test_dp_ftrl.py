@@ -12,22 +12,14 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.federated.release import identity, prepared_query
 from jaxpfl.privacy.ledger import Ledger
+from tests.algorithms.systems import CLIENT, SERVER, Linear, numbers
 from tests.faults.runs import Crash, crashing
 from tests.plans import flat_plan
 
 
 @pytest.fixture(scope="module")
 def clients():
-    rng = np.random.default_rng(0)
-    return jp.data.from_clients(
-        {
-            f"client {i}": {
-                "image": rng.random((4, 6, 6, 1), np.float32),
-                "label": rng.integers(0, 3, 4).astype(np.int32),
-            }
-            for i in range(12)
-        }
-    )
+    return numbers(12)
 
 
 def algorithm(noise, client=None):
@@ -42,10 +34,9 @@ def algorithm(noise, client=None):
         sampling="cyclic",
         noise=noise,
     )
-    model = jp.models.classifier_cnn((6, 6, 1), 3)
     cohort = jp.CohortSpec(batch_size=4, max_examples=4, clients_per_bucket=4)
     return jp.algorithms.fed_avg(
-        model, client=client or optax.sgd(0.1), server=optax.sgd(1.0), plan=plan, cohort=cohort
+        Linear(), client=client or CLIENT, server=SERVER, plan=plan, cohort=cohort
     )
 
 

@@ -21,9 +21,10 @@ from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Charge, Ledger
 from tests.experiments.ledgers import same_but_heads
 
-# Kills itself with SIGKILL before its n-th durable operation: charges, metrics, and every step of
-# saving and deleting checkpoints are such operations. Prints how many there were if it lives.
-VICTIM = """
+# Charges, metrics, and every step of saving and deleting checkpoints are such operations.
+DURABLE = ("fsync", "rename", "replace", "mkdir", "rmdir")
+# Kills itself with SIGKILL before its n-th durable operation.
+VICTIM = f"""
 import os, pathlib, signal, sys
 config, out, fatal = sys.argv[1], sys.argv[2], int(sys.argv[3])
 calls = 0
@@ -35,13 +36,26 @@ def deadly(real):
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*arguments, **options)
     return call
-for name in ("fsync", "rename", "replace", "mkdir", "rmdir"):
+for name in {DURABLE}:
     setattr(os, name, deadly(getattr(os, name)))
 from jaxpfl.experiments import registry
 from jaxpfl.experiments import carry_out
 carry_out.run(registry.load(config), out, progress=False)
-print(calls)
 """
+
+
+def run_and_count(config: Path, out: Path) -> int:
+    """Carries out a run that nothing interrupts; returns how many durable operations it had."""
+    calls = []
+
+    def counting(real):
+        return lambda *arguments, **options: calls.append(0) or real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in DURABLE:
+            patched.setattr(os, name, counting(getattr(os, name)))
+        carry_out.run(config_of(config), out, progress=False)
+    return len(calls)
 
 
 def start_victim(config: Path, out: Path, fatal: int) -> "subprocess.Popen[str]":

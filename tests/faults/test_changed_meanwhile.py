@@ -57,8 +57,16 @@ def published(out: Path) -> list[int]:
     return [json.loads(line)["round"] for line in lines]
 
 
-@pytest.mark.parametrize("name", ["ledger.jsonl", "run.lock"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        *((change, "ledger.jsonl") for change in CHANGES),
+        *(
+            pytest.param(change, "run.lock", marks=() if change == "deleted" else pytest.mark.long)
+            for change in CHANGES
+        ),
+    ],
+)
 def test_a_change_in_any_round_stops_the_run_before_the_next_charge(tmp_path, change, name):
     """TRUST 40: of a ledger outside the run directory, and of the lock in it."""
     for fatal in range(1, ROUNDS + 1):

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import threading
 from pathlib import Path
 
@@ -31,6 +32,20 @@ def _saved(folder: Path, *rounds: int) -> Checkpoints:
         checkpoints.save(round, _state(round), ledger_head=f"head{round}")
     checkpoints.wait()
     return checkpoints
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    _saved(folder, 1, 2)
+    return folder
+
+
+@pytest.fixture
+def checkpoints(two_rounds, tmp_path) -> Checkpoints:
+    """Those of rounds 1 and 2, in `tmp_path`."""
+    shutil.copytree(two_rounds, tmp_path, dirs_exist_ok=True)
+    return Checkpoints(tmp_path, run="r1")
 
 
 def _assert_is_round(restored, round: int) -> None:
@@ -77,9 +92,8 @@ def _damages(folder: Path):
         yield f"remove {path.name}", path, lambda p: p.unlink()
 
 
-def test_every_damage_is_found_and_the_previous_step_taken(tmp_path):
+def test_every_damage_is_found_and_the_previous_step_taken(tmp_path, checkpoints):
     """TRUST 35: flips, truncation, missing files -> found by SHA-256; the message names both."""
-    checkpoints = _saved(tmp_path, 1, 2)
     latest = tmp_path / "round_00000002"
     number = 0
     for name, path, damage in _damages(latest):
@@ -247,9 +261,9 @@ def test_a_disk_that_is_full_while_the_arrays_are_written_is_an_os_error(tmp_pat
         KeyError("a fault of the program"),
     ],
 )
-def test_what_the_machine_cannot_read_now_is_no_damage(tmp_path, monkeypatch, error):
+def test_what_the_machine_cannot_read_now_is_no_damage(checkpoints, monkeypatch, error):
     """TRUST 34: an older checkpoint would repeat rounds, which may be charged again."""
-    checkpoints, real = _saved(tmp_path, 1, 2), Path.read_bytes
+    real = Path.read_bytes
 
     def fails(*_):
         raise error

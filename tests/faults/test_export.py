@@ -196,7 +196,7 @@ def test_a_run_that_was_altered_is_refused(copied, damage):
 OTHERS = (None, 7, "x", [], {}, [None], {"": 0})
 
 
-@pytest.mark.parametrize("file", ["result.json", "run.json"])
+@pytest.mark.parametrize("file", ["result.json", pytest.param("run.json", marks=pytest.mark.long)])
 def test_a_record_without_a_field_is_refused_with_a_sentence(copied, file):
     """TRUST 7, 39: each field in turn is left out, or holds something else."""
     path, folder = copied / file, copied.parent / "exported"

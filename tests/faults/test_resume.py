@@ -32,6 +32,7 @@ from tests.faults.runs import (
     continue_run,
     crashing,
     releases_of,
+    run_and_count,
     start_victim,
 )
 
@@ -40,10 +41,7 @@ from tests.faults.runs import (
 def straight(tiny_config, tmp_path_factory) -> tuple[Path, int]:
     """The run directory of an uninterrupted run, and how many instants it could die at."""
     out = tmp_path_factory.mktemp("straight") / "run"
-    victim = start_victim(tiny_config, out, -1)
-    printed, errors = victim.communicate()
-    assert victim.returncode == 0, errors
-    return out, int(printed)
+    return out, run_and_count(tiny_config, out)
 
 
 def _kill_and_resume(config: Path, out: Path, straight: Path, fatal: int) -> None:
@@ -146,7 +144,14 @@ INSTANTS = {
 }
 
 
-@pytest.mark.parametrize("instant", INSTANTS)
+# What follows at once on another instant.
+LONG = ("after a record", "before metrics")
+
+
+@pytest.mark.parametrize(
+    "instant",
+    [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in INSTANTS],
+)
 def test_a_crash_at_a_chosen_instant_resumes_to_the_same_bits(
     tiny_config, tmp_path, monkeypatch, straight, instant
 ):

@@ -99,10 +99,10 @@ def test_the_indicators_noise_has_the_plans_size():
     opened = door(held_vector, chosen, SHAPE)
     found = [
         noise_of_indicators(chosen, through(opened, ZERO, [], keys(index)).clip_norm)
-        for index in range(400)
+        for index in range(200)
     ]
-    # Its standard error is 3.5 %.
-    assert np.std(found) == pytest.approx(4.0, rel=0.1)
+    # Its standard error is 5 %.
+    assert np.std(found) == pytest.approx(4.0, rel=0.15)
 
 
 def test_without_adaptive_clipping_the_clip_norm_stays():

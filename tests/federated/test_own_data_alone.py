@@ -48,7 +48,12 @@ def clients_of(sizes, seed=0):
     return {f"client {i}": 3 * rng.normal(size=n) for i, n in enumerate(sizes)}
 
 
-LAYOUTS = [(name, chunk) for name in SPECS for chunk in (1, 32)]
+QUICK = [("default ladder", 1), ("each step a rung", 32)]
+LAYOUTS = [
+    pytest.param(name, chunk, marks=() if (name, chunk) in QUICK else pytest.mark.long)
+    for name in SPECS
+    for chunk in (1, 32)
+]
 DRAWN = dict(client_fn=FUNCTIONS, place=st.integers(0, 9), size=st.sampled_from([0, 1, 16, 40]))
 
 
@@ -167,8 +172,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("chunk", [1, 32])
-@pytest.mark.parametrize("layout", SPECS)
+@pytest.mark.parametrize(("layout", "chunk"), LAYOUTS)
 @pytest.mark.parametrize("adversary", [whole_adversary, stepping_adversary], ids=["whole", "steps"])
 def test_nothing_that_a_client_is_handed_depends_on_others(adversary, layout, chunk):
     """TRUST 41: shapes, steps, mask, values, keys: all of it is sent, and is always the same."""

@@ -303,8 +303,8 @@ def test_a_second_sum_with_shared_noise_is_never_returned(ledger_path):
 def test_one_number_is_charged_and_says_what_it_costs(ledger_path):
     clients = population()
     once = plan(rounds=1)
-    found = jp.release(held_vector, clients, once, ledger=ledger_path, broadcast=jnp.float32(0))
-    second = jp.release(held_vector, clients, once, ledger=ledger_path, broadcast=jnp.float32(0))
+    settings = dict(ledger=ledger_path, broadcast=jnp.float32(0), cohort=jp.CohortSpec(1, 1))
+    found, second = (jp.release(held_vector, clients, once, **settings) for _ in range(2))
     require_independent_noise(found.value, second.value)
     assert found.privacy == second.privacy == once.statement()
     both = dp_accounting.GaussianDpEvent(SIGMA / np.sqrt(2))

@@ -99,6 +99,7 @@ for devices, model, chunk in ((1, 1, 1), (1, 1, 2), (2, 2, 1)):
 """
 
 
+@pytest.mark.long
 def test_with_all_optimisations_they_have_these_bits_too():
     """XLA then adds up the squares of a norm in another order in each of these programs."""
     environment = {
@@ -114,7 +115,9 @@ def test_with_all_optimisations_they_have_these_bits_too():
     assert len(bits) == 3 and len(set(bits)) == 1
 
 
-@pytest.mark.parametrize("made", [mlp_training, lora_training], ids=["mlp", "lora"])
+@pytest.mark.parametrize(
+    "made", [mlp_training, pytest.param(lora_training, marks=pytest.mark.long)], ids=["mlp", "lora"]
+)
 def test_clients_train_as_on_one_device(made):
     alone = flat(change(made(), client_mesh(1)))
     split = flat(change(made(), client_mesh(2, model=2)))

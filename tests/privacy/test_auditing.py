@@ -40,7 +40,9 @@ def test_an_upper_rate_is_that_at_which_so_few_events_are_improbable(events, tri
     assert upper_rate(np.array(0), 0, 0.99) == 1
 
 
-@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize(
+    "mu", [1.0, *(pytest.param(mu, marks=pytest.mark.long) for mu in (0.3, 3.0))]
+)
 def test_the_gaussian_mechanism_is_bounded_by_its_epsilon_and_nearly_reaches_it(mu):
     stated = gaussian(mu)
     found = [lower_bound(shifted(mu, 1_000, seed), stated, confidence=0.9) for seed in range(30)]
@@ -68,6 +70,7 @@ def test_for_gaussians_the_bound_comes_near_that_of_two_rates_with_normal_errors
     assert found > 0.95 * gaussian_epsilon(float(least), DELTA)
 
 
+@pytest.mark.long
 def test_a_bound_on_subsampled_rounds_needs_their_own_profile():
     """As if Gaussian, outputs that are hardly ever informative would seem to cost too much."""
     q, z, rounds, number = 0.05, 0.7, 6, 60_000

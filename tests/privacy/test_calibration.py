@@ -20,7 +20,7 @@ CALIBRATIONS = [
     {},
     {"accountant": "rdp"},
     {"clients_per_round": 1000},
-    {"sampling": "fixed"},
+    pytest.param({"sampling": "fixed"}, marks=pytest.mark.long),
     {"sampling": "fixed", "clients_per_round": 1000},
 ]
 

@@ -133,7 +133,7 @@ def test_values_whose_squares_are_flushed_do_not_add_up():
 @pytest.mark.parametrize(
     ("leaves", "size"),
     [
-        pytest.param(leaves, size, marks=pytest.mark.long if leaves * size > 200_000 else ())
+        pytest.param(leaves, size, marks=pytest.mark.long if leaves * size > 100_000 else ())
         for leaves in (1, 3, 200)
         for size in (1, 1_000, 5_000, 60_000)
     ],

@@ -106,7 +106,7 @@ def drawn_by(model, prompts, key=None, **changed):
     "decoding",
     [
         Decoding(max_new_tokens=7, temperature=0),
-        Decoding(max_new_tokens=7),
+        pytest.param(Decoding(max_new_tokens=7), marks=pytest.mark.long),
         Decoding(max_new_tokens=7, top_p=0.6),
     ],
     ids=["greedy", "sampled", "nucleus"],
