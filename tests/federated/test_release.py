@@ -83,6 +83,14 @@ def test_whatever_is_changed_the_noise_is_independent_and_charged(changed, ledge
     assert all(isinstance(charge.event, dp_accounting.PoissonSampledDpEvent) for charge in charges)
 
 
+def test_one_client_replaced_and_a_second_ledger_file(tmp_path):
+    """Nobody's update is the difference of two releases."""
+    first, _ = ask(tmp_path / "first.jsonl")
+    second, charges = ask(tmp_path / "second.jsonl", clients=population(replaced=3))
+    require_independent_noise(first, second)
+    assert len(charges) == 1
+
+
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
 def test_flags_of_the_compiler_are_part_of_the_identity(variable, ledger_path, monkeypatch):
     first, _ = ask(ledger_path)
