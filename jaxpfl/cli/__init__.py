@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache
-from jaxpfl.cli import begin, common, convert, data, fred, privacy, runs, sweep
+from jaxpfl.cli import begin, convert, data, fred, privacy, runs, sweep
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.engine.signals import terminable
 
@@ -87,7 +87,7 @@ COMMANDS = {
         "export runs/mine exported",
     ),
     "report": _Command(
-        common.add_directory, runs.report, "Write a run's report.html and its plots anew.",
+        runs.add_report, runs.report, "Write a run's report.html and its plots anew.",
         "report runs/mine",
     ),
     "convert": _Command(
@@ -144,6 +144,9 @@ def parser() -> argparse.ArgumentParser:
         added.add_argument("--json", action="store_true", help=alone)
         added.set_defaults(command=command)
         command.add(added)
+        if command.takes_overrides:
+            usage = added.format_usage().removeprefix("usage: ").rstrip()
+            added.usage = f"{usage} [--section.key VALUE ...]"
     return made
 
 

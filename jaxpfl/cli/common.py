@@ -9,6 +9,27 @@ from typing import Any
 
 from jaxpfl import cores
 
+_SHARED: dict[str, dict[str, Any]] = {
+    "config": {
+        "metavar": "CONFIG",
+        "type": Path,
+        "help": "a YAML file, or the name of a config that comes with jaxpfl, such as quickstart; "
+        "`jaxpfl configs` lists them",
+    },
+    "directory": {"metavar": "RUN", "type": Path, "help": "directory of a run"},
+    "--dry-run": {
+        "action": "store_true",
+        "help": "check config, shapes, memory and epsilon: read no client, fetch, charge and write "
+        "nothing (--data.clients N gives their number where the config does not)",
+    },
+    "--distributed": {
+        "metavar": "HOW",
+        "help": "share the run with the same command in other processes, such as one a machine: "
+        "auto (Slurm, Kubernetes, Cloud TPU, Open MPI), or HOST:PORT,INDEX/COUNT, with HOST:PORT "
+        "of process 0, such as 10.0.0.5:1234,0/2 here and 10.0.0.5:1234,1/2 there",
+    },
+}
+
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Any:
     """Reads the config of any system, and uses the devices that it names."""
@@ -37,35 +58,15 @@ def use_devices(config: Any) -> Any:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, devices=devices))
 
 
-def add_path(
-    parser: argparse.ArgumentParser, name: str, metavar: str, text: str, *, required: bool = False
-) -> None:
+def add(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Adds arguments and options that several commands have."""
+    for name in names:
+        parser.add_argument(name, **_SHARED[name])
+
+
+def add_path(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:
     """Adds an option that is a file or a folder."""
-    parser.add_argument(name, type=Path, metavar=metavar, required=required, help=text)
-
-
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Adds the argument that `experiments.config.shipped.find` finds the file of."""
-    text = (
-        "a YAML file, or the name of a config that comes with jaxpfl, such as quickstart; `jaxpfl "
-        "configs` lists them"
-    )
-    parser.add_argument("config", metavar="CONFIG", type=Path, help=text)
-
-
-def add_directory(parser: argparse.ArgumentParser) -> None:
-    """Adds the argument that is the directory of a run."""
-    parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a run")
-
-
-def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    """Adds --dry-run to a command that carries out a config."""
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check config, shapes, memory and epsilon: read no client, fetch, charge and write "
-        "nothing (--data.clients N gives their number where the config does not)",
-    )
+    parser.add_argument(name, type=Path, metavar=metavar, help=text)
 
 
 def unused_directory(name: str) -> Path:
@@ -73,17 +74,6 @@ def unused_directory(name: str) -> Path:
     others = (f"{name}-{number}" for number in itertools.count(2))
     paths = (Path("runs", each) for each in itertools.chain([name], others))
     return next(path for path in paths if not path.exists())
-
-
-def add_distributed(parser: argparse.ArgumentParser) -> None:
-    """Adds --distributed to a command that carries out a run."""
-    parser.add_argument(
-        "--distributed",
-        metavar="HOW",
-        help="share the run with the same command in other processes, such as one a machine: auto "
-        "(Slurm, Kubernetes, Cloud TPU, Open MPI), or HOST:PORT,INDEX/COUNT, with HOST:PORT of "
-        "process 0, such as 10.0.0.5:1234,0/2 here and 10.0.0.5:1234,1/2 there",
-    )
 
 
 def join(how: str | None) -> bool:

@@ -110,11 +110,7 @@ _AUDIT = (
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "jaxpfl audit CONFIG [--section.key VALUE ...] [--canaries M] [--runs K] [--rounds T] "
-        "[--confidence C] [--seed N] [--out FILE]"
-    )
-    common.add_config(parser)
+    common.add(parser, "config")
     for name, metavar, default, what in _AUDIT:
         text = f"{what} (default: {default})"
         parser.add_argument(name, type=type(default), metavar=metavar, default=default, help=text)

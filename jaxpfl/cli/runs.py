@@ -11,11 +11,7 @@ from jaxpfl.cli import common
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR] [--dry-run] "
-        "[--distributed HOW]"
-    )
-    common.add_config(parser)
+    common.add(parser, "config", "--dry-run", "--distributed")
     common.add_path(parser, "--out", "DIR", "run directory (default: runs/NAME-OF-CONFIG)")
     common.add_path(
         parser,
@@ -24,8 +20,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "same as --privacy.ledger: a ledger that several runs on these clients share (default: the "
         "run's own, in its directory)",
     )
-    common.add_dry_run(parser)
-    common.add_distributed(parser)
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -50,8 +44,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
-    common.add_directory(parser)
-    common.add_distributed(parser)
+    common.add(parser, "directory", "--distributed")
 
 
 def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -62,6 +55,10 @@ def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     return carry_out.resume(arguments.directory, command=arguments.command_line).to_dict()
 
 
+def add_report(parser: argparse.ArgumentParser) -> None:
+    common.add(parser, "directory")
+
+
 def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.experiments import carry_out
 
@@ -70,7 +67,7 @@ def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    common.add_directory(parser)
+    common.add(parser, "directory")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")
     more = "synthetic texts (default: as many as the run wrote; more cost the clients nothing)"
     parser.add_argument("--texts", type=int, metavar="N", help=more)

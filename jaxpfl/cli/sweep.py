@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,7 @@ _FAILED = 4
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "jaxpfl sweep CONFIG [--section.key VALUE ...] [--out DIR] [option ...]"
-    config = (
-        "a YAML file, the name of a config that comes with jaxpfl, or the directory of a sweep "
-        "that was begun"
-    )
-    parser.add_argument("config", metavar="CONFIG", type=Path, help=config)
+    common.add(parser, "config", "--dry-run")
     common.add_path(
         parser,
         "--out",
@@ -34,7 +28,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "carry out N points at a time, each in a process of Ray (default: one after the other here)"
     )
     parser.add_argument("--ray", type=int, metavar="N", help=ray)
-    common.add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -43,23 +36,11 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         if arguments.dry_run:
             raise InputError("--ray does not go with --dry-run: give one of them")
     from jaxpfl.experiments.config import shipped
-    from jaxpfl.experiments.sweep import directory as folders
     from jaxpfl.experiments.sweep.config import load_sweep
 
-    path = arguments.config
-    begun = folders.is_sweep(path)
-    if begun:
-        options = [f"--{name}" for name in ("out", "seeds") if getattr(arguments, name) is not None]
-        for name in (*overrides, *options):
-            raise InputError(
-                f"{name} is for a config, found it with the directory of a sweep that was begun, "
-                f"{path}"
-            )
-        sweep, out = folders.load_begun(path), path
-    else:
-        path = shipped.find(path)
-        sweep = load_sweep(path, overrides, seeds=arguments.seeds)
-        out = arguments.out or Path("runs", path.stem)
+    path = shipped.find(arguments.config)
+    sweep = load_sweep(path, overrides, seeds=arguments.seeds)
+    out = arguments.out or Path("runs", path.stem)
     if len({point.config.run.devices for point in sweep.points}) > 1:
         raise InputError(f"{path}: run.devices must be the same at all points")
     if arguments.dry_run:
@@ -74,44 +55,35 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
     if arguments.ray is not None:
         found = ray_workers.run_on_ray(sweep, out, workers=arguments.ray, devices=devices)
         return _result(sweep, found)
-    with nullcontext() if begun else shipped.form_without_data_named(path):
+    with shipped.form_without_data_named(path):
         return _result(sweep, run_sweep(sweep, out))
 
 
 def _result(sweep: Any, outcome: Any) -> dict[str, Any]:
     """What a sweep came to, as plain data and as text; exit code 4 where points failed."""
-    from jaxpfl.experiments.sweep.page import baseline_lines, measured_on, table_lines
+    from jaxpfl.experiments.sweep.page import lines
 
-    record = {name: outcome.record[name] for name in ("rows", "baselines", "cautions", "note")}
-    report = str(outcome.out / "report.html")
-    table = table_lines(sweep, outcome.rows, outcome.durations)
-    lines = [f"report: {report}", "", f"{measured_on(sweep.metric, outcome.scored_on)}:", *table]
-    compared = baseline_lines(sweep, record["baselines"])
-    lines += ["", *compared, ""] if compared else [""]
-    lines += [f"caution: {each}" for each in record["cautions"]]
-    lines += _missing(outcome.failed, outcome.unfinished)
+    record, report = outcome.record, str(outcome.out / "report.html")
+    text = [f"report: {report}", "", *lines(sweep, record), ""]
+    text += [f"caution: {each}" for each in record["cautions"]]
+    # Those that failed for one reason together.
+    reasons: dict[str, list[str]] = {}
+    for name, error in outcome.failed.items():
+        reasons.setdefault(error, []).append(name)
+    text += [f"failed: {_listed(names)}: {error}" for error, names in reasons.items()]
+    if outcome.failed:
+        text.append("the same command tries the points that failed again")
+    if outcome.unfinished:
+        text.append(f"not finished, by this process or another: {_listed(outcome.unfinished)}")
     return {
-        **record,
+        **{name: record[name] for name in ("rows", "cautions", "note")},
         "out": str(outcome.out),
         "report": report,
         "failed": outcome.failed,
         "unfinished": outcome.unfinished,
-        "text": "\n".join([*lines, record["note"]]),
+        "text": "\n".join([*text, record["note"]]),
         "exit_code": _FAILED if outcome.failed else 0,
     }
-
-
-def _missing(failed: dict[str, str], unfinished: list[str]) -> list[str]:
-    """Which points failed and why, those with one reason together, and which are not finished."""
-    reasons: dict[str, list[str]] = {}
-    for name, error in failed.items():
-        reasons.setdefault(error, []).append(name)
-    lines = [f"failed: {_listed(names)}: {error}" for error, names in reasons.items()]
-    if failed:
-        lines.append("the same command tries the points that failed again")
-    if unfinished:
-        lines.append(f"not finished, by this process or another: {_listed(unfinished)}")
-    return lines
 
 
 def _listed(names: list[str]) -> str:

@@ -20,9 +20,7 @@ def _json(capsys) -> dict:
     return json.loads(printed)
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["run"], ["resume"], ["report"], ["budget"], ["calibrate"], ["export"]]
-)
+@pytest.mark.parametrize("command", [[], ["run"], ["calibrate"]])
 def test_help_documents_the_exit_codes(capsys, command):
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])
@@ -35,23 +33,12 @@ def test_help_documents_the_exit_codes(capsys, command):
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["fly"],
-        ["run"],
         ["run", "absent.yaml"],
-        ["resume", "absent"],
-        ["report", "absent"],
-        ["export", "absent"],
-        ["export", "absent", "exported", "--texts", "0"],
-        ["budget", "absent", "--delta", "1e-5"],
+        ["export", "absent", "out", "--texts", "0"],
         ["calibrate", "--delta", "1e-5"],
         [*CALIBRATE, "--epsilon", "7", "--noise-multiplier", "1"],
-        [*CALIBRATE, "--epsilon", "nan"],
-        [*CALIBRATE, "--epsilon", "seven"],
-        [*CALIBRATE, "--noise-multiplier", "-1"],
         [*CALIBRATE, "--noise-multiplier", "0"],
-        [*CALIBRATE, "--epsilon", "7", "--clients", "5"],
-        [*CALIBRATE, "--epsilon", "7", "more"],
     ],
 )
 def test_bad_input_is_exit_code_2_with_one_sentence(capsys, arguments):
@@ -63,7 +50,7 @@ def test_bad_input_is_exit_code_2_with_one_sentence(capsys, arguments):
     assert printed.err.startswith("error: ")
     assert len(printed.err.splitlines()) == 1
     # Without --json, stdout stays empty.
-    assert not arguments or (main(arguments), capsys.readouterr().out) == (2, "")
+    assert (main(arguments), capsys.readouterr().out) == (2, "")
 
 
 def test_calibrate_prints_noise_and_the_whole_statement(capsys):

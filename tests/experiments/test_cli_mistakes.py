@@ -50,6 +50,8 @@ MISTAKES = [
     ("sweep absent.yaml", "absent.yaml no such file jaxpfl configs"),
     ("sweep grid.yaml", "training.round 'training.rounds'"),
     ("sweep grid.yaml --training.round 5", "--training.round 'training.rounds'"),
+    ("sweep grid.yaml --ray 2 --dry-run", "--ray --dry-run"),
+    ("sweep grid.yaml --ray 0", "--ray at least 1"),
     ("sweep no_metric.yaml", "no_metric.yaml metric missing"),
     ("resume absent", "absent no such directory"),
     ("resume folder", "folder no config.yaml"),

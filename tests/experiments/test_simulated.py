@@ -11,7 +11,7 @@ from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.dry_run import dry_run
 from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.experiments.sweep.page import table_lines
+from jaxpfl.experiments.sweep.page import lines
 from jaxpfl.experiments.sweep.points import run_sweep
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.statements import of_lines, of_page, of_record
@@ -89,7 +89,7 @@ def test_a_sweeps_table_and_points_have_the_label(swept):
     sweep, outcome = swept
     marks = {row["case"]: row["mark"] for row in outcome.rows}
     assert marks == {"as if many": "SIMULATED", "as they are": ""}
-    table = table_lines(sweep, outcome.rows)
+    table = lines(sweep, outcome.record)
     assert [line for line in table if "as if many" in line and "SIMULATED" in line]
     assert not [line for line in table if "as they are" in line and "SIMULATED" in line]
     page = (outcome.out / "report.html").read_text()

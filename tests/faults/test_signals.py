@@ -14,7 +14,9 @@ from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine import rounds
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.signals import Interrupted
-from jaxpfl.experiments.sweep.directory import attempted, state_of
+from jaxpfl.experiments.sweep.config import Point
+from jaxpfl.experiments.sweep.directory import PointFolder
+from jaxpfl.experiments.sweep.points import carry_out_point
 from jaxpfl.experiments.systems import workspace
 from jaxpfl.experiments.systems.federated_training import study
 from jaxpfl.federated.release import prepared_query
@@ -83,12 +85,12 @@ def test_a_signal_in_a_round_that_fails_stops_what_would_follow(tiny_config, tmp
             raise BudgetExhausted("the budget is spent")
         return real(*arguments, round=round, **options)
 
-    folder = tmp_path / "sweep" / "points" / "a"
+    folder = PointFolder(tmp_path / "sweep" / "points" / "a")
     monkeypatch.setattr(prepared_query, "Cohort", failing)
-    with pytest.raises(Interrupted, match="after the point a") as caught, attempted(folder):
-        carry_out.run(config_of(tiny_config), folder, progress=False)
+    with pytest.raises(Interrupted, match="after the point a") as caught:
+        carry_out_point(Point("a", {}, config_of(tiny_config)), folder, None, {})
     assert caught.value.number == signal.SIGTERM
-    assert "budget is spent" in state_of(folder).error
+    assert "budget is spent" in folder.state().error
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -24,8 +24,6 @@ from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.records.checkpoint import Checkpoints
-from jaxpfl.experiments.sweep import directory as sweeps
-from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.models import LSTMLanguageModel
 from jaxpfl.models.checkpoints import own_models, pretrained
 from jaxpfl.privacy.chain import Chain
@@ -165,11 +163,6 @@ def sweep(folder: Path) -> None:
     (folder / "sweep.yaml").write_text(
         "base: base.yaml\nmetric: loss\ngrid:\n  training.rounds: [1, 2]\n  run.seed: [0, 1]\n"
     )
-
-
-def begun_sweep(folder: Path) -> None:
-    sweep(folder)
-    sweeps.begin(load_sweep(folder / "sweep.yaml"), folder)
 
 
 def word_pieces(folder: Path) -> None:

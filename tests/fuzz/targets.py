@@ -25,7 +25,6 @@ from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.experiments.report.run_page import RunFiles
-from jaxpfl.experiments.sweep import directory as sweeps
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.models.checkpoints import adapters, own_models, pretrained
 from jaxpfl.privacy.ledger import Ledger
@@ -196,7 +195,6 @@ TARGETS: dict[str, Target] = {
     "checkpoint state": Target("round_00000001/state.bin", *_CHECKPOINT),
     "config": _alone("a.yaml", seeds.quickstart, registry.load, 0.3),
     "sweep": Target("sweep.yaml", seeds.sweep, _read_sweep, 0.3),
-    "points.json": Target("points.json", seeds.begun_sweep, sweeps.load_begun, 2),
     "vocabulary": _alone("v.json", seeds.vocabulary, Vocabulary.load, 14),
     "word counts": _alone("a.word_count", seeds.word_counts, read_counts, 20),
     "tokenizer, bytes": _tokeniser("tokenizer.json", write_tokeniser, 10),

@@ -1,6 +1,7 @@
 """The config of a sweep: one experiment, and the values that some fields of its config take."""
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,8 +104,7 @@ def load_sweep(
     """
     path = Path(path)
     mapping, where = read_mapping(path), str(path)
-    if not isinstance(mapping, Mapping):
-        raise InputError(f"{where}: a sweep must be a mapping of keys, found {mapping!r}")
+    _require(isinstance(mapping, Mapping), where, "a mapping of keys", mapping)
     if "base" not in mapping:
         raise InputError(
             f"{where}: a sweep names its experiment by the key base, found none; what has no base "
@@ -116,8 +116,7 @@ def load_sweep(
     if "metric" not in mapping:
         raise InputError(f"{where}: the key metric is required, but is missing")
     for key in ("base", "metric"):
-        if not isinstance(mapping.get(key), str):
-            raise InputError(f"{where}: {key} must be text, found {mapping.get(key)!r}")
+        _require(isinstance(mapping[key], str), f"{where}: {key}", "text", mapping[key])
     grid, cases = _grid(mapping.get("grid"), where), _cases(mapping.get("cases"), where)
     base = read_mapping(path.parent / mapping["base"])
     for name, value in parse_overrides(config_type(base, where), overrides).items():
@@ -125,82 +124,70 @@ def load_sweep(
             grid[name] = [value]
         base = with_value(base, name, value, f"command line: --{name}")
     if seeds is not None:
-        grid = _repeated(grid, cases, base, seeds)
+        run = base.get("run") if isinstance(base, Mapping) else None
+        given = run.get("seed", 0) if isinstance(run, Mapping) else 0
+        first = grid.pop(SEED, [given])[0]
+        grid[SEED] = _seeds(first, seeds)
     gap = _gap(mapping.get("gap"), cases, where)
     return Sweep(path.stem, mapping["metric"], _points(base, grid, cases, where), gap)
 
 
-def _grid(grid: Any, where: str) -> dict[str, list[Any]]:
-    if grid is not None and not isinstance(grid, Mapping):
-        raise InputError(
-            f"{where}: grid must be a mapping of fields to lists of values, found {grid!r}"
-        )
-    for name, values in (grid or {}).items():
-        if not isinstance(values, list) or not values:
-            raise InputError(f"{where}: grid.{name} must be a list of values, found {values!r}")
-        if len({repr(value) for value in values}) != len(values):
-            raise InputError(f"{where}: grid.{name} must not have a value twice, found {values!r}")
-    return {str(name): values for name, values in (grid or {}).items()}
+def _require(valid: bool, what: str, expected: str, found: Any) -> None:
+    if not valid:
+        raise InputError(f"{what} must be {expected}, found {found!r}")
 
 
-def _repeated(
-    grid: dict[str, list[Any]], cases: dict[str, dict[str, Any]], base: Any, seeds: int
-) -> dict[str, list[Any]]:
-    """The grid with this number of seeds."""
-    if checks.positive_int("--seeds", seeds) > MOST_POINTS:
-        raise InputError(f"--seeds must be at most {MOST_POINTS}, found {seeds}")
-    for name, fields in cases.items():
-        if SEED in fields:
-            raise InputError(f"--seeds needs cases without {SEED}, found it in the case {name!r}")
-    run = base.get("run") if isinstance(base, Mapping) else None
-    first = grid.get(SEED, [run.get("seed", 0) if isinstance(run, Mapping) else 0])[0]
-    checks.non_negative_int(SEED, first)
-    others = {name: values for name, values in grid.items() if name != SEED}
-    return {**others, SEED: [first + number for number in range(seeds)]}
+def _grid(grid: Any, where: str) -> dict[str, Sequence[Any]]:
+    grid = {} if grid is None else grid
+    expected = "a mapping of fields to lists of values"
+    _require(isinstance(grid, Mapping), f"{where}: grid", expected, grid)
+    for name, values in grid.items():
+        valid = isinstance(values, list) and len({repr(value) for value in values}) == len(values)
+        expected = "a list of values, none of them twice"
+        _require(valid and bool(values), f"{where}: grid.{name}", expected, values)
+    return {str(name): values for name, values in grid.items()}
 
 
 def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:
     if cases is None:
         return {}
-    if not isinstance(cases, Mapping) or not cases:
-        raise InputError(
-            f"{where}: cases must be a mapping of names to fields, at least one, found {cases!r}"
-        )
-    for name, fields in cases.items():
-        if not isinstance(name, str) or not isinstance(fields, Mapping):
-            raise InputError(
-                f"{where}: a case must be a name and a mapping of fields to values, found "
-                f"{name!r}: {fields!r}"
-            )
+    valid = isinstance(cases, Mapping) and all(
+        isinstance(name, str) and isinstance(fields, Mapping) for name, fields in cases.items()
+    )
+    expected = "a mapping of names, at least one, each to a mapping of fields to values"
+    _require(valid and bool(cases), f"{where}: cases", expected, cases)
     return {name: dict(fields) for name, fields in cases.items()}
+
+
+def _seeds(first: Any, number: int) -> range:
+    checks.positive_int("--seeds", number)
+    start = checks.non_negative_int(SEED, first)
+    return range(start, start + min(number, MOST_POINTS + 1))
 
 
 def _gap(gap: Any, cases: dict[str, dict[str, Any]], where: str) -> tuple[str, str] | None:
     if gap is None:
         return None
-    if not isinstance(gap, Mapping) or set(gap) != {"from", "to"}:
-        raise InputError(f"{where}: gap must be {{from: CASE, to: CASE}}, found {gap!r}")
-    if not cases:
-        raise InputError(f"{where}: gap needs cases to compare, found none")
+    valid = isinstance(gap, Mapping) and set(gap) == {"from", "to"} and gap["from"] != gap["to"]
+    _require(valid, f"{where}: gap", "{from: CASE, to: CASE}, two cases", gap)
     for end in ("from", "to"):
         checks.one_of(f"{where}: gap.{end}", gap[end], tuple(cases))
-    if gap["from"] == gap["to"]:
-        raise InputError(f"{where}: gap.from and gap.to must differ, found {gap['to']!r} twice")
     return gap["from"], gap["to"]
 
 
 def _points(
-    base: Any, grid: dict[str, list[Any]], cases: dict[str, dict[str, Any]], where: str
+    base: Any, grid: dict[str, Sequence[Any]], cases: dict[str, dict[str, Any]], where: str
 ) -> tuple[Point, ...]:
+    if math.prod(map(len, grid.values())) * max(1, len(cases)) > MOST_POINTS:
+        raise InputError(f"{where}: a sweep must have at most {MOST_POINTS} points, found more")
     varied = [CASE, *(name for name, each in grid.items() if len(each) > 1)]
-    points = []
+    points: dict[str, Point] = {}
     for case, *combination in itertools.product(cases or [None], *grid.values()):
         fields = dict(cases[case]) if case is not None else {}
-        both = sorted(fields.keys() & grid.keys())
-        if both:
+        for both in sorted(fields.keys() & grid.keys()):
             raise InputError(
-                f"{where}: {both[0]} must be in grid or in a case, found it in grid and in the "
-                f"case {case!r}"
+                f"{where}: {both} must be in grid or in a case, found it in grid and in the case "
+                f"{case!r}"
             )
         values = dict(zip(grid, combination, strict=True))
         fields |= values
@@ -220,15 +207,13 @@ def _points(
             )
         parts = [f"{n.rsplit('.', 1)[-1]}={value}" for n, value in values.items() if n in varied]
         name = re.sub(r"[^\w.=,+-]+", "_", ",".join(parts)) or "point"
-        points.append(Point(name, values, config))
-        if len(points) > MOST_POINTS:
-            raise InputError(f"{where}: a sweep must have at most {MOST_POINTS} points, found more")
-    if len({point.name for point in points}) != len(points):
-        raise InputError(
-            f"{where}: the points of a sweep must have different names, found two with one name: "
-            "names are made of values in which only letters, digits and . = , + - count"
-        )
-    return tuple(points)
+        if name in points:
+            raise InputError(
+                f"{where}: the points of a sweep must have different names, found {name!r} twice: "
+                "names are made of values in which only letters, digits and . = , + - count"
+            )
+        points[name] = Point(name, values, config)
+    return tuple(points.values())
 
 
 def _positive(value: Any) -> bool:

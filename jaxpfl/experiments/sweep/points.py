@@ -10,19 +10,17 @@ own. Whoever publishes several points has released all of them, and the report s
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from jaxpfl import files
 from jaxpfl.errors import NoDataFolder, RunLocked
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine.signals import require_none_answered
-from jaxpfl.experiments.sweep import directory as folders
 from jaxpfl.experiments.sweep.config import Point, Sweep
+from jaxpfl.experiments.sweep.directory import PointFolder, SweepDirectory
 from jaxpfl.experiments.sweep.results import SweepOutcome, collect, value_of
-from jaxpfl.experiments.systems import CONFIG
 from jaxpfl.federated import mesh
 from jaxpfl.progress import Progress
-
-Ended = Literal["finished", "failed", "busy"]
 
 
 def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepOutcome:
@@ -37,85 +35,78 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
       Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
     """
     mesh.require_one_process("a sweep needs")
-    directory = Path(out)
-    folders.begin(sweep, directory)
-    known = folders.failures(sweep, directory)
+    directory = SweepDirectory(out)
+    directory.begin(sweep)
+    known = {point.name: directory.point(point).failure for point in sweep.points}
     memory: dict[Any, Any] = {}
-    label, total = f"sweep {sweep.title}", len(sweep.points)
+    total = len(sweep.points)
     left, before = dict(enumerate(sweep.points, 1)), total + 1
-    with Progress(label, total=total, progress=progress, step="point") as bar:
+    with Progress(f"sweep {sweep.title}", total=total, progress=progress, step="point") as bar:
         # What another process was carrying out is looked at again, in case that process was killed.
         while len(left) < before:
             before = len(left)
             for number, point in list(left.items()):
                 bar.message(f"point {number} of {total}: {point.name}")
-                try:
-                    ended = carry_out_point(
-                        point, directory, sweep.title, known=known[point.name], memory=memory
-                    )
-                except NoDataFolder:
-                    folders.take_back(directory)
-                    raise
-                if ended == "busy":
+                folder = directory.point(point)
+                if not carry_out_point(point, folder, known[point.name], memory):
                     bar.message("another process is carrying it out")
                     continue
                 del left[number]
-                report_point(bar, directory, point, sweep.metric)
+                state = folder.state()
+                if state.result is not None:
+                    # That there is no such metric is said after the first point, not after all.
+                    value_of(state.result, sweep.metric)
+                elif state.error:
+                    bar.message(f"failed: {point.name}: {state.error}")
                 bar.update(total - len(left))
     return collect(sweep, directory)
 
 
-def report_point(bar: Progress, directory: Path, point: Point, metric: str) -> None:
-    """Says why a point failed; refuses a metric that the result of a finished one lacks.
-
-    Raises:
-      InputError: there is no such metric. It is said after the first point, not after all.
-    """
-    state = folders.state_of(folders.of_point(directory, point))
-    if state.result is not None:
-        value_of(state.result, metric)
-    elif state.state == "failed":
-        bar.message(f"failed: {point.name}: {state.error}")
-
-
 def carry_out_point(
-    point: Point,
-    directory: Path,
-    title: str,
-    *,
-    known: folders.Failure | None,
-    memory: dict[Any, Any] | None = None,
-) -> Ended:
-    """Carries out one point of a sweep, unless it is finished or another process has it.
+    point: Point, folder: PointFolder, known: bytes | None, memory: dict[Any, Any]
+) -> bool:
+    """Carries out one point of a sweep, unless it is finished; False if another process has it.
+
+    An error is recorded and goes no further; but an interrupt does, because the point can be
+    resumed, and so does the name of a folder of data that is not set, which is no point's fault.
 
     Args:
-      directory, title: of the sweep.
       known: the failure that was recorded of the point when this process began. Where there is
         another one by now, the point is not tried again.
       memory: results that the points share, see `systems.base.Workspace`.
 
     Raises:
-      NoDataFolder, Interrupted: as `run_sweep`.
+      NoDataFolder, Interrupted: as `run_sweep`; also of a signal that was answered before the point
+        failed.
     """
-    folder = folders.of_point(directory, point)
-    finished = folder / folders.FINISHED
-    with folders.held(folder) as free:
+    with folder.claimed() as free:
         if not free:
-            return "busy"
-        if finished.exists():
-            return "failed" if folders.state_of(folder).error else "finished"
-        if folders.failure(folder) not in (None, known):
-            return "failed"
-        options: dict[str, Any] = {"memory": memory, "command": f"a point of the sweep {title}"}
-        with folders.attempted(folder):
-            try:
-                if (folder / CONFIG).exists():
-                    carry_out.resume(folder, progress=False, **options)
-                else:
-                    carry_out.run(point.config, folder, progress=False, **options)
-            except RunLocked as error:
-                # Somebody resumes this very run, or uses a folder that runs share.
-                require_none_answered(error, folders.interrupted_after(folder))
-                return "busy"
-            folders.finish(folder)
-        return "finished" if finished.exists() else "failed"
+            return False
+        if folder.finished:
+            return True
+        if folder.failure not in (None, known):
+            return True
+        folder.begin()
+        options: dict[str, Any] = {
+            "memory": memory,
+            "command": f"the point {point.name} of a sweep",
+        }
+        try:
+            if folder.has_run:
+                carry_out.resume(folder.path, progress=False, **options)
+            else:
+                carry_out.run(point.config, folder.path, progress=False, **options)
+            folder.finish()
+        except NoDataFolder:
+            raise
+        except Exception as error:
+            # The run of a locked point, or a folder that runs share, is used by another process.
+            busy = isinstance(error, RunLocked)
+            if not busy:
+                folder.fail(error)
+            after = f"interrupted after the point {point.name}; the same command goes on"
+            require_none_answered(error, after)
+            return not busy
+        finally:
+            files.without_times(folder.path)
+        return True

@@ -39,17 +39,6 @@ def test_a_line_is_seen_and_a_stamp_stands_across_it():
     assert reddish > 0.01 > before
 
 
-def test_a_grid_shows_each_image_in_its_place():
-    images = np.zeros((4, 8, 8, 1), np.uint8)
-    images[0] = 255  # ink: drawn black
-    picture = pixels(plots.grids([[("digits", images)]], side=2))
-    dark = np.argwhere(np.all(picture < 0.02, axis=-1))
-    height, width = picture.shape[:2]
-    centre = np.median(dark, axis=0) / (height, width)
-    assert np.all(centre < 0.5)  # the upper left quarter
-    assert 0.1 < len(dark) / (height * width) < 0.3
-
-
 @pytest.mark.parametrize("stamp", ["", "SIMULATION"])
 def test_a_ranking_has_a_bar_each_and_the_winners_is_another_colour(stamp):
     rows = [

@@ -33,14 +33,12 @@ def test_its_largest_cohorts_can_be_drawn():
 
 
 @pytest.mark.slow
-def test_its_small_form_runs(tmp_path, monkeypatch, capsys):
+def test_its_small_form_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["sweep", "sweeps/clients_per_round_test", "--out", "out"]) == 0
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert [row["runs"] for row in record["rows"]] == [1] * 6
     assert all(row["private"] for row in record["rows"])
-    assert {row["model"] for row in record["baselines"]} >= {"the public model", "unigram"}
-    assert "clients/s" in capsys.readouterr().out
 
 
 def test_the_simulated_sweep_has_fewer_clients_than_its_noise_is_for():
