@@ -74,15 +74,11 @@ def models() -> dict[str, torch.nn.Module]:
         "mistral": transformers.MistralForCausalLM(
             transformers.MistralConfig(**llama, rope_parameters=PLAIN, sliding_window=WINDOW)
         ),
-        # Only the second layer has a window.
         "qwen2": transformers.Qwen2ForCausalLM(
             transformers.Qwen2Config(
                 **llama,
                 rope_parameters=PLAIN,
                 tie_word_embeddings=True,
-                use_sliding_window=True,
-                sliding_window=WINDOW,
-                max_window_layers=1,
             )
         ),
         "roberta_causal": transformers.RobertaForCausalLM(

@@ -121,21 +121,19 @@ class Naming:
 
     Attributes:
       head: a name that only checkpoints with a language-model head have; "" if all have one.
-      tied: names of copies that some checkpoints store, and the tensors that they must equal.
+      tied: names of copies of other tensors that some checkpoints store; as in transformers, a
+        model whose output layer is its embedding does not read them.
     """
 
     def __init__(self, model_type: str):
         self._prefix = _PREFIXES.get(model_type, "model.")
-        self.head = ""
-        self.tied = {
-            "lm_head.weight": "wte.weight" if model_type == "gpt2" else "embed_tokens.weight"
-        }
+        self.head, self.tied = "", {"lm_head.weight"}
         if model_type in _ENCODERS:
             dense, _, output = _ENCODERS[model_type].head
             self.head = f"{dense}.weight"
-            words = "embeddings.word_embeddings.weight"
-            self.tied = {f"{output}.weight": words, f"{output}.decoder.weight": words}
-            self.tied[f"{output}.decoder.bias"] = f"{output}.bias"
+            self.tied = {
+                f"{output}.{part}" for part in ("weight", "decoder.weight", "decoder.bias")
+            }
 
     def short(self, name: str) -> str:
         """The name without prefix, in its current form."""
@@ -147,7 +145,7 @@ class Naming:
         return short if short.startswith(_OUTSIDE) else self._prefix + short
 
     def is_ignored(self, short: str) -> bool:
-        return _IGNORED.match(short) is not None
+        return short in self.tied or _IGNORED.match(short) is not None
 
 
 def blocks(model: Encoder | Decoder) -> list[Block]:

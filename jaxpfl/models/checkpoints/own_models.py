@@ -28,7 +28,7 @@ from jaxpfl.models.checkpoints.model_files import (
 from jaxpfl.models.checkpoints.safetensors_files import open_tensors, write_folder
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import CNN
-from jaxpfl.models.lstm import LSTMLanguageModel
+from jaxpfl.models.recurrent import LSTMLanguageModel
 from jaxpfl.models.resnet import ResNet
 
 _ARCHITECTURES: dict[str, Any] = {

@@ -188,7 +188,13 @@ class _Reader:
             name = self.stored.get(block.tensor, block.tensor)
             self.tensors.check(name, stored_shape(block, shapes[block.leaf].shape))
             sources.setdefault(block.leaf, []).append(block)
-        self._check_others({block.tensor for own in sources.values() for block in own})
+        used = {block.tensor for own in sources.values() for block in own}
+        for short in sorted(set(self.stored) - used):
+            if not self.names.is_ignored(short):
+                name = self.stored[short]
+                raise InputError(
+                    f"{self.tensors.file(name)}: tensor {name!r} is not part of the described model"
+                )
         shardings = {} if mesh is None else named(model.shardings(mesh, _nested(shapes)))
         params: dict[str, jax.Array] = {}
         for leaf, described in shapes.items():
@@ -199,28 +205,6 @@ class _Reader:
                 else jax.make_array_from_callback(whole.shape, shardings[leaf], whole.__getitem__)
             )
         return _nested(params)
-
-    def _check_others(self, used: set[str]) -> None:
-        """Refuses tensors that the model does not have, and unequal copies of a tied tensor."""
-        for short in sorted(set(self.stored) - used):
-            name = self.stored[short]
-            path = self.tensors.file(name)
-            if self.names.is_ignored(short):
-                continue
-            if short not in self.names.tied:
-                raise InputError(f"{path}: tensor {name!r} is not part of the described model")
-            # Without a head there is nothing to which its tensors could be tied.
-            twin = self.stored.get(self.names.tied[short])
-            if twin is None:
-                continue
-            shape = self.tensors.shape(twin)
-            self.tensors.check(name, shape)
-            for start in range(0, shape[0], _ROWS):
-                rows = (slice(start, min(start + _ROWS, shape[0])),)
-                if not np.array_equal(self.tensors.read(name, rows), self.tensors.read(twin, rows)):
-                    raise InputError(
-                        f"{path}: tensor {name!r} must equal {twin!r}, to which it is tied"
-                    )
 
     def _read(self, sources: list[Block], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A parameter, from the tensors that it is made of."""

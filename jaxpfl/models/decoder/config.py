@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from jaxpfl.checks import non_negative_int, one_of, positive_float32, positive_int
+from jaxpfl.checks import one_of, positive_float32, positive_int
 from jaxpfl.errors import InputError
 
 MODEL_TYPES = ("gpt2", "llama", "mistral", "qwen2")
@@ -46,8 +46,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mistral": {"norm_epsilon": 1e-6, "positions": 131_072, "kv_heads": 8},
     "qwen2": {"norm_epsilon": 1e-6, "positions": 32_768, "kv_heads": 32},
 }
-_WINDOWED = ("mistral", "qwen2")
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 # Variants that these networks do not compute: each field with the only value that is supported.
 _FIXED: dict[str, dict[str, bool]] = {
     "gpt2": {
@@ -56,6 +54,7 @@ _FIXED: dict[str, dict[str, bool]] = {
         "add_cross_attention": False,
     },
     "llama": {"attention_bias": False, "mlp_bias": False},
+    "qwen2": {"use_sliding_window": False},
 }
 
 
@@ -129,9 +128,8 @@ class DecoderConfig:
       activation: of the feed-forward block; "" means "gelu_new" (gpt2) or "silu".
       tied: whether the output layer is the token embedding; None means True for gpt2 only.
       rope_theta, rope_scaling: settings of the rotary positions (not in "gpt2").
-      window: a token sees itself and the `window - 1` tokens before it ("mistral" and "qwen2");
-        None for all earlier tokens.
-      full_layers: how many of the first layers have no window ("qwen2" only).
+      window: a token sees itself and the `window - 1` tokens before it ("mistral" only); None for
+        all earlier tokens.
       initializer_range: standard deviation of random weights.
     """
 
@@ -150,7 +148,6 @@ class DecoderConfig:
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     window: int | None = None
-    full_layers: int = 0
     initializer_range: float = 0.02
 
     def __post_init__(self):
@@ -184,14 +181,7 @@ class DecoderConfig:
             raise InputError(f"head_size must be even for rotary positions, found {self.head_size}")
         if self.window is not None:
             positive_int("window", self.window)
-            one_of("the model_type of a decoder with a window", self.model_type, _WINDOWED)
-        non_negative_int("full_layers", self.full_layers)
-        most = self.layers - 1 if self.model_type == "qwen2" and self.window is not None else 0
-        if self.full_layers > most:
-            raise InputError(
-                f"full_layers must be at most {most} for this {self.model_type}, found "
-                f"{self.full_layers}"
-            )
+            one_of("the model_type of a decoder with a window", self.model_type, ("mistral",))
 
     def biased(self, projection: str) -> bool:
         """Whether a linear map has biases."""
@@ -215,8 +205,8 @@ class DecoderConfig:
         given = _DEFAULTS[model_type] | given
         if model_type != "gpt2":
             given |= _rope(values)
-        if model_type in _WINDOWED:
-            given |= _window(model_type, values, given["layers"])
+        if model_type == "mistral":
+            given["window"] = values.get("sliding_window", 4_096)
         return cls(model_type=model_type, **given)
 
     def to_dict(self) -> dict[str, Any]:
@@ -239,11 +229,8 @@ class DecoderConfig:
         values |= _FIXED.get(self.model_type, {}) | {"rope_theta": self.rope_theta}
         if self.rope_scaling is not None:
             values["rope_scaling"] = {"rope_type": "llama3"} | asdict(self.rope_scaling)
-        if self.model_type in _WINDOWED:
+        if self.model_type == "mistral":
             values["sliding_window"] = self.window
-        if self.model_type == "qwen2":
-            values["use_sliding_window"] = self.window is not None
-            values["max_window_layers"] = self.layers if self.window is None else self.full_layers
         return values
 
 
@@ -304,31 +291,6 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
                 raise InputError(f"the field 'rope_scaling.{name}' is missing")
         found["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in names})
     return found
-
-
-def _window(model_type: str, values: dict[str, Any], layers: Any) -> dict[str, Any]:
-    """The sliding window, and how many of the first layers have none, as transformers reads them.
-
-    A Mistral without the field has one; a Qwen2 has one only if it says so.
-    """
-    positive_int("layers", layers)
-    qwen2 = model_type == "qwen2"
-    window = values.get("sliding_window", 4_096)
-    if window is None or (qwen2 and not values.get("use_sliding_window", False)):
-        return {}
-    first = values.get("max_window_layers", 28) if qwen2 else 0
-    kinds = values.get("layer_types")
-    if kinds is not None:
-        listed = isinstance(kinds, list) and len(kinds) == layers
-        first = kinds.count(_FULL) if listed and qwen2 else 0
-        if not listed or kinds != [_FULL] * first + [_SLIDING] * (layers - first):
-            wanted = f"'{_SLIDING}' for all layers"
-            if qwen2:
-                wanted = f"'{_FULL}' for the first layers and '{_SLIDING}' for all others"
-            raise InputError(f"layer_types must be {wanted}, found {kinds!r}")
-    if type(first) is int and first >= layers:
-        return {}
-    return {"window": window, "full_layers": first}
 
 
 def distilgpt2() -> DecoderConfig:

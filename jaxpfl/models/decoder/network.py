@@ -99,18 +99,6 @@ def _norm(config: DecoderConfig) -> Norm:
     return Norm(config.hidden_size, config.norm_epsilon, centred=config.model_type == "gpt2")
 
 
-_Masks = tuple[Array, Array | None]
-"""What a token sees of all tokens, and of those in the window; None without a window."""
-
-
-def _seen(masks: _Masks, windowed: Array | None) -> Array:
-    """What a token sees in a layer, which has the window or not."""
-    whole, window = masks
-    if window is None or windowed is None:
-        return whole
-    return jnp.where(windowed, window, whole)
-
-
 @dataclass(frozen=True)
 class Decoder(LossModel):
     """A decoder language model.
@@ -160,13 +148,6 @@ class Decoder(LossModel):
         """The last norm of x [B, L, H]."""
         norm = nnx.split(nnx.eval_shape(lambda: _norm(self.config)))[0]
         return nnx.merge(norm, params["norm"])(x)
-
-    @property
-    def _windowed(self) -> Array | None:
-        """Bool [layers], whether a layer has the window; None if there is none."""
-        if self.config.window is None:
-            return None
-        return jnp.arange(self.config.layers) >= self.config.full_layers
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Params:
         """Random parameters of `dtype`, float32 or bfloat16.
@@ -218,16 +199,16 @@ class Decoder(LossModel):
           branch_BxL: int32. A token sees only earlier tokens of branch 0 and of its own branch, so
             that one row can hold several continuations of one prompt (branch 0).
         """
-        x, masks, angles = self._start(params, tokens_BxL, positions_BxL, branch_BxL)
+        x, seen_BxLxL, angles = self._start(params, tokens_BxL, positions_BxL, branch_BxL)
 
-        def layer(x: Array, slices: Any) -> tuple[Array, None]:
-            return self._one(x, slices, masks, angles)[0], None
+        def layer(x: Array, own: Params) -> tuple[Array, None]:
+            return self._one(x, own, seen_BxLxL, angles)[0], None
 
         kept = jax.checkpoint_policies
         policy = kept.nothing_saveable if self.remat else kept.dots_with_no_batch_dims_saveable
         # Inside a scan, XLA cannot merge the recomputation with the forward pass.
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        x, _ = jax.lax.scan(body, x, (params["layers"], self._windowed))
+        x, _ = jax.lax.scan(body, x, params["layers"])
         return self._normed(params, x)
 
     def logits(self, params: Params, hidden: Array) -> Array:
@@ -247,21 +228,21 @@ class Decoder(LossModel):
         return masked_loss(logits_NxV, targets_N, targets_N != PAD)
 
     def _one(
-        self, x: Array, slices: tuple[Params, Array | None], masks: _Masks, angles: Array | None
+        self, x: Array, own: Params, seen_BxLxL: Array, angles: Array | None
     ) -> tuple[Array, tuple[Array, Array]]:
-        """A layer, of its parameters and of whether it has the window, and its keys and values."""
-        network = nnx.merge(self._layer, slices[0])
+        """The output of a layer of its own parameters, and its keys and values."""
+        network = nnx.merge(self._layer, own)
         q, k, v = network.project(x, angles)
-        return network.finish(x, attend(q, k, v, _seen(masks, slices[1]))), (k, v)
+        return network.finish(x, attend(q, k, v, seen_BxLxL)), (k, v)
 
     def prefill(self, params: Params, tokens_PxL: Array, room: int) -> Cache:
         """The cache of P sequences, int32 padded with -1, with room for `room` more tokens each."""
-        x, masks, angles = self._start(params, tokens_PxL)
+        x, seen_PxLxL, angles = self._start(params, tokens_PxL)
 
-        def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
-            return self._one(x, slices, masks, angles)
+        def layer(x: Array, own: Params) -> tuple[Array, tuple[Array, Array]]:
+            return self._one(x, own, seen_PxLxL, angles)
 
-        _, (k, v) = jax.lax.scan(layer, x, (params["layers"], self._windowed))
+        _, (k, v) = jax.lax.scan(layer, x, params["layers"])
         keys = jnp.pad(k.transpose(0, 1, 3, 4, 2), ((0, 0),) * 4 + ((0, room),))
         values = jnp.pad(v.transpose(0, 1, 3, 2, 4), ((0, 0),) * 3 + ((0, room), (0, 0)))
         return Cache(keys, values, jnp.sum(tokens_PxL != PAD, axis=1, dtype=jnp.int32))
@@ -271,20 +252,18 @@ class Decoder(LossModel):
 
         A sequence whose cache is full overwrites its last token.
         """
-        window = self.config.window
-        barriers = (cache.barrier(), None if window is None else cache.barrier(window))
+        barrier_SxC = cache.barrier(self.config.window)
         x, _, angles = self._start(params, tokens_S[:, None], cache.place_S[:, None])
 
         def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
             network = nnx.merge(self._layer, slices[0])
             q, k, v = (part[:, 0] for part in network.project(x, angles))
-            keys, values = slices[2:]
-            attended_SxE = attend_to_cache(q, k, v, keys, values, _seen(barriers, slices[1]))
+            attended_SxE = attend_to_cache(q, k, v, *slices[1:], barrier_SxC)
             # The cache is read here and written once for all layers: a scan that returned it
             # would copy it whole for every token.
             return network.finish(x, attended_SxE[:, None]), (k, v)
 
-        slices = (params["layers"], self._windowed, cache.keys, cache.values)
+        slices = (params["layers"], cache.keys, cache.values)
         x, (k, v) = jax.lax.scan(layer, x, slices)
         return self.logits(params, self._normed(params, x)[:, 0]), cache.write(k, v)
 
@@ -294,8 +273,8 @@ class Decoder(LossModel):
         tokens_BxL: Array,
         positions_BxL: Array | None = None,
         branch_BxL: Array | None = None,
-    ) -> tuple[Array, _Masks, Array | None]:
-        """Embedded tokens [B, L, H], attention masks [B, L, L] and rotary angles [B, L, D/2]."""
+    ) -> tuple[Array, Array, Array | None]:
+        """Embedded tokens [B, L, H], what is seen [B, L, L] and rotary angles [B, L, D/2]."""
         batch, length = tokens_BxL.shape
         if positions_BxL is None and length > self.config.positions:
             raise InputError(
@@ -308,18 +287,17 @@ class Decoder(LossModel):
             seen_BxLxL &= own_BxLxL | (branch_BxL == 0)[:, None]
         if positions_BxL is None:
             positions_BxL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
-        near_BxLxL = None
         if self.config.window is not None:
             apart_BxLxL = positions_BxL[:, :, None] - positions_BxL[:, None]
-            near_BxLxL = seen_BxLxL & (apart_BxLxL < self.config.window)
-        masks = (seen_BxLxL, near_BxLxL)
+            seen_BxLxL &= apart_BxLxL < self.config.window
         embed = params["embed"]
         x = look_up(embed["token"], jnp.maximum(tokens_BxL, 0))
         if self.config.model_type == "gpt2":
-            return (x + look_up(embed["position"], positions_BxL)).astype(self.compute), masks, None
+            x = x + look_up(embed["position"], positions_BxL)
+            return x.astype(self.compute), seen_BxLxL, None
         frequencies_E = jnp.asarray(rotary_frequencies(self.config))
         angles = positions_BxL[:, :, None].astype(jnp.float32) * frequencies_E[None, None]
-        return x.astype(self.compute), masks, angles
+        return x.astype(self.compute), seen_BxLxL, angles
 
     def shardings(self, mesh: Mesh, params: Params) -> Params:
         """The `NamedSharding` on a mesh of each parameter, an array or a shape.

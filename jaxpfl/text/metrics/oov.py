@@ -74,20 +74,13 @@ def oov_rates(tokens_NxT: np.ndarray) -> OOVRates:
         if it is not cut, then padding; with or without a beginning of sentence before them.
 
     Raises:
-      InputError: not a two-dimensional array of integers, or a row of another form.
+      InputError: not a two-dimensional array of integers.
     """
     tokens_NxT = np.asarray(tokens_NxT)
     check_token_rows("tokens", tokens_NxT)
     if tokens_NxT.size and np.all(tokens_NxT[:, 0] == BOS):
         tokens_NxT = tokens_NxT[:, 1:]
     is_word_NxT = (tokens_NxT != PAD) & (tokens_NxT != EOS)
-    follows_none_NxT = is_word_NxT[:, 1:] & ~is_word_NxT[:, :-1]
-    misplaced_N = np.any(tokens_NxT == BOS, axis=1) | np.any(follows_none_NxT, axis=1)
-    if np.any(misplaced_N):
-        raise InputError(
-            f"row {int(np.argmax(misplaced_N))} must be words, end of sentence, padding, found "
-            "another order"
-        )
     return OOVRates(
         oov_T=np.count_nonzero(tokens_NxT == OOV, axis=0),
         words_T=np.count_nonzero(is_word_NxT, axis=0),

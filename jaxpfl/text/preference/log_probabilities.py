@@ -38,8 +38,7 @@ def log_probabilities(
       mesh: the devices along its axis "data" share the pairs.
 
     Raises:
-      InputError: a pair has more tokens than the model has positions, or an id that is not in the
-        model's vocabulary.
+      InputError: a pair has more tokens than the model has positions.
     """
     check_fits(model, pairs)
     params = placed(params, mesh)
@@ -93,7 +92,7 @@ _jitted = jax.jit(sums, static_argnums=0)
 
 
 def check_fits(model: Decoder, pairs: Pairs) -> None:
-    """Refuses pairs that are too long for the model or have ids outside its vocabulary."""
+    """Refuses pairs that are too long for the model."""
     tokens_Nx3 = lengths(pairs)
     longest_N = tokens_Nx3[:, 0] + np.max(tokens_Nx3[:, 1:], axis=1)
     row = int(np.argmax(longest_N))
@@ -102,11 +101,3 @@ def check_fits(model: Decoder, pairs: Pairs) -> None:
             f"pair {row} has {longest_N[row]} tokens in prompt and response, expected at most "
             f"{model.config.positions}, the number of the model's positions"
         )
-    for name in ("prompt_NxP", "chosen_NxT", "rejected_NxT"):
-        array = getattr(pairs, name)
-        if np.max(array) >= model.vocab_size:
-            row = int(np.argmax(np.any(array >= model.vocab_size, axis=1)))
-            raise InputError(
-                f"{name}: row {row} holds id {np.max(array[row])}, expected ids in 0 .. "
-                f"{model.vocab_size - 1}, the model's vocabulary"
-            )

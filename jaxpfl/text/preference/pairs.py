@@ -30,8 +30,7 @@ class Pairs:
     All are int32. The end-of-text of a response is one of its tokens. See `pairs_of`.
 
     Raises:
-      InputError: there are no pairs, the numbers of rows differ, or a row has no tokens, has
-        padding before one, or has an id below -1.
+      InputError: there are no pairs, or an array is not int32 or has another number of rows.
     """
 
     prompt_NxP: np.ndarray
@@ -47,14 +46,6 @@ class Pairs:
                 raise InputError(
                     f"{name} must be int32 [{len(self)} pairs, tokens], found {array.dtype} "
                     f"{list(array.shape)}"
-                )
-            real = array != PAD
-            bad_N = ~real[:, :1].any(axis=1) | np.any(real[:, 1:] & ~real[:, :-1], axis=1)
-            bad_N |= np.any(array < PAD, axis=1)
-            if np.any(bad_N):
-                row = int(np.argmax(bad_N))
-                raise InputError(
-                    f"{name}: row {row} must be one token or more, then padding with {PAD}"
                 )
 
     def __len__(self) -> int:
@@ -83,11 +74,6 @@ def pairs_of(
     if total_tokens <= prompt_tokens:
         raise InputError(
             f"total_tokens must be above prompt_tokens = {prompt_tokens}, found {total_tokens}"
-        )
-    if not len(prompts) == len(chosen) == len(rejected):
-        raise InputError(
-            f"there must be as many responses as prompts, found {len(prompts)} prompts, "
-            f"{len(chosen)} chosen and {len(rejected)} rejected responses"
         )
     prompts = [np.asarray(prompt)[-prompt_tokens:] for prompt in prompts]
     room = [total_tokens - len(prompt) for prompt in prompts]

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.checkpoints import pretrained
-from jaxpfl.models.checkpoints.safetensors_files import INDEX, WEIGHTS, Tensors
+from jaxpfl.models.checkpoints.safetensors_files import INDEX, WEIGHTS
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
@@ -89,18 +89,8 @@ def test_prefixes_heads_and_old_names_of_encoders_are_understood(bert):
     _equal(pretrained.load(bert)[1], expected)
 
 
-def test_the_forms_that_checkpoints_come_in_are_understood(gpt2, monkeypatch):
+def test_the_forms_that_checkpoints_come_in_are_understood(gpt2):
     expected = pretrained.load(gpt2)[1]
-    monkeypatch.setattr(pretrained, "_ROWS", 16)
-    whole = Tensors.read
-
-    def read(*arguments):
-        """Copies of an embedding of gigabytes are compared by rows, too."""
-        rows = whole(*arguments)
-        assert len(rows) <= 16
-        return rows
-
-    monkeypatch.setattr(Tensors, "read", read)
 
     def plain(tensors):
         for name in list(tensors):
@@ -111,10 +101,7 @@ def test_the_forms_that_checkpoints_come_in_are_understood(gpt2, monkeypatch):
 
     _change(gpt2, plain)
     _equal(pretrained.load(gpt2)[1], expected)
-    _change(gpt2, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, 3), 2))
-    with pytest.raises(InputError, match=r"'lm_head.weight' must equal 'wte.weight', to which"):
-        pretrained.load(gpt2)
-    _change(gpt2, lambda t: (t.pop("lm_head.weight"), t.update({FC: t["h.1.mlp.c_fc.weight"]})))
+    _change(gpt2, lambda tensors: tensors.update({FC: tensors["h.1.mlp.c_fc.weight"]}))
     with pytest.raises(InputError, match=r"'h.1.mlp.c_fc.weight' and .* are the same parameter"):
         pretrained.load(gpt2)
 
@@ -397,10 +384,7 @@ def _decoder(**changed) -> str:
         (_decoder(rope_theta="x"), InputError, "rope_theta must be a finite number"),
         (_decoder(rope_theta=10**400), InputError, "rope_theta must be a finite number"),
         (_decoder(rms_norm_eps=None, head_dim=2**23), InputError, "heads times head_size must be"),
-        (
-            _decoder(num_hidden_layers=10**9, layer_types=["sliding_attention"]),
-            *(InputError, "layer_types must be"),
-        ),
+        (_decoder(num_hidden_layers=10**9), InputError, "layers must be at most 1000"),
         ("[]", CorruptFile, "must hold a JSON object"),
         ("{", CorruptFile, "is not a JSON file"),
         ("[" * 100_000, CorruptFile, "is not a JSON file"),

@@ -32,21 +32,13 @@ LLAMA = DecoderConfig(
     rope_theta=100.0,
     rope_scaling=RopeScaling(4.0, 1.0, 3.0, 16),
 )
-# The first layer sees all earlier tokens.
-QWEN2 = DecoderConfig(
-    "qwen2",
-    vocab_size=23,
-    hidden_size=12,
-    layers=2,
-    heads=2,
-    positions=40,
-    window=3,
-    full_layers=1,
+QWEN2 = DecoderConfig("qwen2", vocab_size=23, hidden_size=12, layers=2, heads=2, positions=40)
+MISTRAL = DecoderConfig(
+    "mistral", vocab_size=23, hidden_size=12, layers=2, heads=2, positions=40, window=3
 )
 _KINDS = [pytest.param(GPT2, id="gpt2", marks=pytest.mark.long), pytest.param(LLAMA, id="llama")]
 BOTH = pytest.mark.parametrize("config", _KINDS)
-ALL = pytest.mark.parametrize("config", [*_KINDS, pytest.param(QWEN2, id="qwen2")])
-MISTRAL = DecoderConfig("mistral", 23, hidden_size=12, layers=2, heads=2, window=4)
+ALL = pytest.mark.parametrize("config", [*_KINDS, pytest.param(MISTRAL, id="mistral")])
 TOKENS = np.array(
     [[3, 0, 22, 7, 7, 1, 9, 4], [5, 6, 2, 0, PAD, PAD, PAD, PAD], [8, 1, 1, 1, 1, 1, 22, PAD]],
     np.int32,
@@ -287,8 +279,8 @@ def test_config_survives_its_file_form(config):
     assert DecoderConfig.from_dict(config.to_dict()) == config
 
 
-def test_a_token_sees_a_window_of_tokens_in_each_layer_that_has_one():
-    model = Decoder(dataclasses.replace(QWEN2, layers=1, full_layers=0))
+def test_a_token_sees_a_window_of_tokens():
+    model = Decoder(dataclasses.replace(MISTRAL, layers=1))
     params, hidden = drawn(model), jax.jit(model.hidden)
     before = np.asarray(hidden(params, TOKENS[:1]))[0]
     for changed, reaches in ((1, 4), (2, 5)):
@@ -298,28 +290,11 @@ def test_a_token_sees_a_window_of_tokens_in_each_layer_that_has_one():
         assert differs.tolist() == [changed <= place < reaches for place in range(8)]
 
 
-@pytest.mark.parametrize(
-    ("model_type", "fields", "window", "full_layers"),
-    [
-        ("mistral", {"sliding_window": 5}, 5, 0),
-        ("mistral", {"sliding_window": None}, None, 0),
-        ("mistral", {}, 4_096, 0),
-        ("qwen2", {"sliding_window": 5}, None, 0),
-        ("qwen2", {"sliding_window": 5, "use_sliding_window": True}, None, 0),
-        (
-            "qwen2",
-            {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
-            5,
-            1,
-        ),
-    ],
-)
-def test_a_window_is_read_as_transformers_does(model_type, fields, window, full_layers):
-    values = QWEN2.to_dict() | {"model_type": model_type}
-    for field in ("sliding_window", "use_sliding_window", "max_window_layers"):
-        del values[field]
-    found = DecoderConfig.from_dict(values | fields)
-    assert (found.window, found.full_layers) == (window, full_layers)
+def test_a_mistral_has_the_window_of_transformers():
+    values = MISTRAL.to_dict()
+    assert DecoderConfig.from_dict(values | {"sliding_window": None}).window is None
+    del values["sliding_window"]
+    assert DecoderConfig.from_dict(values).window == 4_096
 
 
 def test_config_of_transformers_5_and_4():
@@ -352,12 +327,7 @@ def test_config_of_transformers_5_and_4():
         (LLAMA, {"rope_scaling": {"rope_type": "yarn"}}, "rope_type must be one of 'default',"),
         (LLAMA, {"rope_scaling": {"rope_type": "llama3"}}, "'rope_scaling.factor' is missing"),
         (LLAMA, {"tie_word_embeddings": "no"}, "tied must be true or false, found 'no'"),
-        (
-            QWEN2,
-            {"layer_types": ["sliding_attention", "full_attention"]},
-            "layer_types must be .* found",
-        ),
-        (QWEN2, {"layer_types": [], "num_hidden_layers": "2"}, "layers must be a whole number"),
+        (QWEN2, {"use_sliding_window": True}, "use_sliding_window must be false, found true"),
     ],
 )
 def test_bad_configs(config, change, message):

@@ -242,9 +242,6 @@ def test_prompts_that_cannot_be_read_are_refused():
     decoding = Decoding(5)
     for prompts, message in (
         ([[1, 2], [PAD, PAD]], "prompt 1 has no token"),
-        ([[PAD, 2]], "prompt 0 has padding before its last token"),
-        ([[1, 37]], r"prompt 0 has ids outside 0 \.\. 36"),
-        ([[-2, 1]], "prompt 0 has ids outside"),
         ([[1] * 61], "with 5 new ones at most 60 fit"),
     ):
         with pytest.raises(InputError, match=message):
@@ -277,5 +274,3 @@ def test_other_bad_arguments_are_refused():
         run(decoding=Decoding(5, stop=("a",)))
     with pytest.raises(InputError, match="ids up to 37.*vocab_size is 37"):
         run(tokeniser=Ids(38))
-    with pytest.raises(InputError, match="int32"):
-        sample(GPT2, {}, PROMPTS.astype(np.float32), key(), decoding=Decoding(5))

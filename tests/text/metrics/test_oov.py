@@ -39,12 +39,6 @@ def test_no_word_has_no_rate():
     assert np.isnan(oov_rates(np.zeros((0, 3), np.int32)).overall)
 
 
-@pytest.mark.parametrize("row", [[4, PAD, 4], [EOS, 4, EOS], [4, BOS, 4], [PAD, OOV, EOS]], ids=str)
-def test_rows_of_another_order_are_refused(row):
-    with pytest.raises(InputError, match="row 1 must be words"):
-        oov_rates(np.array([[4, EOS, PAD], row]))
-
-
 @pytest.mark.parametrize("tokens", [np.zeros(3, np.int32), np.zeros((2, 3))])
 def test_what_is_no_array_of_ids_is_refused(tokens):
     with pytest.raises(InputError, match="two-dimensional array of integers"):

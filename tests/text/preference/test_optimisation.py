@@ -369,16 +369,8 @@ def test_bad_input_is_named():
     for wrong, message in (
         (lambda: Pairs(*[np.zeros((0, 1), np.int32)] * 3), "preference pair"),
         (lambda: pairs_of([], [], []), "preference pair"),
-        (lambda: pairs_of([row[0]], [], []), "as many responses as prompts"),
         (lambda: Pairs(row, row, np.repeat(row, 2, axis=0)), "rejected_NxT must be .*1 pairs"),
-        (lambda: Pairs(row, row, np.full((1, 2), -1, np.int32)), "rejected_NxT: row 0 must be one"),
-        (lambda: Pairs(row, np.array([[-1, 2]], np.int32), row), "chosen_NxT: row 0 must be one"),
-        (lambda: Pairs(row, np.array([[1, -2]], np.int32), row), "chosen_NxT: row 0 must be one"),
         (lambda: Pairs(row.astype(np.int64), row, row), "prompt_NxP must be int32 .* found int64"),
-        (
-            lambda: log_probabilities(model, params, Pairs(row, row, row + 29)),
-            r"row 0 holds id 31.* 0 \.\. 30",
-        ),
         (
             lambda: log_probabilities(model, params, Pairs(row, np.ones((1, 24), np.int32), row)),
             "pair 0 has 26 tokens .* at most 24",

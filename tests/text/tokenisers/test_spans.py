@@ -30,19 +30,14 @@ def test_a_character_that_is_cut_in_two_is_left_out():
 
 def test_a_population_keeps_its_clients_and_its_fingerprint():
     clients = from_clients(
-        {"a": {"text": ["abcdef", "xy"]}, "b": {"text": []}, "c": {"text": ["", "pqrst"]}}
+        {"a": {"text": ["abc\n\ndef", "xy\n"]}, "b": {"text": []}, "c": {"text": ["", "pqrst"]}}
     )
     found = in_spans(clients, BYTES, 4)
     assert found.client_ids.to_pylist() == ["a", "b", "c"]
-    # "abcdef", a space, "xy"; nothing; "pqrst" alone.
+    # "abc def xy", without a newline; nothing; "pqrst" alone.
     assert found.sizes().tolist() == [3, 0, 2]
-    assert found.columns["text"].to_pylist() == ["abcd", "ef x", "y", "pqrs", "t"]
+    assert found.columns["text"].to_pylist() == ["abc", "def", "xy", "pqrs", "t"]
     assert found.fingerprint == clients.fingerprint
-
-
-def test_spans_contain_no_newline():
-    clients = from_clients({"a": {"text": [" ab\n\ncd\te", "f\n"]}})
-    assert in_spans(clients, BYTES, 4).columns["text"].to_pylist() == ["ab c", "d e", "f"]
 
 
 def test_more_texts_than_a_block(monkeypatch):

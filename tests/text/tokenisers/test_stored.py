@@ -16,7 +16,7 @@ from jaxpfl.data import CohortSpec, Population, from_clients, pack
 from jaxpfl.data import open as open_population
 from jaxpfl.data.columns import text_array
 from jaxpfl.data.convert import convert
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import InputError
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.study import prepare
@@ -194,14 +194,6 @@ def test_sources_of_public_words(posts, counts, tmp_path, monkeypatch):
     ):
         with pytest.raises(InputError):
             public_words(source, size)
-
-
-def test_a_vocabulary_file_of_another_splitting_is_refused(tmp_path):
-    vocabulary().save(tmp_path / "v.json")
-    record = json.loads((tmp_path / "v.json").read_text())
-    (tmp_path / "v.json").write_text(json.dumps({**record, "splitting": "syllables"}))
-    with pytest.raises(CorruptFile):
-        Vocabulary.load(tmp_path / "v.json")
 
 
 def test_tokens_are_no_public_corpus_of_their_own_text(posts, counts, tmp_path):

@@ -100,7 +100,10 @@ def test_saved_vocabulary_comes_back(tmp_path):
 def test_a_damaged_file_is_refused(tmp_path):
     path = tmp_path / "v.json"
     Vocabulary.from_texts(TEXTS, 20, source="here").save(path)
-    for content in (b"", b"[1]", b'{"format": "other"}', b"\xff", path.read_bytes()[:-20]):
+    whole = path.read_bytes()
+    other = whole.replace(b'"splitting": "words"', b'"splitting": "syllables"')
+    assert other != whole
+    for content in (b"", b"[1]", b'{"format": "other"}', b"\xff", whole[:-20], other):
         path.write_bytes(content)
         with pytest.raises(CorruptFile, match=r"v\.json"):
             Vocabulary.load(path)
@@ -116,16 +119,11 @@ def test_prior_is_a_smoothed_distribution():
 CLIENTS = {"ada": {"text": ["a b", "zebra"]}, "bob": {"text": ["b a b"]}}
 
 
-def test_public_population_gives_the_vocabulary_of_its_texts():
+def test_a_population_gives_its_vocabulary_and_is_encoded_client_by_client():
     population = jaxpfl.data.from_clients(CLIENTS)
     vocabulary = Vocabulary.from_public(population, 6)
     assert vocabulary.tokens[4:] == ("b", "a")
     assert vocabulary.source == population.name
-
-
-def test_encoded_population_keeps_its_clients():
-    population = jaxpfl.data.from_clients(CLIENTS)
-    vocabulary = Vocabulary.from_public(population, 6)
     encoded = vocabulary.encode(population, sequence_length=4)
     np.testing.assert_array_equal(encoded.offsets, population.offsets)
     assert list(encoded.columns) == ["tokens"]
