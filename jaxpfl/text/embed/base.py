@@ -1,13 +1,11 @@
-"""The interface of an embedder, the embedders by name, and the embedding of a population."""
+"""The interface of an embedder, and the embedding of a population."""
 
-import difflib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.progress import Progress
@@ -136,39 +134,3 @@ def _chunks(column: Any) -> Iterator[tuple[np.ndarray, Any, np.ndarray]]:
     cuts = np.searchsorted(text_of_row[rows], starts)
     for start, here in zip(starts, np.split(rows, cuts)[1:], strict=True):
         yield here, different.slice(start, _CHUNK).to_pylist(), text_of_row[here] - start
-
-
-def embedder(name: str) -> Embedder:
-    """The embedder of a name.
-
-        hashed, hashed:DIMENSION       hashed n-grams; needs no weights (`embed.hashed`)
-        minilm                         all-MiniLM-L6-v2 (`embed.encoder`)
-        encoder:FOLDER-OR-HUB-NAME     an encoder of BERT's kind and tokenizer (`embed.encoder`)
-
-    Raises:
-      InputError: there is no such embedder, or a file or library that it needs is missing.
-    """
-    if not isinstance(name, str):
-        raise InputError(f"an embedder's name must be a string, found {type(name).__name__}")
-    kind, colon, rest = name.partition(":")
-    # Imported late, because each kind needs other libraries.
-    if kind == "hashed" and (not colon or rest):
-        from jaxpfl.text.embed.hashed import HashedNgrams
-
-        if not colon:
-            return HashedNgrams()
-        try:
-            dimension = int(rest)
-        except ValueError:
-            raise InputError(f"embedder {name!r}: the dimension must be a whole number") from None
-        return HashedNgrams(checks.positive_int(f"embedder {name!r}: dimension", dimension))
-    if name == "minilm" or (kind == "encoder" and rest):
-        from jaxpfl.text.embed.encoder import SentenceEncoder
-
-        return SentenceEncoder(rest or name)
-    near = difflib.get_close_matches(kind, ("hashed", "minilm", "encoder"), 1, 0.5)
-    hint = f" (did you mean {near[0]!r}?)" if near and near[0] != kind else ""
-    raise InputError(
-        f"unknown embedder {name!r}{hint}: expected hashed, "
-        "hashed:DIMENSION, minilm or encoder:FOLDER-OR-HUB-NAME"
-    )

@@ -384,7 +384,7 @@ def _decoder(**changed) -> str:
         (_decoder(rope_theta="x"), InputError, "rope_theta must be a finite number"),
         (_decoder(rope_theta=10**400), InputError, "rope_theta must be a finite number"),
         (_decoder(rms_norm_eps=None, head_dim=2**23), InputError, "heads times head_size must be"),
-        (_decoder(num_hidden_layers=10**9), InputError, "layers must be at most 1000"),
+        (_decoder(num_hidden_layers=10**9, head_dim=2), InputError, "layers must be at most 1000"),
         ("[]", CorruptFile, "must hold a JSON object"),
         ("{", CorruptFile, "is not a JSON file"),
         ("[" * 100_000, CorruptFile, "is not a JSON file"),
