@@ -258,7 +258,8 @@ class Decoder(LossModel):
         def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
             network = nnx.merge(self._layer, slices[0])
             q, k, v = (part[:, 0] for part in network.project(x, angles))
-            attended_SxE = attend_to_cache(q, k, v, *slices[1:], barrier_SxC)
+            keys, values = slices[1:]
+            attended_SxE = attend_to_cache(q, k, v, keys, values, barrier_SxC)
             # The cache is read here and written once for all layers: a scan that returned it
             # would copy it whole for every token.
             return network.finish(x, attended_SxE[:, None]), (k, v)
