@@ -50,19 +50,19 @@ def ours(
     import jax
     from jax.sharding import Mesh
 
-    from jaxpfl.experiments.central import step as training_step
+    from jaxpfl.experiments.central import training
 
     steps, batch, length = tokens_SxBxL.shape
     mesh = None if devices == 1 else Mesh(np.array(jax.devices()[:devices]), ("data",))
-    everywhere, dealt = training_step.shardings(mesh, batch)
+    everywhere, dealt = training.shardings(mesh, batch)
     columns = jax.device_put({"tokens": tokens_SxBxL.reshape(-1, length)}, everywhere)
-    order = jax.device_put(training_step.batches(np.arange(steps * batch), batch), dealt)
-    state = training_step.start(params, settings, steps, everywhere)
+    order = jax.device_put(training.batches(np.arange(steps * batch), batch), dealt)
+    state = training.start(params, settings, steps, everywhere)
     ends = jax.device_put((np.int32(0), np.int32(steps)), everywhere)
 
     def turn() -> float:
         nonlocal state
-        state, loss = training_step.run(model, settings, steps, state, None, columns, order, *ends)
+        state, loss = training.run(model, settings, steps, state, None, columns, order, *ends)
         return float(loss)
 
     return turn

@@ -17,8 +17,7 @@ in processes of its own:
 - `check`: `jaxpfl data check`, which reads everything.
 
 The peak is of resident memory, pages of mapped files included, which the system may drop at any
-time; "anonymous" is the part that it may not. The folder needs twice the population's size on the
-disk, and is removed at the end.
+time; "anonymous" is the part that it may not. The folder is removed at the end.
 """
 
 import contextlib
@@ -38,7 +37,8 @@ import tyro
 from benchmarks import harness
 from benchmarks.macro.stackoverflow import Watched, watched
 from jaxpfl.data.sequences import Sequences
-from jaxpfl.data.stream import Batch, Source, Stream, write
+from jaxpfl.data.storage import write
+from jaxpfl.data.stream import Batch, Stream
 
 WORDS, MEAN_WORDS, BATCH = 10_004, 13, 2**17
 OPEN = """
@@ -132,7 +132,7 @@ class Config:
     seed: int = 0
 
 
-def generate(config: Config) -> Source:
+def generate(config: Config) -> Stream:
     """The population as a stream of batches."""
     rng = np.random.default_rng(config.seed)
     sizes = rng.lognormal(0, 1.6, config.clients)
@@ -156,12 +156,7 @@ def generate(config: Config) -> Source:
             yield Batch(columns, ids[seen:done], sizes[seen:done].tolist())
             seen = done
 
-    def stream(begin: int, _: pathlib.Path) -> contextlib.AbstractContextManager[Stream]:
-        if begin:
-            raise SystemExit("the generated population is written in one go")
-        return contextlib.nullcontext(Stream(batches(), int(offsets[-1]), "generated", "user"))
-
-    return Source({"generated": dataclasses.asdict(config)["seed"]}, stream)
+    return Stream(batches(), int(offsets[-1]), "generated", "user")
 
 
 def forget(folder: pathlib.Path) -> None:
@@ -187,7 +182,7 @@ def main(config: Config) -> list[dict]:
 
 def measure(config: Config, folder: pathlib.Path) -> list[dict]:
     if os.fork() == 0:
-        write(folder, generate(config))
+        write(folder, lambda _: contextlib.nullcontext(generate(config)))
         os._exit(0)
     _, status = os.wait()
     if status:

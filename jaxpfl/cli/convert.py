@@ -12,7 +12,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "out",
         metavar="OUT",
         type=Path,
-        help="a new folder; it is private. After an interruption, the same command goes on",
+        help="a new folder; it is private, and complete or absent",
     )
     parser.add_argument(
         "--vocabulary",

@@ -10,7 +10,7 @@ clients, and verifies the whole blocks around them.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,24 +23,39 @@ BLOCK = 2**18
 """Bytes of a block. Fingerprints depend on it."""
 
 
-def block_hashes(pieces: Iterable[Any]) -> tuple[list[bytes], int]:
-    """The SHA-256 sums of the blocks of a buffer, which comes in pieces; and how long it is."""
-    sums, digest, room, size = [], hashlib.sha256(), BLOCK, 0
-    for piece in pieces:
+class BlockHashes:
+    """The SHA-256 sums of the blocks of a buffer that grows.
+
+    Attributes:
+      size: bytes so far.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._full: list[bytes] = []
+        self._last = hashlib.sha256()
+
+    def update(self, piece: Any) -> None:
+        """Adds bytes, or an array's, to the buffer."""
         view = memoryview(piece)
-        size += view.nbytes
         view = view.cast("B") if view.nbytes else view[:0]
         while len(view):
-            part = view[:room]
-            digest.update(part)
-            room -= len(part)
+            part = view[: BLOCK - self.size % BLOCK]
+            self._last.update(part)
+            self.size += len(part)
             view = view[len(part) :]
-            if not room:
-                sums.append(digest.digest())
-                digest, room = hashlib.sha256(), BLOCK
-    if room < BLOCK:
-        sums.append(digest.digest())
-    return sums, size
+            if not self.size % BLOCK:
+                self._full.append(self._last.digest())
+                self._last = hashlib.sha256()
+
+    @property
+    def sums(self) -> list[bytes]:
+        return self._full + ([self._last.digest()] if self.size % BLOCK else [])
+
+    @property
+    def root(self) -> str:
+        """See `root_of`."""
+        return root_of(self.sums, self.size)
 
 
 def root_of(sums: Sequence[bytes], size: int) -> str:
@@ -51,21 +66,18 @@ def root_of(sums: Sequence[bytes], size: int) -> str:
 
 
 class Blocks:
-    """A buffer in a mapped file, of which a block is verified when it is first read.
+    """A buffer that is a mapped file, of which a block is verified when it is first read.
 
     Args:
       path: the file, named in errors.
       what: the buffer, named in errors.
-      content: uint8 [bytes], mapped.
-      first: where the buffer begins in the file.
+      content: uint8 [bytes], all of the file, mapped.
       sums: SHA-256 of each block.
     """
 
-    def __init__(
-        self, path: Path, what: str, content: np.ndarray, first: int, sums: Sequence[bytes]
-    ) -> None:
+    def __init__(self, path: Path, what: str, content: np.ndarray, sums: Sequence[bytes]) -> None:
         self.unverified = content
-        self._path, self._what, self._first, self._sums = path, what, first, sums
+        self._path, self._what, self._sums = path, what, sums
         self._missing = np.ones(len(sums), bool)
         self._left = len(sums)
 
@@ -111,10 +123,9 @@ class Blocks:
             begin = block * BLOCK
             content = self.unverified[begin : begin + BLOCK]
             if hashlib.sha256(content.data).digest() != self._sums[block]:
-                first = self._first + begin
                 raise CorruptFile(
-                    f"{self._path} was altered: block {block} of {self._what} (bytes {first} .. "
-                    f"{first + len(content) - 1} of the file) is not the one of its manifest"
+                    f"{self._path} was altered: block {block} of {self._what} (bytes {begin} .. "
+                    f"{begin + len(content) - 1} of the file) is not the one of its manifest"
                 )
             self._missing[block] = False
         if len(blocks):

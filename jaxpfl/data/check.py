@@ -43,7 +43,7 @@ def check(folder: str | Path, *, progress: bool = True) -> Population:
     for name, column in stored.items():
         fault = _fault(column)
         if fault:
-            raise CorruptFile(f"{folder / storage.EXAMPLES}: column {name!r}: {fault}")
+            raise CorruptFile(f"{folder}: column {name!r}: {fault}")
     return population
 
 

@@ -1,12 +1,10 @@
-"""Populations of what each client holds: columns, records or a DataFrame."""
+"""Populations of what each client holds: columns or records."""
 
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
-import pyarrow as pa
-
-from jaxpfl.data.columns import Column, as_column, concatenated, describe, from_arrow
+from jaxpfl.data.columns import Column, as_column, concatenated, describe
 from jaxpfl.data.population import Population, offsets_of
 from jaxpfl.errors import InputError
 
@@ -23,9 +21,9 @@ def from_clients(
     without examples, an empty list is a column of any type.
 
     Args:
-      clients: by id, or pairs of an id and what it holds, as `groupby` of pandas and polars gives
-        them. An id is a non-empty string or a whole number, which means its decimal digits. What a
-        client holds is {column: its examples}, a list of records, or a DataFrame.
+      clients: by id, or pairs of an id and what it holds. An id is a non-empty string or a whole
+        number, which means its decimal digits. What a client holds is {column: its examples} or a
+        list of records.
 
     Raises:
       InputError: a client's columns differ from the first client's, or from each other in length,
@@ -65,9 +63,6 @@ def from_clients(
 
 
 def _client_id(index: int, client: Any) -> str:
-    # polars, and pandas for a list of one column, give tuples.
-    if isinstance(client, tuple) and len(client) == 1:
-        (client,) = client
     if isinstance(client, Integral) and not isinstance(client, bool):
         return str(int(client))
     if not isinstance(client, str) or not client:
@@ -90,30 +85,7 @@ def _columns_of(what: str, given: Any) -> Mapping[str, Any]:
                     f"{what}, record {number}: has the fields {sorted(record)}, expected {names}"
                 )
         return {name: [record[name] for record in given] for name in (given[0] if given else ())}
-    if not hasattr(given, "__arrow_c_stream__"):
-        raise InputError(
-            f"{what} must hold a mapping of columns, a list of records or a DataFrame, found "
-            f"{type(given).__name__}"
-        )
-    try:
-        table = pa.RecordBatchReader.from_stream(given).read_all()
-    except (pa.ArrowException, TypeError):
-        raise InputError(f"{what}: a column holds values of several kinds") from None
-    # pandas also gives its index.
-    known = getattr(given, "columns", None) if hasattr(given, "loc") else None
-    names = table.column_names if known is None else list(known)
-    return {name: _plain(f"{what}, column {name!r}", table[name]) for name in names}
-
-
-def _plain(what: str, values: pa.ChunkedArray) -> Any:
-    if values.null_count:
-        raise InputError(f"{what} has missing values, expected none")
-    array, types = values.combine_chunks(), pa.types
-    if types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
-    if types.is_string(array.type) or types.is_string_view(array.type):
-        array = array.cast(pa.large_string())
-    known = (types.is_integer, types.is_floating, types.is_boolean, types.is_large_string)
-    if not any(is_of(array.type) for is_of in known):
-        raise InputError(f"{what} must hold numbers, booleans or text, found {array.type}")
-    return from_arrow(array)
+    raise InputError(
+        f"{what} must hold a mapping of columns or a list of records, found "
+        f"{type(given).__name__}; `from_dataframe` takes a DataFrame with a column of clients"
+    )

@@ -6,15 +6,17 @@ hash of columns follows from the roots, so that what is stored need not be read 
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from jaxpfl.data.blocks import block_hashes, root_of
-from jaxpfl.data.columns import Column, describe, read, text_buffers
+from jaxpfl import files
+from jaxpfl.data.blocks import BlockHashes
+from jaxpfl.data.columns import Column, describe, is_numeric, read, text_buffers
 from jaxpfl.data.mapped import Mapped, MappedText
 from jaxpfl.data.sequences import Padded, Sequences
+from jaxpfl.errors import InputError
 
 
 class Roots(NamedTuple):
@@ -63,18 +65,83 @@ def hash_of(columns: Mapping[str, Roots], offsets: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def root(pieces: Iterable[Any]) -> str:
-    """The root of a buffer that comes in pieces."""
-    return root_of(*block_hashes(pieces))
+def type_of(column: Column) -> dict[str, Any]:
+    """A column's type in JSON's types, as a manifest states it."""
+    if is_numeric(column):
+        return {"dtype": column.dtype.name, "shape": list(column.shape[1:])}
+    if isinstance(column, Sequences):
+        return {"dtype": column.dtype.name, "shape": [None], "encoding": dict(column.encoding)}
+    return {"dtype": "text", "shape": []}
+
+
+def buffer_names(type_: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the buffers of a column of this type are called, in their order."""
+    divided = type_["dtype"] == "text" or type_["shape"] == [None]
+    return ("edges", "values") if divided else ("values",)
+
+
+class Growing:
+    """A column that grows by examples: its buffers are hashed, and may be written to files.
+
+    Attributes:
+      type: see `type_of`.
+      examples: how many it has.
+    """
+
+    def __init__(self, like: Column, files: Sequence[BinaryIO] = ()) -> None:
+        """Of the type of the column `like`; `files` are those of its `buffer_names`, or none."""
+        self.type, self.examples, self._what = type_of(like), 0, describe(like)
+        self._hashes = [BlockHashes() for _ in buffer_names(self.type)]
+        self._files = files
+        self._end = np.int64(0)
+
+    def append(self, column: Column) -> None:
+        if describe(column) != self._what:
+            raise InputError(f"a batch holds {describe(column)}, the first one {self._what}")
+        if not len(column):
+            return
+        if isinstance(column, np.ndarray):
+            self._write([np.ascontiguousarray(column).data])
+        else:
+            if isinstance(column, Sequences):
+                column = column.compact()
+                edges, content = np.asarray(column.edges), np.asarray(column.values).data
+            else:
+                edges, content = text_buffers(column)
+            edges = edges + (self._end - edges[0])
+            self._end = edges[-1]
+            # The first edge is the end of the example before.
+            self._write([(edges[1:] if self.examples else edges).data, content])
+        self.examples += len(column)
+
+    def _write(self, buffers: list[Any]) -> None:
+        for hashes, buffer in zip(self._hashes, buffers, strict=True):
+            hashes.update(buffer)
+        for file, buffer in zip(self._files, buffers, strict=False):
+            file.write(buffer)
+
+    def roots(self) -> "Roots":
+        roots = [each.root for each in self._hashes] if self.examples else []
+        return Roots(self._what, self.examples, roots)
+
+    def synced(self) -> list[dict[str, Any]]:
+        """Makes the files durable; returns the size of each and the sums of its blocks (hex)."""
+        for file in self._files:
+            files.sync(file)
+        found = self._hashes if self.examples else []
+        return [{"bytes": each.size, "blocks": b"".join(each.sums).hex()} for each in found]
 
 
 def _roots(column: Column) -> Roots:
     if isinstance(column, Padded):
         return _roots(column.sequences)
     known = _known(column)
-    if known is None:
-        known = [root(pieces) for pieces in _buffers(read(column))]
-    return Roots(describe(column), len(column), known)
+    if known is not None:
+        return Roots(describe(column), len(column), known)
+    grown, whole = Growing(column), read(column)
+    for piece in whole.blocks() if isinstance(whole, Sequences) else [whole]:
+        grown.append(piece)
+    return grown.roots()
 
 
 def _origins(column: Column) -> Roots:
@@ -106,24 +173,3 @@ def _known(column: Column) -> list[str] | None:
     else:
         return None
     return [each for each in found if each] if all(found) else None
-
-
-def _buffers(column: Column) -> Iterator[Iterator[Any]]:
-    """The buffers of a column with examples, each in pieces."""
-    if isinstance(column, np.ndarray):
-        yield iter([np.ascontiguousarray(column).data])
-    elif isinstance(column, Sequences):
-        yield _edges(column)
-        yield (np.ascontiguousarray(block.values).data for block in column.blocks())
-    else:
-        edges, content = text_buffers(column)
-        yield iter([(edges - edges[0]).data])
-        yield iter([content])
-
-
-def _edges(column: Sequences) -> Iterator[Any]:
-    end = np.zeros(1, np.int64)
-    yield end.data
-    for block in column.blocks():
-        yield (block.edges[1:] + end).data
-        end = end + block.edges[-1]

@@ -1,8 +1,8 @@
 """Converts any source of clients to a folder that opens without being read.
 
 The folder is mapped into memory (see `data.storage`), so that a population may be larger than the
-memory. Files of TensorFlow Federated are converted while they are read, in memory that does not
-grow with their size.
+memory. Files of TensorFlow Federated, and tables that are grouped on the disk, are converted while
+they are read, in memory that does not grow with their size.
 """
 
 import os
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.data.open import streamed
-from jaxpfl.data.stream import Encoder, write
+from jaxpfl.data.storage import write
+from jaxpfl.data.stream import Encoder
 from jaxpfl.errors import InputError
 from jaxpfl.progress import Progress
 
@@ -21,13 +22,12 @@ def convert(
 ) -> dict[str, Any]:
     """Writes the population of `source` to the new folder `out`.
 
-    `out` is complete or absent. What an interrupted call had done stays next to it, in the folder
-    `.NAME.partial`; the same call goes on from there.
+    `out` is complete or absent. It is written as `.NAME.partial`; what a killed process left there
+    is removed by the next call.
 
     Args:
       source: a source as for `data.open`.
-      out: the new folder. It contains private data and gets mode 0700. While it is written, twice
-        the size of what is read is needed on the disk.
+      out: the new folder. It contains private data and gets mode 0700.
       encoder: writes token ids in place of the texts and all other columns, such as
         `text.tokenisers.stored.WordEncoder`.
       progress: whether a progress bar is shown on stderr.
@@ -36,8 +36,7 @@ def convert(
       The folder, and PRIVATE: numbers of clients and examples, bytes written and seconds taken.
 
     Raises:
-      InputError: the folder exists already, the source is not valid, or something else was begun
-        in the folder's place.
+      InputError: the folder exists already, or the source is not valid.
       CorruptFile: the source is truncated or damaged.
     """
     out = Path(out)

@@ -1,4 +1,4 @@
-"""Columns in a mapped file, verified block by block as they are read (see `data.blocks`).
+"""Columns in mapped files, verified block by block as they are read (see `data.blocks`).
 
 They keep the map when examples are selected, by a row number per example, so that a population
 that is larger than the memory can be split and sampled. What reads one whole verifies it whole.

@@ -44,8 +44,8 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +55,7 @@ from jaxpfl import checks
 from jaxpfl.data import storage
 from jaxpfl.data.catalogue import data_sets, holding
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
-from jaxpfl.data.population import Population
+from jaxpfl.data.population import Population, collect
 from jaxpfl.data.readers import plain_text, table, tff_sqlite
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.digits import read_digits
@@ -70,7 +70,7 @@ from jaxpfl.data.readers.hugging_face import (
 )
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
-from jaxpfl.data.stream import Source, Stream, behind, collect, of_population
+from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError, NoDataFolder
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -298,8 +298,8 @@ def open(source: str | Path | Population) -> Population:
     return population.with_min_examples(at_least) if at_least > 1 else population
 
 
-def streamed(source: str | Path) -> Source:
-    """The source's population batch by batch, from any example on.
+def streamed(source: str | Path) -> Callable[[Path], AbstractContextManager[Stream]]:
+    """What opens the source's population batch by batch, given a folder for temporary files.
 
     TensorFlow Federated's files and tables are not read into memory, and neither is a folder, which
     is mapped; other sources are. Errors are those of `open`, here or while the stream is read.
@@ -307,23 +307,13 @@ def streamed(source: str | Path) -> Source:
     named = _Named(str(source))
     whole = bool({"min_examples", "partition"} & named.options.keys())
     if named.grouped and not whole:
-        options = named.typed(named.grouped_options)
-
-        @contextmanager
-        def rest(begin: int, folder: Path) -> Iterator[Stream]:
-            with _stream_grouped(named, options, folder) as found:
-                yield behind(found, begin)
-
-        return Source(_identity(named), rest)
+        return partial(_stream_grouped, named, named.typed(named.grouped_options))
     if whole or not named.head.endswith(tff_sqlite.ENDINGS):
-        return of_population(open(source))
+        population = open(source)
+        return lambda _: nullcontext(population.stream())
     options, path = named.typed(_TFF), named.path
-
-    def stream(begin: int, folder: Path) -> AbstractContextManager[Stream]:
-        title = named.of_split(options)
-        return tff_sqlite.stream_tff(path, name=title, folder=folder, begin=begin, **options)
-
-    return Source(_identity(named), stream)
+    title = named.of_split(options)
+    return lambda folder: tff_sqlite.stream_tff(path, name=title, folder=folder, **options)
 
 
 def why_missing(source: str) -> str:
@@ -382,13 +372,6 @@ def _stream_grouped(
             raise named.missing()
         read, title = partial(table.read_table, named.path), named.head
     return stream_grouped(read, layout, name=title, folder=folder)
-
-
-def _identity(named: _Named) -> dict[str, Any]:
-    """The source, and the sizes and times of its files; those of the hub have a revision."""
-    files = table.files_of(named.path) if not named.reader and named.path.exists() else []
-    stats = [(str(file), file.stat()) for file in files]
-    return {"source": named.source, "files": [[n, s.st_size, s.st_mtime_ns] for n, s in stats]}
 
 
 def expanded(path: str) -> str:

@@ -1,6 +1,7 @@
 """Clients and what they hold: columns of examples, and where each client's begin."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from jaxpfl.data.columns import (
     Column,
     ReadColumns,
     as_column,
+    concatenated,
     describe,
     is_numeric,
     part,
@@ -24,9 +26,11 @@ from jaxpfl.data.columns import (
 )
 from jaxpfl.data.content import content_hash
 from jaxpfl.data.draws import client_uniforms
+from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
 _BLOCK = 2**20
+_EXAMPLES = 2**15  # of a batch
 
 
 class _Content:
@@ -275,9 +279,20 @@ class Population:
 
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`), which must not exist."""
-        parts = (self.columns, self.offsets, self.client_ids)
+        storage.write(Path(folder), lambda _: contextlib.nullcontext(self.stream()))
+
+    def stream(self) -> Stream:
+        """The population batch by batch; what is mapped is read as far as the batch."""
         described = (self.name, self.unit, self.splitting, self.fingerprint)
-        storage.write(Path(folder), storage.Stored(*parts, *described))
+        return Stream(self._batches(), self.num_examples, *described)
+
+    def _batches(self) -> Iterator[Batch]:
+        ids, sizes, seen = self.client_ids, self.sizes(), 0
+        for start in range(0, max(self.num_examples, 1), _EXAMPLES):
+            rows = slice(start, min(start + _EXAMPLES, self.num_examples))
+            done = int(np.searchsorted(self.offsets[1:], rows.stop, "right"))
+            yield Batch(self.rows(rows), ids[seen:done].to_pylist(), sizes[seen:done].tolist())
+            seen = done
 
     @classmethod
     def load(cls, folder: str | Path) -> "Population":
@@ -328,6 +343,24 @@ def from_rows(
         ready = {key: take(column, rows) for key, column in ready.items()}
     ids = client_ids if isinstance(client_ids, pa.Array) else text_array(list(client_ids))
     return Population(ready, offsets_of(sizes), ids, name, unit)
+
+
+def collect(stream: Stream) -> Population:
+    """The stream's population in memory."""
+    pieces: dict[str, list[Column]] = {}
+    client_ids: list[str] = []
+    sizes: list[int] = []
+    for batch in stream.batches:
+        for name, column in batch.columns.items():
+            pieces.setdefault(name, []).append(column)
+        client_ids.extend(batch.client_ids)
+        sizes.extend(batch.sizes)
+    columns = {}
+    for name, parts in pieces.items():
+        columns[name] = concatenated(parts)
+        parts.clear()
+    ids, described = text_array(client_ids), (stream.name, stream.unit, stream.splitting)
+    return Population(columns, offsets_of(sizes), ids, *described)
 
 
 def offsets_of(sizes: Any) -> np.ndarray:

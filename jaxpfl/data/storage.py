@@ -1,48 +1,54 @@
-"""A population on disk: Arrow IPC files and a manifest, memory-mapped when read.
+"""A population on disk: a file for each buffer of its columns, and a manifest; mapped when read.
 
-    FOLDER/manifest.json    format, columns, where their buffers lie and the SHA-256 of every block
-                            of them (see `data.blocks`); hashes of the content, of the source and
-                            of the manifest itself; size and SHA-256 of the other files
-    FOLDER/examples.arrow   one row per example; a column of arrays is a list of fixed size, one of
-                            token ids a list of any size
-    FOLDER/clients.arrow    client_id, first (the client's first example)
-    FOLDER/vocabulary.json  with token ids: the words that they stand for
+    FOLDER/manifest.json                format, columns, the size of each buffer and the SHA-256 of
+                                        every block of it (see `data.blocks`); hashes of the
+                                        content, of the source and of the manifest itself
+    FOLDER/0.values, 1.values, ...      the values of each column, the bytes of its texts (UTF-8),
+                                        or its token ids, one after the other, little-endian
+    FOLDER/0.edges, ...                 where each text or sequence begins, and the end: int64
+    FOLDER/offsets.values               where each client's examples begin, and the end: int64
+    FOLDER/client_ids.edges, .values    the ids, as texts
+    FOLDER/vocabulary.json              with token ids: the words that they stand for
 
-Opening checks everything but the blocks: the manifest, all sizes, and what the other files hold. A
-block is verified when it is first read, once while the folder is open, so that opening takes no
-longer for larger examples; `data.check` verifies all at once. A file that is altered after that, in
-place and while it is open, is not noticed.
+Opening checks the manifest, all sizes and the clients. A block of a column is verified when it is
+first read, once while the folder is open, so that opening takes no longer for larger examples;
+`data.check` verifies all at once. A file that is altered after that, in place and while it is open,
+is not noticed.
 
 The folder is written under a temporary name and then renamed, so that it is complete or absent.
-All of it is private: it is made with mode 0700.
+All of it is private: it is made with mode 0700. Writing takes memory for one batch.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from jaxpfl import files
-from jaxpfl.data import buffers
-from jaxpfl.data.blocks import BLOCK
-from jaxpfl.data.columns import Column, is_numeric, text_buffers
-from jaxpfl.data.columns import read as read_column
-from jaxpfl.data.content import Roots, hash_of
-from jaxpfl.data.sequences import Padded, Sequences
+from jaxpfl.data import blocks
+from jaxpfl.data.columns import Column, as_column, text_array
+from jaxpfl.data.content import Growing, buffer_names, hash_of, type_of
+from jaxpfl.data.mapped import Mapped, MappedText
+from jaxpfl.data.sequences import Sequences
+from jaxpfl.data.stream import Encoder, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
-_FORMAT = "jaxpfl population 4"
-EXAMPLES, VOCABULARY = "examples.arrow", "vocabulary.json"
-_MAKERS = "Population.save or `jaxpfl convert`"
-_MANIFEST, _CLIENTS = "manifest.json", "clients.arrow"
-_CLIENTS_SCHEMA = pa.schema([("client_id", pa.large_string()), ("first", pa.int64())])
+if TYPE_CHECKING:
+    from jaxpfl.progress import Progress
+
+VOCABULARY = "vocabulary.json"
+_FORMAT = "jaxpfl population 5"
+_MANIFEST, _OFFSETS, _IDS = "manifest.json", "offsets", "client_ids"
 _FIELDS = {
     "name": str,
     "unit": str,
@@ -50,33 +56,34 @@ _FIELDS = {
     "clients": int,
     "examples": int,
     "columns": dict,
+    _OFFSETS: list,
+    _IDS: list,
     "block_bytes": int,
-    "buffers": dict,
     "fingerprint": str,
     "content": str,
-    "files": dict,
 }
-_IDS = ("uint16", "uint32")
+_ID_TYPES = ("uint16", "uint32")
 _NUMBERS = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64"),
 )
+_NO_IDS, _NO_OFFSETS = pa.array([], pa.large_string()), np.zeros(0, np.int64)
+# No source has a column of texts of this name: those that are read in one have this library's own.
+_TOKENS = "tokens"
+_HEX = 64
 
 
 class Stored(NamedTuple):
-    """What is stored of a `Population`, with its attributes.
+    """What is stored of a `Population`, with its attributes."""
 
-    To be written, without a fingerprint it is a source of its own; the content is computed.
-    """
-
-    columns: Mapping[str, Any]
+    columns: Mapping[str, Column]
     offsets: np.ndarray
     client_ids: pa.Array
     name: str
     unit: str
     splitting: str
-    fingerprint: str | None = None
-    content: str = ""
+    fingerprint: str
+    content: str
 
 
 def is_stored(folder: Path) -> bool:
@@ -84,86 +91,222 @@ def is_stored(folder: Path) -> bool:
     return (folder / _MANIFEST).is_file()
 
 
-def write(folder: Path, stored: Stored) -> None:
-    """Writes a new folder; it is complete or absent."""
+def write(
+    folder: Path,
+    opened: Callable[[Path], AbstractContextManager[Stream]],
+    encoder: Encoder | None = None,
+    progress: "Progress | None" = None,
+) -> tuple[int, int]:
+    """Writes a stream's population to a new folder; returns the numbers of clients and examples.
+
+    Args:
+      opened: opens the stream, given a folder for its temporary files.
+      encoder: writes only a column "tokens", which it makes of the column "text".
+      progress: is told the number of examples after each batch.
+
+    Raises:
+      InputError: the folder exists, another process is writing it, or the batches do not fit
+        together. Nothing stays behind.
+    """
+    with _new(folder) as partial, contextlib.ExitStack() as stack:
+        # Next to the folder, where there must be room for the data anyway; /tmp may have less.
+        temporary = partial / "unpacked"
+        temporary.mkdir()
+        stack.callback(shutil.rmtree, temporary)
+        stream = stack.enter_context(opened(temporary))
+        if progress:
+            progress.begin(0, stream.examples)
+
+        def growing(stem: Path, like: Column) -> Growing:
+            paths = [f"{stem}.{name}" for name in buffer_names(type_of(like))]
+            return Growing(like, [stack.enter_context(open(path, "wb")) for path in paths])
+
+        columns: dict[str, Growing] = {}
+        # What is not written, but must be hashed for the fingerprint.
+        texts: dict[str, Growing] = {}
+        ids: list[pa.Array] = []
+        sizes, examples = [np.zeros(1, np.int64)], 0
+        for batch in stream.batches:
+            held = {name: as_column(f"column {name!r}", c) for name, c in batch.columns.items()}
+            if len({len(column) for column in held.values()}) != 1:
+                raise InputError("a batch needs at least one column, and columns of one length")
+            examples += len(next(iter(held.values())))
+            if encoder is not None:
+                if stream.fingerprint is None:
+                    texts = texts or {name: Growing(column) for name, column in held.items()}
+                    _append(texts, held)
+                held = {_TOKENS: encoder.sequences(_texts_of(held, stream))}
+            columns = columns or {
+                name: growing(partial / str(place), column)
+                for place, (name, column) in enumerate(held.items())
+            }
+            _append(columns, held)
+            ids.append(text_array(list(batch.client_ids)))
+            sizes.append(np.asarray(batch.sizes, np.int64))
+            if progress:
+                progress.update(examples)
+        offsets = np.concatenate(sizes).cumsum()
+        client_ids = pa.concat_arrays(ids)
+        if len(client_ids) != len(offsets) - 1 or len(client_ids.unique()) != len(client_ids):
+            raise InputError("the clients of a stream must have one size each and different ids")
+        if examples != int(offsets[-1]):
+            raise InputError("the sizes of a stream's clients must sum to its examples")
+        clients = {_OFFSETS: offsets, _IDS: client_ids}
+        of_clients = {name: growing(partial / name, column) for name, column in clients.items()}
+        for name, column in clients.items():
+            of_clients[name].append(column)
+        content = _hash(columns, offsets)
+        manifest = {
+            "format": _FORMAT,
+            "name": stream.name,
+            "unit": stream.unit,
+            "splitting": stream.splitting,
+            "clients": len(client_ids),
+            "examples": examples,
+            "columns": {
+                name: {**each.type, "buffers": each.synced()} for name, each in columns.items()
+            },
+            **{name: each.synced() for name, each in of_clients.items()},
+            "block_bytes": blocks.BLOCK,
+            # That of the text, so that texts and tokens are charged to the same ledger.
+            "fingerprint": stream.fingerprint or (_hash(texts, offsets) if encoder else content),
+            "content": content,
+        }
+        manifest["sha256"] = _own_sha256(manifest)
+        if encoder is not None:
+            encoder.save(partial / VOCABULARY)
+        files.write_atomically(partial / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    return len(client_ids), examples
+
+
+@contextlib.contextmanager
+def _new(folder: Path) -> Iterator[Path]:
+    """The folder `.NAME.partial` next to `folder`, which is renamed to it at the end.
+
+    After an exception it is removed. What a process that was killed left there is removed by the
+    next one.
+    """
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(mode=0o700)
+    partial = files.private_directory(folder.with_name(f".{folder.name}.partial"))
+    descriptor = os.open(partial, os.O_RDONLY)
     try:
-        arrays = {name: to_arrow(column) for name, column in stored.columns.items()}
-        _write_table(temporary / EXAMPLES, pa.table(arrays))
-        types = {name: type_of(column) for name, column in stored.columns.items()}
-        finish(temporary, stored._replace(columns=types))
-        os.rename(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"{partial}: another process is writing here; wait for it, or choose another folder"
+            ) from None
+        try:
+            files.empty_directory(partial)
+            yield partial
+            os.rename(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    finally:
+        os.close(descriptor)
     files.fsync_path(folder.parent)
 
 
-def finish(temporary: Path, stored: Stored) -> None:
-    """Writes the clients and the manifest to a folder that has the examples.
+def _append(columns: Mapping[str, Growing], held: Mapping[str, Column]) -> None:
+    if held.keys() != columns.keys():
+        raise InputError("a batch has other columns than the first one")
+    for name, column in held.items():
+        columns[name].append(column)
 
-    Args:
-      stored: with `type_of` each column in the column's place.
-    """
-    clients = {"client_id": stored.client_ids, "first": pa.array(stored.offsets[:-1])}
-    _write_table(temporary / _CLIENTS, pa.table(clients))
-    examples, types = temporary / EXAMPLES, stored.columns
-    found = buffers.located(examples, types, int(stored.offsets[-1]))
-    roots = {
-        name: Roots(described(type_), int(stored.offsets[-1]), buffers.roots(found[name]))
-        for name, type_ in types.items()
-    }
-    content = hash_of(roots, stored.offsets)
-    manifest = {
-        "format": _FORMAT,
-        "name": stored.name,
-        "unit": stored.unit,
-        "splitting": stored.splitting,
-        "clients": len(stored.client_ids),
-        "examples": int(stored.offsets[-1]),
-        "columns": dict(types),
-        "block_bytes": BLOCK,
-        "buffers": found,
-        "fingerprint": stored.fingerprint or content,
-        "content": content,
-        "files": {
-            file: {
-                "bytes": (temporary / file).stat().st_size,
-                "sha256": _sha256(temporary / file, found),
-            }
-            for file in (EXAMPLES, _CLIENTS, VOCABULARY)
-            if (temporary / file).exists()
-        },
-    }
-    manifest["sha256"] = _own_sha256(manifest)
-    files.write_atomically(temporary / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+def _texts_of(held: Mapping[str, Column], stream: Stream) -> pa.Array:
+    texts = held.get("text")
+    if not isinstance(texts, pa.Array):
+        found = ", ".join(map(repr, held)) or "none"
+        raise InputError(f"{stream.name} must have a column 'text' to tokenise, found {found}")
+    return texts
+
+
+def _hash(columns: Mapping[str, Growing], offsets: np.ndarray) -> str:
+    return hash_of({name: each.roots() for name, each in columns.items()}, offsets)
 
 
 def read(folder: Path) -> Stored:
     """Maps a stored population into memory, after checking all but the blocks of its columns."""
     if not is_stored(folder):
-        raise InputError(f"{folder} holds no {_MANIFEST}: expected one that {_MAKERS} made")
+        raise InputError(
+            f"{folder} holds no {_MANIFEST}: expected one that Population.save or `jaxpfl convert` "
+            "made"
+        )
     manifest = _read_manifest(folder / _MANIFEST)
-    for name, expected in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise CorruptFile(f"{path} is missing")
-        size = path.stat().st_size
-        if size != expected["bytes"]:
-            raise CorruptFile(f"{path} has {size} bytes, its manifest says {expected['bytes']}")
-        if _sha256(path, manifest["buffers"]) != expected["sha256"]:
-            raise CorruptFile(f"{path} was altered: its SHA-256 is not the manifest's")
-    first_C, client_ids = _read_clients(folder / _CLIENTS, manifest)
-    offsets = np.append(first_C, np.int64(manifest["examples"]))
-    columns = buffers.map_columns(folder / EXAMPLES, manifest)
-    keys = ("name", "unit", "splitting", "fingerprint", "content")
-    described = (manifest[key] for key in keys)
-    return Stored(columns, offsets, client_ids, *described)
+    clients, examples = manifest["clients"], manifest["examples"]
+
+    def column(stem: str, what: str, stored: Mapping[str, Any], number: int) -> Column:
+        try:
+            return _column(folder / stem, what, stored, number)
+        except CorruptFile:
+            raise
+        except InputError as error:
+            raise CorruptFile(f"{folder}: {what}: {error}") from None
+
+    columns = {
+        name: column(str(place), f"column {name!r}", stored, examples)
+        for place, (name, stored) in enumerate(manifest["columns"].items())
+    }
+    stored = {**type_of(_NO_OFFSETS), "buffers": manifest[_OFFSETS]}
+    offsets = column(_OFFSETS, "the clients' offsets", stored, clients + 1)
+    ids = column(_IDS, "the clients' ids", {**type_of(_NO_IDS), "buffers": manifest[_IDS]}, clients)
+    described = (manifest[key] for key in ("name", "unit", "splitting", "fingerprint", "content"))
+    return Stored(columns, offsets.whole, ids.whole if clients else ids, *described)
+
+
+def _column(stem: Path, what: str, stored: Mapping[str, Any], examples: int) -> Column:
+    """A column whose files begin with `stem`; nothing of them is read but the ends of sequences."""
+    dtype, shape, names = stored["dtype"], stored["shape"], buffer_names(stored)
+    texts, encoding = dtype == "text", stored.get("encoding", {})
+    if len(stored["buffers"]) != (len(names) if examples else 0):
+        raise InputError("its manifest states another number of buffers than it has")
+    if not examples:
+        if texts:
+            return _NO_IDS
+        if shape == [None]:
+            return Sequences(np.zeros(0, dtype), np.zeros(1, np.int64), encoding)
+        return np.zeros((0, *shape), dtype)
+    held = [
+        _mapped(stem.with_name(f"{stem.name}.{name}"), f"{name} of {what}", each)
+        for name, each in zip(names, stored["buffers"], strict=True)
+    ]
+    divided = len(held) == 2
+    first = _numbers(held[0], "int64") if divided else _numbers(held[0], dtype, tuple(shape))
+    if len(first) - divided != examples:
+        raise held[0].unfit(f"it is not of {examples} examples")
+    if not divided:
+        return first
+    values = _numbers(held[1], "uint8" if texts else dtype)
+    return MappedText(first, values) if texts else Sequences(values, first, encoding)
+
+
+def _mapped(path: Path, what: str, stored: Mapping[str, Any]) -> blocks.Blocks:
+    if not path.is_file():
+        raise CorruptFile(f"{path} is missing")
+    size = path.stat().st_size
+    if size != stored["bytes"]:
+        raise CorruptFile(f"{path} has {size} bytes, its manifest says {stored['bytes']}")
+    text = stored["blocks"]
+    try:
+        sums = [bytes.fromhex(text[at : at + _HEX]) for at in range(0, len(text), _HEX)]
+    except ValueError:
+        sums = []
+    if len(sums) != -(-size // blocks.BLOCK):
+        raise CorruptFile(f"{path}: its manifest states no SHA-256 of each of its blocks")
+    # An empty file cannot be mapped.
+    content = np.asarray(np.memmap(path, np.uint8, "r")) if size else np.zeros(0, np.uint8)
+    return blocks.Blocks(path, what, content, sums)
+
+
+def _numbers(held: blocks.Blocks, dtype: str, example: tuple[int, ...] = ()) -> Mapped:
+    size, each = len(held.unverified), np.dtype(dtype).itemsize * math.prod(example)
+    if size % each:
+        raise held.unfit("its size is not that of whole examples")
+    return Mapped(held, np.dtype(dtype), example, 0, size // each)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -177,43 +320,27 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         )
     # Whoever made the file could compute the hash: nothing in it is taken as it comes.
     files.record_of(manifest, str(path), _FIELDS)
-    listed, columns, held = manifest["files"], manifest["columns"], manifest["buffers"]
-    if not {EXAMPLES, _CLIENTS} <= listed.keys() <= {EXAMPLES, _CLIENTS, VOCABULARY}:
-        raise CorruptFile(f"{path}: lists other files than a population has")
-    for name, described_ in listed.items():
-        files.record_of(described_, f"{path}: {name}", {"bytes": int, "sha256": str})
-    sizes = [
-        manifest["clients"],
-        manifest["examples"],
-        *(each["bytes"] for each in listed.values()),
-    ]
-    countable = min(sizes) >= 0 and max(sizes) < 2**63
-    if not countable or manifest["block_bytes"] != BLOCK or held.keys() != columns.keys():
-        raise CorruptFile(f"{path}: its sizes, columns and buffers do not fit together")
-    for name, type_ in columns.items():
+    sizes = manifest["clients"], manifest["examples"]
+    if not (0 <= min(sizes) <= max(sizes) < 2**62) or manifest["block_bytes"] != blocks.BLOCK:
+        raise CorruptFile(f"{path}: states numbers that no population has")
+    buffers = {_OFFSETS: manifest[_OFFSETS], _IDS: manifest[_IDS]}
+    for name, stored in manifest["columns"].items():
         where = f"{path}: column {name!r}"
-        check_type(type_, where)
-        if not isinstance(held[name], list):
-            raise CorruptFile(f"{where}: must have a list of buffers")
-        for each in held[name]:
-            files.record_of(each, where, {"first": int, "bytes": int, "blocks": str})
-            if not 0 <= each["first"] <= each["first"] + each["bytes"] <= listed[EXAMPLES]["bytes"]:
-                raise CorruptFile(f"{where}: a buffer must lie within {EXAMPLES}")
+        _check_type(stored, where)
+        buffers[where] = files.record_of(stored, where, {"buffers": list})["buffers"]
+    for where, each in buffers.items():
+        for buffer in each:
+            files.record_of(buffer, f"{path}: {where}", {"bytes": int, "blocks": str})
     return manifest
 
 
-def check_type(type_: Any, where: str) -> None:
-    """Refuses what is not a type that `type_of` returns.
-
-    Args:
-      type_: read from JSON.
-      where: begins messages.
-    """
+def _check_type(type_: Any, where: str) -> None:
+    """Refuses what is not a type that `type_of` returns."""
     files.record_of(type_, where, {"dtype": str, "shape": list})
     dtype, shape = type_["dtype"], type_["shape"]
     if shape == [None]:
         encoding = files.record_of(type_, where, {"encoding": dict})["encoding"]
-        known = dtype in _IDS and type(encoding.get("vocabulary_size", 0)) is int
+        known = dtype in _ID_TYPES and type(encoding.get("vocabulary_size", 0)) is int
     else:
         whole = all(type(size) is int and size > 0 for size in shape)
         # No example is so large that its bytes cannot be counted.
@@ -224,89 +351,5 @@ def check_type(type_: Any, where: str) -> None:
         raise CorruptFile(f"{where}: its type is none that a population has")
 
 
-def _read_clients(path: Path, manifest: Mapping[str, Any]) -> tuple[np.ndarray, pa.Array]:
-    """Each client's first example and id, as their file has them."""
-    try:
-        table = _map_table(path)
-        # Without it, an altered edge of an id is a read beyond the file, which ends the process.
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise CorruptFile(f"{path}: is not an Arrow file of clients") from error
-    if table.schema != _CLIENTS_SCHEMA or len(table) != manifest["clients"]:
-        raise CorruptFile(f"{path}: does not hold the clients that its manifest counts")
-    first, client_ids = table["first"].combine_chunks(), table["client_id"].combine_chunks()
-    if first.null_count or client_ids.null_count:
-        raise CorruptFile(f"{path}: a client has no id or no first example")
-    # Arrow's own way to numpy imports pandas, which takes longer than all the rest.
-    held = np.frombuffer(first.buffers()[1] or b"", np.int64)
-    return held[first.offset :][: len(first)], client_ids
-
-
-def _sha256(path: Path, found: dict[str, list[dict]]) -> str:
-    """Of a file, or of what is in the examples' file beside the blocks."""
-    if path.name == EXAMPLES:
-        return buffers.outside_sha256(path, found)
-    return files.sha256_file(path)
-
-
 def _own_sha256(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def type_of(column: Column) -> dict[str, Any]:
-    """How the manifest describes a column."""
-    if is_numeric(column):
-        return {"dtype": column.dtype.name, "shape": list(column.shape[1:])}
-    if isinstance(column, Sequences):
-        return {"dtype": column.dtype.name, "shape": [None], "encoding": dict(column.encoding)}
-    return {"dtype": "text", "shape": []}
-
-
-def described(type_: Mapping[str, Any]) -> str:
-    """A type of the manifest as `columns.describe` says it of the column."""
-    if type_["dtype"] == "text":
-        return "text"
-    ids = type_["shape"] == [None]
-    return f"token ids {type_['dtype']}" if ids else f"{type_['dtype']}{type_['shape']}"
-
-
-def to_arrow(column: Column) -> pa.Array:
-    """A column as it is stored."""
-    if isinstance(column, Sequences):
-        held = column.compact()
-        return pa.LargeListArray.from_arrays(pa.array(held.edges), pa.array(held.values))
-    column = np.asarray(column) if isinstance(column, Padded) else read_column(column)
-    if not isinstance(column, np.ndarray):
-        if not len(column):
-            return column
-        # A slice of a longer column: Arrow would pad its last bytes with its neighbour's.
-        offsets, content = text_buffers(column)
-        buffers = pa.py_buffer(offsets - offsets[0]), pa.py_buffer(content)
-        return pa.LargeStringArray.from_buffers(len(column), *buffers)
-    # Arrow packs booleans into bits, which numpy cannot map.
-    flat = column.reshape(-1).view(np.uint8) if column.dtype == bool else column.reshape(-1)
-    array = pa.array(flat)
-    if column.ndim == 1:
-        return array
-    return pa.FixedSizeListArray.from_arrays(array, int(np.prod(column.shape[1:])))
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    with path.open("wb") as file:
-        batches = table.combine_chunks().to_batches()
-        write_batches(file, table.schema, batches)
-        files.sync(file)
-
-
-def write_batches(file: Any, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
-    """Writes an Arrow file. One batch makes a file whose columns can be mapped as they are."""
-    # A column may have more than 2^31 values, which Arrow refuses by default, after all the work,
-    # because some of its implementations could not read them.
-    options = pa.ipc.IpcWriteOptions(allow_64bit=True)
-    with pa.ipc.new_file(file, schema, options=options) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-
-
-def _map_table(path: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -1,5 +1,9 @@
 """Small populations that several tests use."""
 
+import hashlib
+import json
+from pathlib import Path
+
 import numpy as np
 
 from jaxpfl.data import Population, from_clients
@@ -35,3 +39,12 @@ def same(a: Population, b: Population) -> None:
     assert a.client_ids.equals(b.client_ids)
     assert (a.name, a.unit) == (b.name, b.unit)
     assert (a.fingerprint, a.content) == (b.fingerprint, b.content)
+
+
+def sign(folder: Path, **changed) -> None:
+    """Writes a manifest with these fields, and with the hash that fits it, as anybody can."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_bytes()) | changed
+    manifest.pop("sha256", None)
+    text = json.dumps(manifest, sort_keys=True)
+    path.write_text(json.dumps({**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()}))

@@ -96,19 +96,10 @@ def test_every_client_is_packed_once_with_all_it_may_use(sizes, spec, shards, da
         np.testing.assert_array_equal(
             bucket.mask.any(2), np.arange(rung)[None, :] < bucket.steps[:, None]
         )
+        fields = (bucket.mask, bucket.steps, bucket.weight, bucket.key)
+        assert [field.dtype.name for field in fields] == ["bool", "int32", "float32", "uint32"]
         assert not bucket.steps[bucket.weight == 0].any()
         np.testing.assert_array_equal(bucket.batches["pair"][..., 0], bucket.batches["x"])
-
-
-def test_types_are_those_that_were_agreed():
-    (bucket,) = packed(population_of([3]), [0], CohortSpec(2, 4, clients_per_bucket=2))
-    assert {name: a.dtype for name, a in bucket.batches.items()} == {
-        "x": "int32",
-        "pair": "float32",
-    }
-    assert bucket.batches["pair"].shape == (2, 2, 2, 2)
-    fields = (bucket.mask, bucket.steps, bucket.weight, bucket.key)
-    assert [field.dtype.name for field in fields] == ["bool", "int32", "float32", "uint32"]
 
 
 def test_a_clients_batches_depend_on_its_address_alone():
@@ -146,12 +137,9 @@ def test_seed_and_round_shuffle_anew(change):
     assert (here.batches["x"][:2] != there.batches["x"][:2]).any(axis=(1, 2)).all()
     orders = [here.batches["x"][slot, 0] % 1000 for slot in range(2)]
     assert (orders[0] != orders[1]).any(), "two clients share one shuffle"
-
-
-def test_epochs_are_shuffled_anew():
-    (bucket,) = packed(population_of([30]), [0], CohortSpec(30, 30, epochs=2))
+    (bucket,) = packed(population, [0], CohortSpec(40, 40, epochs=2))
     first, second = bucket.batches["x"][0, :2]
-    assert (first != second).any()
+    assert (first != second).any(), "two epochs share one shuffle"
     np.testing.assert_array_equal(np.sort(first), np.sort(second))
 
 
@@ -274,15 +262,7 @@ def test_ladder_bounds_the_number_of_shapes():
             chosen = np.random.default_rng(round).choice(200, size, replace=False)
             shapes |= {bucket.mask.shape for bucket in packed(population, chosen, spec)}
         assert {steps for _, steps, _ in shapes} <= set(spec.rungs)
-        assert len(shapes) <= len(spec.rungs)
-
-
-def test_default_ladder_is_short_and_holds_every_client():
-    for max_examples in (1, 2, 3, 4, 5, 64, 1000):
-        spec = CohortSpec(4, max_examples, epochs=2)
-        assert spec.rungs[-1] == spec.max_steps
-        assert len(spec.rungs) <= 2
-        assert list(spec.rungs) == sorted(set(spec.rungs))
+        assert len(shapes) <= len(spec.rungs) and spec.rungs[-1] >= spec.max_steps
 
 
 def test_stats_count_what_was_packed():

@@ -88,52 +88,22 @@ def test_what_is_no_table_is_refused():
         jp.data.from_dataframe(mixed)
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [
-        lambda: pd.DataFrame(ROWS).groupby("user")[["text", "year", "score"]],
-        lambda: {
-            user: frame[["text", "year", "score"]]
-            for user, frame in pd.DataFrame(ROWS).groupby("user")
-        },
-        lambda: (
-            (user, frame.drop("user"))
-            for user, frame in sorted(pl.DataFrame(ROWS).group_by("user", maintain_order=True))
-        ),
-        lambda: (
-            (user, frame.drop(columns="user").to_dict("records"))
-            for user, frame in pd.DataFrame(ROWS).groupby("user")
-        ),
-    ],
-)
-def test_what_groupby_gives(groups):
-    found = jp.data.from_clients(groups())
-    expected = jp.data.from_dataframe(pd.DataFrame(ROWS), **ALL)
-    order = sorted(set(ROWS["user"]))
-    assert found.client_ids.to_pylist() == order
-    place = expected.client_ids.to_pylist().index
-    assert found.content == expected.select([place(user) for user in order]).content
-
-
-def test_groups_of_whole_numbers_and_of_nobody():
-    frame = pd.DataFrame({"who": [3, 1, 3], "x": [1.0, 2.0, 3.0]})
-    found = jp.data.from_clients(frame.groupby("who"))
-    assert found.client_ids.to_pylist() == ["1", "3"]
-    assert found.examples(1)["x"].tolist() == [1.0, 3.0]
-    pairs = [("a", [{"x": 1}]), ("b", [])]
-    assert jp.data.from_clients(pairs).sizes().tolist() == [1, 0]
+def test_records_of_clients_with_whole_numbers_and_of_nobody():
+    pairs = [(3, [{"x": 1, "t": "a"}, {"x": 2, "t": "b"}]), ("b", [])]
+    found = jp.data.from_clients(pairs)
+    assert found.client_ids.to_pylist() == ["3", "b"] and found.sizes().tolist() == [2, 0]
+    assert found.columns["x"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("clients", "expected"),
     [
         ([("a", [{"x": 1}, {"y": SECRET}])], "client 0, record 1: has the fields"),
-        ([("a", 5)], "client 0 must hold a mapping of columns, a list of records or a DataFrame"),
+        ([("a", 5)], "client 0 must hold a mapping of columns or a list of records"),
         ([("a", [{"x": 1}]), ("a", [{"x": 1}])], "found one twice"),
         ([(1.5, [{"x": 1}])], "client 0: its id must be a non-empty string or a whole number"),
         ([("", [{"x": 1}])], "found an empty string"),
-        ([("a", pd.DataFrame({"x": [1.0, None]}))], "column 'x' has missing values"),
-        ([("a", pd.DataFrame({"x": [pd.Timestamp(0)]}))], "must hold numbers, booleans or text"),
+        ([("a", pd.DataFrame({"x": [1.0]}))], "from_dataframe"),
     ],
 )
 def test_groups_that_do_not_fit(clients, expected):

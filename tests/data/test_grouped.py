@@ -11,7 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import jaxpfl.data
-from jaxpfl.data import grouping, staging
+from jaxpfl.data import grouping
 from jaxpfl.data.convert import convert
 from jaxpfl.data.population import Population
 from jaxpfl.data.readers.prose import pieces
@@ -70,50 +70,14 @@ def test_rows_of_all_shards_are_grouped_by_domain(folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c4", "stored"]
 
 
-def test_an_interrupted_conversion_goes_on_to_the_same_bytes(folder, tmp_path, monkeypatch):
-    source = f"{folder}?client=url|domain&columns=n,x"
-    monkeypatch.setattr(grouping, "LIMIT_BYTES", 1)
-    monkeypatch.setattr(staging, "_SECONDS_BETWEEN_COMMITS", 0.0)
-    convert(source, tmp_path / "straight", progress=False)
-    append, left = staging.Staging.append, [2]
-
-    def interrupted(self, held):
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-        append(self, held)
-
-    monkeypatch.setattr(staging.Staging, "append", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        convert(source, tmp_path / "stored", progress=False)
-    assert (tmp_path / ".stored.partial" / "staging" / "journal.json").exists()
-    convert(source, tmp_path / "stored", progress=False)
-    for path in (tmp_path / "straight").iterdir():
-        assert (tmp_path / "stored" / path.name).read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize("limit", [1, 1_500, 2**26])
-def test_the_result_does_not_depend_on_how_much_fits(folder, monkeypatch, limit):
+@pytest.mark.parametrize("bits", [1, 20])
+def test_the_result_does_not_depend_on_how_much_fits(folder, monkeypatch, bits):
     source = f"{folder}?client=url|domain&columns=n,x"
     expected = jaxpfl.data.open(source)
-    monkeypatch.setattr(grouping, "LIMIT_BYTES", limit)
+    monkeypatch.setattr(grouping, "_BITS", bits)
     monkeypatch.setattr(grouping, "_DEALT_BYTES", 1_000)
     found = jaxpfl.data.open(source)
     assert found.fingerprint == expected.fingerprint
-
-
-def test_rows_that_are_dealt_twice_are_in_few_batches(tmp_path, monkeypatch):
-    """Not in one batch each, which takes many times the memory and time."""
-    monkeypatch.setattr(grouping, "LIMIT_BYTES", 1)
-    append, written = grouping._File.append, []
-    monkeypatch.setattr(
-        grouping._File, "append", lambda self, rows: (written.append(len(rows)), append(self, rows))
-    )
-    rows = [{"who": f"u{n % 100}", "text": f"Text {n}."} for n in range(5_000)]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet", row_group_size=10)
-    assert jaxpfl.data.open(f"{tmp_path}/x.parquet?client=who|value").num_examples == 5_000
-    # 64 files at first, then one of each client but those that are alone in a file.
-    assert sum(written) > 1.5 * 5_000 and len(written) < 64 + 2 * 100
 
 
 def test_a_single_file_and_every_rule(folder):

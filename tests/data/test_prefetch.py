@@ -46,47 +46,27 @@ def test_work_goes_ahead_by_the_depth_and_no_further():
         assert made == [0, 1, 2]
 
 
-def test_an_error_reaches_the_consumer_after_the_items_before_it():
+@pytest.mark.parametrize("before", [[], [1, 2]])
+def test_an_error_reaches_the_consumer_after_the_items_before_it(before):
     def source():
-        yield 1
-        yield 2
+        yield from before
         raise InputError("row 3 is bad")
 
     seen = []
     with pytest.raises(InputError, match="row 3 is bad"), prefetch(source()) as items:
         for item in items:
             seen.append(item)
-    assert seen == [1, 2]
+    assert seen == before
 
 
-def test_an_error_before_the_first_item_reaches_the_consumer():
-    def source():
-        raise ValueError("at once")
-        yield
-
-    with pytest.raises(ValueError, match="at once"), prefetch(source()) as items:
-        next(items)
-
-
-def test_leaving_early_ends_the_thread():
+def test_leaving_early_or_by_an_error_ends_the_thread():
     with prefetch(iter(range(10**9)), depth=1) as items:
         assert next(items) == 0
     assert threads() == []
-
-
-def test_an_error_of_the_consumer_ends_the_thread_and_is_raised():
     with pytest.raises(KeyError, match="mine"), prefetch(iter(range(10**9))) as items:
         next(items)
         raise KeyError("mine")
     assert threads() == []
-
-
-def test_items_are_made_in_another_thread():
-    def source():
-        yield threading.current_thread() is threading.main_thread()
-
-    with prefetch(source()) as items:
-        assert list(items) == [False]
 
 
 @pytest.mark.parametrize("depth", [0, -1, 1.5, True])

@@ -4,6 +4,7 @@ A hash shows that a file is as it was written, not that it makes sense: a column
 read as addresses, and an id that ends behind its file would end the process.
 """
 
+import contextlib
 import hashlib
 import json
 
@@ -13,9 +14,9 @@ import pytest
 
 from jaxpfl.data import Population, storage
 from jaxpfl.data.check import check
+from jaxpfl.data.content import Growing
 from jaxpfl.errors import CorruptFile
-from jaxpfl.files import sha256_file
-from tests.data.populations import SECRET, small
+from tests.data.populations import SECRET, sign, small
 
 
 @pytest.fixture
@@ -24,24 +25,11 @@ def saved(tmp_path):
     return tmp_path / "saved"
 
 
-def sign(folder, **changed):
-    """Writes the manifest with these fields, and with the hashes that fit them."""
-    path = folder / "manifest.json"
-    manifest, clients = json.loads(path.read_text()), folder / "clients.arrow"
-    described = {"bytes": clients.stat().st_size, "sha256": sha256_file(clients)}
-    manifest["files"]["clients.arrow"] = described
-    manifest |= changed
-    del manifest["sha256"]
-    text = json.dumps(manifest, sort_keys=True)
-    manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    path.write_text(json.dumps(manifest))
+def columns_of(folder):
+    return json.loads((folder / "manifest.json").read_text())["columns"]
 
 
-def manifest_of(folder):
-    return json.loads((folder / "manifest.json").read_text())
-
-
-VALUES = (None, 7, -1, True, "x", [], {}, 2**64, {"a": 1}, {"label": []})
+VALUES = (None, 7, -1, True, "x", [], {}, [3], 2**64, {"a": 1}, {"label": []})
 
 
 @pytest.mark.parametrize("name", storage._FIELDS)
@@ -83,107 +71,109 @@ def test_a_field_of_another_type_is_refused(name, saved):
 )
 def test_a_type_that_no_column_has_is_refused(type_, saved):
     """TRUST 7, 39: bytes of a file are never taken for addresses."""
-    columns = manifest_of(saved)["columns"] | {"label": type_}
-    sign(saved, columns=columns)
+    columns = columns_of(saved)
+    described = type_ if isinstance(type_, str) else columns["label"] | {"shape": None} | type_
+    sign(saved, columns=columns | {"label": described})
     with pytest.raises(CorruptFile, match=r"manifest\.json: column 'label'"):
         Population.load(saved)
 
 
+@pytest.mark.parametrize("name", ["label", "text"])
 @pytest.mark.parametrize(
     "changed",
     [
-        {"first": -8},
-        {"first": 2**63},
-        {"first": 1},
+        {"bytes": 7},
         {"bytes": 2**62},
         {"bytes": -1},
         {"bytes": 1.0},
         {"blocks": "zz" * 32},
         {"blocks": "ab"},
+        {"blocks": ""},
+        {"blocks": "00" * 32},
         {"blocks": None},
     ],
     ids=str,
 )
-def test_a_buffer_that_lies_elsewhere_is_refused(changed, saved):
+def test_a_buffer_that_is_another_is_refused(name, changed, saved):
     """TRUST 6, 39"""
-    buffers = manifest_of(saved)["buffers"]
-    buffers["label"][0] |= changed
-    sign(saved, buffers=buffers)
+    columns = columns_of(saved)
+    columns[name]["buffers"][0] |= changed
+    sign(saved, columns=columns)
     with pytest.raises(CorruptFile, match="saved"):
         dict(Population.load(saved).columns)
-
-
-def test_other_files_than_a_population_has_are_not_looked_at(saved):
-    """TRUST 39"""
-    outside = saved.parent / "outside"
-    outside.write_text("x")
-    listed = {"../outside": {"bytes": 1, "sha256": sha256_file(outside)}}
-    sign(saved, files=manifest_of(saved)["files"] | listed)
-    with pytest.raises(CorruptFile, match="lists other files"):
+    columns[name]["buffers"] = []
+    sign(saved, columns=columns)
+    with pytest.raises(CorruptFile, match="another number of buffers"):
         Population.load(saved)
 
 
-def write_clients(folder, table):
-    with pa.ipc.new_file(str(folder / "clients.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    sign(folder)
+def write_clients(folder, name, column):
+    """Replaces the clients' ids or offsets, with hashes that fit them."""
+    with contextlib.ExitStack() as stack:
+        paths = sorted(folder.glob(f"{name}.*"))
+        grown = Growing(column, [stack.enter_context(path.open("wb")) for path in paths])
+        grown.append(column)
+        sign(folder, **{name: grown.synced()})
 
 
-def test_ids_that_end_behind_their_file_do_not_end_the_process(saved):
-    """TRUST 6, 39: one altered byte did."""
-    path = saved / "clients.arrow"
-    whole = path.read_bytes()
-    # The edges of the ids: each as it is, but for its highest bytes.
-    first = pa.ipc.open_file(pa.memory_map(str(path))).read_all()["client_id"].chunk(0)
-    edges = np.frombuffer(first.buffers()[1], np.int64)[: len(first) + 1].tobytes()
-    at = whole.index(edges)
-    for place in range(at, at + len(edges)):
-        damaged = bytearray(whole)
-        damaged[place] ^= 0x40
-        path.write_bytes(damaged)
-        sign(saved)
-        with pytest.raises(CorruptFile, match="saved") as raised:
-            Population.load(saved).client_ids.to_pylist()
-        assert SECRET not in str(raised.value)
-        with pytest.raises(CorruptFile):
-            check(saved, progress=False)
+def texts(edges: list[int], content: bytes) -> pa.Array:
+    buffers = pa.py_buffer(np.array(edges)), pa.py_buffer(content)
+    return pa.LargeStringArray.from_buffers(len(edges) - 1, *buffers)
 
 
 @pytest.mark.parametrize(
-    "columns",
+    ("edges", "content"),
     [
-        {"client_id": ["a", "b", "c", "d"]},
-        {"client_id": [1, 2, 3, 4], "first": [0, 1, 3, 6]},
-        {"client_id": ["a", "b", "c", None], "first": [0, 1, 3, 6]},
-        {"client_id": ["a", "b", "c", "d"], "first": [0, 1, None, 6]},
-        {"client_id": ["a", "b", "c"], "first": [0, 1, 3]},
-        {"client_id": ["a", "b", "c", "d"], "first": [1, 1, 3, 6]},
-        {"client_id": ["a", "b", "c", "d"], "first": [0, 3, 1, 6]},
-        {"client_id": ["a", "b", "c", "c"], "first": [0, 1, 3, 6]},
-        {"client_id": ["a", "b", "c", "d"], "first": [0, 1, 3, 60]},
+        ([0, 1, 2, 3, 2**40], b"abcd"),
+        ([0, 3, 2, 3, 4], b"abcd"),
+        ([0, -1, 2, 3, 4], b"abcd"),
+        ([0, 1, 2, 3, 4], b"abc\xff"),
     ],
     ids=str,
 )
-def test_clients_that_are_none_are_refused(columns, saved):
+def test_ids_that_end_behind_their_file_do_not_end_the_process(edges, content, saved):
+    """TRUST 6, 39: one altered byte did."""
+    column = texts([0, 1, 2, 3, 4], content)
+    write_clients(saved, "client_ids", column)
+    path = saved / "client_ids.edges"
+    path.write_bytes(np.array(edges, np.int64).tobytes())
+    stored = json.loads((saved / "manifest.json").read_text())["client_ids"]
+    stored[0]["blocks"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    sign(saved, client_ids=stored)
+    for read in (Population.load, lambda folder: check(folder, progress=False)):
+        with pytest.raises(CorruptFile, match="saved") as raised:
+            read(saved)
+        assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("offsets", [0, 1, 3, 6]),
+        ("offsets", [1, 1, 3, 6, 10]),
+        ("offsets", [0, 3, 1, 6, 10]),
+        ("offsets", [0, 1, 3, 60, 10]),
+        ("offsets", [0, 1, 3, 6, 60]),
+        ("client_ids", ["a", "b", "c"]),
+        ("client_ids", ["a", "b", "c", "c"]),
+        ("client_ids", ["a", "b", "c", "d", "e"]),
+    ],
+    ids=str,
+)
+def test_clients_that_are_none_are_refused(name, values, saved):
     """TRUST 5, 6"""
-    kinds = {"client_id": pa.large_string(), "first": pa.int64()}
-    arrays = {
-        name: pa.array(values, None if values[0] == 1 and name == "client_id" else kinds[name])
-        for name, values in columns.items()
-    }
-    write_clients(saved, pa.table(arrays))
+    kind = pa.large_string()
+    write_clients(saved, name, np.array(values) if name == "offsets" else pa.array(values, kind))
     with pytest.raises(CorruptFile, match="saved"):
         Population.load(saved)
 
 
-def test_an_empty_file_of_examples_is_refused(saved):
+@pytest.mark.parametrize(("file", "name"), [("1.values", "label"), ("3.edges", "text")])
+def test_an_empty_file_is_refused(file, name, saved):
     """TRUST 6: an empty file cannot be mapped."""
-    (saved / "examples.arrow").write_bytes(b"")
-    manifest = manifest_of(saved)
-    listed = manifest["files"] | {
-        "examples.arrow": {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
-    }
-    buffers = {name: [] for name in manifest["columns"]}
-    sign(saved, files=listed, buffers=buffers)
+    (saved / file).write_bytes(b"")
+    columns = columns_of(saved)
+    columns[name]["buffers"][0] = {"bytes": 0, "blocks": ""}
+    sign(saved, columns=columns)
     with pytest.raises(CorruptFile, match="saved"):
         Population.load(saved)

@@ -118,7 +118,7 @@ def test_every_format_holds_the_same_clients(tmp_path, form, block, monkeypatch)
 def test_rows_grouped_on_the_disk_are_the_same(tmp_path, form, monkeypatch):
     path = write(tmp_path, form, ROWS)
     plain = jp.data.open(f"{path}?{OPTIONS}")
-    monkeypatch.setattr(grouping, "LIMIT_BYTES", 1)
+    monkeypatch.setattr(grouping, "_BITS", 1)
     found = jp.data.open(f"{path}?{OPTIONS.replace('user', 'user|value')}")
     order = found.client_ids.to_pylist()
     assert sorted(order) == sorted(plain.client_ids.to_pylist())

@@ -263,9 +263,6 @@ def test_a_row_on_a_damaged_page_is_named(tmp_path):
     path.write_bytes(whole)
     with pytest.raises(CorruptFile, match=r"long\.sqlite, client 1, row 3: its SQLite"):
         read(path)
-    # A conversion that goes on behind it does not read it again.
-    with stream_tff(path, features=SCHEMA, begin=3) as stream:
-        assert [batch.columns["x"].tolist() for batch in stream.batches] == [[3]]
 
 
 def test_a_message_beyond_the_limit_is_refused_by_row(path, monkeypatch):

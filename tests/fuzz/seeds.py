@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from jaxpfl import files
-from jaxpfl.data.blocks import block_hashes
-from jaxpfl.data.staging import Staging
+from jaxpfl.data.blocks import BlockHashes
 from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
@@ -71,29 +70,18 @@ def sign_manifest(folder: Path) -> None:
     _sign(folder / "saved" / "manifest.json")
 
 
-def sign_clients(folder: Path) -> None:
+def sign_buffers(folder: Path) -> None:
+    """With the sizes and hashes of all buffers as they are."""
     saved = folder / "saved"
-    found = {"clients.arrow": _as_it_is(saved / "clients.arrow")}
-    _sign(saved / "manifest.json", lambda manifest: manifest["files"].update(found))
-
-
-def sign_examples(folder: Path) -> None:
-    saved = folder / "saved"
-    content = (saved / "examples.arrow").read_bytes()
 
     def renew(manifest: dict) -> None:
-        outside, end = b"", 0
-        buffers = [part for parts in manifest["buffers"].values() for part in parts]
-        for part in sorted(buffers, key=lambda part: part["first"]):
-            if part["bytes"]:
-                first, behind = part["first"], part["first"] + part["bytes"]
-                outside += content[end:first]
-                end = max(end, behind)
-                hashes = block_hashes([content[first:behind]])[0]
-                part["blocks"] = "".join(each.hex() for each in hashes)
-        outside += content[end:]
-        sha256 = hashlib.sha256(outside).hexdigest()
-        manifest["files"]["examples.arrow"] = {"bytes": len(content), "sha256": sha256}
+        held = {name: manifest[name] for name in ("offsets", "client_ids")}
+        held |= {str(n): each["buffers"] for n, each in enumerate(manifest["columns"].values())}
+        for stem, buffers in held.items():
+            for path, each in zip(sorted(saved.glob(f"{stem}.*")), buffers, strict=True):
+                hashes = BlockHashes()
+                hashes.update(path.read_bytes())
+                each |= {"bytes": hashes.size, "blocks": b"".join(hashes.sums).hex()}
 
     _sign(saved / "manifest.json", renew)
 
@@ -269,15 +257,6 @@ def packed_arrow(path: Path) -> None:
 def arrays(path: Path) -> None:
     columns = {"images": np.zeros((3, 2, 2), np.uint8), "labels": np.arange(3)}
     np.savez_compressed(path, **columns, client=np.array(["a", "b", "a"]))
-
-
-STAGED = {"text": pa.array(["one \u00e9", "", "three"], pa.large_string()), "x": np.arange(3)}
-
-
-def staging(folder: Path) -> None:
-    with Staging.opened(folder / "staging", {"source": "a"}) as begun:
-        begun.append(STAGED)
-        begun.commit()
 
 
 def checkpoint(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Every reader of files, with small valid files that it reads; see `test_fuzz` and `__main__`."""
 
 import json
-import shutil
 import tempfile
 import time
 import warnings
@@ -9,15 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxpfl import files
 from jaxpfl.algorithms.fred.query import PrivateMoments
 from jaxpfl.data import Population
 from jaxpfl.data import open as open_population
 from jaxpfl.data.check import check
 from jaxpfl.data.readers.counts import read_counts
-from jaxpfl.data.staging import Staging
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.engine.final_state import planned
@@ -86,19 +82,6 @@ def _read_ledger(folder: Path) -> None:
 
 def _find_artifact(folder: Path) -> None:
     seeds.artifacts(folder).find("one")
-
-
-def _read_staging(folder: Path) -> None:
-    # A copy, because what is staged is gone on with where it is.
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        copy = Path(place, "staging")
-        shutil.copytree(folder / "staging", copy)
-        with Staging.opened(copy, {"source": "a"}) as begun:
-            begun.append(seeds.STAGED)
-            begun.commit()
-            offsets = np.array([0, begun.examples])
-            begun.write(Path(place, "examples.arrow"), list(begun.columns), offsets)
-            begun.content(list(begun.columns), offsets)
 
 
 def _read_checkpoint(folder: Path) -> None:
@@ -171,14 +154,16 @@ _POPULATION = (seeds.population, _read_population)
 _ARTIFACT = (seeds.artifact, _find_artifact, 2, seeds.sign_files)
 _CHECKPOINT = (seeds.checkpoint, _read_checkpoint, 1, seeds.sign_files)
 _ADAPTERS = (seeds.adapters, _read_adapters, 0.1)
-_STAGED = (seeds.staging, _read_staging, 8)
+_BUFFER = (*_POPULATION, 4, seeds.sign_buffers)
 
 TARGETS: dict[str, Target] = {
     "JSON file": _alone("x.json", _as_json({"a": [1, {"b": "c"}]}), files.read_json, 120),
     "FreD's moments": Target("moments.npz", seeds.moments, _read_moments, 60),
     "population manifest": Target("saved/manifest.json", *_POPULATION, 20, seeds.sign_manifest),
-    "population clients": Target("saved/clients.arrow", *_POPULATION, 4, seeds.sign_clients),
-    "population examples": Target("saved/examples.arrow", *_POPULATION, 8, seeds.sign_examples),
+    "population ids": Target("saved/client_ids.edges", *_BUFFER),
+    "population offsets": Target("saved/offsets.values", *_BUFFER),
+    "population edges": Target("saved/3.edges", *_BUFFER),
+    "population texts": Target("saved/3.values", *_BUFFER),
     "run.json": Target("run.json", seeds.run, _read_run, 20),
     "metrics.jsonl": Target("metrics.jsonl", seeds.run, _read_metrics, 24),
     "secret.json": _alone("secret.json", seeds.secret, _read_secret, 24),
@@ -188,8 +173,6 @@ TARGETS: dict[str, Target] = {
     ),
     "artifact arrays": Target("artifacts/one/arrays.npz", *_ARTIFACT),
     "artifact manifest": Target("artifacts/one/manifest.json", *_ARTIFACT),
-    "staging journal": Target("staging/journal.json", *_STAGED),
-    "staged offsets": Target("staging/0.offsets", *_STAGED),
     "checkpoint record": Target("round_00000001/record.json", *_CHECKPOINT),
     "checkpoint manifest": Target("round_00000001/manifest.json", *_CHECKPOINT),
     "checkpoint state": Target("round_00000001/state.bin", *_CHECKPOINT),

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import checks
-from jaxpfl.data import stream
-from jaxpfl.data.population import Population
+from jaxpfl.data.population import Population, collect
 from jaxpfl.data.readers.compressed import decoded
 from jaxpfl.data.readers.sqlite_file import MAX_VALUE_BYTES, errors_of, machine_error, opened
 from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder, Feature
@@ -51,7 +50,7 @@ def read_tff(
       CorruptFile: the file or an example in it is truncated or damaged.
     """
     with stream_tff(path, dataset, split, in_memory=True, **options) as examples:
-        return stream.collect(examples)
+        return collect(examples)
 
 
 @contextlib.contextmanager
@@ -66,7 +65,6 @@ def stream_tff(
     name: str | None = None,
     in_memory: bool = False,
     folder: str | Path | None = None,
-    begin: int = 0,
 ) -> Iterator[Stream]:
     """One split of a file as a stream of batches of a few megabytes.
 
@@ -80,7 +78,6 @@ def stream_tff(
       sha256: of the file before it is unpacked, in hexadecimal; checked before anything else.
       name: of the population; by default the path and the split.
       in_memory, folder: as for `sqlite_file.opened`.
-      begin: the number of the first example that is decoded; of those before it only the client is.
 
     Raises:
       InputError: there is no such file, data set or split, or the tables or examples do not follow
@@ -97,7 +94,7 @@ def stream_tff(
         described = (name or f"{path} [{split}]", schema.unit, schema.splitting)
         finish = schema.canonical if form == "canonical" else dict
         reader = _Reader(path, ExampleDecoder(schema.features), finish)
-        yield Stream(reader.batches(connection, split, begin), examples, *described)
+        yield Stream(reader.batches(connection, split), examples, *described)
 
 
 def _schema(dataset: str | None, features: Mapping[str, Feature] | None) -> Schema:
@@ -124,8 +121,8 @@ class _Reader:
         self._places: list[tuple[int, int]] = []
         self._done: list[tuple[str, int]] = []
 
-    def batches(self, connection: sqlite3.Connection, split: str, begin: int) -> Iterator[Batch]:
-        """The examples from `begin` on; at least one batch, the last one perhaps without any."""
+    def batches(self, connection: sqlite3.Connection, split: str) -> Iterator[Batch]:
+        """The examples; at least one batch, the last one perhaps without any."""
         path, size = self._path, 0
         with errors_of(path):
             clients = enumerate(_declared_clients(path, connection, split))
@@ -146,9 +143,6 @@ class _Reader:
                 read = 0
                 for _, row in rows:
                     read += 1
-                    begin -= 1
-                    if begin >= 0:
-                        continue
                     message = _message(f"{path}, client {client}, row {row}", connection, row)
                     self._messages.append(message)
                     self._places.append((client, row))

@@ -62,7 +62,7 @@ class Training(Checked):
         return optax.join_schedules([ramp, tail], [self.warmup_steps])
 
     def optimizer(self, steps: int) -> optax.GradientTransformation:
-        """AdamW for `steps` steps, without the clipping, which `step.run` does."""
+        """AdamW for `steps` steps, without the clipping, which `training` does."""
         rates = self.learning_rates(steps)
         return optax.adamw(rates, weight_decay=self.weight_decay, mask=decayed)
 

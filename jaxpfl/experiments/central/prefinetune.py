@@ -25,8 +25,7 @@ import numpy as np
 import optax
 
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.step import batches
-from jaxpfl.experiments.central.training import Columns, Fitted, validate
+from jaxpfl.experiments.central.training import Columns, Fitted, batches, validate
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
 from jaxpfl.models.base import Model, summarise
 

@@ -83,17 +83,11 @@ def pinned(config: Any) -> Any:
     changes: dict[str, Any] = {}
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
+        of_model = isinstance(config, PublishedModelConfig) and each.name == "path"
         try:
-            found = pinned(value)
+            found = hub.pinned(value) if of_model else pinned(value)
         except InputError as error:
-            raise InputError(f"{each.name}.{error}") from error
+            raise InputError(f"{each.name}{': ' if of_model else '.'}{error}") from error
         if found is not value:
             changes[each.name] = found
-    if isinstance(config, PublishedModelConfig):
-        try:
-            path = hub.pinned(config.path)
-        except InputError as error:
-            raise InputError(f"path: {error}") from error
-        if path != config.path:
-            changes["path"] = path
     return dataclasses.replace(config, **changes) if changes else config

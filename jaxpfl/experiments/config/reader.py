@@ -46,26 +46,27 @@ class _Source:
         inside = any(not key or name.startswith(f"{key}.") for name in self.given)
         return f"{self.file} with the command line" if inside else self.file
 
+    def must_be(self, expected: str, key: str, value: Any) -> InputError:
+        """The error of a value that is something else."""
+        return InputError(f"{self.of(key)}: {key} must be {expected}, found {value!r}")
+
 
 def read_mapping(path: str | Path) -> Any:
     """Reads a YAML file of at most 1 MB, without aliases and duplicate keys, as plain data."""
     path = Path(path)
     try:
-        size = path.stat().st_size
-        if size > _MAX_CONFIG_BYTES:
-            raise InputError(
-                f"{path}: a config must have at most {_MAX_CONFIG_BYTES} bytes, found {size}"
-            )
-        text = path.read_text(encoding="utf-8")
-    except InputError:
-        raise
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: the config cannot be read: it is not UTF-8 text") from None
+        with path.open("rb") as file:
+            content = file.read(_MAX_CONFIG_BYTES + 1)
     except (OSError, ValueError) as error:
         # A path that a sweep names may be none.
         reason = error.strerror if isinstance(error, OSError) else "no file has such a name"
         raise InputError(f"{path}: the config cannot be read: {reason}") from error
-    return _parse_yaml(text, str(path))
+    if len(content) > _MAX_CONFIG_BYTES:
+        raise InputError(f"{path}: a config must have at most {_MAX_CONFIG_BYTES} bytes")
+    try:
+        return _parse_yaml(content.decode(), str(path))
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: the config cannot be read: it is not UTF-8 text") from None
 
 
 def from_mapping(
@@ -269,8 +270,7 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
         choices = typing.get_args(kind)
         if isinstance(value, str) and value in choices:
             return value
-        allowed = ", ".join(map(repr, choices))
-        raise InputError(f"{where.of(key)}: {key} must be one of {allowed}, found {value!r}")
+        raise where.must_be(f"one of {', '.join(map(repr, choices))}", key, value)
     if typing.get_origin(kind) is tuple:
         inner: tuple[Any, ...] = typing.get_args(kind)
         parts = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
@@ -278,8 +278,7 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
         if any_length:
             inner = inner[:1] * len(parts)
         if not parts or len(parts) != len(inner):
-            expected = "a list" if any_length else f"a list of {len(inner)}"
-            raise InputError(f"{where.of(key)}: {key} must be {expected}, found {value!r}")
+            raise where.must_be("a list" if any_length else f"a list of {len(inner)}", key, value)
         return tuple(
             _convert(part, each, where, key) for part, each in zip(inner, parts, strict=True)
         )
@@ -291,7 +290,7 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
 def _convert_names(kind: Any, value: Any, where: _Source, key: str) -> dict[str, Any]:
     """A mapping whose keys are names that the user chose."""
     if not isinstance(value, Mapping) or not value:
-        raise InputError(f"{where.of(key)}: {key} must be a mapping of names, found {value!r}")
+        raise where.must_be("a mapping of names", key, value)
     for name in value:
         # YAML reads `on`, `3` and `null` as other things than text.
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -313,7 +312,7 @@ def _convert_scalar(kind: Any, value: Any, where: _Source, key: str) -> Any:
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     names = {int: "a whole number", bool: "true or false", str: "text"}
-    raise InputError(f"{where.of(key)}: {key} must be {names[kind]}, found {value!r}")
+    raise where.must_be(names[kind], key, value)
 
 
 def _choose(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
@@ -327,10 +326,7 @@ def _choose(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any
         if name in names:
             return member
         known.extend(names)
-    raise InputError(
-        f"{where.of(f'{key}.name')}: {key}.name must be one of {', '.join(map(repr, known))}, "
-        f"found {name!r}"
-    )
+    raise where.must_be(f"one of {', '.join(map(repr, known))}", f"{key}.name", name)
 
 
 def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.step import batches
+from jaxpfl.experiments.central.training import batches
 from jaxpfl.models.base import Checking, Model, summarise
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 

@@ -16,7 +16,7 @@ from jaxpfl.experiments.central.prefinetune import (
     learning_rates,
     prefinetune,
 )
-from jaxpfl.experiments.central.step import batches
+from jaxpfl.experiments.central.training import batches
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
 
 SETTINGS = PrefinetuneConfig(

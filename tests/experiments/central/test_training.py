@@ -255,8 +255,3 @@ def test_bad_input_is_named():
         mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
         parts = dataclasses.replace(SETTINGS, batch_size=3)
         fit(MODEL, START, columns, parts, seed=0, mesh=mesh)
-
-
-def test_a_bar_is_not_shown_on_stdout(capsys):
-    fit(MODEL, START, _columns(), SETTINGS, seed=0, progress=True)
-    assert capsys.readouterr().out == ""

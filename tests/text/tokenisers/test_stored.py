@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import tarfile
 from pathlib import Path
 
@@ -110,9 +109,12 @@ def test_a_command_writes_tokens_that_train_as_the_text_does(posts, counts, tmp_
     assert list(tokens.columns) == ["tokens"] and tokens.fingerprint == text.fingerprint
     assert (tokens.name, tokens.unit, tokens.splitting) == (text.name, text.unit, "spaces")
     assert sorted(path.name for path in out.iterdir()) == [
-        "clients.arrow",
-        "examples.arrow",
+        "0.edges",
+        "0.values",
+        "client_ids.edges",
+        "client_ids.values",
         "manifest.json",
+        "offsets.values",
         "vocabulary.json",
     ]
     manifest = json.loads((out / "manifest.json").read_text())
@@ -155,22 +157,6 @@ def test_only_texts_are_tokenised(tmp_path):
     with pytest.raises(InputError, match="must have a column 'text'"):
         convert("digits?clients=3", tmp_path / "out", WordEncoder(vocabulary()), progress=False)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_changed_source_is_not_gone_on_with(posts, tmp_path, monkeypatch):
-    """What was staged of the old file must not be joined with the new one's."""
-    encoder = WordEncoder(vocabulary())
-
-    def crash(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("jaxpfl.data.staging._copy", crash)
-        convert(posts, tmp_path / "out", encoder, progress=False)
-    path = Path(posts.partition("?")[0])
-    os.utime(path, ns=(0, 0))
-    with pytest.raises(InputError, match="has changed since"):
-        convert(posts, tmp_path / "out", encoder, progress=False)
 
 
 def test_sources_of_public_words(posts, counts, tmp_path, monkeypatch):
