@@ -18,7 +18,6 @@ comparison the secrets of a process are counted, and a query is identified by it
 import argparse
 import hashlib
 import json
-import math
 import os
 import re
 import subprocess
@@ -328,14 +327,18 @@ def _arrays(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _checkpoint(folder: Path) -> dict[str, np.ndarray]:
-    """The leaves by their places among the sorted names."""
-    leaves = json.loads((folder / "record.json").read_text("utf-8"))["leaves"]
-    content, end, found = (folder / "state.bin").read_bytes(), 0, {}
-    for place, name in enumerate(sorted(leaves)):
-        dtype, shape = np.dtype(leaves[name][0]), leaves[name][1]
-        begin, end = end, end + dtype.itemsize * math.prod(shape)
-        found[str(place)] = np.frombuffer(content[begin:end], dtype).reshape(shape)
-    return found
+    import jax
+    import orbax.checkpoint as ocp
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        held = reader.metadata(folder / "state").item_metadata
+        as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+        wanted = jax.tree.map(lambda _: as_numpy, dict(held.tree))
+        state = reader.restore(folder / "state", args=ocp.args.PyTreeRestore(restore_args=wanted))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
 
 
 def _digest(array: np.ndarray) -> str:

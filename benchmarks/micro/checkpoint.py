@@ -6,7 +6,7 @@
 Each program saves float32 leaves of equal size, verified by SHA-256 where it says so, synced and
 renamed:
 
-    jaxpfl                  `Checkpoints`: written in the background, with a manifest
+    jaxpfl                  `Checkpoints`: Orbax's StandardCheckpointer in the background, manifest
     in the foreground       the same, waited for
     Orbax alone             StandardCheckpointer, waited for: no hashes, no sync of ours
     plain file              one .npz file, hashed, synced and renamed: nothing can be faster that
@@ -39,7 +39,7 @@ def main(config: Config) -> list[dict]:
     harness.use_cpu_devices(1)
     import jax
     import jax.numpy as jnp
-    import orbax.checkpoint as ocp  # comes with flax
+    import orbax.checkpoint as ocp
 
     from jaxpfl import files
     from jaxpfl.experiments.records.checkpoint import Checkpoints

@@ -15,7 +15,7 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.export import export
-from jaxpfl.experiments.records import artifacts, checkpoint
+from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.systems.federated_training import export as federated_export
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.study import prepare
@@ -136,7 +136,7 @@ def test_what_is_not_a_finished_run_is_refused(tiny_config, tmp_path):
     run.mkdir()
     _refused(run, InputError, r"holds no run that can be exported: it has no config\.yaml")
     run.rmdir()
-    real = artifacts.commit
+    real = checkpoint.commit
 
     def full(temporary, *arguments):
         if temporary.name.endswith("4"):
@@ -144,7 +144,7 @@ def test_what_is_not_a_finished_run_is_refused(tiny_config, tmp_path):
         real(temporary, *arguments)
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(OSError, match="full"):
-        patched.setattr(artifacts, "commit", full)
+        patched.setattr(checkpoint, "commit", full)
         carry_out.run(_config(tiny_config), run, progress=False)
     _refused(run, InputError, "holds no finished run: .* go on with `jaxpfl resume")
 

@@ -18,7 +18,7 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.carry_out import Outcome
 from jaxpfl.experiments.engine import run_directory, setting
-from jaxpfl.experiments.records import artifacts
+from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.records.lines import MetricsFile
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated.release import identity, prepared_query, releaser
@@ -135,8 +135,8 @@ INSTANTS = {
     "after a record": _at(Ledger, "record", _third([]), after=True),
     "before metrics": _at(MetricsFile, "append", lambda file, round, *_: round == 4),
     "after metrics": _at(MetricsFile, "append", lambda file, round, *_: round == 4, after=True),
-    "in a checkpoint": _at(artifacts, "commit", _of_round_4),
-    "after a checkpoint": _at(artifacts, "commit", _of_round_4, after=True),
+    "in a checkpoint": _at(checkpoint, "commit", _of_round_4),
+    "after a checkpoint": _at(checkpoint, "commit", _of_round_4, after=True),
     "before the result": _at(
         run_directory.files, "write_json", lambda path, *_, **__: path.name == "result.json"
     ),

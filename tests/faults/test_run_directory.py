@@ -20,7 +20,7 @@ from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.engine import run_directory
 from jaxpfl.experiments.engine.description import Clients
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
-from jaxpfl.experiments.records import artifacts
+from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.systems.gan_inversion.study import Study
 from jaxpfl.federated.release import prepared_query
 from tests.faults.runs import config_of, run_and_watch
@@ -114,7 +114,7 @@ def test_the_secret_is_there_and_private_as_long_as_the_run_is_not_finished(tiny
 
 def test_the_secret_stays_until_the_last_checkpoint_is_on_the_disk(tiny_config, tmp_path):
     """TRUST 33, 35: what is only in memory could not be made again without it."""
-    out, real = tmp_path / "run", artifacts.commit
+    out, real = tmp_path / "run", checkpoint.commit
 
     def failing(temporary, path, manifest):
         if path.name == "round_00000002":
@@ -123,7 +123,7 @@ def test_the_secret_stays_until_the_last_checkpoint_is_on_the_disk(tiny_config, 
 
     config = config_of(tiny_config, ["--training.rounds", "2"])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(artifacts, "commit", failing)
+        patched.setattr(checkpoint, "commit", failing)
         with pytest.raises(OSError, match="the disk is gone"):
             carry_out.run(config, out, progress=False)
     assert (out / "private" / "secret.json").exists()
@@ -259,7 +259,7 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(
 ):
     """TRUST 36: clean stop, last good checkpoint intact, no ledger loss."""
     out = tmp_path / "run"
-    real, message = artifacts.commit, os.strerror(errno.ENOSPC)
+    real, message = checkpoint.commit, os.strerror(errno.ENOSPC)
 
     def full(temporary, *arguments):
         if temporary.name.endswith("4"):
@@ -267,7 +267,7 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(
         real(temporary, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(artifacts, "commit", full)
+        patched.setattr(checkpoint, "commit", full)
         assert main(["run", str(tiny_config), "--out", str(out)]) == 1
     said = capsys.readouterr().err
     assert message in said and "Traceback" not in said

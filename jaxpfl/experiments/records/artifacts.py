@@ -10,7 +10,7 @@ renamed. A crash at any instant therefore leaves complete artifacts, and leftove
 with a dot. All files are verified before they are opened, even right after they were written, so
 that a resumed run continues from the same bytes.
 
-Checkpoints are artifacts, too, with another file of arrays.
+Checkpoints are artifacts, too; Orbax writes their arrays.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,9 +121,14 @@ class Artifacts:
         head = None if ledger is None else ledger.head
         manifest = Manifest(path.name, self.run, made_from, private=self.private, ledger_head=head)
         arrays = {key: np.asarray(value) for key, value in artifact.arrays.items()}
-        with writing(path, manifest) as temporary:
+        temporary = begin(path)
+        try:
             (temporary / RECORD).write_text(files.json_text(artifact.record), encoding="utf-8")
             (temporary / _ARRAYS).write_bytes(files.npz(arrays))
+            commit(temporary, path, manifest)
+        except BaseException:
+            discard(temporary)
+            raise
 
     def sha256(self, name: str) -> str:
         """A digest of a stored artifact's files; does not depend on the run or the folder."""
@@ -191,21 +196,11 @@ def begin(path: Path) -> Path:
     return temporary
 
 
-@contextmanager
-def writing(path: Path, manifest: Manifest) -> Iterator[Path]:
-    """The folder whose files, at the end of the block, become the artifact `path`.
-
-    A block that fails leaves nothing, unless another run may have begun the same by now.
-    """
-    temporary = begin(path)
-    try:
-        yield temporary
-        commit(temporary, path, manifest)
-    except BaseException:
-        with suppress(CorruptFile):
-            files.require_locks()
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
+def discard(temporary: Path) -> None:
+    """Deletes what failed to become an artifact, unless another run may have begun it by now."""
+    with suppress(CorruptFile):
+        files.require_locks()
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def commit(temporary: Path, path: Path, manifest: Manifest) -> None:
