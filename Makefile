@@ -152,7 +152,7 @@ popri-table-test: .venv/installed-dev
 
 parity: .venv-parity/installed
 	.venv-parity/bin/python -m pytest -m "not slow" -ra tests/models/test_golden_transformers.py \
-	    tests/models/checkpoints/test_adapters.py tests/models/checkpoints/test_smollm2.py tests/text/embed tests/text/tokenisers/test_chat.py \
+	    tests/models/checkpoints/test_adapters.py tests/models/checkpoints/test_gguf.py tests/text/embed tests/text/tokenisers/test_chat.py \
 	    tests/experiments/test_parity.py
 
 # A developer's environment with the original libraries beside ours.

@@ -94,6 +94,10 @@ COMMANDS = {
         convert.add, convert.run, "Write clients' data to a folder that opens at once.",
         "convert 'clients.jsonl.gz?client=author&text=body' clients",
     ),
+    "convert-model": _Command(
+        convert.add_model, convert.run_model, "Write the model in a GGUF file to a folder.",
+        "convert-model SmolLM2-135M-Instruct.Q4_1.gguf smollm2",
+    ),
     "budget": _Command(
         privacy.add_budget, privacy.budget,
         "Say what the releases in a ledger have cost together.",

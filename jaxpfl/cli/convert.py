@@ -1,4 +1,4 @@
-"""`jaxpfl convert`."""
+"""`jaxpfl convert` and `convert-model`."""
 
 import argparse
 from collections.abc import Sequence
@@ -43,3 +43,19 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         raise InputError("--vocab-size must come with --vocabulary, which says whose words it is")
     record = convert(arguments.source, arguments.out, encoder)
     return {**record, "text": f"{record['clients']} clients written to {record['out']}"}
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", type=Path, help="a model in a GGUF file")
+    folder = "for config.json, the weights as safetensors, and the tokeniser's files"
+    parser.add_argument("out", metavar="FOLDER", type=Path, help=folder)
+    dtype = "of the written weights (default: float32, which keeps the file's values exactly)"
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=dtype)
+
+
+def run_model(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.models.checkpoints import gguf_files
+
+    gguf_files.convert(arguments.file, arguments.out, dtype=arguments.dtype)
+    text = f"the model of {arguments.file} is written to {arguments.out}"
+    return {"file": str(arguments.file), "out": str(arguments.out), "text": text}

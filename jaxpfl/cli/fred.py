@@ -15,7 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, required=True)
     unit = "what is protected: a client with all it holds (default), or one example"
     parser.add_argument("--unit", choices=("client", "example"), default="client", help=unit)
-    embedder = "hashed (default), minilm, encoder:FOLDER, ..."
+    embedder = "hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ..."
     parser.add_argument("--embedder", metavar="NAME", default="hashed", help=embedder)
     parser.add_argument("--clip-norm", type=float, default=1.0, help="of embeddings (default: 1)")
     parser.add_argument(

@@ -6,7 +6,10 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.text.embed.base import Embedder
 
-_NAMES = ("hashed", "minilm", "encoder")
+_NAMES = ("hashed", "minilm", "encoder", "sentence-transformers")
+_EXPECTED = (
+    "hashed, hashed:DIMENSION, minilm, encoder:FOLDER-OR-HUB-NAME or sentence-transformers:NAME"
+)
 
 
 def embedder(name: str) -> Embedder:
@@ -15,6 +18,7 @@ def embedder(name: str) -> Embedder:
         hashed, hashed:DIMENSION       hashed n-grams; needs no weights (`embed.hashed`)
         minilm                         all-MiniLM-L6-v2 (`embed.encoder`)
         encoder:FOLDER-OR-HUB-NAME     an encoder of BERT's kind and tokenizer (`embed.encoder`)
+        sentence-transformers:NAME     through that library, if installed
 
     Raises:
       InputError: there is no such embedder, or a file or library that it needs is missing.
@@ -37,9 +41,10 @@ def embedder(name: str) -> Embedder:
         from jaxpfl.text.embed.encoder import SentenceEncoder
 
         return SentenceEncoder(rest or name)
+    if kind == "sentence-transformers" and rest:
+        from jaxpfl.text.embed.sentence_transformers import SentenceTransformersEmbedder
+
+        return SentenceTransformersEmbedder(rest)
     near = difflib.get_close_matches(kind, _NAMES, 1, 0.5)
     hint = f" (did you mean {near[0]!r}?)" if near and near[0] != kind else ""
-    raise InputError(
-        f"unknown embedder {name!r}{hint}: expected hashed, "
-        "hashed:DIMENSION, minilm or encoder:FOLDER-OR-HUB-NAME"
-    )
+    raise InputError(f"unknown embedder {name!r}{hint}: expected {_EXPECTED}")

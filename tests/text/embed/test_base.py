@@ -98,7 +98,7 @@ def test_hashed_is_named_with_its_dimension():
     [
         ("hashd", "did you mean 'hashed'?"),
         ("minilm6", "did you mean 'minilm'?"),
-        ("encodr:x", "did you mean 'encoder'?"),
+        ("sentence-transformer:x", "did you mean 'sentence-transformers'?"),
         ("encoder", "expected hashed, hashed:DIMENSION"),
         ("encoder:", "unknown embedder"),
         ("hashed:", "unknown embedder"),

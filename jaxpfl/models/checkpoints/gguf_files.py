@@ -1,0 +1,383 @@
+"""Language models in GGUF files, llama.cpp's, made into folders that `pretrained` reads.
+
+    convert("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")
+
+A file holds the network's sizes, its tensors in one of many quantised forms, the tokeniser and the
+chat template. Architectures: llama (SmolLM2 too) and qwen2. Tokenisers: byte-level BPE with the
+splits of `_SPLITS`. The package `gguf` makes numbers of quantised blocks. The head is read here,
+because that package believes the lengths that a file states, and so may read on without end.
+
+Source: ggml-org/ggml, docs/gguf.md, version 3 of the format.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxpfl import files
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.checkpoints.hugging_face_names import require_sizes, stored
+from jaxpfl.models.checkpoints.model_files import DTYPES, expect_file, finite, require
+from jaxpfl.models.checkpoints.safetensors_files import write_folder
+from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.network import Decoder
+
+ARCHITECTURES = ("llama", "qwen2")
+# Far above any published model's.
+_MOST_ENTRIES, _MOST_ITEMS = 2**16, 2**22
+_SCALARS = dict(enumerate(("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d")))
+_STRING, _ARRAY = 8, 9
+_CONTROL, _USER_DEFINED = 3, 4
+_CALLED = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+}
+
+_LLAMA_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|"
+    r" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# How a text is split before pieces are merged, by tokenizer.ggml.pre; None is GPT-2's way.
+_SPLITS: dict[str, str | None] = {
+    "default": None,
+    "gpt-2": None,
+    "smollm": None,
+    "qwen2": _LLAMA_SPLIT.format(digits=""),
+    "llama-bpe": _LLAMA_SPLIT.format(digits="{1,3}"),
+}
+# Of a layer: the name in a folder of Hugging Face's, by that in the file.
+_OF_A_LAYER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_OTHERS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+class _Tensor(NamedTuple):
+    """A tensor's place; the shape is as numpy has it."""
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+class _Head:
+    """The entries and the places of the tensors, each length checked before anything is made.
+
+    Attributes:
+      entries: numbers, texts and lists of them, by name.
+      tensors: by name.
+      data: where the tensors begin.
+    """
+
+    def __init__(self, path: Path, content: np.ndarray):
+        self._path, self._content, self._at = path, content, 0
+        magic, version, tensors, entries = struct.unpack("<4sIQQ", self._bytes(24))
+        if magic != b"GGUF":
+            raise InputError(f"{path}: is no GGUF file")
+        if version not in (2, 3):
+            raise InputError(f"{path}: GGUF must have the version 2 or 3, found {version}")
+        for number in (tensors, entries):
+            if number > _MOST_ENTRIES:
+                raise CorruptFile(f"{path}: damaged: it states {number} entries or tensors")
+        self.entries: dict[str, Any] = {}
+        for _ in range(entries):
+            name = self._text()
+            self.entries[name] = self._value(self._number("I"))
+        self.tensors: dict[str, _Tensor] = {}
+        for _ in range(tensors):
+            name, rank = self._text(), self._number("I")
+            if rank > 4:
+                raise CorruptFile(f"{path}: damaged: a tensor has {rank} dimensions")
+            shape = tuple(self._number("Q") for _ in range(rank))[::-1]
+            self.tensors[name] = _Tensor(shape, self._number("I"), self._number("Q"))
+        alignment = self.entries.get("general.alignment", 32)
+        if type(alignment) is not int or not 1 <= alignment <= 2**16:
+            raise CorruptFile(f"{path}: damaged: general.alignment is no small positive number")
+        self.data = -(-self._at // alignment) * alignment
+
+    def _bytes(self, count: int) -> bytes:
+        if count > len(self._content) - self._at:
+            raise CorruptFile(f"{self._path}: damaged or cut off within its head")
+        self._at += count
+        return self._content[self._at - count : self._at].tobytes()
+
+    def _number(self, form: str) -> Any:
+        form = f"<{form}"
+        return struct.unpack(form, self._bytes(struct.calcsize(form)))[0]
+
+    def _text(self) -> str:
+        try:
+            return self._bytes(self._number("Q")).decode("utf-8")
+        except UnicodeDecodeError:
+            raise CorruptFile(f"{self._path}: damaged: a text in its head is not UTF-8") from None
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind == _ARRAY:
+            kind, count = self._number("I"), self._number("Q")
+            if kind == _ARRAY or count > _MOST_ITEMS:
+                raise CorruptFile(f"{self._path}: damaged: a list of lists, or of {count} items")
+            return [self._value(kind) for _ in range(count)]
+        form = _SCALARS.get(kind)
+        if not form:
+            raise CorruptFile(f"{self._path}: damaged: an entry of the unknown kind {kind}")
+        return self._number(form)
+
+
+class _Entries:
+    """The entries of a file, each of a known type."""
+
+    def __init__(self, path: Path, entries: Mapping[str, Any]):
+        self._path, self._entries = path, entries
+
+    def get(self, name: str, kind: type, default: Any = None) -> Any:
+        """An entry of this type, or the default.
+
+        Raises:
+          InputError: it has another type, or is missing and has no default.
+        """
+        found = self._entries.get(name, default)
+        if kind is float and type(found) is int:
+            found = float(found)
+        if type(found) is not kind:
+            what = "none" if found is None else _CALLED[type(found)]
+            raise InputError(f"{self._path}: {name} must be {_CALLED[kind]}, found {what}")
+        return found
+
+    def list_of(self, name: str, kind: type) -> list[Any]:
+        found = self.get(name, list)
+        if any(type(each) is not kind for each in found):
+            raise InputError(f"{self._path}: each item of {name} must be {_CALLED[kind]}")
+        return found
+
+
+def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
+    """Writes the model, the tokeniser and the chat template of a GGUF file to a folder.
+
+    A folder with a config.json is complete. One tensor at a time is in memory.
+
+    Args:
+      folder: created if necessary; a model in it is replaced.
+      dtype: "float32", which keeps every value of the file exactly; or "bfloat16".
+
+    Raises:
+      InputError: the file is missing or no GGUF, its architecture, tokeniser or quantisation is
+        not supported, or its tensors are not those of the network that it describes.
+      CorruptFile: the file is damaged or cut off.
+    """
+    path, folder = expect_file(Path(path)), Path(folder)
+    library = require("gguf", "gguf")
+    sizes = library.constants.GGML_QUANT_SIZES
+    if not path.stat().st_size:
+        raise CorruptFile(f"{path}: is empty")
+    content = np.memmap(path, np.uint8, mode="r")
+    head = _Head(path, content)
+    entries = _Entries(path, head.entries)
+    config = _config(path, entries, head.tensors)
+    places = _places(path, head, content.size, sizes)
+    named = _named(path, config, head.tensors)
+    tokenizer = _tokenizer(path, entries)
+    heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
+
+    def read(theirs: str) -> np.ndarray:
+        name = named[theirs]
+        place, (begin, size) = head.tensors[name], places[name]
+        raw = np.asarray(content[begin : begin + size])
+        try:
+            kind = library.GGMLQuantizationType(place.kind)
+            values = library.quants.dequantize(_typed(raw, place.kind), kind)
+        except NotImplementedError:
+            raise InputError(f"{path}: tensor {name!r} is quantised in an unknown way") from None
+        values = finite(f"{path}: tensor {name!r}", values.astype(np.float32, copy=False))
+        values = values.reshape(place.shape)
+        part = name.split(".")[2] if name.startswith("blk.") else ""
+        if config.model_type == "llama" and part in heads:
+            values = _unpermuted(values, heads[part])
+        return np.ascontiguousarray(values).astype(DTYPES[dtype], copy=False)
+
+    described = {
+        theirs: jax.ShapeDtypeStruct(head.tensors[name].shape, DTYPES[dtype])
+        for theirs, name in named.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in tokenizer.items():
+        files.write_atomically(folder / file, text)
+    write_folder(folder, config.to_dict() | {"dtype": dtype}, described, read, 5_000_000_000)
+
+
+def _config(path: Path, entries: _Entries, tensors: Mapping[str, _Tensor]) -> DecoderConfig:
+    """The network that the entries describe."""
+    name = entries.get("general.architecture", str)
+    if name not in ARCHITECTURES:
+        known = " or ".join(ARCHITECTURES)
+        raise InputError(f"{path}: general.architecture must be {known}, found {name!r}")
+    if "rope_freqs.weight" in tensors:
+        raise InputError(f"{path}: has scaled rotary positions, which no GGUF file states exactly")
+    heads = entries.get(f"{name}.attention.head_count", int)
+    try:
+        config = DecoderConfig(
+            model_type=name,
+            vocab_size=len(entries.list_of("tokenizer.ggml.tokens", str)),
+            hidden_size=entries.get(f"{name}.embedding_length", int),
+            layers=entries.get(f"{name}.block_count", int),
+            heads=heads,
+            kv_heads=entries.get(f"{name}.attention.head_count_kv", int, heads),
+            head_size=entries.get(f"{name}.attention.key_length", int, 0),
+            inner_size=entries.get(f"{name}.feed_forward_length", int),
+            positions=entries.get(f"{name}.context_length", int),
+            norm_epsilon=_short(entries.get(f"{name}.attention.layer_norm_rms_epsilon", float)),
+            rope_theta=_short(entries.get(f"{name}.rope.freq_base", float, 10_000.0)),
+            tied="output.weight" not in tensors,
+        )
+        require_sizes(Decoder(config))
+    except InputError as error:
+        place = "" if str(path) in str(error) else f"{path}: "
+        raise InputError(f"{place}{error}") from None
+    return config
+
+
+def _named(path: Path, config: DecoderConfig, tensors: Mapping[str, _Tensor]) -> dict[str, str]:
+    """The file's tensors by the names in a folder: exactly those of the network."""
+    expected = {name: shape for name, (shape, _) in stored(Decoder(config)).items()}
+    found = {_their_name(name): name for name in tensors}
+    for name in sorted(expected.keys() ^ found.keys()):
+        what = f"tensor {name!r} is missing"
+        if name in found:
+            what = f"tensor {found[name]!r} is not part of the network that is described"
+        raise InputError(f"{path}: {what}")
+    for name, shape in expected.items():
+        place = tensors[found[name]]
+        if place.shape != shape:
+            raise InputError(
+                f"{path}: tensor {found[name]!r} must have the shape {list(shape)}, found "
+                f"{list(place.shape)}"
+            )
+    return {name: found[name] for name in expected}
+
+
+def _short(value: float) -> float:
+    """The shortest decimal number of a float32, as config.json states it."""
+    return float(str(np.float32(value)))
+
+
+def _places(
+    path: Path, head: _Head, size: int, sizes: Mapping[Any, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Where each tensor begins, and how many bytes it has."""
+    found = {}
+    by_number = {int(kind): each for kind, each in sizes.items()}
+    for name, place in head.tensors.items():
+        if place.kind not in by_number:
+            raise InputError(f"{path}: tensor {name!r} is quantised in an unknown way")
+        block, block_bytes = by_number[place.kind]
+        if not place.shape or not all(place.shape) or place.shape[-1] % block:
+            raise CorruptFile(f"{path}: damaged: tensor {name!r} has the shape {place.shape}")
+        length = math.prod(place.shape) // block * block_bytes
+        begin = head.data + place.offset
+        if begin + length > size:
+            raise CorruptFile(f"{path}: damaged or cut off: tensor {name!r} ends behind the file")
+        found[name] = begin, length
+    return found
+
+
+def _typed(raw: np.ndarray, kind: int) -> np.ndarray:
+    """Bytes as `dequantize` takes them: numbers that are not quantised have their own dtype."""
+    return raw.view({0: np.float32, 1: np.float16}.get(kind, np.uint8))
+
+
+def _their_name(name: str) -> str:
+    """A tensor's name in a folder; that of another kind of network as it is."""
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _OF_A_LAYER:
+        return f"model.layers.{parts[1]}.{_OF_A_LAYER[parts[2]]}.{parts[3]}"
+    return _OTHERS.get(name, name)
+
+
+def _unpermuted(values: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp rotates neighbouring numbers, and so stores each head's two halves interleaved."""
+    rows = values.shape[0]
+    pairs = values.reshape(heads, rows // heads // 2, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def _tokenizer(path: Path, entries: _Entries) -> dict[str, str]:
+    """The files of the tokeniser, by name."""
+    kind = entries.get("tokenizer.ggml.model", str)
+    if kind != "gpt2":
+        raise InputError(
+            f"{path}: tokenizer.ggml.model must be 'gpt2', a byte-level BPE, found {kind!r}"
+        )
+    split = entries.get("tokenizer.ggml.pre", str, "default")
+    if split not in _SPLITS:
+        known = ", ".join(_SPLITS)
+        raise InputError(f"{path}: tokenizer.ggml.pre must be one of {known}, found {split!r}")
+    tokens = entries.list_of("tokenizer.ggml.tokens", str)
+    kinds = entries.list_of("tokenizer.ggml.token_type", int)
+    merges = [tuple(each.split(" ", 1)) for each in entries.list_of("tokenizer.ggml.merges", str)]
+    if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
+        raise InputError(f"{path}: tokenizer.ggml.tokens must be different, with a type for each")
+    library = require("tokenizers", "gguf")
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings["add_bos_token"] = entries.get("tokenizer.ggml.add_bos_token", bool, False)
+    ids = {}
+    for role in ("bos", "eos"):
+        token = entries.get(f"tokenizer.ggml.{role}_token_id", int, -1)
+        if token >= len(tokens):
+            raise InputError(f"{path}: the {role} token must be below {len(tokens)}, found {token}")
+        if token >= 0:
+            settings[f"{role}_token"], ids[f"{role}_token_id"] = tokens[token], token
+    try:
+        bpe = library.models.BPE(
+            vocab={token: number for number, token in enumerate(tokens)},
+            merges=merges,
+            ignore_merges=split == "llama-bpe",
+        )
+        made = library.Tokenizer(bpe)
+        made.pre_tokenizer = _pre_tokenizer(library, split)
+        made.decoder = library.decoders.ByteLevel()
+        for add, wanted in ((made.add_special_tokens, _CONTROL), (made.add_tokens, _USER_DEFINED)):
+            named = [token for token, each in zip(tokens, kinds, strict=True) if each == wanted]
+            add([library.AddedToken(token, normalized=False) for token in named])
+    # The library has no exception class of its own.
+    except Exception as error:
+        raise CorruptFile(f"{path}: its tokens and merges are no BPE: {error}") from None
+    written = {
+        "tokenizer.json": made.to_str(),
+        "tokenizer_config.json": json.dumps(settings),
+        "generation_config.json": json.dumps(ids),
+    }
+    template = entries.get("tokenizer.chat_template", str, "")
+    return written | ({"chat_template.jinja": template} if template else {})
+
+
+def _pre_tokenizer(library: Any, split: str) -> Any:
+    steps = library.pre_tokenizers
+    pattern = _SPLITS[split]
+    if pattern is not None:
+        cut = steps.Split(library.Regex(pattern), behavior="isolated")
+        return steps.Sequence([cut, steps.ByteLevel(add_prefix_space=False, use_regex=False)])
+    whole = steps.ByteLevel(add_prefix_space=False)
+    digits = steps.Digits(individual_digits=True)
+    return steps.Sequence([digits, whole]) if split == "smollm" else whole
