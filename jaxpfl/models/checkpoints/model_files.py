@@ -1,7 +1,6 @@
 """What reading and writing models share: optional libraries, small files, and parameters."""
 
 import importlib
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,6 @@ def require(module: str, extra: str) -> Any:
             f"this needs {module}, which cannot be imported ({error}): "
             f"pip install 'jaxpfl[{extra}]'"
         ) from error
-
-
-def inside_package(package: str, file: str) -> Path | None:
-    """A file of an installed package, whose code is not run."""
-    spec = importlib.util.find_spec(package)
-    places = [Path(place) / file for place in (spec and spec.submodule_search_locations) or ()]
-    return next((place for place in places if place.is_file()), None)
 
 
 def expect_file(path: Path) -> Path:

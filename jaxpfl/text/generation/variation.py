@@ -1,13 +1,39 @@
-"""Variations: texts that a decoder makes from given ones, for private evolution."""
+"""Variations: similar texts that public models make from given ones.
+
+`MaskAndFill` is the variation of PrE-Text (Hou et al. 2024, "PrE-Text: Training Language Models on
+Private Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked
+language model, RoBERTa in the paper, draws others in their place. `Continue` is for a
+decoder that follows no instructions: it keeps a text's beginning and writes another end.
+
+    vary = mask_and_fill("FacebookAI/roberta-large")
+    others = vary(texts, jax.random.key(0))
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jaxpfl.checks import open_fraction, positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import PAD, Params
+from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.checkpoints.model_files import read_object
+from jaxpfl.models.checkpoints.tokenizer_files import framed, read_tokenizer
+from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.tokenisers.base import Tokeniser, check_fits, pad
+from jaxpfl.text.tokenisers.fast import hugging_face
+
+_ROWS, _MULTIPLE = 32, 32
+_MASKED = 0.3
+_MASKS = ("[MASK]", "<mask>")
 
 
 @dataclass(frozen=True)
@@ -44,3 +70,136 @@ class Continue:
         joined = [self.clean(start + end) for start, (end,) in zip(starts, written, strict=True)]
         cut = self.writer.shortened(joined, self.tokens)
         return [new or old for new, old in zip(cut, texts, strict=True)]
+
+
+@dataclass(frozen=True)
+class MaskAndFill:
+    """Masks three of ten tokens at random and draws others from a masked language model.
+
+    At least one token of each text is masked.
+
+    Attributes:
+      model, params: an encoder with a language-model head (`models.encoder.network`).
+      mask_id: the id of the mask token.
+      first_id, last_id: the ids around a text.
+      tokens: longer texts are cut to this number of tokens.
+
+    Raises:
+      InputError: the tokeniser has more ids than the model.
+    """
+
+    model: Encoder
+    params: Params = field(repr=False)
+    tokeniser: Tokeniser = field(repr=False)
+    mask_id: int
+    first_id: int
+    last_id: int
+    tokens: int = 64
+
+    def __post_init__(self) -> None:
+        check_fits(self.tokeniser, self.model.vocab_size)
+        positive_int("tokens", self.tokens)
+
+    def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
+        """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
+        rows = [row[: self.tokens] for row in self.tokeniser.encode(texts)]
+        found: list[str] = list(texts)
+        # Sorted by length, so that little is padding; every batch has `_ROWS` rows.
+        order = sorted((i for i in range(len(rows)) if len(rows[i])), key=lambda i: len(rows[i]))
+        # Ids without a text, and those that the tokeniser does not have, are never drawn.
+        banned_V = np.ones(self.model.vocab_size, bool)
+        banned_V[[i for i, piece in enumerate(self.tokeniser.token_bytes()) if piece]] = False
+        for start in range(0, len(order), _ROWS):
+            chosen = order[start : start + _ROWS]
+            framed = [np.array([self.first_id, *rows[i], self.last_id], np.int32) for i in chosen]
+            width = _width(max(map(len, framed)))
+            tokens_BxL = np.full((_ROWS, width), PAD, np.int32)
+            tokens_BxL[: len(chosen)] = pad(framed, width)
+            numbers_B = jnp.asarray(np.resize(chosen, _ROWS))
+            filled_BxL = _filled(
+                self.model, self.mask_id, self.params, tokens_BxL, key, numbers_B, banned_V
+            )
+            for i, row in zip(chosen, np.asarray(filled_BxL), strict=False):
+                found[i] = self.tokeniser.decode(row[1 : 1 + len(rows[i])]).strip() or texts[i]
+        return found
+
+
+def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
+    """`MaskAndFill` with a published masked language model of the BERT family.
+
+    Args:
+      name: a folder with config.json, the weights as safetensors and tokenizer.json, or a Hugging
+        Face hub NAME[@REVISION], see `models.checkpoints.pretrained`.
+      tokens: longer texts are cut to this number of tokens.
+
+    Raises:
+      InputError: there is no such model, it is not a masked language model, it cannot read as many
+        tokens, or its tokeniser has no mask token or puts no tokens around a text.
+      CorruptFile: a file is broken.
+    """
+    folder = pretrained.resolve(name)
+    model, params = pretrained.load(folder)
+    if not isinstance(model, Encoder) or model.causal or not model.head:
+        found = "a decoder"
+        if isinstance(model, Encoder):
+            found = "a causal encoder" if model.causal else "an encoder without that head"
+        raise InputError(
+            f"{name} must be a masked language model: an encoder with a language-model head, "
+            f"found {found}"
+        )
+    if _width(tokens + 2) > model.config.positions:
+        raise InputError(
+            f"{name} reads at most {model.config.positions} tokens at a time, expected at least "
+            f"{_width(tokens + 2)} for texts of {tokens} tokens"
+        )
+    return MaskAndFill(model, params, hugging_face(folder), *_special_ids(folder), tokens=tokens)
+
+
+def _special_ids(folder: Path) -> tuple[int, int, int]:
+    """The ids of the mask token and of the tokens before and after a text."""
+    path = folder / "tokenizer.json"
+    tokenizer = read_tokenizer(path)
+    named = read_object(folder / "tokenizer_config.json", optional=True).get("mask_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    masks = _MASKS if named is None else (named,)
+    ids = [tokenizer.token_to_id(mask) for mask in masks if isinstance(mask, str)]
+    mask = next((i for i in ids if i is not None), None)
+    if mask is None:
+        raise InputError(f"{path} has no mask token {' or '.join(map(repr, masks))}")
+    plain, whole = framed(tokenizer, path)
+    if len(whole) < 2 or whole[1:-1] != plain:
+        raise InputError(f"{path} must put one token before a text, one after")
+    return mask, whole[0], whole[-1]
+
+
+def _width(tokens: int) -> int:
+    """The length of a row of `tokens` tokens, rounded up so that few programs are compiled."""
+    return -(-tokens // _MULTIPLE) * _MULTIPLE
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _filled(
+    model: Encoder,
+    mask_id: int,
+    params: Params,
+    tokens_BxL: Array,
+    key: Array,
+    numbers_B: Array,
+    banned_V: Array,
+) -> Array:
+    real_BxL = tokens_BxL != PAD
+    # The tokens around a text are never masked.
+    places_L = jnp.arange(tokens_BxL.shape[1])
+    length_B = jnp.sum(real_BxL, axis=1)
+    inside_BxL = (places_L[None] > 0) & (places_L[None] < length_B[:, None] - 1)
+    keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers_B)
+    draws_Bx2 = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 0)))(keys_B)
+    uniform_BxL = jax.vmap(lambda k: jax.random.uniform(k, places_L.shape))(draws_Bx2[:, 0])
+    uniform_BxL = jnp.where(inside_BxL, uniform_BxL, jnp.inf)
+    least_Bx1 = jnp.min(uniform_BxL, axis=1, keepdims=True)
+    masked_BxL = inside_BxL & ((uniform_BxL < _MASKED) | (uniform_BxL == least_Bx1))
+    given_BxL = jnp.where(masked_BxL, mask_id, jnp.maximum(tokens_BxL, 0))
+    logits = model.masked_logits(params, given_BxL, real_BxL)
+    logits = jnp.where(banned_V[None, None], -jnp.inf, logits)
+    drawn_BxL = jax.vmap(jax.random.categorical)(draws_Bx2[:, 1], logits).astype(jnp.int32)
+    return jnp.where(masked_BxL, drawn_BxL, tokens_BxL)

@@ -39,7 +39,7 @@ def test_a_local_folder_comes_first(monkeypatch, folder):
 
 def test_what_is_nowhere_is_refused_naming_all_three_places(monkeypatch):
     _hub(monkeypatch, _offline)
-    monkeypatch.setattr(hub, "inside_package", lambda *_: None)
+    monkeypatch.setattr(hub, "_inside", lambda *_: None)
     with pytest.raises(InputError) as caught:
         hub.resolve("minilm")
     message = str(caught.value)
@@ -61,7 +61,7 @@ def test_the_hub_is_asked_for_a_revision_and_for_harmless_files_only(monkeypatch
         return str(folder)
 
     _hub(monkeypatch, download)
-    monkeypatch.setattr(hub, "inside_package", lambda *_: None)
+    monkeypatch.setattr(hub, "_inside", lambda *_: None)
     assert hub.resolve("someone/else@abc123") == folder
     assert hub.resolve("someone/else") == folder
     with pytest.raises(CorruptFile, match="is not MiniLM's"):
@@ -77,7 +77,7 @@ def test_the_hub_is_asked_for_a_revision_and_for_harmless_files_only(monkeypatch
 
 def test_other_weights_under_minilms_name_are_refused(monkeypatch, folder):
     found = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
-    monkeypatch.setattr(hub, "inside_package", lambda *_: folder / WEIGHTS)
+    monkeypatch.setattr(hub, "_inside", lambda *_: folder / WEIGHTS)
     for name in hub.MINILM_NAMES:
         with pytest.raises(CorruptFile, match=f"must be 53aa51172d14.*, found {found}"):
             hub.resolve(name)

@@ -1,14 +1,155 @@
-"""Variations of texts: what is kept, and by which key."""
+"""Variations of texts by public models: what is kept, what is drawn, and by which key."""
+
+import json
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from jaxpfl.errors import InputError
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.encoder.config import EncoderConfig
+from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.variation import Continue
+from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
 from jaxpfl.text.tokenisers.base import UTF8Bytes
+from tests.text.masked_models import TINY_BERT, masked_model_folder
+
+# Beyond the bytes and their end: mask, first, last, and a row of no token.
+MASK, FIRST, LAST, VOCAB = 257, 258, 259, 261
+TEXTS = ["the quick brown fox jumps", "over", "", "a lazy dog, and a small cat sleeps on"]
+
+
+@pytest.fixture(scope="module")
+def masked():
+    config = EncoderConfig(
+        "roberta",
+        vocab_size=VOCAB,
+        hidden_size=16,
+        layers=1,
+        heads=2,
+        inner_size=16,
+        positions=80,
+        pad=260,
+    )
+    model = Encoder(config, head=True)
+    return model, model.init(jax.random.key(0))
+
+
+def fill(masked, **settings):
+    model, params = masked
+    shared = {"mask_id": MASK, "first_id": FIRST, "last_id": LAST}
+    return MaskAndFill(model, params, UTF8Bytes(), **(shared | settings))
+
+
+def places(old: str, new: str) -> np.ndarray:
+    """Which characters differ; only of ASCII texts of one length."""
+    assert len(old) == len(new)
+    return np.array([a != b for a, b in zip(old, new, strict=True)])
+
+
+class Shift:
+    """Stands in for the network: predicts that every masked place is "#", surely."""
+
+    vocab_size = VOCAB
+
+    def __init__(self):
+        self.given = []
+
+    def masked_logits(self, params, tokens_BxL, mask_BxL):
+        jax.debug.callback(lambda *found: self.given.append(found), tokens_BxL, mask_BxL)
+        # Special ids are made the likeliest of all: they must be banned, not merely unlikely.
+        logits_V = jnp.zeros(VOCAB).at[ord("#")].set(50.0).at[256:].set(200.0)
+        return jnp.broadcast_to(logits_V, (*tokens_BxL.shape, VOCAB))
+
+
+def test_only_masked_places_change_and_special_ids_are_never_drawn():
+    """The rest of a text, its frame and its length stay; of 260 the likeliest ids are special."""
+    stand_in = Shift()
+    found = fill((stand_in, {}))(TEXTS, jax.random.key(0))
+    jax.effects_barrier()
+    ((tokens_BxL, real_BxL),) = stand_in.given
+    # Shorter texts come first: the empty one is not read.
+    for row, i in enumerate((1, 0, 3)):
+        text, length = TEXTS[i], len(TEXTS[i])
+        changed = places(text, found[i])
+        given = tokens_BxL[row]
+        assert (given[0], given[length + 1]) == (FIRST, LAST)
+        assert real_BxL[row].sum() == length + 2
+        np.testing.assert_array_equal(given[1 : length + 1] == MASK, changed)
+        assert {found[i][place] for place in np.flatnonzero(changed)} == {"#"}
+        assert 1 <= changed.sum() < length
+    assert found[2] == ""
+
+
+def test_how_many_places_are_masked():
+    found = fill((Shift(), {}))(["x" * 60] * 64, jax.random.key(3))
+    changed = np.mean([places("x" * 60, new).mean() for new in found])
+    # Of 3,840 places the standard deviation is below 0.008.
+    assert changed == pytest.approx(0.3, abs=0.04)
+    # At least one of each text.
+    assert fill((Shift(), {}))(["a"] * 8, jax.random.key(0)) == ["#"] * 8
+
+
+def test_a_variation_follows_from_its_text_its_number_and_the_key(masked):
+    """Other texts in the call change nothing of it, not even where they are longer."""
+    vary = fill(masked)
+    key = jax.random.key(5)
+    found = vary(TEXTS, key)
+    assert found == vary(TEXTS, key)
+    assert found != vary(TEXTS, jax.random.key(6))
+    others = [TEXTS[0], "b" * 60, "", *TEXTS[3:], *["c" * 20] * 40]
+    again = vary(others, key)
+    assert (again[0], again[3]) == (found[0], found[3])
+    # The first five tokens count, and the same text twice has two variations.
+    assert len(fill(masked, tokens=5)(["abcdefgh"], key)[0]) <= 5
+    twice = vary([TEXTS[3]] * 2, key)
+    assert twice[0] != twice[1]
+
+
+def test_a_published_model_is_read_with_its_special_tokens(tmp_path):
+    """The same as when all is given by hand, with the ids that the tokeniser's file has."""
+    folder = masked_model_folder(tmp_path / "bert")
+    vary = mask_and_fill(folder, tokens=12)
+    ids = {"[CLS]": vary.first_id, "[SEP]": vary.last_id, "[MASK]": vary.mask_id}
+    stored = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    assert {token["content"]: token["id"] for token in stored}.items() >= ids.items()
+    framed = (ids["[MASK]"], ids["[CLS]"], ids["[SEP]"])
+    by_hand = MaskAndFill(vary.model, vary.params, vary.tokeniser, *framed, tokens=12)
+    found = vary(TEXTS, jax.random.key(1))
+    assert found == by_hand(TEXTS, jax.random.key(1))
+    assert found[0] != TEXTS[0] and found[2] == ""
+    # Many published models' settings do not name their mask token.
+    for written in ("{}", '{"mask_token": {"content": "[MASK]"}}'):
+        (folder / "tokenizer_config.json").write_text(written)
+        assert mask_and_fill(folder).mask_id == ids["[MASK]"]
+
+
+def test_a_model_that_is_no_masked_language_model_is_refused(tmp_path):
+    folder = masked_model_folder(tmp_path / "bert")
+    (folder / "tokenizer_config.json").write_text('{"mask_token": "<none>"}')
+    with pytest.raises(InputError, match="has no mask token '<none>'"):
+        mask_and_fill(folder)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(stored | {"post_processor": None}))
+    with pytest.raises(InputError, match="must put one token before a text, one after"):
+        mask_and_fill(folder)
+    for name, changes, message in (
+        ("short", {"positions": 32}, "at most 32 tokens at a time, expected at least 96 for texts"),
+        ("causal", {"causal": True}, "found a causal encoder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mask_and_fill(masked_model_folder(tmp_path / name, **changes))
+    for golden, message in (
+        (TINY_BERT, "found an encoder without that head"),
+        (TINY_BERT.parent / "transformers" / "gpt2", "found a decoder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mask_and_fill(golden)
 
 
 @pytest.fixture(scope="module")

@@ -96,10 +96,14 @@ class EvolutionConfig(EvolutionSettings):
 
     Attributes:
       max_texts: a client votes with at most this many texts per round, which is the clip norm.
+      fill_model: a masked language model, a folder or a name on the Hugging Face hub, that replaces
+        some tokens of a text, as in PrE-Text, see `text.generation.variation.mask_and_fill`. None:
+        the generator continues the first half of a text.
       fine_tuning: the training of the generator's adapters on the selected texts, in `pe_sft`.
     """
 
     max_texts: int = 8
+    fill_model: str | None = None
     fine_tuning: Training = field(
         default_factory=lambda: Training(epochs=3, batch_size=32, learning_rate=0.001)
     )

@@ -41,7 +41,10 @@ from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine.releases import missing
-from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.config import (
+    EVOLVING,
+    SyntheticTextConfig,
+)
 from jaxpfl.experiments.systems.synthetic_text.look import Ask, Look, fred_plan
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
@@ -52,7 +55,7 @@ from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.embed.base import as_texts
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.variation import Continue
+from jaxpfl.text.generation.variation import Continue, mask_and_fill
 from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
 from jaxpfl.text.tokenisers.fast import FastTokeniser
@@ -75,6 +78,7 @@ def json_lines(texts: Sequence[str]) -> str:
 
 # Loaded once in a process.
 loaded_embedder = functools.lru_cache(maxsize=4)(embedder)
+loaded_fill_model = functools.lru_cache(maxsize=1)(mask_and_fill)
 
 
 def question(config: SyntheticTextConfig, plan: Plan) -> Scorer | Look:
@@ -149,7 +153,11 @@ class CorpusWriter:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        # Refuses here, before anything is charged; only small files are read.
+        evolution = self.config.evolution
+        if self.config.method in EVOLVING and evolution.fill_model is not None:
+            # Refuses here, before anything is charged, if the model is missing.
+            loaded_fill_model(evolution.fill_model, tokens=self.config.corpus.tokens)
+        # The same for the published models, of which only the small files are read.
         self._published  # noqa: B018
 
     @cached_property
@@ -219,9 +227,20 @@ class CorpusWriter:
     def vary(self) -> Vary:
         """The function that varies texts; the new ones have the same format and length."""
         config = self.config
-        tokens, form = config.corpus.tokens, config.popri.format
-        decoding = Decoding(stop=(form.stop,) if form.stop else ())
-        return Continue(self.generator, 0.5, tokens, decoding, form.response)
+        evolution, tokens, popri = config.evolution, config.corpus.tokens, config.popri
+        if evolution.fill_model is None:
+            stop = (popri.format.stop,) if popri.format.stop else ()
+            decoding, clean = Decoding(stop=stop), popri.format.response
+            return Continue(self.generator, 0.5, tokens, decoding, clean)
+        fill = loaded_fill_model(evolution.fill_model, tokens=tokens)
+
+        def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
+            filled = [popri.format.response(text) for text in fill(texts, key)]
+            # The masked language model has another tokeniser than the generator.
+            cut = self.generator.shortened(filled, tokens)
+            return [new or old for new, old in zip(cut, texts, strict=True)]
+
+        return vary
 
     def tuned(
         self,

@@ -1,12 +1,81 @@
-"""What makes the corpus of a study: how texts are varied."""
+"""What makes the corpus of a study: variations by a masked language model, and what is refused."""
 
+import dataclasses
+
+import jax
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
-from jaxpfl.text.generation.variation import Continue
+from jaxpfl.text.generation.variation import Continue, MaskAndFill
+from jaxpfl.text.tokenisers.base import UTF8Bytes
+from tests.text.masked_models import TINY_BERT, masked_model_folder
+
+TEXTS = ["the quick brown fox jumps over it", "a lazy dog sleeps"]
 
 
-def test_texts_are_varied_as_the_config_says(synthetic_config):
-    writer = CorpusWriter(synthetic_config("private_evolution"))
-    writer.__dict__["generator"] = None
-    assert isinstance(writer.vary, Continue)
-    assert (writer.vary.kept, writer.vary.tokens) == (0.5, 8)
-    assert writer.vary.decoding.stop == ("\n",)
+class Generator:
+    """Only its tokeniser is asked for: a text is cut to letters."""
+
+    tokeniser = UTF8Bytes()
+
+    def shortened(self, texts, tokens):
+        return [text[:tokens].strip() for text in texts]
+
+
+def writer_of(config) -> CorpusWriter:
+    writer = CorpusWriter(config)
+    writer.__dict__["generator"] = Generator()
+    return writer
+
+
+def mask_and_fill(folder) -> tuple[str, ...]:
+    return "--evolution.fill_model", str(folder)
+
+
+def test_texts_are_varied_as_the_config_says(synthetic_config, tmp_path, monkeypatch):
+    folder = masked_model_folder(tmp_path / "bert")
+    plain = writer_of(synthetic_config("private_evolution"))
+    assert isinstance(plain.vary, Continue)
+    assert (plain.vary.kept, plain.vary.tokens, plain.vary.decoding.stop) == (0.5, 8, ("\n",))
+    writer = writer_of(synthetic_config("private_evolution", *mask_and_fill(folder)))
+    found = writer.vary(TEXTS, jax.random.key(0))
+    assert found == writer.vary(TEXTS, jax.random.key(0)) != writer.vary(TEXTS, jax.random.key(1))
+    # At most corpus.tokens of the generator's tokens, here letters, whatever the model's were.
+    assert all(0 < len(text) <= 8 for text in found)
+    given = []
+
+    def filled(self, texts, key):
+        given.append((self.tokens, list(texts)))
+        return ["one line\nand another", " "]
+
+    monkeypatch.setattr(MaskAndFill, "__call__", filled)
+    # One line in the format of lines; what would be empty stays as it was.
+    assert writer.vary(TEXTS, jax.random.key(0)) == ["one line", TEXTS[1]]
+    assert given == [(8, TEXTS)]
+
+
+def test_a_model_that_cannot_fill_is_refused_before_anything_is_made(synthetic_config, tmp_path):
+    """No client has been asked, and no directory made: the writer itself refuses."""
+    for name, message in (
+        (TINY_BERT, "found an encoder without that head"),
+        (tmp_path / "nowhere", "was not found"),
+    ):
+        config = synthetic_config("pe_sft", *mask_and_fill(name))
+        with pytest.raises(InputError, match=message):
+            CorpusWriter(config)
+    # Other methods make no variations, so theirs is not read.
+    CorpusWriter(dataclasses.replace(config, method="popri"))
+
+
+@pytest.mark.slow
+def test_a_study_runs_with_mask_and_fill(synthetic_config, tmp_path):
+    """PrE-Text's form with its own variation, from the clients' votes to the corpus."""
+    folder = masked_model_folder(tmp_path / "bert")
+    changes = ("--evolution.form", "pre_text", *mask_and_fill(folder))
+    outcome = carry_out.run(
+        synthetic_config("private_evolution", *changes), tmp_path / "run", progress=False
+    )
+    assert outcome.record["private"]
+    assert 0 <= outcome.record["metrics"]["accuracy"] <= 1
