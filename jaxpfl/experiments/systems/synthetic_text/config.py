@@ -69,8 +69,10 @@ class PopriConfig(PopriSettings):
         `algorithms.one_look`; it has no use for `score` and `training.clients_per_round`.
       score: see `algorithms.candidate_scores`.
       samples: the names of the corpora that prompts are made of; None for all. One corpus makes
-        prompts of one kind, as in the released code; FreD can choose it, which is a charged release
-        of its own (`privacy.ledger`).
+        prompts of one kind, as in the released code.
+      corpus: whether prompts are made of "all" of these corpora, or of the one that is "nearest" to
+        the clients by FreD. With the reward "moments" this choice costs nothing: the one release
+        shows it.
       checkpoint: which round's adapters write the corpus: the "last", or those whose texts are
         "nearest" to the validation clients, which are declared public, by Frechet distance.
       final_prompts: what the corpus's prompts are made of: the "samples", as published, or the
@@ -80,12 +82,19 @@ class PopriConfig(PopriSettings):
     reward: Literal["scores", "moments"] = "scores"
     score: ScoreKind = "per_prompt"
     samples: tuple[str, ...] | None = None
+    corpus: Literal["all", "nearest"] = "all"
     checkpoint: Literal["last", "nearest"] = "last"
     final_prompts: Literal["samples", "best_responses"] = "samples"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.one_of("reward", self.reward, ("scores", "moments"))
+        checks.one_of("corpus", self.corpus, ("all", "nearest"))
+        if self.corpus == "nearest" and self.reward != "moments":
+            raise InputError(
+                "popri.corpus must be 'all' with popri.reward 'scores', found 'nearest': only the "
+                "moments of one look show it; `jaxpfl fred` is a release of its own"
+            )
         checks.one_of("checkpoint", self.checkpoint, ("last", "nearest"))
         checks.one_of("final_prompts", self.final_prompts, ("samples", "best_responses"))
 

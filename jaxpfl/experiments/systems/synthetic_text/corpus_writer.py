@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.fred import PrivateMoments
 from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.popri import (
     Written,
@@ -45,7 +46,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
     SyntheticTextConfig,
 )
-from jaxpfl.experiments.systems.synthetic_text.look import Ask, Look, fred_plan
+from jaxpfl.experiments.systems.synthetic_text.look import NEAREST, Ask, Look, fred_plan
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
@@ -267,7 +268,14 @@ class CorpusWriter:
         if asked is None:
             return self.generator, samples
         hooks: Hooks[Any] = Hooks(load_or_compute, on_round, self.progress)
-        rewards = asked.rewards(load_or_compute, ask) if isinstance(asked, Look) else asked
+        if isinstance(asked, Look):
+            released = asked.released(load_or_compute, ask)
+            if config.popri.corpus == "nearest":
+                chosen = self._nearest(asked, released, load_or_compute)
+                samples = self.public.texts([chosen])
+            rewards = asked.rewards(released)
+        else:
+            rewards = asked
         if method == "popri":
             return self._tuned_by_scores(samples, rewards, ask, distance, hooks)
         assert isinstance(rewards, Scorer), "private evolution asks for votes"
@@ -275,6 +283,23 @@ class CorpusWriter:
         if method == "private_evolution":
             return self.generator, texts
         return self._tuned_on(texts, directory), samples
+
+    def _nearest(self, look: Look, released: PrivateMoments, load_or_compute: LoadOrCompute) -> str:
+        """The name of the public corpus that is nearest to the clients."""
+
+        def scored() -> dict[str, np.ndarray]:
+            names = self.config.popri.samples or tuple(self.config.corpora or {})
+            corpora = {name: self.public.texts([name]) for name in names}
+            scores = look.nearest(released, corpora, self.function)
+            return {
+                "names": np.array([each.name for each in scores]),
+                **{
+                    kind: np.array([getattr(each, kind) for each in scores])
+                    for kind in ("distance", "corrected", "low", "high", "tied")
+                },
+            }
+
+        return str(load_or_compute(NEAREST, scored)["names"][0])
 
     def texts(
         self, writer: LanguageModel, samples: list[str], number: int, part: int = 0

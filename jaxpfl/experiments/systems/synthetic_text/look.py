@@ -2,10 +2,11 @@
 
 `popri.reward: moments` asks the clients once, before the first round, for the whole epsilon; see
 `algorithms.one_look`. The release is FreD's query: three charges, which compose to one Gaussian
-mechanism. All rounds, and whatever is chosen by their texts, are post-processing of it.
+mechanism. All rounds, whatever is chosen by their texts, and the choice of the corpus that prompts
+are made of (`popri.corpus: nearest`) are post-processing of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,8 @@ import jax
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, fred, moments
+from jaxpfl.algorithms.frechet import moments as frechet_moments
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Score, fred, moments, score
 from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.stored_rounds import LoadOrCompute
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
@@ -23,12 +25,16 @@ from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.embed import Embedder
 
 Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
 """`ask(step, state, round)` runs a step that may ask clients, as `Releaser.step` does."""
 
-MOMENTS = "moments"
-"""The artifact of the release."""
+MOMENTS, NEAREST = "moments", "nearest_corpus"
+"""The artifacts of the release and of the choice of a corpus."""
+
+# Of each corpus, so many texts are embedded, up to twice as many.
+_CORPUS_TEXTS = 2_000
 
 
 def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
@@ -85,15 +91,31 @@ class Look:
     def queries(self) -> tuple[Query, ...]:
         return self.algorithm.queries
 
-    def rewards(self, load_or_compute: LoadOrCompute, ask: Ask) -> MomentRewards:
-        """The rewards of all rounds; asks the clients unless the release is stored."""
+    def released(self, load_or_compute: LoadOrCompute, ask: Ask) -> PrivateMoments:
+        """The clients' moments; asks the clients unless the release is stored."""
 
-        def released() -> dict[str, np.ndarray]:
+        def asked() -> dict[str, np.ndarray]:
             state = self.algorithm.init(jax.random.key(0))
             return moments(self.plan, ask(self.algorithm.step, state, 1)[0]).arrays()
 
-        found = PrivateMoments.of_arrays(load_or_compute(MOMENTS, released), self.plan)
-        return MomentRewards(found.moments, self.rounds, clip_norm=self.plan.clip_norm)
+        return PrivateMoments.of_arrays(load_or_compute(MOMENTS, asked), self.plan)
+
+    def rewards(self, released: PrivateMoments) -> MomentRewards:
+        """The rewards of all rounds."""
+        return MomentRewards(released.moments, self.rounds, clip_norm=self.plan.clip_norm)
+
+    def nearest(
+        self, released: PrivateMoments, corpora: Mapping[str, Sequence[str]], embed: Embedder
+    ) -> list[Score]:
+        """The public corpora by their Frechet distance from the clients, the nearest first.
+
+        It costs nothing beyond the release. Of each corpus the same share of texts is embedded.
+        """
+        found = {}
+        for name, texts in corpora.items():
+            every = max(1, len(texts) // _CORPUS_TEXTS)
+            found[name] = frechet_moments(np.asarray(embed(texts[::every])), self.plan.clip_norm)
+        return score(released, found)
 
     def floats_per_client(self) -> tuple[int, int]:
         """How many float32 numbers a client receives and sends, in all."""

@@ -35,6 +35,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     if record.get("texts"):
         table = Table(("text",), [(text,) for text in record["texts"]], style="sentences")
         sections.append(Section("From the synthetic corpus", table=table))
+    if "corpora" in record:
+        sections.append(_corpora(record["corpora"], record["trained_on"]))
     cost, when = record["cost"], "in its only round" if look else "in a round"
     return Page(
         title=f"Synthetic text: {record['method']}{look}",
@@ -52,6 +54,18 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         cautions=of_table(record["table"], "perplexity", tested_on),
         runs=["fed_avg"] if record["method"] == "fed_avg" else [],
     )
+
+
+def _corpora(scores: dict[str, list[Any]], source: str) -> Section:
+    """Which public corpus the prompts were made of."""
+    values = zip(*(scores[kind] for kind in ("names", "corrected", "low", "high")), strict=True)
+    rows = [(name, f"{near:.4f}", f"{low:.4f} to {high:.4f}") for name, near, low, high in values]
+    text = (
+        "Prompts are made of the first one, a choice that cost nothing more. Frechet distances "
+        f"from the {source}, by the moments that were released:"
+    )
+    table = Table(("corpus", "distance", "interval"), rows, numbers=(1, 2), ours=0)
+    return Section("The nearest public corpus", text, table=table)
 
 
 def _fid(history: list[dict[str, Any]], stamped: bool) -> Any:

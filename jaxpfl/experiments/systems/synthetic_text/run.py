@@ -36,7 +36,7 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     loaded_embedder,
     question,
 )
-from jaxpfl.experiments.systems.synthetic_text.look import Look
+from jaxpfl.experiments.systems.synthetic_text.look import NEAREST, Look
 from jaxpfl.experiments.systems.synthetic_text.study import Prepared, described_config
 from jaxpfl.experiments.systems.workspace import Workspace, budget_of, ledger_path
 from jaxpfl.models import count_parameters
@@ -85,6 +85,7 @@ class Run:
         return {
             "method": self.config.method,
             "one_look": self.config.one_look,
+            "trained_on": f"training clients of {self.config.data.source}",
             "tested_on": f"test clients of {held_out} (declared public)",
             "validated_on": f"validation clients of {held_out} (declared public)",
             "private": self.private,
@@ -214,11 +215,16 @@ class Run:
         return texts, {} if ledger is None else self._guarantee(ledger, releases.run), details
 
     def _chosen(self, releases: Releases) -> dict[str, Any]:
-        """The record of how the round was chosen whose adapters write the corpus."""
-        if self.config.popri.checkpoint == "last":
-            return {"checkpoint": {"round": self.config.training.rounds}}
+        """The record of how the corpus of prompts was chosen, and the round that writes."""
+        popri, found = self.config.popri, dict[str, Any]()
+        if popri.corpus == "nearest":
+            scores = releases.load_or_compute(NEAREST, missing)
+            found["corpora"] = {name: values.tolist() for name, values in scores.items()}
+        if popri.checkpoint == "last":
+            return {**found, "checkpoint": {"round": self.config.training.rounds}}
         distances = releases.load_or_compute(DISTANCES, missing)["distances"]
-        return {"checkpoint": {"round": int(distances.argmin()), "distances": distances.tolist()}}
+        by = {"round": int(distances.argmin()), "distances": distances.tolist()}
+        return {**found, "checkpoint": by}
 
     def releases(self, asked: Scorer | Look | None) -> Releases:
         """The store of the rounds' artifacts; with a question it can ask the clients."""

@@ -41,7 +41,7 @@ METHODS = {
     "pre_text": ("--evolution.form", "pre_text", "--evolution.threshold", "0.5"),
     "pe_sft": (),
     "popri": (),
-    "one_look": ("--popri.reward", "moments"),
+    "one_look": ("--popri.reward", "moments", "--popri.corpus", "nearest"),
 }
 ALSO = {"dp_ftrl": "fed_avg", "pre_text": "private_evolution", "one_look": "popri"}
 SLOW = ("dp_ftrl", "generator")
@@ -178,7 +178,7 @@ def test_the_ledger_holds_a_charge_a_round_and_the_epsilon_that_is_stated(finish
 def test_every_number_says_what_it_is_of(finished, name):
     outcome = finished(name)
     tested = outcome.record["tested_on"]
-    data_sets = [tested, outcome.record["validated_on"]]
+    data_sets = [outcome.record[name] for name in ("tested_on", "validated_on", "trained_on")]
     assert tested.startswith("test clients of ") and tested.endswith("(declared public)")
     assert of_lines(outcome.lines, data_sets) == []
     page = (outcome.out / "report.html").read_text()
@@ -302,12 +302,23 @@ def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge
     assert len(charges(parts / "ledger.jsonl")) == 2
 
 
+def test_one_look_chooses_the_nearest_corpus_at_no_further_cost(finished):
+    outcome = finished("one_look")
+    scores = outcome.record["corpora"]
+    assert scores["names"] == ["near", "far"]
+    assert scores["corrected"] == sorted(scores["corrected"])
+    assert [charge["label"] for charge in charges(outcome.out / "ledger.jsonl")] == [
+        f"one look {part}" for part in ("count", "sum", "second")
+    ]
+    assert "The nearest public corpus" in (outcome.out / "report.html").read_text()
+
+
 def test_one_look_is_released_once_wherever_it_is_killed(synthetic_config, tmp_path):
     """Its three charges are made together, and rounds and later texts ask nobody."""
     config = synthetic_config("popri", *METHODS["one_look"], *SAME_NOISE)
     whole = carry_out.run(config, tmp_path / "whole", progress=False).out
     parts = tmp_path / "parts"
-    crashes = after(Ledger, "charge"), stored("moments"), stored("round_1_scores")
+    crashes = after(Ledger, "charge"), stored("moments"), stored("nearest_corpus")
     for number, crash in enumerate((*crashes, stored("round_2_adapters"), before("result.json"))):
         with crash():
             if number == 0:
