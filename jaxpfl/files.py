@@ -16,7 +16,7 @@ import re
 import shutil
 import typing
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -285,26 +285,33 @@ def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[st
     return value
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Reads arrays of numbers and texts that `npz` wrote.
+def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """Reads arrays of numbers and texts.
 
     What an array claims to be is compared with the bytes that are there before memory is taken.
 
+    Args:
+      names: the arrays to read, which may be compressed; the caller has compared their sizes with
+        the memory. Without any, all of what `npz` wrote, which compresses nothing.
+
     Raises:
-      CorruptFile: the file cannot be read, or is none that `npz` writes.
+      CorruptFile: the file cannot be read, or an array is none that `numpy.save` writes.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             stored = all(each.compress_type == zipfile.ZIP_STORED for each in entries)
-            if not stored or sum(each.file_size for each in entries) > path.stat().st_size:
+            larger = sum(each.file_size for each in entries) > path.stat().st_size
+            if not names and (larger or not stored):
                 raise ValueError("arrays must be stored without compression")
             arrays = {}
             for entry in entries:
-                with archive.open(entry) as file:
-                    arrays[entry.filename.removesuffix(".npy")] = _array(file, entry.file_size)
-            if len(arrays) < len(entries):
-                raise ValueError("two arrays have one name")
+                name = entry.filename.removesuffix(".npy")
+                if name in arrays:
+                    raise ValueError("two arrays have one name")
+                if not names or name in names:
+                    with archive.open(entry) as file:
+                        arrays[name] = _array(file, entry.file_size)
             return arrays
     # Of damaged archives, zipfile raises a dozen classes.
     except Exception as error:
@@ -328,6 +335,8 @@ def _array(file: IO[bytes], size: int) -> np.ndarray:
     while piece := file.read(_PIECE):
         values[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
         at += len(piece)
+    if at != len(values):
+        raise ValueError("the array ends before its end")
     in_rows = found[2] == b"False"
     return values.view(dtype).reshape(shape, order="C" if in_rows else "F")
 

@@ -1,4 +1,4 @@
-"""How fast a table becomes clients, in each of the seven forms that people have one in.
+"""How fast a table becomes clients, in each of the forms that people have one in.
 
     python -m benchmarks.micro.formats
     python -m benchmarks.micro.formats --rows 1000000
@@ -7,9 +7,9 @@ The same messages (a client's id, a text of 5 to 30 words, a year and a score) a
 form and read into a population, all columns. Each form is read in a process of its own: "rows/s"
 is the best of its repeats, "peak MB" its peak resident memory, of which importing, and a DataFrame
 itself, take "idle MB". "pyarrow rows/s" is how fast pyarrow alone parses the same file into a
-table, in the same process: what is left goes to UTF-8, checks and the sort by client. pyarrow has
-no reader of JSON arrays: there it is Python's. For a DataFrame or a `datasets.Dataset` it is the
-conversion to an Arrow table. "message" is what is said of a bad row.
+table, in the same process: what is left goes to UTF-8, checks and the sort by client. For a
+DataFrame or a `datasets.Dataset` it is the conversion to an Arrow table. "message" is what is said
+of a bad row.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ import tyro
 from benchmarks import harness
 
 COLUMNS = "client=user&text=message&columns=year,score"
-FORMS = ("jsonl", "jsonl.gz", "json", "csv", "csv.gz", "parquet", "arrow", "pandas", "datasets")
+FORMS = ("jsonl", "jsonl.gz", "csv", "csv.gz", "parquet", "pandas", "datasets")
 
 CHILD = r"""
 import gzip, json, pathlib, sys, time
@@ -63,13 +63,9 @@ def alone(path, frame):
         if ".csv" in path:
             options = pa.csv.ParseOptions(newlines_in_values=True)
             return pa.csv.open_csv(file, parse_options=options).read_all()
-        if path.endswith(".json"):
-            return pa.Table.from_pylist(json.load(file))
         if ".jsonl" in path:
             return pa.json.read_json(file)
-        if path.endswith(".parquet"):
-            return pa.parquet.read_table(file)
-        return pa.ipc.open_stream(file).read_all()
+        return pa.parquet.read_table(file)
 
 def best(function):
     times = []
@@ -126,14 +122,8 @@ def write(path: pathlib.Path, form: str, rows: list[dict[str, Any]]) -> None:
     with opened as file:
         if "jsonl" in form:
             file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
-        elif form == "json":
-            file.write(json.dumps(rows).encode())
         elif "csv" in form:
             arrow_csv.write_csv(pa.Table.from_pylist(rows), file)
-        elif form == "arrow":
-            table = pa.Table.from_pylist(rows)
-            with pa.ipc.new_stream(file, table.schema) as writer:
-                writer.write_table(table, max_chunksize=10_000)
         else:
             parquet.write_table(pa.Table.from_pylist(rows), file)
 

@@ -13,7 +13,6 @@ batch of messages in memory: what is left of the time goes to SQLite, the disk a
 
 import dataclasses
 import json
-import lzma
 import pathlib
 import sqlite3
 import struct
@@ -46,7 +45,6 @@ class Config:
     clients: tuple[int, ...] = (5_000, 50_000)
     datasets: tuple[str, ...] = ("stackoverflow", "emnist")
     emnist_clients: tuple[int, ...] = (500, 3_400)  # 3,400: as many as there are
-    packed: bool = True  # the largest Stack Overflow file also as .sqlite.lzma
     seed: int = 0
 
 
@@ -149,42 +147,24 @@ def decoding_rate(dataset: str, messages: list[bytes]) -> float:
     return len(batch) / best
 
 
-def measure(folder: pathlib.Path, dataset: str, clients: int, config: Config) -> list[dict]:
+def measure(folder: pathlib.Path, dataset: str, clients: int, config: Config) -> dict:
     path = folder / f"{dataset}-{clients}.sqlite"
     messages = write_file(path, dataset, clients, config.seed)
     size = path.stat().st_size
-    paths = [path]
-    if config.packed and dataset == "stackoverflow" and clients == max(config.clients):
-        # The fastest preset: packing is not what is measured.
-        packed = path.with_name(path.name + ".lzma")
-        with (
-            path.open("rb") as plain,
-            lzma.open(packed, "wb", format=lzma.FORMAT_ALONE, preset=0) as file,
-        ):
-            while piece := plain.read(2**20):
-                file.write(piece)
-        paths.append(packed)
-    rows = []
-    for source in paths:
-        out = folder / f"{source.name}.out"
-        record = convert_once(f"{source}?dataset={dataset}", out)
-        rows.append(
-            {
-                "what": f"{dataset}{'.lzma' if source.name.endswith('.lzma') else ''}",
-                "clients": clients,
-                "examples": record["examples"],
-                "MB": size / 1e6,
-                "seconds": record["seconds"],
-                "clients/s": clients / record["seconds"],
-                "examples/s": record["examples"] / record["seconds"],
-                "MB/s": size / 1e6 / record["seconds"],
-                "decode/s": decoding_rate(dataset, messages),
-                "peak MB": record["peak"],
-            }
-        )
-    for source in paths:
-        source.unlink()
-    return rows
+    record = convert_once(f"{path}?dataset={dataset}", folder / f"{path.name}.out")
+    path.unlink()
+    return {
+        "what": dataset,
+        "clients": clients,
+        "examples": record["examples"],
+        "MB": size / 1e6,
+        "seconds": record["seconds"],
+        "clients/s": clients / record["seconds"],
+        "examples/s": record["examples"] / record["seconds"],
+        "MB/s": size / 1e6 / record["seconds"],
+        "decode/s": decoding_rate(dataset, messages),
+        "peak MB": record["peak"],
+    }
 
 
 def main(config: Config) -> None:
@@ -193,7 +173,7 @@ def main(config: Config) -> None:
         sizes = config.clients if dataset == "stackoverflow" else config.emnist_clients
         for clients in sizes:
             with tempfile.TemporaryDirectory() as folder:
-                rows += measure(pathlib.Path(folder), dataset, clients, config)
+                rows.append(measure(pathlib.Path(folder), dataset, clients, config))
     columns = ["what", "clients", "examples", "MB", "seconds", "clients/s", "examples/s", "MB/s"]
     harness.table(rows, [*columns, "decode/s", "peak MB"])
     print(f"recorded in {harness.record('tff', rows)}")

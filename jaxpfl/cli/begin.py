@@ -45,7 +45,7 @@ def configs(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
-    table = "a table: .csv, .jsonl, .json, .parquet or .arrow"
+    table = "a table: .csv, .jsonl or .parquet"
     parser.add_argument("file", metavar="FILE", help=table)
     common.add_path(parser, "--out", "CONFIG", "what to write (default: NAME-OF-FILE.yaml)")
     for name, text in _COLUMNS.items():

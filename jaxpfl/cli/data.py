@@ -99,11 +99,11 @@ def _get(arguments: argparse.Namespace) -> dict[str, Any]:
     from jaxpfl.data.catalogue import find
 
     found = find(arguments.name)
-    if arguments.revision is not None and found.hub is None:
+    if arguments.revision is not None and not found.hub:
         raise InputError(f"--revision is for data sets of the Hugging Face hub, not {found.name}")
     if not found.variable:
         raise InputError(f"{found.name} {found.origin}: there is nothing to fetch")
-    if not found.downloads and found.hub is None:
+    if not found.downloads and not found.hub:
         folder = arguments.folder or Path(f"${found.variable}")
         paths = " and ".join(str(folder / file) for file in found.files)
         text = (
@@ -119,14 +119,14 @@ def _get(arguments: argparse.Namespace) -> dict[str, Any]:
             f"{found.name} is here already: {', '.join(str(folder / file) for file in found.files)}"
         )
     fetched: dict[str, Any] = {}
-    if found.hub is not None:
+    if found.hub:
         from jaxpfl.data.convert import convert
         from jaxpfl.data.readers.hugging_face import newest_commit
 
-        commit = arguments.revision or newest_commit(found.hub.repository)
+        commit = arguments.revision or newest_commit(found.hub)
         folder.mkdir(parents=True, exist_ok=True)
         for file in missing:
-            source = found.hub.sources[file].format(revision=commit)
+            source = found.sources[file].format(revision=commit)
             fetched[str(folder / file)] = {**convert(source, folder / file), "source": source}
         where = [f"{path}: {record['source']}" for path, record in fetched.items()]
     else:

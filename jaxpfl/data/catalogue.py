@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -18,27 +17,11 @@ class Download:
     """A file at a public address; one that ends in ".lzma" is unpacked.
 
     Attributes:
-      size, sha256: of what is fetched; None where they are not known.
-      unpacked: bytes of the unpacked file, where they are known.
+      sha256: of what is fetched, where it is known.
     """
 
     url: str
-    size: int | None = None
     sha256: str | None = None
-    unpacked: int | None = None
-
-
-@dataclass(frozen=True)
-class OnHub:
-    """A data set of the Hugging Face hub, which `jaxpfl convert` groups by client.
-
-    Attributes:
-      repository: OWNER/NAME.
-      sources: by the folder to write; each with {revision} in place of the commit.
-    """
-
-    repository: str
-    sources: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -54,7 +37,9 @@ class DataSet:
       licence: as its authors state it.
       form: what the files hold, for those who make them.
       downloads: by file, where it is at a public address in a form that is read here.
-      hub: where it is on the Hugging Face hub.
+      hub: OWNER/NAME on the Hugging Face hub.
+      sources: of these, which `jaxpfl convert` groups by client: by the folder to write, each with
+        {revision} in place of the commit.
       converted: folders that `jaxpfl convert` makes of it, as the heads of configs say.
     """
 
@@ -66,7 +51,8 @@ class DataSet:
     variable: str = ""
     form: str = ""
     downloads: Mapping[str, Download] = field(default_factory=dict)
-    hub: OnHub | None = None
+    hub: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
     converted: tuple[str, ...] = ()
 
     def folder(self, given: Path | None = None) -> Path:
@@ -102,8 +88,6 @@ class DataSet:
             return "here"
         if here:
             return f"{len(here)} of {len(self.files)} files here"
-        if self.hub is not None and _in_cache(self.hub.repository):
-            return "in the hub's cache"
         return "absent" if folder else f"absent (no {self.variable})"
 
 
@@ -111,20 +95,11 @@ class DataSet:
 def data_sets() -> dict[str, DataSet]:
     """Every data set by name."""
     listed = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-    return {name: _data_set(name, described) for name, described in listed.items()}
-
-
-def _data_set(name: str, described: dict[str, Any]) -> DataSet:
-    for listed in ("files", "converted"):
-        described[listed] = tuple(described.get(listed, ()))
-    downloads = described.pop("downloads", {})
-    hub = described.pop("hub", None)
-    return DataSet(
-        name,
-        downloads={file: Download(**known) for file, known in downloads.items()},
-        hub=None if hub is None else OnHub(**hub),
-        **described,
-    )
+    for described in listed.values():
+        described |= {name: tuple(described.get(name, ())) for name in ("files", "converted")}
+        downloads = described.get("downloads", {})
+        described["downloads"] = {file: Download(**known) for file, known in downloads.items()}
+    return {name: DataSet(name, **described) for name, described in listed.items()}
 
 
 def find(name: str) -> DataSet:
@@ -147,11 +122,3 @@ def find(name: str) -> DataSet:
 def holding(source: str) -> str:
     """The name of the data set that a source of a config is of; "" for another source."""
     return next((each.name for each in data_sets().values() if each.holds(source)), "")
-
-
-def _in_cache(repository: str) -> bool:
-    """Whether the hub's client holds files of a data set, in its own folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
-    folder = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
-    return (folder / f"datasets--{repository.replace('/', '--')}" / "snapshots").is_dir()

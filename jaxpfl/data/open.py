@@ -1,22 +1,16 @@
 """`open(source)`: from what a user writes to a population.
 
     docstrings:jax,scipy,pandas            documented classes and functions of Python packages
-    largefedbench:congress?revision=HEX    POPri's speeches (or biorxiv: abstracts) from the hub, a
-                                           client each; with &text=FIELD&part=train
-                                           &split=sentences&min_examples=5, each optional
-    huggingface:OWNER/NAME?revision=HEX    any data set of the hub, a row = a client; with
-                                           &text=COLUMN&client=COLUMN&part=train&config=NAME
-                                           &split=sentences&min_examples=5, each optional
-                                           with client=COLUMN|RULE it is read as a table
     digits?clients=100&alpha=0.5&seed=0    scikit-learn's digits, dealt to clients
-    PATH.jsonl, .json, .csv, .parquet,     a table, a row = an example; with ?client=FIELD
-      .arrow, .jsonl.gz, .json.gz,         &text=FIELD&label=FIELD&features=FIELD,FIELD
-      .csv.gz                              &columns=FIELD,FIELD&split=sentences&min_examples=5, each
+    huggingface:OWNER/NAME?revision=HEX    any data set of the hub, a row = a client; with
+                                           &part=train&config=NAME and the options of a table
+    PATH.jsonl, .csv, .parquet,            a table, a row = an example; with ?client=FIELD
+      .jsonl.gz, .csv.gz                   &text=FIELD&label=FIELD&features=FIELD,FIELD
+                                           &columns=FIELD,FIELD&split=sentences&min_examples=5, each
                                            optional, see `readers.examples.Layout`; ?client=* makes
                                            each row a client
-    the same with ?client=FIELD|RULE,      tables larger than memory, in one file or in all such
-      FOLDER?client=FIELD                  files of a folder. A rule is domain, re:PATTERN,
-                                           mod:NUMBER or value, see `readers.client_key`
+    the same with ?client=FIELD|value      tables larger than memory, in one file, on the hub, or in
+      or FIELD|domain, FOLDER?client=FIELD all such files of a folder; |domain is a URL's host
     PATH.npz                               NumPy arrays of images, labels and client ids; with
                                            ?client=ARRAY&image=ARRAY&label=ARRAY&min_examples=5,
                                            each optional ("client", "images", "labels")
@@ -24,11 +18,11 @@
                                            with ?split=sentences or ?split=lines
     PATH.tar.gz, PATH.tar.xz               an archive of .txt files: a client is a file; with
                                            ?split=...&min_examples=5
-    PATH.sqlite, PATH.sqlite.lzma          a data set of TensorFlow Federated; with ?dataset=emnist
+    PATH.sqlite                            a data set of TensorFlow Federated; with ?dataset=emnist
                                            (emnist_36 without the case of letters,
                                            stackoverflow, shakespeare, cifar100, celeba), and
-                                           &split=all_train&form=raw&sha256=HEX&min_examples=5,
-                                           each optional (see `readers.tff_sqlite`)
+                                           &split=all_train&form=raw&min_examples=5, each optional
+                                           (see `readers.tff_sqlite`)
     FOLDER                                 what Population.save or `jaxpfl convert` wrote
 
 A path may begin with ~ or contain $NAME, an environment variable. With `split`, an example of a
@@ -48,7 +42,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl
 
 from jaxpfl import checks
@@ -56,24 +50,20 @@ from jaxpfl.data import storage
 from jaxpfl.data.catalogue import data_sets, holding
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population, collect
-from jaxpfl.data.readers import plain_text, table, tff_sqlite
+from jaxpfl.data.readers import hugging_face, plain_text, table, tff_sqlite
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
-from jaxpfl.data.readers.examples import EACH_ROW, Layout, population_of
-from jaxpfl.data.readers.grouped import stream_grouped
-from jaxpfl.data.readers.hugging_face import (
-    CORPORA,
-    read_hugging_face,
-    read_largefedbench,
-    rows_of_hub,
-)
+from jaxpfl.data.readers.examples import EACH_ROW, Layout, population_of, stream_of
+from jaxpfl.data.readers.frames import read_frame
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
 from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError, NoDataFolder
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+# Where a data set of the hub has its texts, unless its options say.
+_HUB_TEXTS = ("text", "data", "abstract")
 
 
 def _names(value: str) -> tuple[str, ...]:
@@ -83,77 +73,35 @@ def _names(value: str) -> tuple[str, ...]:
 # Options of a kind of source, each with what converts its text, or the words that it may be.
 _Options = Mapping[str, Callable | tuple[str, ...]]
 
-
-class _Kind(NamedTuple):
-    """A kind of source: its options, and what reads one with the given options."""
-
-    options: _Options
-    read: Callable[..., Population]
-
-
-def _read_npz(named: "_Named", client: str = "client", **columns: str) -> Population:
-    wanted = {**IMAGE_COLUMNS, **columns}
-    return read_arrays(named.path, client=client, columns=wanted, name=named.head)
-
-
-def _read_tff(named: "_Named", **options: str) -> Population:
-    return tff_sqlite.read_tff(named.path, name=named.of_split(options), **options)
-
-
-def _read_text(named: "_Named", **options: str) -> Population:
-    return plain_text.read_plain_text(named.path, name=named.head, **options)
-
-
-def _read_table(named: "_Named", **options: Any) -> Population:
-    layout = named.layout(options)
-    rows = table.read_table(named.path, layout.fields)
-    return population_of(rows, layout, name=named.head, unit=layout.unit)
-
-
-def _read_grouped(named: "_Named", **options: Any) -> Population:
-    """Reads a table into memory, by way of files on the disk."""
-    with _stream_grouped(named, options) as found:
-        return collect(found)
-
-
-def _hub(read: Callable[..., Population]) -> Callable[..., Population]:
-    return lambda named, **options: read(named.name, **{"revision": "", **options})
-
-
 _TEXT: _Options = {"split": PIECES, "min_examples": int}
 _TABLE: _Options = {
     **dict.fromkeys(("client", "text", "label"), str),
     **dict.fromkeys(("features", "columns"), _names),
     **_TEXT,
 }
-_OF_HUB = ("revision", "part", "config")
-_ON_HUB: _Options = {**_TEXT, **dict.fromkeys(("revision", "part", "text"), str)}
-_TFF: _Options = {
-    "dataset": tuple(SCHEMAS),
-    **dict.fromkeys(("split", "form", "sha256"), str),
-    "min_examples": int,
+_ON_HUB = ("revision", "part", "config")
+_KINDS: dict[str, _Options] = {
+    "docstrings": {},
+    "digits": {"clients": int, "alpha": float, "seed": int},
+    "huggingface": {**dict.fromkeys(_ON_HUB, str), **_TABLE},
+    "table": _TABLE,
+    "npz": {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int},
+    "text": _TEXT,
+    "tff": {"dataset": tuple(SCHEMAS), "split": str, "form": str, "min_examples": int},
+    "folder": {},
 }
-_NPZ: _Options = {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int}
+"""The kinds of sources, with their options."""
 
-_NAMED: dict[str, _Kind] = {
-    "docstrings": _Kind({}, lambda named: read_docstrings(_names(named.name))),
-    "digits": _Kind(
-        {"clients": int, "alpha": float, "seed": int}, lambda _, **options: read_digits(**options)
-    ),
-    "largefedbench": _Kind(_ON_HUB, _hub(read_largefedbench)),
-    "huggingface": _Kind({**_ON_HUB, "client": str, "config": str}, _hub(read_hugging_face)),
-}
-"""Kinds of sources by the word before the colon."""
+_WORDS = ("docstrings", "digits", "huggingface")
+"""Kinds by the word before the colon."""
 
-_FILES: dict[str, _Kind] = {
-    **dict.fromkeys(table.ENDINGS, _Kind(_TABLE, _read_table)),
-    ".npz": _Kind(_NPZ, _read_npz),
-    **dict.fromkeys(plain_text.ENDINGS, _Kind(_TEXT, _read_text)),
-    **dict.fromkeys(tff_sqlite.ENDINGS, _Kind(_TFF, _read_tff)),
+_ENDINGS = {
+    **dict.fromkeys(table.ENDINGS, "table"),
+    ".npz": "npz",
+    **dict.fromkeys(plain_text.ENDINGS, "text"),
+    ".sqlite": "tff",
 }
 """Kinds of files by the ending of their names."""
-
-_STORED = _Kind({}, lambda named: Population.load(named.path))
 
 
 class _Named:
@@ -163,8 +111,8 @@ class _Named:
       source: all of it, for messages.
       head: what is before the options.
       options: as they were written.
-      reader: one of `_NAMED`, or "" for a path.
-      name: what follows the reader's colon.
+      word: one of `_WORDS`, or "" for a path.
+      name: what follows the word's colon.
     """
 
     def __init__(self, source: str | Path) -> None:
@@ -173,9 +121,9 @@ class _Named:
         if not self._literal:
             self.head, _, query = self.source.partition("?")
         self.options = _parse_query(self.source, query)
-        reader, _, self.name = self.head.partition(":")
-        known = reader in _NAMED and not (reader == "digits" and self.name) and not self._literal
-        self.reader = reader if known else ""
+        word, _, self.name = self.head.partition(":")
+        known = word in _WORDS and not (word == "digits" and self.name) and not self._literal
+        self.word = word if known else ""
 
     @property
     def path(self) -> Path:
@@ -188,51 +136,45 @@ class _Named:
         return Path(os.path.expandvars(os.path.expanduser(self.head)))
 
     @property
-    def on_hub(self) -> bool:
-        return self.reader in ("largefedbench", "huggingface")
-
-    @property
     def grouped(self) -> bool:
         """Whether it is a table whose rows are grouped by client on the disk."""
-        if self.reader == "huggingface" or self.head.endswith(table.ENDINGS):
-            return "|" in self.options.get("client", "")
-        return bool(self.options) and self.place.is_dir() and not storage.is_stored(self.place)
+        is_table = self.kind in ("table", "huggingface")
+        folder = not self.word and self.place.is_dir()
+        return is_table and (folder or "|" in self.options.get("client", ""))
 
     @property
-    def grouped_options(self) -> _Options:
-        hub = {**_ON_HUB, "config": str} if self.reader else {}
-        return {**hub, **_TABLE}
+    def kind(self) -> str:
+        """One of `_KINDS`; "" for a path that none is known of."""
+        if self.word:
+            return self.word
+        if self.place.is_dir():
+            # Of a stored population there are no options.
+            return "table" if self.options and not storage.is_stored(self.place) else "folder"
+        return next((kind for end, kind in _ENDINGS.items() if self.head.endswith(end)), "")
 
-    def kind(self) -> _Kind:
-        """How it is read.
+    def require_known(self) -> None:
+        """Refuses what no reader reads.
 
         Raises:
           InputError: no such reader, file or ending.
         """
-        if self.grouped:
-            return _Kind(self.grouped_options, _read_grouped)
-        if self.reader:
-            return _NAMED[self.reader]
+        if self.word:
+            return
         path = self.path
-        if path.is_dir():
-            if not storage.is_stored(path):
-                made = "expected one made by Population.save or `jaxpfl convert`"
-                raise InputError(f"source {self.source!r}: a folder without a manifest, {made}")
-            return _STORED
-        kind = self.of_ending()
-        if kind is None and (path.exists() or not holding(self.source)):
+        if self.kind == "folder" and not storage.is_stored(path):
+            made = "expected one made by Population.save or `jaxpfl convert`"
+            raise InputError(f"source {self.source!r}: a folder without a manifest, {made}")
+        if not self.kind and (path.exists() or not holding(self.source)):
             raise self.unknown(path)
-        if kind is None or not path.is_file():
-            raise self.missing()
-        return kind
+        if not self.kind or not path.exists():
+            known = holding(self.source)
+            hint = f"; `jaxpfl data get {known}` fetches it, or says how to make it"
+            what = f"source {self.source!r}: there is no such file"
+            raise InputError(what + (hint if known else ""))
 
-    def of_ending(self) -> _Kind | None:
-        found = (kind for ending, kind in _FILES.items() if self.place.name.endswith(ending))
-        return next(found, None)
-
-    def typed(self, kinds: _Options) -> dict[str, Any]:
-        """The options as a reader's arguments."""
-        return _typed(self.source, self.options, kinds)
+    def typed(self) -> dict[str, Any]:
+        """The options as a reader's arguments, without those of a partition."""
+        return _typed(self.source, self.options, _KINDS[self.kind])
 
     def scheme(self) -> Scheme | None:
         """The partition that the options name; its settings are taken out of them."""
@@ -249,31 +191,34 @@ class _Named:
             raise InputError(f"{what} needs the option {next(iter(fields))!r}") from None
 
     def layout(self, options: Mapping[str, Any]) -> Layout:
+        """Which fields of a table are what."""
+        given = {name: each for name, each in options.items() if name not in _ON_HUB}
+        if self.word:
+            given.setdefault("client", EACH_ROW)
         try:
-            return Layout(**{name: each for name, each in options.items() if name not in _OF_HUB})
+            layout = Layout(**given)
         except InputError as error:
             raise InputError(f"source {self.source!r}: {error}") from None
+        if self.grouped and layout.client == EACH_ROW:
+            raise InputError(f"source {self.source!r}: client=* is for one file, found a folder")
+        return layout
 
-    def of_split(self, options: Mapping[str, str]) -> str:
-        """The population's name, of a file that has several."""
-        return f"{self.head} [{options['split']}]" if "split" in options else self.head
-
-    def missing(self) -> InputError:
-        known = holding(self.source)
-        hint = f"; `jaxpfl data get {known}` fetches it, or says how to make it" if known else ""
-        return InputError(f"source {self.source!r}: there is no such file{hint}")
+    def title(self, options: Mapping[str, Any]) -> str:
+        """The population's name, with the part of what has several."""
+        part = options.get("part", "train") if self.word else options.get("split")
+        return f"{self.head} [{part}]" if part else self.head
 
     def unknown(self, path: Path) -> InputError:
-        endings = ", ".join(_FILES)
+        endings = ", ".join(_ENDINGS)
         if path.exists():
             return InputError(f"source {self.source!r}: expected a name ending in {endings}")
         word = re.split(r"[:?]", self.source)[0]
-        near = difflib.get_close_matches(word, _NAMED, 1, 0.5)
+        near = difflib.get_close_matches(word, _WORDS, 1, 0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return InputError(
             f"unknown source {self.source!r}{hint}: expected docstrings:PACKAGES, digits, "
-            f"largefedbench:congress, huggingface:OWNER/NAME, a path ending in {endings}, or a "
-            "folder made by Population.save"
+            f"huggingface:OWNER/NAME, a path ending in {endings}, or a folder made by "
+            "Population.save"
         )
 
 
@@ -289,13 +234,47 @@ def open(source: str | Path | Population) -> Population:
     if not isinstance(source, str | Path) or not source:
         raise InputError(f"a source must be a path or a string, found {type(source).__name__}")
     named = _Named(source)
-    kind, scheme = named.kind(), named.scheme()
-    options = named.typed(kind.options)
+    named.require_known()
+    scheme, options = named.scheme(), named.typed()
     at_least = checks.positive_int("min_examples", options.pop("min_examples", 1))
-    population = kind.read(named, **options)
+    population = _read(named, options)
     if scheme is not None:
         return partition(population, scheme)
     return population.with_min_examples(at_least) if at_least > 1 else population
+
+
+def _read(named: _Named, options: dict[str, Any]) -> Population:
+    match named.kind:
+        case "docstrings":
+            return read_docstrings(_names(named.name))
+        case "digits":
+            return read_digits(**options)
+        case "folder":
+            return Population.load(named.path)
+        case "npz":
+            client = options.pop("client", "client")
+            columns = {**IMAGE_COLUMNS, **options}
+            return read_arrays(named.path, client=client, columns=columns, name=named.head)
+        case "text":
+            return plain_text.read_plain_text(named.path, name=named.head, **options)
+        case "tff":
+            return tff_sqlite.read_tff(named.path, name=named.title(options), **options)
+    layout = named.layout(options)
+    if named.grouped:
+        with _stream_grouped(named, options) as found:
+            return collect(found)
+    if not named.word:
+        return population_of(table.read_table(named.path, layout.fields), layout, named.head)
+    frame = hugging_face.load(named.name, **_of_hub(options))
+    if not {"text", "label", "features"} & options.keys():
+        known = [each for each in _HUB_TEXTS if each in frame.column_names]
+        layout = dataclasses.replace(layout, text=next(iter(known), "text"))
+    rows = read_frame(named.name, frame, layout.fields)
+    return population_of(rows, layout, named.title(options))
+
+
+def _of_hub(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in _ON_HUB if name in options}
 
 
 def streamed(source: str | Path) -> Callable[[Path], AbstractContextManager[Stream]]:
@@ -306,14 +285,26 @@ def streamed(source: str | Path) -> Callable[[Path], AbstractContextManager[Stre
     """
     named = _Named(str(source))
     whole = bool({"min_examples", "partition"} & named.options.keys())
-    if named.grouped and not whole:
-        return partial(_stream_grouped, named, named.typed(named.grouped_options))
-    if whole or not named.head.endswith(tff_sqlite.ENDINGS):
+    if whole or not (named.grouped or named.kind == "tff"):
         population = open(source)
         return lambda _: nullcontext(population.stream())
-    options, path = named.typed(_TFF), named.path
-    title = named.of_split(options)
-    return lambda folder: tff_sqlite.stream_tff(path, name=title, folder=folder, **options)
+    named.require_known()
+    options = named.typed()
+    if named.kind == "tff":
+        path, title = named.path, named.title(options)
+        return lambda _: tff_sqlite.stream_tff(path, name=title, **options)
+    return partial(_stream_grouped, named, options)
+
+
+def _stream_grouped(
+    named: _Named, options: Mapping[str, Any], folder: Path | None = None
+) -> AbstractContextManager[Stream]:
+    if named.word:
+        rows = hugging_face.rows_of_hub(named.name, _of_hub(options))
+        read = partial(table.read_mappings, named.name, rows)
+    else:
+        read = partial(table.read_table, named.path)
+    return stream_of(read, named.layout(options), named.title(options), folder)
 
 
 def why_missing(source: str) -> str:
@@ -324,24 +315,22 @@ def why_missing(source: str) -> str:
     """
     named = _Named(source)
     named.scheme()
-    path = named.place
-    if named.grouped:
-        named.layout(named.typed(named.grouped_options))
-    elif named.reader or path.exists():
-        named.typed(named.kind().options)
-    if named.on_hub:
+    here = bool(named.word) or named.place.exists()
+    if here:
+        named.require_known()
+    elif not named.kind and (named.place.suffix or not named.place.parent.name):
+        raise named.unknown(named.place)
+    # Of a stored population, a folder that is not there would have no options.
+    kind = named.kind or ("table" if named.options else "folder")
+    options = _typed(named.source, named.options, _KINDS[kind])
+    options.pop("min_examples", None)
+    if kind in ("table", "huggingface"):
+        named.layout(options)
+    if named.word == "huggingface":
         return "it is on the Hugging Face hub, which was not asked"
-    if named.reader or path.exists():
+    if here:
         return ""
-    kind = named.of_ending()
-    if kind is not None:
-        named.typed(kind.options)
-    elif path.suffix or not path.parent.name:
-        raise named.unknown(path)
-    elif named.options:
-        # Of a stored population, a folder that is not there would have none.
-        named.typed(_TABLE)
-    unset = [name for pair in _VARIABLE.findall(str(path)) for name in pair if name]
+    unset = [name for pair in _VARIABLE.findall(str(named.place)) for name in pair if name]
     return f"the environment variable {unset[0]} is not set" if unset else "there is no such file"
 
 
@@ -351,27 +340,7 @@ def place(source: str) -> str:
     A path is resolved as far as its variables are set; options are left out.
     """
     named = _Named(source)
-    if named.reader == "largefedbench":
-        return f"huggingface:{CORPORA.get(named.name, named.name)}"
-    return named.head if named.reader else str(named.place.resolve())
-
-
-def _stream_grouped(
-    named: _Named, options: Mapping[str, Any], folder: Path | None = None
-) -> AbstractContextManager[Stream]:
-    layout = named.layout(options)
-    if layout.client == EACH_ROW:
-        raise InputError(f"source {named.source!r}: client=* is for one file, found a folder")
-    if named.reader:
-        given = {key: options[key] for key in _OF_HUB if key in options}
-        which = {"revision": "", "part": "train"} | given
-        rows, title = rows_of_hub(named.name, which), f"{named.head} [{which['part']}]"
-        read = partial(table.read_mappings, named.name, rows)
-    else:
-        if not named.path.exists():
-            raise named.missing()
-        read, title = partial(table.read_table, named.path), named.head
-    return stream_grouped(read, layout, name=title, folder=folder)
+    return named.head if named.word else str(named.place.resolve())
 
 
 def expanded(path: str) -> str:
@@ -397,7 +366,7 @@ def _parse_query(source: str, query: str) -> dict[str, str]:
     if not query:
         return {}
     try:
-        # A plus is itself, as regular expressions need it, and not a space.
+        # A plus is itself and not a space.
         plain = query.replace("+", "%2B")
         pairs = parse_qsl(plain, strict_parsing=True, keep_blank_values=False)
     except ValueError:

@@ -79,7 +79,7 @@ def test_ids_may_be_text_images_boolean_and_further_columns_anything(path):
         (dict(images=IMAGES.astype(np.int64)), r"found int64\[4, 5\]"),
         (dict(images=IMAGES[:, 0]), r"images must be \[H, W\]"),
         (dict(images=IMAGES.astype(np.float32)), "must lie in 0 .. 1"),
-        (dict(images=np.array([SECRET] * 6, object)), "found Python objects"),
+        (dict(images=np.array([SECRET] * 6, object)), "is not an .npz file of numbers and texts"),
         (dict(writer=np.arange(6.0)), "whole numbers or text, found float64"),
         (dict(writer=np.zeros((6, 1), int)), r"one client id per example, found int64\[1\]"),
         (dict(writer=np.array([SECRET, "", "", "b", "c", "d"])), "a client id is empty"),
@@ -107,13 +107,13 @@ def test_a_truncated_or_altered_file_is_refused(path):
     altered = bytearray(uncompressed.read_bytes())
     altered[start + 50] ^= 1
     uncompressed.write_bytes(altered)
-    with pytest.raises(CorruptFile, match="plain.npz, array 'images'"):
+    with pytest.raises(CorruptFile, match="plain.npz: is not an .npz"):
         read_arrays(uncompressed, client="writer")
     for garbage in (b"", b"no array at all", b"\x93NUMPY\x01\x00\x04\x00{12}"):
         with zipfile.ZipFile(path, "w") as archive:
             for name in GOOD:
                 archive.writestr(f"{name}.npy", garbage)
-        with pytest.raises(CorruptFile, match="drawings.npz, array 'writer'"):
+        with pytest.raises(CorruptFile, match="drawings.npz: is not an .npz"):
             read_arrays(path, client="writer")
     path.write_bytes(b"\x93NUMPY no archive")
     with pytest.raises(CorruptFile, match="no .npz archive"):
@@ -122,30 +122,13 @@ def test_a_truncated_or_altered_file_is_refused(path):
         read_arrays(path.with_name("missing.npz"), client="writer")
 
 
-@pytest.mark.parametrize("shape", [(6, 4, 7), (2**40, 4, 5)])
-def test_a_header_that_claims_more_than_there_is_allocates_nothing(path, shape):
-    """TRUST 39"""
-    np.savez(path, **GOOD)
-    with zipfile.ZipFile(path) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    spaces = " " * (len(str(shape)) - len("(6, 4, 5)"))
-    old = parts["images.npy"]
-    parts["images.npy"] = old.replace(b"(6, 4, 5), }" + spaces.encode(), f"{shape}, }}".encode())
-    assert parts["images.npy"] != old
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in parts.items():
-            archive.writestr(name, data)
-    with pytest.raises(InputError, match="'images': .*(shape|at most)"):
-        read_arrays(path, client="writer")
-
-
 def claiming(path, **headers):
     """Writes arrays that consist of a header and, as a rule, of no bytes behind it."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, (shape, dtype, bytes_) in headers.items():
             file = io.BytesIO()
             described = {"descr": dtype, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_2_0(file, described)
+            np.lib.format.write_array_header_1_0(file, described)
             archive.writestr(f"{name}.npy", file.getvalue() + bytes(bytes_))
     return path
 
@@ -153,19 +136,22 @@ def claiming(path, **headers):
 @pytest.mark.parametrize(
     ("shape", "dtype", "message"),
     [
-        ((3_000_000, 0, 0), "|u1", "expected rows that hold something, found 3000000 empty ones"),
-        ((10**15, 0), "|u1", "expected rows that hold something"),
-        ((10**9,), "<U0", "expected rows that hold something"),
-        ((0, 10**30), "|u1", "a dimension is below 0 or above"),
-        ((-1, 0), "|u1", "a dimension is below 0 or above"),
-        ((0, 2**62, 2**62), "|u1", "array 'images': "),
+        ((6, 4, 7), "|u1", "is not an .npz file"),
+        ((2**40, 4, 5), "|u1", "is not an .npz file"),
+        ((3_000_000, 0, 0), "|u1", "must not contain a zero"),
+        ((10**15, 0), "|u1", "1000000000000000 rows would take"),
+        ((10**12,), "<U0", "is not an .npz file"),
+        ((0, 10**30), "|u1", "is not an .npz file"),
+        ((-1, 0), "|u1", "is not an .npz file"),
     ],
 )
-def test_rows_of_no_bytes_and_impossible_dimensions_are_refused(path, shape, dtype, message):
+def test_claims_that_are_not_true_and_rows_of_no_bytes_allocate_nothing(
+    path, shape, dtype, message
+):
     """TRUST 39"""
-    claiming(path, images=(shape, dtype, 0), labels=((6,), "|u1", 6))
+    claiming(path, images=(shape, dtype, 0))
     with pytest.raises(InputError, match=message):
-        read_arrays(path, client="*")
+        read_arrays(path, client="*", columns={"pixels": "images"})
 
 
 def test_arrays_that_exceed_the_memory_together_are_not_read(path, monkeypatch):

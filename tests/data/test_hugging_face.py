@@ -6,12 +6,10 @@ import sys
 import pytest
 
 from jaxpfl.data import open as open_population
-from jaxpfl.data.readers.hugging_face import read_hugging_face
 from jaxpfl.errors import InputError
 from tests.data.hub import stand_in
 
 REVISION = "0123456789abcdef" * 2 + "01234567"
-SPEECHES = f"largefedbench:congress?revision={REVISION}"
 SOURCE = f"huggingface:owner/abstracts?revision={REVISION}"
 ROWS = {
     "abstract": ["One is here. Two is there.", "", "Four.", "Five. Six."],
@@ -34,24 +32,15 @@ def test_an_abstract_is_a_client(hub):
     assert hub.asked == [("owner/abstracts", {"split": "train", "revision": REVISION})]
 
 
-def test_a_speech_of_largefedbench_is_a_client(hub):
-    hub.rows = {"data": ["I rise. It is late.", ""], "speaker": ["canary a", "canary b"]}
-    population = open_population(SPEECHES)
-    assert population.client_ids.to_pylist() == ["1", "2"]
-    assert population.columns["text"].to_pylist() == hub.rows["data"]
-    assert list(population.columns) == ["text"]
-    found = (population.unit, population.name)
-    assert found == ("one speech", "largefedbench:congress [train]")
-    # The commit is what is asked for, and no code of the data set's is to run.
-    asked = ("hazylavender/CongressionalDataset", {"split": "train", "revision": REVISION})
-    assert hub.asked == [asked]
-    hub.rows = {"doi": ["1", "2"], "abstract": ["One is here. Two is there.", "Three."]}
-    source = f"largefedbench:biorxiv?revision={REVISION}&part=validation&split=sentences"
+@pytest.mark.parametrize("column", ["text", "data", "abstract"])
+def test_texts_are_found_under_the_names_that_data_sets_give_them(hub, column):
+    hub.rows = {"doi": ["1", "2"], column: ["One is here. Two is there.", "Three."]}
+    source = f"{SOURCE}&part=validation&split=sentences"
     assert open_population(source).sizes().tolist() == [2, 1]
-    asked = ("hazylavender/biorxiv-abstract", {"split": "validation", "revision": REVISION})
-    assert hub.asked[1] == asked
+    asked = ("owner/abstracts", {"split": "validation", "revision": REVISION})
+    assert hub.asked == [asked]
     assert open_population(f"{source}&min_examples=2").sizes().tolist() == [2, 0]
-    named = open_population(f"largefedbench:biorxiv?revision={REVISION}&text=doi")
+    named = open_population(f"{SOURCE}&text=doi")
     assert named.columns["text"].to_pylist() == ["1", "2"]
 
 
@@ -77,18 +66,13 @@ def test_a_column_can_say_whose_a_row_is(hub):
         ("huggingface:owner/abstracts?revision=main", "40 hexadecimal digits, found 'main'"),
         (f"huggingface:abstracts?revision={REVISION}", "OWNER/NAME on the hub, found 'abstracts'"),
         (f"huggingface:../etc/x?revision={REVISION}", "OWNER/NAME on the hub"),
-        (SOURCE, "no field 'text', found 'abstract', 'journal', 'year'"),
+        (f"{SOURCE}&text=body", "no field 'body', found 'abstract', 'journal', 'year'"),
         (f"{SOURCE}&text=abstract&client=author", "no field 'author'"),
         (f"{SOURCE}&text=abstract&client=abstract", "must be different, found 'abstract'"),
         (f"{SOURCE}&text=abstract&split=words", "found 'words'"),
         (f"{SOURCE}&text=abstract&clients=year", "did you mean 'client'"),
         ("huggingfaces:owner/abstracts", "did you mean 'huggingface'"),
-        ("largefedbench:congress", "revision must be a commit"),
-        (SPEECHES.replace("congress", "senate"), "found 'senate'"),
-        (f"{SPEECHES}&split=words", "found 'words'"),
-        (f"{SPEECHES}&text=body", "no field 'body', found 'abstract'"),
-        (SPEECHES.replace("revision", "revison"), "did you mean 'revision'"),
-        (f"{SPEECHES}&min_examples=x", "must be a number"),
+        (f"{SOURCE}&min_examples=x", "must be a number"),
     ],
 )
 def test_what_is_wrong_with_a_source_is_named(hub, source, message):
@@ -111,9 +95,9 @@ def test_what_is_wrong_with_a_source_is_named(hub, source, message):
 )
 def test_rows_that_cannot_be_read_are_named_by_number_alone(hub, rows, message):
     hub.rows = rows
-    client = "id" if "id" in rows else None
+    client = "id" if "id" in rows else "*"
     with pytest.raises(InputError, match=message) as caught:
-        read_hugging_face("owner/abstracts", revision=REVISION, client=client)
+        open_population(f"{SOURCE}&client={client}")
     assert "canary" not in str(caught.value)
 
 

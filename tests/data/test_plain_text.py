@@ -5,13 +5,11 @@ import gzip
 import io
 import lzma
 import tarfile
-import tracemalloc
 
-import pyarrow as pa
 import pytest
 
 from jaxpfl.data import open as open_population
-from jaxpfl.data.readers import compressed, plain_text
+from jaxpfl.data.readers import compressed
 from jaxpfl.data.readers.plain_text import read_plain_text
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.traces import no_trace
@@ -93,15 +91,11 @@ def test_long_and_foreign_names_are_read(written, form):
     assert read(written("x.tar.gz", tar(member(name, b"z"), form=form))) == {name: ["z"]}
 
 
-def test_nothing_is_unpacked(written, tmp_path):
-    path = written("x.tar.xz", GOOD)
-    read(path)
-    assert list(tmp_path.rglob("*")) == [path]
-
-
 def test_sources(written):
     path = written("x.tar.xz", GOOD)
     assert open_population(path).num_examples == 3
+    # Nothing is unpacked.
+    assert list(path.parent.iterdir()) == [path]
     long = open_population(f"{path}?split=sentences&min_examples=2")
     assert long.client_ids.equals(open_population(str(path)).client_ids)
     kept = zip(long.client_ids.to_pylist(), long.sizes(), strict=True)
@@ -117,9 +111,7 @@ def test_sources(written):
     ("members", "expected"),
     [
         ([member("l.txt", type=tarfile.SYMTYPE, linkname="/etc/passwd")], "found a link"),
-        ([member("l.txt", type=tarfile.LNKTYPE, linkname="a.txt")], "found a link"),
-        ([member("l", type=tarfile.SYMTYPE, linkname="a.txt")], "found a link"),
-        ([member("p.txt", type=tarfile.FIFOTYPE)], "found a link, device"),
+        ([member("l", type=tarfile.LNKTYPE, linkname="a.txt")], "found a link"),
         ([member("d.txt", type=tarfile.CHRTYPE)], "found a link, device"),
         ([member("/canary-7f3.txt", b"x")], "must be relative"),
         ([member("a/../../canary-7f3.txt", b"x")], "must be relative"),
@@ -127,21 +119,17 @@ def test_sources(written):
         ([member("../canary-7f3", type=tarfile.DIRTYPE)], "must be relative"),
         ([member("canary-7f3.txt", b"x"), member("./canary-7f3.txt", b"y")], "occurs twice"),
         ([member("a.txt", b"canary-7f3 \xff")], "byte 12 is not valid UTF-8"),
+        ([member("a\udcff.txt", b"x")], "its name is not valid UTF-8"),
     ],
 )
 def test_hostile_archives_are_refused(written, members, expected):
     """TRUST 8: by the member's number, and without what is in it."""
-    path = written("x.tar.gz", tar(member("first.txt", b"fine"), *members))
+    content = tar(member("first.txt", b"fine"), *members, form=tarfile.GNU_FORMAT)
+    path = written("x.tar.gz", content)
     with pytest.raises(InputError, match=expected) as error:
         read_plain_text(path)
     assert f"{path}, member {1 + len(members)}" in str(error.value)
     no_trace(error.value, SECRET)
-
-
-def test_a_name_that_is_no_unicode_is_refused(written):
-    content = tar(member("a\udcff.txt", b"x"), form=tarfile.GNU_FORMAT)
-    with pytest.raises(InputError, match="member 1: its name is not valid UTF-8"):
-        read_plain_text(written("x.tar.gz", content))
 
 
 def test_limits_are_kept(written, monkeypatch):
@@ -153,7 +141,7 @@ def test_limits_are_kept(written, monkeypatch):
         ("MAX_MEMBERS", 1, "member 2: the archive is larger"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(plain_text, limit, value)
+            patch.setattr(compressed, limit, value)
             with pytest.raises(InputError, match=expected):
                 read_plain_text(two)
     monkeypatch.setattr(compressed, "MAX_AT_ONCE", 10)
@@ -162,7 +150,7 @@ def test_limits_are_kept(written, monkeypatch):
         read_plain_text(text)
     monkeypatch.setattr(compressed, "MAX_AT_ONCE", 11)
     assert read(text, split="lines") == {"a.txt": ["0123456789"] * 2}
-    monkeypatch.setattr(plain_text, "MAX_FILE_BYTES", 21)
+    monkeypatch.setattr(compressed, "MAX_FILE_BYTES", 21)
     with pytest.raises(InputError, match="longer than the 21 bytes of a file"):
         read_plain_text(text)
     accents = written("b.txt", "éééé\néééé\néééé\n".encode())
@@ -201,9 +189,8 @@ def test_hostile_headers_are_refused(written, header, message):
         read_plain_text(written("x.tar.gz", header + bytes(10_240)))
 
 
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_header_is_not_read_beyond_the_cap(written, monkeypatch, form):
-    path = written("x.tar.gz", tar(member("x" * 2_000 + ".txt", b"text"), form=form))
+def test_a_header_is_not_read_beyond_the_cap(written, monkeypatch):
+    path = written("x.tar.gz", tar(member("x" * 2_000 + ".txt", b"text")))
     assert read_plain_text(path).num_examples == 1
     monkeypatch.setattr(compressed, "MAX_AT_ONCE", 1_024)
     with pytest.raises(CorruptFile, match="not valid"):
@@ -277,29 +264,6 @@ def test_no_altered_archive_raises_anything_else(written, form):
                 altered[start + 148 : start + 156] = b"%06o\0 " % total
             with contextlib.suppress(InputError):
                 read_plain_text(written("x.tar.gz", bytes(altered)))
-
-
-def test_missing_file_is_refused(tmp_path):
-    with pytest.raises(InputError, match="there is no such file"):
-        read_plain_text(tmp_path / "nowhere.txt")
-
-
-def test_memory_is_bounded_by_the_text_itself(written, monkeypatch):
-    """Strings of a block, not of the file, are Python's; the text is in Arrow, once or twice."""
-    monkeypatch.setattr(plain_text, "_BLOCK", 256)
-    text = b"".join(b"Sentence number %d is here. And another.\n\n" % i for i in range(40_000))
-    path = written("a.txt.gz", text)
-    before = pa.total_allocated_bytes()
-    tracemalloc.start()
-    try:
-        population = read_plain_text(path, split="sentences")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert population.num_examples == 80_000
-    assert pa.total_allocated_bytes() - before < 3 * len(text)
-    # Offsets of rows apart, which are numpy's: 8 bytes a row, three times.
-    assert peak < 3 * 8 * 80_000 + 500_000 < 1.5 * len(text)
 
 
 @pytest.mark.long

@@ -1,11 +1,8 @@
 """TFF's files: read exactly as TFF reads them."""
 
-import hashlib
 import json
-import lzma
 import os
 import sqlite3
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +12,7 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.readers import tff_sqlite
 from jaxpfl.data.readers.tff_examples import Feature
 from jaxpfl.data.readers.tff_sqlite import read_tff, stream_tff
-from jaxpfl.errors import CorruptFile, InputError
-from tests.data.populations import same
+from jaxpfl.errors import InputError
 from tests.data.tff_files import FOUR, SCHEMA, SECRET, clients, example, read, row, write_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -170,29 +166,6 @@ def test_a_split_of_clients_without_examples(tmp_path):
     population = read(write_file(tmp_path / "none.sqlite", {"a": [], "b": []}))
     assert population.sizes().tolist() == [0, 0]
     assert population.columns["x"].dtype == np.int64
-
-
-def test_packed_file_reads_the_same_and_leaves_nothing(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    plain = read(path, name="n")
-    for number, form in enumerate((lzma.FORMAT_ALONE, lzma.FORMAT_XZ)):
-        packed = tmp_path / f"{number}.sqlite.lzma"
-        packed.write_bytes(lzma.compress(path.read_bytes(), form))
-        before = set(tmp_path.iterdir())
-        same(read(packed, name="n"), plain)
-        assert set(tmp_path.iterdir()) == before
-    seen = []
-    with stream_tff(packed, features=SCHEMA, folder=tmp_path):
-        (folder,) = set(tmp_path.iterdir()) - before
-        seen = [(file.stat().st_mode & 0o777) for file in (folder, *folder.iterdir())]
-    assert seen == [0o700, 0o600]
-
-
-def test_sha256_is_of_the_file_as_given(path):
-    right = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert len(read(path, sha256=right.upper())) == 4
-    with pytest.raises(CorruptFile, match=f"SHA-256 {right}, expected 00"):
-        read(path, sha256="00")
 
 
 def test_splits_are_named(path):

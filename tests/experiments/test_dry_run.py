@@ -142,7 +142,7 @@ def test_an_unknown_field_is_bad_input(tiny, capsys):
     "source",
     ["$NOT_SET/a.jsonl.gz?client=*", "nowhere/corpus.tar.xz?split=sentences", "$NOT_SET/folder",
      "$NOT_SET/a.npz?client=*&partition=dirichlet&clients=10&alpha=0.3",
-     "largefedbench:congress?revision=abc", "huggingface:a/b?revision=abc&client=c"],
+     "huggingface:a/b?revision=abc&client=c"],
 )  # fmt: skip
 def test_a_source_that_is_not_here_is_named_and_no_error(source, monkeypatch):
     monkeypatch.delenv("NOT_SET", raising=False)

@@ -9,7 +9,7 @@ import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, cast
 
 from jaxpfl.errors import CorruptFile, InputError
@@ -17,8 +17,12 @@ from jaxpfl.errors import CorruptFile, InputError
 MAX_AT_ONCE = 2**24
 """Bytes of the longest line, and of the most that is asked of an archive at once."""
 
-_LZMA_MEMORY = 2**28
-_PIECE = 2**20
+MAX_FILE_BYTES = 2**30
+"""Bytes of the longest file that is read as text."""
+
+MAX_ARCHIVE_BYTES = 2**34
+MAX_MEMBERS = 100_000
+_TAR_BLOCK = 512
 _OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # Headers of an archive with long names that follow each other are read by recursion.
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, RecursionError)
@@ -82,24 +86,7 @@ def lines(
         yield text.removeprefix("\ufeff") if number == 1 else text
 
 
-def unpacked_pieces(path: Path) -> Iterator[bytes]:
-    """The unpacked content of an .lzma or .xz file, some of it at a time."""
-    unpacker, piece = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY), b""
-    try:
-        with path.open("rb") as packed:
-            while not unpacker.eof:
-                if unpacker.needs_input and not (piece := packed.read(_PIECE)):
-                    raise CorruptFile(f"{path} is truncated: its LZMA stream has no end")
-                content = unpacker.decompress(piece, _PIECE)
-                piece = b""
-                yield content
-            if unpacker.unused_data or packed.read(1):
-                raise CorruptFile(f"{path} has more bytes behind the end of its LZMA stream")
-    except lzma.LZMAError:
-        raise CorruptFile(f"{path} is damaged, or no LZMA stream that 256 MiB can unpack") from None
-
-
-class Forward:
+class _Forward:
     """A stream for tarfile, whose headers cannot make it read much at once or go astray."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -120,3 +107,71 @@ class Forward:
 
     def tell(self) -> int:
         return self._stream.tell()
+
+
+def members(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
+    """The plain files of an archive: what names each in messages, its name, and its content.
+
+    The archive is read as a stream and never unpacked to disk. Hidden files, whose name or folder's
+    name begins with a full stop, are left out. An archive is refused if it has a link, a device or
+    a sparse file, more than 16 GiB or 100,000 members, or a name that is absolute, has a part "..",
+    is not valid Unicode or occurs twice.
+    """
+    names: set[str] = set()
+    total = 0
+    with open_binary(path) as compressed:
+        stream = _Forward(compressed)
+        with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as archive:
+            for number, member in enumerate(iter(archive.next, None), 1):
+                where = f"{path}, member {number}"
+                total += member.size
+                # With a negative size, tarfile would read the same member again and again.
+                if member.size < 0:
+                    raise CorruptFile(f"{where}: its size is negative")
+                if number > MAX_MEMBERS or total > MAX_ARCHIVE_BYTES:
+                    raise InputError(
+                        f"{where}: the archive is larger than {MAX_MEMBERS} members or "
+                        f"{MAX_ARCHIVE_BYTES} bytes"
+                    )
+                if not (member.isdir() or member.isreg()) or member.issparse():
+                    raise InputError(
+                        f"{where}: expected a plain file or folder, found a link, device or "
+                        "sparse file"
+                    )
+                name = _checked_name(where, member.name)
+                hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
+                if member.isdir() or hidden:
+                    continue
+                if name in names:
+                    raise InputError(f"{where}: its name occurs twice in the archive")
+                names.add(name)
+                if member.size > MAX_FILE_BYTES:
+                    raise InputError(f"{where}: longer than the {MAX_FILE_BYTES} bytes of a file")
+                content = archive.extractfile(member)
+                assert content is not None  # a plain file has content
+                yield where, name, content
+        # tarfile takes an altered header for the end of the archive. To read to the real end also
+        # verifies the checksums.
+        if not _rest_is_zero(stream):
+            raise CorruptFile(f"{path} is truncated or altered: it has no end mark of an archive")
+
+
+def _rest_is_zero(stream: _Forward, left: int = MAX_ARCHIVE_BYTES) -> bool:
+    """Whether the last block read, and all that follows, is the archive's end mark."""
+    if len(stream.last) != _TAR_BLOCK or any(stream.last):
+        return False
+    while block := stream.read(2**16):
+        left -= len(block)
+        if left < 0 or any(block):
+            return False
+    return True
+
+
+def _checked_name(where: str, name: str) -> str:
+    if any("\ud800" <= each <= "\udfff" for each in name):
+        raise InputError(f"{where}: its name is not valid UTF-8")
+    name = name.removeprefix("./")
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    if ".." in parts or name.startswith(("/", "\\")) or "\0" in name:
+        raise InputError(f'{where}: its name must be relative and without ".."')
+    return name

@@ -1,27 +1,36 @@
 """From the rows of a table to clients and their examples.
 
-A `Layout` says which fields of a row are its client, text, label and features. In memory, clients
-come in the order of first appearance (`population_of`); on the disk, in that of a hash
-(`readers.grouped`). All rows of one client's id are one client, wherever they are.
+A `Layout` says which fields of a row are its client, text, label and features. All rows of one
+client's id are one client, wherever they are. In memory, clients come in the order of first
+appearance (`population_of`). For tables larger than memory, rows are read once, in bounded memory,
+and grouped on the disk (`stream_of`, `data.grouping`), as Dataset Grouper does (Charles et al.
+2023, "Towards federated foundation models"): there clients come in the order of a hash of their
+ids, a client's rows in the order of the table.
 """
 
-from collections.abc import Iterator
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks
+from jaxpfl.data import grouping
 from jaxpfl.data.columns import from_arrow, text_array
 from jaxpfl.data.population import Population, from_rows
-from jaxpfl.data.readers.client_key import ClientKey
-from jaxpfl.data.readers.fields import Fields, Rows, field_error
+from jaxpfl.data.readers.fields import INEXACT, Fields, Rows, field_error
 from jaxpfl.data.readers.prose import PIECES, pieces
+from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError
 
 EACH_ROW = "*"
-
+_RULES = ("value", "domain")
 _TEXT, _LABEL, _FEATURES = "text", "label", "features"
 
 
@@ -30,8 +39,9 @@ class Layout:
     """Which fields of a table are what.
 
     Attributes:
-      client: the field of the client's id, or FIELD|RULE (`readers.client_key`), or "*", which
-        makes each row a client, named by its number.
+      client: the field of the client's id; or FIELD|value, the same, and FIELD|domain, the host of
+        a URL (https://www.example.org/a?b and http://WWW.example.org are one client,
+        www.example.org); or "*", which makes each row a client, named by its number.
       text: the field of texts, the column "text". None: "text", but none where a label or features
         are named.
       label: the field of whole numbers that is the column "label", int32; or None.
@@ -60,11 +70,16 @@ class Layout:
             checks.one_of("split", self.split, PIECES)
             if self.text is None:
                 raise InputError("split divides texts: name the field of the text, too")
+        if not self.field or self.rule not in _RULES:
+            raise InputError(
+                f"client must be FIELD, FIELD|domain, FIELD|value or *, found {self.client!r}"
+            )
         used = [each for each in (self.text, self.label) if each is not None]
         used += [*self.features, *self.columns]
-        if self.key is not None and self.key.rule == "value":
-            used.insert(0, self.key.column)
-        named = [*(name for name, given in self._own().items() if given), *self.columns]
+        if self.client != EACH_ROW and self.rule == "value":
+            used.insert(0, self.field)
+        own = {_TEXT: self.text, _LABEL: self.label, _FEATURES: self.features}
+        named = [*(name for name, given in own.items() if given), *self.columns]
         for names in (used, named):
             if len(set(names)) != len(names):
                 found = ", ".join(map(repr, names))
@@ -73,26 +88,31 @@ class Layout:
                 )
 
     @property
-    def key(self) -> ClientKey | None:
-        """The rule that gives a row its client; None makes each row one."""
-        return None if self.client == EACH_ROW else ClientKey.parse(self.client, "client")
+    def field(self) -> str:
+        """The field that the client's id follows from."""
+        return self.client.partition("|")[0]
+
+    @property
+    def rule(self) -> str:
+        """How it follows: "value" or "domain"."""
+        return self.client.partition("|")[2] if "|" in self.client else "value"
 
     @property
     def unit(self) -> str:
         """What a client is, in words."""
-        return "one row" if self.key is None else self.key.unit
+        if self.client == EACH_ROW:
+            return "one row"
+        of = "the domain of " if self.rule == "domain" else ""
+        return f'all rows with one value of {of}"{self.field}"'
 
     @property
     def fields(self) -> Fields:
         """What the table must have."""
-        wanted = [] if self.key is None else [(self.key.column, "client")]
+        wanted = [] if self.client == EACH_ROW else [(self.field, "client")]
         wanted += [] if self.text is None else [(self.text, "text")]
         wanted += [] if self.label is None else [(self.label, "label")]
         wanted += [(name, "number") for name in self.features]
         return Fields([*wanted, *((name, "value") for name in self.columns)])
-
-    def _own(self) -> dict[str, object]:
-        return {_TEXT: self.text, _LABEL: self.label, _FEATURES: self.features}
 
 
 class Block(NamedTuple):
@@ -109,77 +129,111 @@ class Block(NamedTuple):
     held: np.ndarray
 
 
-class Examples:
-    """Makes examples of rows, and counts them.
-
-    Attributes:
-      examples: how many were made.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self.examples = 0
-        self._layout, self._key = layout, layout.key
-
-    def block(self, rows: Rows) -> Block:
-        """The examples of some rows."""
-        layout, columns = self._layout, {}
-        ids = self._ids(rows)
-        held = np.ones(len(ids), bool)
-        if layout.text is not None:
-            columns[_TEXT] = rows.columns[layout.text]
-        if layout.label is not None:
-            columns[_LABEL] = rows.columns[layout.label].cast(pa.int32())
-        if layout.features:
-            columns[_FEATURES] = _side_by_side([rows.columns[name] for name in layout.features])
-        columns |= {name: rows.columns[name] for name in layout.columns}
-        if layout.split is not None:
-            texts, row_of_text, held = _divided(columns[_TEXT], layout.split)
-            taken = pa.array(row_of_text)
-            columns = {name: column.take(taken) for name, column in columns.items()}
-            columns[_TEXT], ids = texts, ids.take(taken)
-        self.examples += int(held.sum())
-        return Block(ids, columns, held)
-
-    def _ids(self, rows: Rows) -> pa.Array:
-        if self._key is None:
-            return pa.array(np.asarray(rows.numbers)).cast(pa.large_string())
-        values = rows.columns[self._key.column]
-        if self._key.rule == "value":
-            return values.cast(pa.large_string())
-        known = values.dictionary_encode()
-        ids = [self._key(value) for value in known.dictionary.to_pylist()]
-        if None in ids:
-            first = known.indices.to_pylist().index(ids.index(None))
-            raise field_error(rows, first, self._key.column, self._key.expected)
-        return text_array([str(each) for each in ids]).take(known.indices)
+def _block(rows: Rows, layout: Layout) -> Block:
+    """The examples of some rows."""
+    columns, ids = {}, _ids(rows, layout)
+    held = np.ones(len(ids), bool)
+    if layout.text is not None:
+        columns[_TEXT] = rows.columns[layout.text]
+    if layout.label is not None:
+        columns[_LABEL] = rows.columns[layout.label].cast(pa.int32())
+    if layout.features:
+        columns[_FEATURES] = _side_by_side([rows.columns[name] for name in layout.features])
+    columns |= {name: rows.columns[name] for name in layout.columns}
+    if layout.split is not None:
+        texts, row_of_text, held = _divided(columns[_TEXT], layout.split)
+        taken = pa.array(row_of_text)
+        columns = {name: column.take(taken) for name, column in columns.items()}
+        columns[_TEXT], ids = texts, ids.take(taken)
+    return Block(ids, columns, held)
 
 
-def population_of(rows: Iterator[Rows], layout: Layout, *, name: str, unit: str) -> Population:
+def _ids(rows: Rows, layout: Layout) -> pa.Array:
+    if layout.client == EACH_ROW:
+        return pa.array(np.asarray(rows.numbers)).cast(pa.large_string())
+    ids = rows.columns[layout.field].cast(pa.large_string())
+    if layout.rule == "value":
+        return ids
+    known = ids.dictionary_encode()
+    domains = list(map(_domain, known.dictionary.to_pylist()))
+    if None in domains:
+        first = known.indices.to_pylist().index(domains.index(None))
+        expected = "a URL with a host, such as https://example.org/page"
+        raise field_error(rows, first, layout.field, expected)
+    return text_array([str(each) for each in domains]).take(known.indices)
+
+
+def _domain(url: str) -> str | None:
+    """The host of a URL; None if it has none."""
+    try:
+        return urlsplit(url.strip()).hostname or None
+    except ValueError:
+        return None
+
+
+def population_of(rows: Iterator[Rows], layout: Layout, name: str) -> Population:
     """The population of a table, in memory."""
-    made = Examples(layout)
     blocks: list[Block] = []
     size = 0
     for each in rows:
-        blocks.append(made.block(each))
+        blocks.append(_block(each, layout))
         size += sum(column.nbytes for column in blocks[-1].columns.values())
         # They are copied once, into columns of all blocks.
         checks.fits_memory(f"{name}: its rows, in memory,", 2 * size)
-    if not made.examples:
+    held = np.concatenate([block.held for block in blocks]) if blocks else np.zeros(0, bool)
+    if not held.any():
         raise InputError(f"{name} has no examples")
     # One dictionary of all blocks, in the order of first appearance.
     ids = pa.chunked_array([block.ids for block in blocks]).dictionary_encode().combine_chunks()
-    held = np.concatenate([block.held for block in blocks])
     columns = {}
     for column in blocks[0].columns:
-        parts = pa.chunked_array(_one_type([block.columns[column] for block in blocks]))
+        parts = _of_one_type(name, column, [block.columns[column] for block in blocks])
         columns[column] = from_arrow(parts.combine_chunks().filter(pa.array(held)))
     client_of_example = ids.indices.to_numpy(zero_copy_only=False)[held]
-    return from_rows(client_of_example, ids.dictionary, columns, name=name, unit=unit)
+    return from_rows(client_of_example, ids.dictionary, columns, name=name, unit=layout.unit)
 
 
-def _one_type(parts: list[pa.Array]) -> list[pa.Array]:
-    """What came before the first float may be whole numbers."""
-    return [part.cast(parts[-1].type) for part in parts]
+def _of_one_type(name: str, column: str, parts: list[pa.Array]) -> pa.ChunkedArray:
+    """What came before the first fraction may be whole numbers."""
+    with contextlib.suppress(pa.ArrowInvalid):  # whose message quotes the value
+        return pa.chunked_array([part.cast(parts[-1].type) for part in parts])
+    raise InputError(f"{name}: field {column!r} must be {INEXACT}, found a larger one")
+
+
+@contextlib.contextmanager
+def stream_of(
+    read: Callable[[Fields], Iterator[Rows]], layout: Layout, name: str, folder: Path | None
+) -> Iterator[Stream]:
+    """A table as a stream of clients.
+
+    Args:
+      read: gives the rows with these fields.
+      layout: not each row a client.
+      folder: where temporary files go; None is the machine's temporary folder.
+    """
+    examples, types = 0, {}
+
+    def blocks() -> Iterator[pa.RecordBatch]:
+        nonlocal examples
+        for rows in read(layout.fields):
+            found = _block(rows, layout)
+            examples += int(found.held.sum())
+            for column, values in found.columns.items():
+                # What is on the disk already cannot become floats.
+                if types.setdefault(column, values.type) != values.type:
+                    raise InputError(
+                        f"{rows.source}, rows {rows.numbers[0]} to {rows.numbers[-1]}: field "
+                        f"{column!r} must hold whole numbers, as in the rows before, found others"
+                    )
+            yield grouping.block(*found)
+
+    with tempfile.TemporaryDirectory(prefix="grouping-", dir=folder) as temporary:
+        batches = grouping.grouped(blocks(), Path(temporary))
+        # All rows are read here, so that their number is known.
+        first = next(batches, None)
+        if first is None:
+            raise InputError(f"{name} has no rows, expected at least one")
+        yield Stream(itertools.chain([first], batches), examples, name, layout.unit)
 
 
 def _side_by_side(columns: list[pa.Array]) -> pa.Array:

@@ -1,7 +1,6 @@
 """The fields of a table's rows: what each must hold, checked column by column, named row by row.
 
-A reader gives rows as `Rows`: columns as Arrow arrays of one of these types, without missing
-values. `Fields` says which fields are wanted and what for, and is the only place that checks them:
+Every reader of tables hands its columns to `Fields.rows`, the only place that checks them:
 
     "client"   a string, or a whole number, which means its decimal digits
     "text"     a string
@@ -14,8 +13,9 @@ Errors name the source, the row and the field, what was expected and which kind 
 and never a value.
 """
 
+import contextlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,15 +25,7 @@ import pyarrow.compute as pc
 from jaxpfl.data.columns import text_array
 from jaxpfl.errors import InputError
 
-_ABSENT = object()
 _SCALARS = {str: pa.large_string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
-_EXPECTED = {
-    "client": "a non-empty string or a whole number",
-    "text": "a string",
-    "label": "a whole number from 0 to 2^31 - 1",
-    "number": "a number, or a list of numbers",
-    "value": "a string, boolean or number, or a list of numbers",
-}
 _KINDS = {
     "client": (str, int),
     "text": (str,),
@@ -41,10 +33,20 @@ _KINDS = {
     "number": (int, float, bool, list),
     "value": (str, bool, int, float, list),
 }
-_CALLED = {str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-_AS_LONG = "a list of numbers as long as the first row's"
-_WIDE = "a number of at most 64 bits"
-_EXACT = ("a number of at most 2^53 in a field with fractions", "a larger one")
+_EXPECTED = {
+    "client": "a non-empty string or a whole number",
+    "text": "a string",
+    "label": "a whole number from 0 to 2^31 - 1",
+    "number": "a number, or a list of numbers",
+    "value": "a string, boolean or number, or a list of numbers",
+    # Of a value, where the first row has this kind.
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    list: "a list of numbers as long as the first row's",
+}
+INEXACT = "whole numbers of at most 64 bits, and of at most 2^53 where there are fractions, too"
 
 
 class Rows(NamedTuple):
@@ -67,7 +69,6 @@ class Fields:
 
     Attributes:
       names: in the order in which they were asked for.
-      types: the Arrow type of each field whose first row was seen; a whole number becomes a float.
     """
 
     def __init__(self, wanted: Iterable[tuple[str, str]]) -> None:
@@ -76,9 +77,8 @@ class Fields:
         for name, use in wanted:
             self._uses.setdefault(name, []).append(use)
         self.names = tuple(self._uses)
-        self.types: dict[str, pa.DataType] = {}
-        # Where the first whole number of each field is that a float may not hold.
-        self._large: dict[str, tuple[str, int]] = {}
+        # Of each field whose first row was seen; whole numbers become float64 where others follow.
+        self._types: dict[str, pa.DataType] = {}
 
     def require(self, source: str, known: Iterable[str]) -> None:
         """Refuses a table that lacks one of the fields, or has it twice."""
@@ -89,114 +89,101 @@ class Fields:
                 problem = "there is no field" if name not in known else "there are two fields"
                 raise InputError(f"{source}: {problem} {name!r}, found {found}")
 
-    def require_types(self, source: str, schema: pa.Schema) -> None:
+    def require_schema(self, source: str, schema: pa.Schema) -> None:
         """Refuses a table with a field of a type that no field can hold, before any row is read."""
+        self.require(source, schema.names)
         for name in self.names:
-            if not _is_plain(type_ := schema.field(name).type):
+            if not _can_be_plain(type_ := schema.field(name).type):
                 raise _error(source, 1, name, self._expected(name), name_of_type(type_))
 
-    def of_strings(
-        self, source: str, numbers: Sequence[int], found: Mapping[str, pa.Array]
+    def rows(
+        self, source: str, numbers: Sequence[int], found: Mapping[str, Any], typed: bool = True
     ) -> Rows:
-        """Rows of a file without types: non-empty columns of strings."""
-        columns = {}
-        for name, uses in self._uses.items():
-            columns[name] = found[name]
-            if {"client", "text"} & set(uses):
-                continue
-            columns[name] = _numbers(found[name], self.types.get(name))
-            if columns[name].null_count:
-                index = _first(columns[name].is_null())
-                text = found[name][index].as_py().strip()
-                self.types.setdefault(name, columns[name].type)
-                what = "another string" if text else "an empty string"
-                raise _error(source, numbers[index], name, self._expected(name), what)
-        return self.conformed(source, numbers, columns)
+        """Checks some rows.
 
-    def conformed(self, source: str, numbers: Sequence[int], found: Mapping[str, Any]) -> Rows:
-        """Rows of Arrow columns of any type."""
-        columns = {name: self._checked(source, numbers, name, found[name]) for name in self.names}
+        Args:
+          found: by field, an Arrow array or a list of Python values.
+          typed: False where the values are strings that may stand for numbers or booleans.
+        """
+        columns = {}
+        for name in self.names:
+            try:
+                column = found[name]
+                if isinstance(column, pa.ChunkedArray):
+                    column = column.combine_chunks()
+                if not isinstance(column, pa.Array):
+                    column = self._of_python(name, column, typed)
+                columns[name] = self._checked(name, column)
+            except _FaultError as fault:
+                where = numbers[fault.index]
+                raise _error(source, where, name, fault.expected, fault.found) from None
         return Rows(source, numbers, columns)
 
-    def of_mappings(
-        self, source: str, numbers: Sequence[int], rows: Sequence[Mapping[str, Any]]
-    ) -> Rows:
-        """Rows of mappings with Python values."""
-        columns = {}
-        for name, uses in self._uses.items():
-            values = [row.get(name, _ABSENT) for row in rows]
-            if _ABSENT in values:
-                number = numbers[values.index(_ABSENT)]
-                raise _error(source, number, name, self._expected(name), "no such field")
-            if set(uses) == {"client"}:
-                # Ids of both kinds may be mixed.
-                values = [str(each) if type(each) is int else each for each in values]
-            columns[name] = _of_python(values)
-            if columns[name] is None:
-                # The shortest beginning that has no type ends with the first value that is wrong.
-                sizes = range(len(values) + 1)
-                bad = bisect_left(sizes, True, key=lambda n: _of_python(values[:n]) is None) - 1
-                if bad:
-                    self._checked(source, numbers, name, _of_python(values[:bad]))
-                if (first := _large_beside_fraction(values[: bad + 1])) >= 0:
-                    raise _error(source, numbers[first], name, *_EXACT)
-                large = type(values[bad]) is int and not -(2**63) <= values[bad] < 2**63
-                expected = _WIDE if large else self._expected(name)
-                raise _error(source, numbers[bad], name, expected, type(values[bad]).__name__)
-        return self.conformed(source, numbers, columns)
-
     def _expected(self, name: str) -> str:
-        use, known = self._uses[name][-1], self.types.get(name)
-        if use != "value" or known is None:
-            return _EXPECTED[use]
-        if pa.types.is_fixed_size_list(known):
-            return _AS_LONG
-        return _CALLED[_kind_of(known)]
+        use, known = self._uses[name][-1], self._types.get(name)
+        return _EXPECTED[use if use != "value" or known is None else _kind_of(known)]
 
-    def _checked(
-        self, source: str, numbers: Sequence[int], name: str, column: pa.Array | pa.ChunkedArray
-    ) -> pa.Array:
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-        try:
-            plain, both = self._conformed(name, column)
-        except _FaultError as fault:
-            raise _error(source, numbers[fault.index], name, fault.expected, fault.found) from None
-        # Here, because Arrow's error quotes the value; and in whichever order they come.
-        if (large := _first_large(plain)) >= 0:
-            self._large.setdefault(name, (source, numbers[large]))
-        if name in self._large and _innermost(both) == pa.float64():
-            raise _error(*self._large[name], name, *_EXACT)
-        return plain.cast(both)
+    def _of_python(self, name: str, values: list[Any], typed: bool) -> pa.Array:
+        uses = set(self._uses[name])
+        if not typed and not {"client", "text"} & uses:
+            values = self._parsed(name, values)
+        if uses == {"client"}:
+            # Ids of both kinds may be mixed.
+            values = [str(each) if type(each) is int else each for each in values]
+        array = _array(values)
+        if array is not None:
+            return array
+        # The shortest beginning that has no type ends with the first value that is wrong.
+        sizes = range(len(values) + 1)
+        bad = bisect_left(sizes, True, key=lambda n: _array(values[:n]) is None) - 1
+        if bad:
+            self._checked(name, _array(values[:bad]))
+        inexact = {type(each) for each in values[: bad + 1]} <= {int, float}
+        found = type(values[bad]).__name__
+        raise _FaultError(bad, INEXACT if inexact else self._expected(name), found)
 
-    def _conformed(self, name: str, column: pa.Array) -> tuple[pa.Array, pa.DataType]:
-        """The column in a type of `Rows`, and the one of all blocks so far."""
-        uses, expected = self._uses[name], self._expected(name)
+    def _parsed(self, name: str, texts: list[str]) -> list[Any]:
+        """Strings as numbers or booleans, if the first row's is one."""
+        known = self._types.get(name)
+        kind = _kind_of_text(texts[0]) if known is None else _kind_of(known)
+        parse = {str: str, bool: _boolean}.get(kind, _number)
+        values: list[Any] = []
+        for index, text in enumerate(texts):
+            with contextlib.suppress(ValueError):  # which quotes the value
+                values.append(parse(text))
+                continue
+            # What is expected follows from the rows before, if there are any.
+            if values:
+                self._checked(name, _array(values))
+            what = "another string" if text.strip() else "an empty string"
+            raise _FaultError(index, self._expected(name), what)
+        return values
+
+    def _checked(self, name: str, column: Any) -> pa.Array:
+        """The column in a type of `Rows`, the widest of all blocks so far."""
+        uses, expected = set(self._uses[name]), self._expected(name)
         if column.null_count:
             raise _FaultError(_first(column.is_null()), expected, "no value")
-        plain = _plain(column)
         found = name_of_type(column.type)
-        if plain is None:
+        plain = _plain(column) if _can_be_plain(column.type) else None
+        if plain is None or any(_kind_of(plain.type) not in _KINDS[use] for use in uses):
             raise _FaultError(0, expected, found)
         kind = _kind_of(plain.type)
-        if not all(kind in _KINDS[use] for use in uses):
-            raise _FaultError(0, expected, found)
         if "client" in uses and kind is str:
             empty = pc.call_function("equal", [plain, pa.scalar("", plain.type)])
             if (first := _first(empty)) >= 0:
                 raise _FaultError(first, _EXPECTED["client"], "an empty string")
-        if set(uses) == {"client"}:
-            return plain, pa.large_string()
+        if uses == {"client"}:
+            return plain.cast(pa.large_string())
         if "label" in uses and kind is int:
             values = plain.to_numpy()
             if (first := _first((values < 0) | (values >= 2**31))) >= 0:
                 raise _FaultError(first, expected, "another number")
-        both = _wider(self.types.get(name, plain.type), plain.type)
+        both = _wider(self._types.get(name, plain.type), plain.type)
         if both is None:
             raise _FaultError(0, expected, found)
-        # What came first may have been whole numbers.
-        self.types[name] = both
-        return plain, both
+        self._types[name] = both
+        return _widened(plain, both)
 
 
 class _FaultError(Exception):
@@ -206,78 +193,47 @@ class _FaultError(Exception):
         self.index, self.expected, self.found = index, expected, found
 
 
+def _widened(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    with contextlib.suppress(pa.ArrowInvalid):  # whose message quotes the value
+        return column.cast(type_)
+    flat = column.flatten() if _is_list(column.type) else column
+    values = flat.to_numpy().reshape(len(column), -1)
+    large = ((values < -(2**53)) | (values > 2**53)).any(axis=1)
+    raise _FaultError(_first(large), INEXACT, "a larger one")
+
+
+def _kind_of_text(text: str) -> type:
+    """What a string stands for: `bool`, `float` or `str`."""
+    for kind, parse in ((bool, _boolean), (float, _number)):
+        try:
+            parse(text)
+        except ValueError:
+            continue
+        return kind
+    return str
+
+
+def _boolean(text: str) -> bool:
+    known = {"true": True, "false": False}.get(text.strip().lower())
+    if known is None:
+        raise ValueError
+    return known
+
+
+def _number(text: str) -> int | float:
+    if "_" in text:  # which Python takes for a separator of thousands
+        raise ValueError
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
 def _first(flags: Any) -> int:
     """The index of the first true flag, of Arrow or numpy; -1 if there is none."""
     if isinstance(flags, pa.Array):
         flags = flags.to_numpy(zero_copy_only=False)
     return int(np.argmax(flags)) if flags.any() else -1
-
-
-def _innermost(type_: pa.DataType) -> pa.DataType:
-    while pa.types.is_fixed_size_list(type_):
-        type_ = type_.value_type
-    return type_
-
-
-def _first_large(column: pa.Array) -> int:
-    """The index of the first row with a whole number beyond 2^53; -1 if there is none."""
-    rows = len(column)
-    if not rows or _innermost(column.type) != pa.int64():
-        return -1
-    while pa.types.is_fixed_size_list(column.type):
-        column = column.flatten()
-    values = column.to_numpy().reshape(rows, -1)
-    return _first(((values < -(2**53)) | (values > 2**53)).any(axis=1))
-
-
-def _large_beside_fraction(values: Sequence[Any]) -> int:
-    """The index of the first whole number beyond 2^53, if there are fractions, too; else -1."""
-    leaves = [(index, leaf) for index, value in enumerate(values) for leaf in _leaves(value)]
-    if {type(leaf) for _, leaf in leaves} != {int, float}:
-        return -1
-    return next((k for k, leaf in leaves if type(leaf) is int and abs(leaf) > 2**53), -1)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if type(value) is not list:
-        yield value
-        return
-    for each in value:
-        yield from _leaves(each)
-
-
-def _numbers(column: pa.Array, known: pa.DataType | None) -> pa.Array:
-    """Strings as numbers or booleans, if the first row's is one; missing where one is not."""
-    stripped = pc.call_function("utf8_trim_whitespace", [column])
-    if known is None:
-        first = stripped[0].as_py()
-        if first.lower() in ("true", "false"):
-            known = pa.bool_()
-        else:
-            known = pa.large_string() if _cast(stripped[:1], pa.float64()).null_count else None
-    if known == pa.large_string():
-        return column
-    if known == pa.bool_():
-        return _cast(stripped, pa.bool_())
-    try:
-        return stripped.cast(pa.int64())
-    except pa.ArrowInvalid:
-        return _cast(stripped, pa.float64())
-
-
-def _cast(strings: pa.Array, type_: pa.DataType) -> pa.Array:
-    """The strings in a type, missing where they cannot be."""
-    try:
-        return strings.cast(type_)
-    except pa.ArrowInvalid:
-        return pa.array([_scalar(each, type_) for each in strings], type_)
-
-
-def _scalar(string: pa.Scalar, type_: pa.DataType) -> Any:
-    try:
-        return string.cast(type_).as_py()
-    except pa.ArrowInvalid:
-        return None
 
 
 def _error(source: str, number: int, name: str, expected: str, found: str) -> InputError:
@@ -286,38 +242,54 @@ def _error(source: str, number: int, name: str, expected: str, found: str) -> In
 
 def field_error(rows: Rows, index: int, name: str, expected: str) -> InputError:
     """The error of a row whose value has the right kind, but does not fit a rule."""
-    value = rows.columns[name][index].as_py()
-    found = {"": "an empty string"}.get(value, "another string" if type(value) is str else "int")
-    return _error(rows.source, rows.numbers[index], name, expected, found)
+    return _error(rows.source, rows.numbers[index], name, expected, "another value")
 
 
 def _kind_of(type_: pa.DataType) -> type:
-    if pa.types.is_fixed_size_list(type_):
-        return list
-    return next(kind for kind, known in _SCALARS.items() if known == type_)
+    return next((kind for kind, known in _SCALARS.items() if known == type_), list)
+
+
+def _array(values: Sequence[Any]) -> pa.Array | None:
+    """The array of values of one kind; None if they are not."""
+    kinds = set(map(type, values))
+    # Arrow would take a boolean among numbers for one of them.
+    if bool in kinds and len(kinds) > 1 and kinds != {bool, type(None)}:
+        return None
+    try:
+        if values and type(values[0]) is str:
+            return text_array(values)
+        return pa.array(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _can_be_plain(type_: pa.DataType) -> bool:
+    """Whether columns of a type can become what `Rows` holds, before anything is unpacked."""
+    types = pa.types
+    if types.is_dictionary(type_):
+        return is_text(type_.value_type) or types.is_integer(type_.value_type)
+    if _is_list(type_):
+        return types.is_integer(type_.value_type) or types.is_floating(type_.value_type)
+    numbers = types.is_boolean(type_) or types.is_integer(type_) or types.is_floating(type_)
+    return numbers or is_text(type_) or types.is_null(type_)
 
 
 def _plain(column: pa.Array) -> pa.Array | None:
     """The column in a type of `Rows`; None if it has no such type."""
-    if isinstance(column, pa.ExtensionArray):
-        return _plain(column.storage)
     type_ = column.type
-    # Before anything is unpacked: what is held once may stand in many rows.
-    if not _is_plain(type_):
-        return None
-    if pa.types.is_dictionary(type_):
-        return _plain(column.cast(type_.value_type))
-    if is_text(type_):
+    if _is_list(type_):
+        return _plain_list(column)
+    if pa.types.is_dictionary(type_) and pa.types.is_integer(type_.value_type):
+        return column.cast(pa.int64())
+    if is_text(type_) or pa.types.is_dictionary(type_):
         return column.cast(pa.large_string())
-    if pa.types.is_boolean(type_):
-        return column
-    if pa.types.is_uint64(type_) and len(column) and np.any(column.to_numpy() >= 2**63):
-        return None
+    if pa.types.is_uint64(type_) and (first := _first(column.to_numpy() >= 2**63)) >= 0:
+        raise _FaultError(first, INEXACT, "a larger one")
     if pa.types.is_integer(type_):
         return column.cast(pa.int64())
     if pa.types.is_floating(type_):
         return column.cast(pa.float64())
-    return _plain_list(column) if _is_list(type_) else None
+    return column if pa.types.is_boolean(type_) else None
 
 
 def _plain_list(column: pa.Array) -> pa.Array | None:
@@ -325,12 +297,11 @@ def _plain_list(column: pa.Array) -> pa.Array | None:
     if not len(lengths):
         return None
     if (other := _first(lengths != lengths[0])) >= 0 or not lengths[0]:
-        raise _FaultError(max(other, 0), _AS_LONG, "a longer or shorter list")
+        raise _FaultError(max(other, 0), _EXPECTED[list], "a longer or shorter list")
     values = column.flatten()
-    inner = None if values.null_count else _plain(values)
-    if inner is None or _kind_of(inner.type) in (str, bool):
+    if values.null_count:
         return None
-    return pa.FixedSizeListArray.from_arrays(inner, int(lengths[0]))
+    return pa.FixedSizeListArray.from_arrays(_plain(values), int(lengths[0]))
 
 
 def name_of_type(type_: pa.DataType) -> str:
@@ -360,47 +331,11 @@ def _is_list(type_: pa.DataType) -> bool:
     return known or types.is_fixed_size_list(type_)
 
 
-def _is_plain(type_: pa.DataType, listed: bool = False) -> bool:
-    """Whether columns of a type can become what `Rows` holds.
-
-    Dictionaries can where their values are texts, booleans or numbers, lists where they hold
-    numbers or booleans in the end.
-    """
-    types = pa.types
-    if isinstance(type_, pa.BaseExtensionType):
-        return _is_plain(type_.storage_type, listed)
-    if _is_list(type_):
-        return _is_plain(type_.value_type, True)
-    value = type_.value_type if types.is_dictionary(type_) else type_
-    if types.is_boolean(value) or types.is_integer(value) or types.is_floating(value):
-        return True
-    if listed:
-        return False
-    if types.is_string_view(value):
-        return value == type_
-    return is_text(value) or types.is_null(type_)
-
-
-def _of_python(values: Sequence[Any]) -> pa.Array | None:
-    """The array of values of one kind; None if they are not."""
-    kinds = set(map(type, values))
-    # Arrow would take a boolean among numbers for one of them.
-    if bool in kinds and len(kinds) > 1:
-        return None
-    try:
-        if values and type(values[0]) is str:
-            return text_array(values)
-        return pa.array(values)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return None
-
-
 def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     """The type that holds both, if only whole numbers become floats."""
     if {first, second} == {pa.int64(), pa.float64()}:
         return pa.float64()
     lists = pa.types.is_fixed_size_list(first) and pa.types.is_fixed_size_list(second)
-    if not lists or first.list_size != second.list_size:
+    if first == second or not lists or first.list_size != second.list_size:
         return first if first == second else None
-    inner = _wider(first.value_type, second.value_type)
-    return None if inner is None else pa.list_(inner, first.list_size)
+    return pa.list_(pa.float64(), first.list_size)

@@ -44,8 +44,7 @@ def from_dataframe(
       InputError: a column is missing, or a row has no value or one of another kind.
     """
     layout = Layout(client, text, label, tuple(features), tuple(columns), split)
-    rows = read_frame(name, frame, layout.fields)
-    return population_of(rows, layout, name=name, unit=layout.unit)
+    return population_of(read_frame(name, frame, layout.fields), layout, name)
 
 
 def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
@@ -54,7 +53,7 @@ def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
     for batch in _batches(name, frame, fields):
         if len(batch):
             found = {column: batch[column] for column in fields.names}
-            yield fields.conformed(name, range(first, first + len(batch)), found)
+            yield fields.rows(name, range(first, first + len(batch)), found)
         first += len(batch)
 
 

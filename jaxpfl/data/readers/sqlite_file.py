@@ -1,24 +1,18 @@
 """Opens SQLite files from untrusted sources, read-only, and checks that they are complete.
 
 A file must have all the pages that its header counts, no journal next to it, texts in UTF-8, and
-the wanted tables as plain tables. A compressed file must be complete; it is unpacked to a temporary
-file of mode 0600, which is always removed.
+the wanted tables as plain tables.
 """
 
 import contextlib
 import errno
 import os
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jaxpfl import files
-from jaxpfl.data.readers.compressed import unpacked_pieces
 from jaxpfl.errors import CorruptFile, InputError
 
-MAX_UNPACKED_BYTES = 2**38
 MAX_IN_MEMORY_BYTES = 2**32
 MAX_VALUE_BYTES = 2**26
 
@@ -29,37 +23,27 @@ _MACHINE_ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errn
 
 @contextlib.contextmanager
 def opened(
-    path: Path,
-    tables: Mapping[str, set[str]],
-    *,
-    sha256: str | None = None,
-    in_memory: bool = False,
-    folder: str | Path | None = None,
+    path: Path, tables: Mapping[str, set[str]], *, in_memory: bool = False
 ) -> Iterator[sqlite3.Connection]:
     """A connection to a file that returns texts as bytes.
 
     Args:
-      path: the file; one that ends in .lzma or .xz is unpacked.
       tables: the columns that each table must have.
-      sha256: of the file before it is unpacked, in hexadecimal; checked before anything else.
       in_memory: refuses a file that is too large to be read into memory.
-      folder: for the temporary file; by default the system's folder of temporary files.
     """
     if not path.is_file():
         raise InputError(f"{path}: there is no such file")
-    with errors_of(path), contextlib.ExitStack() as stack:
-        if sha256 is not None and (found := files.sha256_file(path)) != sha256.lower():
-            raise CorruptFile(f"{path} has the SHA-256 {found}, expected {sha256}")
-        unpacked = path
-        if path.name.endswith((".lzma", ".xz")):
-            unpacked = stack.enter_context(_unpacked(path, folder, in_memory))
-        else:
-            _check_size(path, path.stat().st_size, in_memory)
-        _check_pages(path, unpacked)
-        connection = stack.enter_context(contextlib.closing(_connect(unpacked)))
-        for table, columns in tables.items():
-            _check_table(path, connection, table, columns)
-        yield connection
+    with errors_of(path):
+        if in_memory and path.stat().st_size > MAX_IN_MEMORY_BYTES:
+            raise InputError(
+                f"{path} has more than {MAX_IN_MEMORY_BYTES} bytes, too many for memory: convert "
+                "it with `jaxpfl convert SOURCE FOLDER`, and open that folder"
+            )
+        _check_pages(path)
+        with contextlib.closing(_connect(path)) as connection:
+            for table, columns in tables.items():
+                _check_table(path, connection, table, columns)
+            yield connection
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -77,10 +61,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _check_pages(path: Path, unpacked: Path) -> None:
+def _check_pages(path: Path) -> None:
     """Refuses a file that is not a complete SQLite file."""
-    size = unpacked.stat().st_size
-    with unpacked.open("rb") as file:
+    size = path.stat().st_size
+    with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     if not header.startswith(_MAGIC) or len(header) < _HEADER_BYTES:
         what = "is empty" if not size else "is not an SQLite file, or truncated"
@@ -95,7 +79,7 @@ def _check_pages(path: Path, unpacked: Path) -> None:
     if header[56:60] != (1).to_bytes(4, "big"):
         raise InputError(f"{path} must hold its texts in UTF-8")
     for journal in ("-wal", "-journal"):
-        beside = unpacked.with_name(unpacked.name + journal)
+        beside = path.with_name(path.name + journal)
         if beside.exists() and beside.stat().st_size:
             raise InputError(f"{path} has unfinished writes in {beside}: open it with sqlite3 once")
 
@@ -115,34 +99,6 @@ def _check_table(path: Path, connection: sqlite3.Connection, table: str, columns
     without = "WITHOUT ROWID" in bytes(found[0]).decode("utf-8", "replace").upper()
     if without or held & {"rowid", "_rowid_", "oid"}:
         raise InputError(f"{path}: table {table!r} must have SQLite's own rowid")
-
-
-def _check_size(path: Path, size: int, in_memory: bool) -> None:
-    if in_memory and size > MAX_IN_MEMORY_BYTES:
-        raise InputError(
-            f"{path} has more than {MAX_IN_MEMORY_BYTES} bytes when unpacked, too many for memory: "
-            "convert it with `jaxpfl convert SOURCE FOLDER`, and open that folder"
-        )
-    if size > MAX_UNPACKED_BYTES:
-        raise InputError(f"{path} has more than the {MAX_UNPACKED_BYTES} bytes that are allowed")
-
-
-@contextlib.contextmanager
-def _unpacked(path: Path, folder: str | Path | None, in_memory: bool) -> Iterator[Path]:
-    """The path of a temporary file with the unpacked content of `path`."""
-    temporary = Path(tempfile.mkdtemp(prefix=".tff-", dir=folder))
-    try:
-        target = temporary / "unpacked.sqlite"
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            written = 0
-            for content in unpacked_pieces(path):
-                written += len(content)
-                _check_size(path, written, in_memory)
-                file.write(content)
-        yield target
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""TensorFlow Federated's data sets, .sqlite and .sqlite.lzma, without TensorFlow Federated.
+"""TensorFlow Federated's data sets, .sqlite files, without TensorFlow Federated.
 
 A file has the tables examples(split_name, client_id, serialized_example_proto) and
 client_metadata(client_id, split_name, num_examples), as `save_to_sql_client_data` of
@@ -8,8 +8,8 @@ come in the order of their ids, as TFF sorts them, a client's examples by rowid.
 Policy:
 - A file is opened read-only and must be complete (see `sqlite_file`).
 - The two tables must have the same clients, each once, with the same numbers of examples.
-- .lzma is unpacked to a temporary file. TFF's streams carry no checksum, so that only `sha256` can
-  make sure that no value was altered.
+- SQLite has no checksums: only the SHA-256 that `jaxpfl data get` compares can make sure that no
+  value was altered. It also unpacks the files, which TFF publishes as .lzma.
 - An example has at most 64 MiB. Texts and ids must be valid UTF-8.
 - Errors name the file, the client by its index in the order above, and the row by its rowid, and
   never a value.
@@ -31,7 +31,6 @@ from jaxpfl.data.readers.tff_schemas import SCHEMAS, Schema
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
-ENDINGS = (".sqlite", ".sqlite.lzma")
 _BATCH_BYTES = 2**21
 _TABLES = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
@@ -40,7 +39,7 @@ _TABLES = {
 
 
 def read_tff(
-    path: str | Path, dataset: str | None = None, split: str | None = None, **options: Any
+    path: Path, dataset: str | None = None, split: str | None = None, **options: Any
 ) -> Population:
     """Reads one split of a file into memory, with the arguments of `stream_tff`.
 
@@ -55,39 +54,34 @@ def read_tff(
 
 @contextlib.contextmanager
 def stream_tff(
-    path: str | Path,
+    path: Path,
     dataset: str | None = None,
     split: str | None = None,
     *,
     features: Mapping[str, Feature] | None = None,
     form: str = "canonical",
-    sha256: str | None = None,
     name: str | None = None,
     in_memory: bool = False,
-    folder: str | Path | None = None,
 ) -> Iterator[Stream]:
     """One split of a file as a stream of batches of a few megabytes.
 
     Args:
-      path: the file; one that ends in .lzma or .xz is unpacked.
       dataset: "emnist", "stackoverflow", "shakespeare", "cifar100" or "celeba" (`tff_schemas`).
       split: TFF's name of it, such as "all_train"; not needed if the file has only one.
       features: the schema of the examples, in place of `dataset`, for a file of your own.
       form: "canonical" for the columns of this library's models, or "raw" for the names, types and
         shapes that TFF gives (see `tff_schemas`).
-      sha256: of the file before it is unpacked, in hexadecimal; checked before anything else.
       name: of the population; by default the path and the split.
-      in_memory, folder: as for `sqlite_file.opened`.
+      in_memory: as for `sqlite_file.opened`.
 
     Raises:
       InputError: there is no such file, data set or split, or the tables or examples do not follow
         the schema.
       CorruptFile: the file or an example in it is truncated or damaged.
     """
-    path = Path(path)
     schema = _schema(dataset, features)
     checks.one_of("form", form, ("canonical", "raw"))
-    with opened(path, _TABLES, sha256=sha256, in_memory=in_memory, folder=folder) as connection:
+    with opened(path, _TABLES, in_memory=in_memory) as connection:
         split = _choose_split(path, connection, split)
         query = "SELECT total(num_examples) FROM client_metadata WHERE split_name = ?"
         examples = int(connection.execute(query, (split,)).fetchone()[0])

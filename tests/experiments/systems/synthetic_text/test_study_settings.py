@@ -87,7 +87,7 @@ def test_the_clients_are_no_public_corpus(synthetic_config, monkeypatch):
         (str(path), f"{path}?client=*"),
         (str(path), f"$SPEECHES/{path.name}"),
         (str(path), path.name),
-        (f"largefedbench:congress{hub}", f"huggingface:hazylavender/CongressionalDataset{hub}"),
+        (f"huggingface:owner/one{hub}", f"huggingface:owner/one{hub}&client=id"),
     ):
         mapping["data"]["source"], mapping["corpora"]["mine"] = own, public
         with pytest.raises(InputError, match="corpora.mine is data.source"):

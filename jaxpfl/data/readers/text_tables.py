@@ -1,0 +1,139 @@
+"""JSON lines (.jsonl) and CSV (.csv), as they are or gzipped: a row is a mapping.
+
+Policy, the same on every platform:
+- A file must be valid UTF-8 (a byte order mark at its start is skipped); the checksum of .gz is
+  verified. Lines end in \\n or \\r\\n. A row has at most 16 MiB.
+- JSON lines: an object a line. Blank lines are skipped, but counted in row numbers. Texts are not
+  changed (see `data.columns`): NUL stays, an empty text is an example, and only a lone surrogate
+  escape becomes U+FFFD.
+- CSV (RFC 4180): a header, then as many fields in each row. Fields in double quotes may hold
+  commas, line ends and doubled quotes. Rows are counted as in a spreadsheet: the header is row 1;
+  blank lines are skipped and not counted. Client ids and texts are what is written. Of other
+  fields, the first row says whether they are numbers, booleans (true, false) or strings, and later
+  rows must agree; spaces around numbers are ignored. An empty text is an example; an empty number
+  is refused.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from jaxpfl.data.readers import compressed
+from jaxpfl.data.readers.compressed import errors_of, lines, open_binary
+from jaxpfl.data.readers.fields import Fields, Rows
+from jaxpfl.errors import CorruptFile, InputError
+
+_BLOCK_CHARACTERS = 2**22
+
+# The number of a row in its file, its values, and its characters.
+_Row = tuple[int, Mapping[str, Any], int]
+
+
+def _is_csv(path: Path) -> bool:
+    return path.name.endswith((".csv", ".csv.gz"))
+
+
+def read_text(path: Path, fields: Fields) -> Iterator[Rows]:
+    """The rows of a file, in blocks."""
+    numbers: list[int] = []
+    found: list[Mapping[str, Any]] = []
+    left = _BLOCK_CHARACTERS
+    typed = not _is_csv(path)
+
+    def block() -> Rows:
+        columns = {name: [row.get(name) for row in found] for name in fields.names}
+        return fields.rows(str(path), numbers, columns, typed)
+
+    for number, row, size in _rows(path, fields):
+        numbers.append(number)
+        found.append(row)
+        left -= size
+        if left < 0:
+            yield block()
+            numbers, found, left = [], [], _BLOCK_CHARACTERS
+    if found:
+        yield block()
+
+
+def _rows(path: Path, fields: Fields) -> Iterator[_Row]:
+    number = 0
+    try:
+        with errors_of(path), open_binary(path) as file:
+            rows = _csv_rows(path, file, fields) if _is_csv(path) else _json_rows(path, file)
+            for number, row, size in rows:
+                yield number, row, size
+    except CorruptFile as error:
+        behind = f" after row {number}" if number else ""
+        raise CorruptFile(f"{error}{behind}") from None
+
+
+def _json_rows(path: Path, file: BinaryIO) -> Iterator[_Row]:
+    for number, line in enumerate(lines(file, str(path), "row"), 1):
+        text = line.strip(" \t\r\n")
+        if text:
+            yield number, _object(f"{path}, row {number}", text), len(text)
+
+
+def _object(where: str, text: str) -> dict[str, Any]:
+    try:
+        found = _DECODE(text)
+        if type(found) is dict:
+            return found
+        problem = f"expected a JSON object, found {type(found).__name__}"
+    except json.JSONDecodeError as error:
+        problem = f"not valid JSON at character {error.pos + 1}"
+        if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated string"):
+            problem += "; the file may be truncated"
+    except (ValueError, RecursionError):
+        problem = (
+            "expected JSON without NaN, infinities, numbers of thousands of digits and deep nesting"
+        )
+    # Not while Python's error is handled, which holds the text.
+    raise InputError(f"{where}: {problem}")
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(constant)
+
+
+_DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
+def _csv_rows(path: Path, file: BinaryIO, fields: Fields) -> Iterator[_Row]:
+    most = compressed.MAX_AT_ONCE
+    csv.field_size_limit(most)
+    number, left, names = 1, most, None
+
+    def counted() -> Iterator[str]:
+        nonlocal left
+        for line in lines(file, str(path)):
+            left -= len(line)
+            if left < 0:
+                raise InputError(f"{path}, row {number}: longer than the {most} bytes of a row")
+            yield line
+
+    try:
+        for row in csv.reader(counted(), strict=True):
+            size, left = most - left, most
+            if not row:
+                continue
+            if names is None:
+                names = row
+                fields.require(str(path), names)
+            elif len(row) != len(names):
+                raise InputError(
+                    f"{path}, row {number}: expected {len(names)} fields, as in the header, found "
+                    f"{len(row)}; a field with a comma or line end must be in double quotes"
+                )
+            else:
+                yield number, dict(zip(names, row, strict=True)), size
+            number += 1
+    except csv.Error as error:
+        where = f"{path}, row {number}"
+        if "unexpected end" in str(error):
+            raise InputError(f"{where}: its quote is never closed; is it truncated?") from None
+        raise InputError(f"{where}: a quote must end its field or be doubled") from None
+    if names is None:
+        raise InputError(f"{path}: expected a header, found an empty file")
