@@ -52,8 +52,6 @@ def test_a_source_names_the_arrays(path):
     np.testing.assert_allclose(image[0, :, :, 0], IMAGES[0] / 255, rtol=1e-6)
     write(path)
     assert len(open_population(f"{path}?client=writer")) == 3
-    with pytest.raises(InputError, match="no option 'clients'.*mean 'client'"):
-        open_population(f"{path}?clients=writer")
 
 
 def test_ids_may_be_text_images_boolean_and_further_columns_anything(path):

@@ -85,12 +85,6 @@ def test_an_archive_is_a_client_per_text_file(written, name):
     assert read(path, split="sentences")["books/b.txt"] == ["One.", "Two.", "Three."]
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_long_and_foreign_names_are_read(written, form):
-    name = "é/" + "x" * 90 + "/" + "y" * 90 + ".txt"
-    assert read(written("x.tar.gz", tar(member(name, b"z"), form=form))) == {name: ["z"]}
-
-
 def test_sources(written):
     path = written("x.tar.xz", GOOD)
     assert open_population(path).num_examples == 3
@@ -103,8 +97,6 @@ def test_sources(written):
     assert open_population(f"{written('a.txt', TEXT)}?split=lines").num_examples == 3
     with pytest.raises(InputError, match="split must be one of .*'sentences'.* found 'sentence'"):
         open_population(f"{path}?split=sentence")
-    with pytest.raises(InputError, match="no option 'text'"):
-        open_population(f"{path}?text=body")
 
 
 @pytest.mark.parametrize(
@@ -189,9 +181,11 @@ def test_hostile_headers_are_refused(written, header, message):
         read_plain_text(written("x.tar.gz", header + bytes(10_240)))
 
 
-def test_a_header_is_not_read_beyond_the_cap(written, monkeypatch):
-    path = written("x.tar.gz", tar(member("x" * 2_000 + ".txt", b"text")))
-    assert read_plain_text(path).num_examples == 1
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_long_name_is_read_and_no_header_beyond_the_cap(written, monkeypatch, form):
+    name = "é/" + "x" * 2_000 + ".txt"
+    path = written("x.tar.gz", tar(member(name, b"text"), form=form))
+    assert read(path) == {name: ["text"]}
     monkeypatch.setattr(compressed, "MAX_AT_ONCE", 1_024)
     with pytest.raises(CorruptFile, match="not valid"):
         read_plain_text(path)
@@ -206,7 +200,7 @@ def test_bytes_that_are_not_utf8_are_refused_by_place(written):
         read_plain_text(written("b.txt", "text".encode("utf-16")))
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.tar.gz", "a.tar.xz"])
+@pytest.mark.parametrize("name", ["a.txt", "a.tar.xz"])
 def test_file_without_examples_is_refused(written, name):
     content = tar(member("empty.txt"), member("README", b"x")) if ".tar" in name else b" \n\n"
     with pytest.raises(InputError, match="has no examples"):
@@ -248,11 +242,10 @@ def test_a_tar_that_is_cut_or_altered_inside_is_refused(written):
         read_plain_text(written("x.tar.gz", whole + b"more"))
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_no_altered_archive_raises_anything_else(written, form):
     """A hostile header ends in an InputError or in text, never in another error or for ever."""
-    name = "folder/" + "é" * 47 + ".txt" if form == tarfile.USTAR_FORMAT else "é" * 101 + ".txt"
-    whole = tar(member(name, b"some text"), member("b.txt", b"more"), form=form)
+    whole = tar(member("é" * 101 + ".txt", b"some text"), member("b.txt", b"more"), form=form)
     for position in range(0, 3_072, 13):
         for change in (0x80, 0x01):
             altered = bytearray(whole)

@@ -4,7 +4,6 @@ import pytest
 
 from jaxpfl.data.readers import prose
 from jaxpfl.data.readers.prose import pieces, split_sentences
-from jaxpfl.errors import InputError
 
 WRAPPED = [
     "",
@@ -20,54 +19,44 @@ WRAPPED = [
 ]
 
 
-def test_lines_between_blank_ones_are_a_paragraph():
-    assert list(pieces(WRAPPED, "paragraphs")) == [
-        "THE TITLE",
-        'It was late. Mr. Hill had gone home; was it "late"? He said: * * *',
-        "***",
-        "No! (Yes.) Never",
-    ]
+LONG = "word " * 41
 
 
-def test_sentences_do_not_cross_paragraphs_and_hold_a_letter_or_digit():
-    assert list(pieces(WRAPPED, "sentences")) == [
-        "THE TITLE",
-        "It was late.",
-        'Mr. Hill had gone home; was it "late"?',
-        "He said: * * *",
-        "No!",
-        "(Yes.)",
-        "Never",
-    ]
-
-
-def test_lines_are_stripped_and_blank_ones_left_out():
-    assert list(pieces([" a  b \r\n", "\n", "c"], "lines")) == ["a  b", "c"]
-
-
-def test_a_long_line_is_a_paragraph_by_itself():
-    long = "word " * 41
-    assert list(pieces(["a", long, long, "b", "c"], "paragraphs")) == [
-        "a",
-        long.strip(),
-        long.strip(),
-        "b c",
-    ]
+@pytest.mark.parametrize(
+    ("lines", "split", "expected"),
+    [
+        (
+            WRAPPED,
+            "paragraphs",
+            [
+                "THE TITLE",
+                'It was late. Mr. Hill had gone home; was it "late"? He said: * * *',
+                "***",
+                "No! (Yes.) Never",
+            ],
+        ),
+        # Sentences do not cross paragraphs, and hold a letter or digit.
+        (
+            WRAPPED,
+            "sentences",
+            [
+                *("THE TITLE", "It was late.", 'Mr. Hill had gone home; was it "late"?'),
+                *("He said: * * *", "No!", "(Yes.)", "Never"),
+            ],
+        ),
+        ([" a  b \r\n", "\n", "c"], "lines", ["a  b", "c"]),
+        # A long line is a paragraph by itself.
+        (["a", LONG, LONG, "b", "c"], "paragraphs", ["a", LONG.strip(), LONG.strip(), "b c"]),
+        *((["", " \t\n", "\u2028"], split, []) for split in prose.PIECES),
+    ],
+)
+def test_the_pieces_of_a_text(lines, split, expected):
+    assert list(pieces(lines, split)) == expected
 
 
 def test_a_paragraph_without_end_is_cut(monkeypatch):
     monkeypatch.setattr(prose, "_LONGEST_PARAGRAPH", 10)
     assert list(pieces(["aaaa"] * 5, "paragraphs")) == ["aaaa aaaa", "aaaa aaaa", "aaaa"]
-
-
-@pytest.mark.parametrize("split", prose.PIECES)
-def test_nothing_comes_of_nothing(split):
-    assert list(pieces(["", " \t\n", "\u2028"], split)) == []
-
-
-def test_other_pieces_are_refused():
-    with pytest.raises(InputError, match="split must be one of 'paragraphs'"):
-        pieces(["a"], "words")
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ def test_each_row_can_be_a_client(tmp_path, form):
     # A header is the first row of a spreadsheet.
     first = 2 if ".csv" in form else 1
     assert found.client_ids.to_pylist() == [str(number) for number in range(first, first + 40)]
+    assert found.unit == "one row"
 
 
 def test_label_and_features(tmp_path, form):
@@ -163,34 +164,19 @@ def test_a_bad_row_is_named_in_every_format(tmp_path, form, changed, options, ex
     assert message.startswith(f"{path}, row {35 if '.csv' in form else 34}:")
 
 
-def test_a_missing_field_is_named_with_those_that_there_are(tmp_path, form):
-    message = refusal(f"{write(tmp_path, form, ROWS)}?client=usr")
-    assert "'usr'" in message
-    assert "json" in form or "'user', 'text', 'year'" in message
-
-
-def test_truncated_files_are_refused(tmp_path, form):
+def test_truncated_and_altered_files_are_refused(tmp_path, form):
     """TRUST 6: a text that ends with a whole line is a valid text; all others are refused."""
     whole = FORMATS[form](ROWS)
     path = tmp_path / form
-    step = max(1, len(whole) // 40)
-    for length in range(1, len(whole) - 1, step):
-        if form in ("x.jsonl", "x.csv") and whole[:length].count(b'"') % 2 == 0:
-            # Cut between values, which only shows where a value is missing.
-            continue
-        path.write_bytes(whole[:length])
-        assert str(path) in refusal(f"{path}?{OPTIONS}")
-
-
-@pytest.mark.parametrize("form", ["x.csv.gz", "x.jsonl.gz"])
-def test_altered_gzip_is_refused(tmp_path, form):
-    """TRUST 6."""
-    whole = FORMATS[form](ROWS)
-    path = tmp_path / form
-    for position in range(12, len(whole), 17):
-        changed = bytearray(whole)
-        changed[position] ^= 4
-        path.write_bytes(changed)
+    damaged = [whole[:length] for length in range(1, len(whole) - 1, max(1, len(whole) // 40))]
+    if form in ("x.jsonl", "x.csv"):
+        # Cut between values, which only shows where a value is missing.
+        damaged = [each for each in damaged if each.count(b'"') % 2]
+    if form.endswith(".gz"):
+        flips = range(12, len(whole), 17)
+        damaged += [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in flips]
+    for content in damaged:
+        path.write_bytes(content)
         assert str(path) in refusal(f"{path}?{OPTIONS}")
 
 
@@ -203,7 +189,6 @@ BAD = {
         (b"client,text,text\na,b,c\n", "there are two fields 'text'"),
         (b"client,text\n", "has no examples"),
         (b"client,text\na,b\na,canary-7f3,c\n", "row 3: expected 2 fields, .* found 3"),
-        (b"client,text\na,b\ncanary-7f3\n", "row 3: expected 2 fields, .* found 1"),
         (b'client,text\na,b\na,"canary-7f3\n', "row 3: its quote is never closed"),
         (b"client,text\na,b\na,canary-7f3 \xff\n", "line 3: byte 14 is not valid UTF-8"),
         (b"client,text\n,canary-7f3\n", "row 2: field 'client' must be .*an empty string"),
@@ -214,21 +199,16 @@ BAD = {
             (OK + b"\n" + line, f"row 3: {expected}")
             for line, expected in (
                 (LONG + b"\n", "not valid JSON"),
-                (LONG, "not valid JSON at character .*; the file may be truncated"),
                 (LONG + b'"cut', "not valid JSON at character .*; the file may be truncated"),
                 (b'["a", "canary-7f3"]\n', "expected a JSON object, found list"),
                 (b'{"text": "canary-7f3"}\n', "field 'client' must be .*, found no value"),
-                (b'{"client": "canary-7f3"}\n', "field 'text' must be a string, found no value"),
                 (b'{"client": "canary-7f3", "text": 7}\n', ".*'text' must be a string, found int"),
-                (b'{"client": "canary-7f3", "text": null}\n', ".*found no value"),
                 (b'{"client": "", "text": "canary-7f3"}\n', ".*'client' must be a non-empty"),
                 (b'{"client": 1.5, "text": "canary-7f3"}\n', ".*'client' .* found float"),
                 (b'{"client": true, "text": "canary-7f3"}\n', ".*'client' .* found bool"),
                 (LONG + b"NaN}\n", "expected JSON without NaN"),
-                (LONG + b"-Infinity}\n", "expected JSON without NaN"),
                 (LONG + b"[" * 100_000, "expected JSON without .* nesting"),
                 (LONG + b"9" * 5_000 + b"}\n", "expected JSON without .* digits"),
-                (LONG + b'"\xff"}\n', "byte .* is not valid UTF-8"),
                 (LONG + b'"\xed\xa0\x80"}\n', "byte .* is not valid UTF-8"),
                 (OK.decode().encode("utf-16"), "byte .* is not valid UTF-8"),
             )
@@ -272,26 +252,17 @@ def test_a_column_of_two_kinds_is_refused(tmp_path, first, second, expected):
     assert re.search(expected, refusal(f"{path}?columns=z"))
 
 
-@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("values", [(1.5, 2**53 + 1), (2**53 + 1, 1.5)])
 def test_a_whole_number_that_no_fraction_can_be_beside_is_refused(
     tmp_path, form, values, monkeypatch
 ):
     """TRUST 7: in two blocks, each of one kind; Arrow's own error would quote it."""
     monkeypatch.setattr(text_tables, "_BLOCK_CHARACTERS", 1)
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    for number, z in enumerate(values):
-        (folder / f"{number}{form[1:]}").write_bytes(
-            FORMATS[form]([{"client": "http://a.org", "text": "x", "z": z}])
-        )
-    message = refusal(f"{folder}?columns=z")
-    assert "'z' must" in message and str(2**53 + 1) not in message
-    if "parquet" not in form:
-        path = tmp_path / form
-        path.write_bytes(FORMATS[form]([{"client": "a", "text": "x", "z": z} for z in values]))
-        message = refusal(f"{path}?columns=z")
-        assert "'z' must be whole numbers" in message and str(2**53 + 1) not in message
+    if form == "x.parquet":
+        pytest.skip("a column has one type")
+    path = write(tmp_path, form, [{"client": "a", "text": "x", "z": z} for z in values])
+    message = refusal(f"{path}?columns=z")
+    assert "'z' must be whole numbers" in message and str(2**53 + 1) not in message
 
 
 @pytest.mark.parametrize(
@@ -406,14 +377,6 @@ def test_split_makes_an_example_of_every_sentence(tmp_path):
     path.write_bytes(lines(rows[1:2]))
     assert "has no examples" in refusal(f"{path}?split=sentences")
     assert "must be different" in refusal(f"{path}?columns=text")
-
-
-def test_rows_that_are_clients_are_counted_as_they_stand_in_the_file(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"client": "a", "text": "One. Two."}\n\n{"client": "a", "text": "Three."}\n')
-    found = jp.data.open(f"{path}?client=*&split=sentences")
-    assert (found.client_ids.to_pylist(), found.unit) == (["1", "3"], "one row")
-    assert jp.data.open(path).client_ids.to_pylist() == ["a"]
 
 
 def test_real_tables_are_read_as_their_readme_says(data_folder, monkeypatch):

@@ -37,22 +37,23 @@ def test_a_file_that_does_not_fit_the_memory_is_streamed_alone(path, monkeypatch
 
 
 BAD_BLOB = "UPDATE examples SET serialized_example_proto = ? WHERE rowid = 5"
-WHERE_D = "WHERE client_id = 'd'"
+_UNNAMED = ": the table examples has a client here that client_metadata does not name"
+_OTHER_NUMBER = ": client_metadata states another number"
+
+
+def delete(table: str, where: str) -> list[tuple[str, tuple]]:
+    return [(f"DELETE FROM {table} WHERE {where}", ())]
+
+
+def change(table: str, what: str, where: str) -> list[tuple[str, tuple]]:
+    return [(f"UPDATE {table} SET {what} WHERE {where}", ())]
+
+
 # In order: a has rows 6-9, b none, d 1-3, the secret one 4-5.
 DEFECTS = {
     "truncated": ([(BAD_BLOB, (row(1)[:-3],))], CorruptFile, "client 3, row 5: .*truncated"),
     "garbage": ([(BAD_BLOB, (SECRET.encode(),))], CorruptFile, "client 3, row 5: "),
     "empty": ([(BAD_BLOB, (b"",))], InputError, 'client 3, row 5: it has no feature "x"'),
-    "dtype": (
-        [(BAD_BLOB, (example({"x": SECRET.encode(), "t": b""}),))],
-        InputError,
-        'client 3, row 5: feature "x" holds bytes, expected integers',
-    ),
-    "shape": (
-        [(BAD_BLOB, (example({"x": [1, 2], "t": b""}),))],
-        InputError,
-        'client 3, row 5: feature "x" does not hold the 1 integers',
-    ),
     "extra": (
         [(BAD_BLOB, (example({"x": 1, "t": b"", SECRET: 1}),))],
         InputError,
@@ -65,65 +66,54 @@ DEFECTS = {
     ),
     "number": ([(BAD_BLOB, (7,))], InputError, "client 3, row 5: .* must be a blob"),
     "too few": (
-        [("UPDATE client_metadata SET num_examples = 5 WHERE client_id = 'a'", ())],
+        change("client_metadata", "num_examples = 5", "client_id = 'a'"),
         CorruptFile,
-        "client 0: client_metadata states another number",
+        "client 0" + _OTHER_NUMBER,
     ),
-    "too many": (
-        [("DELETE FROM examples WHERE rowid = 5", ())],
-        CorruptFile,
-        "client 3: client_metadata states another number",
-    ),
+    "too many": (delete("examples", "rowid = 5"), CorruptFile, "client 3" + _OTHER_NUMBER),
     "no examples": (
-        [("DELETE FROM examples WHERE client_id = 'd'", ())],
+        delete("examples", "client_id = 'd'"),
         CorruptFile,
-        "client 2: client_metadata states another number",
+        "client 2" + _OTHER_NUMBER,
     ),
-    "unnamed first": (
-        [("DELETE FROM client_metadata WHERE client_id = 'a'", ())],
+    "id a blob": (
+        change("examples", "client_id = x'61'", "rowid = 7"),
         CorruptFile,
-        "client 0: the table examples has a client here that client_metadata does not name",
+        "client 0" + _OTHER_NUMBER,
     ),
-    "unnamed between": (
-        [("DELETE FROM client_metadata WHERE client_id = 'd'", ())],
-        CorruptFile,
-        "client 2: the table examples has a client here that client_metadata does not name",
-    ),
-    "unnamed last": (
-        [("DELETE FROM client_metadata WHERE client_id LIKE 'rosebud%'", ())],
-        CorruptFile,
-        "client 2: the table examples has a client here that client_metadata does not name",
-    ),
+    **{
+        f"unnamed {client}": (
+            delete("client_metadata", f"client_id LIKE '{client}%'"),
+            CorruptFile,
+            f"client {index}{_UNNAMED}",
+        )
+        for client, index in (("a", 0), ("d", 2), (SECRET, 2))
+    },
     "twice": (
         [("INSERT INTO client_metadata VALUES ('d', 'train', 3)", ())],
         CorruptFile,
         "client 3: client_metadata has this client twice",
     ),
-    "negative": (
-        [("UPDATE client_metadata SET num_examples = -1 WHERE client_id = 'd'", ())],
-        InputError,
-        "client 2: client_metadata must hold an id and a number",
-    ),
-    "no number": (
-        [("UPDATE client_metadata SET num_examples = 'rosebud' WHERE client_id = 'd'", ())],
-        InputError,
-        "client 2: client_metadata must hold an id and a number",
-    ),
+    **{
+        f"number {number}": (
+            change("client_metadata", f"num_examples = {number}", "client_id = 'd'"),
+            InputError,
+            "client 2: client_metadata must hold an id and a number",
+        )
+        for number in ("-1", "'rosebud'")
+    },
     "id not UTF-8": (
         [
-            (f"UPDATE {table} SET client_id = CAST('d{SECRET}' || x'ff' AS TEXT) {WHERE_D}", ())
+            each
             for table in ("client_metadata", "examples")
+            for each in change(
+                table, f"client_id = CAST('d{SECRET}' || x'ff' AS TEXT)", "client_id = 'd'"
+            )
         ],
         InputError,
         "client 2: its id is not valid UTF-8",
     ),
-    "id a blob": (
-        [("UPDATE examples SET client_id = x'61' WHERE rowid = 7", ())],
-        CorruptFile,
-        "client 0: client_metadata states another number",
-    ),
     "no table": ([("DROP TABLE client_metadata", ())], InputError, "no table 'client_metadata'"),
-    "other table": ([("DROP TABLE examples", ())], InputError, "no table 'examples'"),
     "no column": (
         [("ALTER TABLE examples RENAME COLUMN client_id TO other", ())],
         InputError,
@@ -142,7 +132,7 @@ DEFECTS = {
         InputError,
         "no table 'examples'",
     ),
-    "no clients": ([("DELETE FROM client_metadata", ())], InputError, "has no clients"),
+    "no clients": (delete("client_metadata", "1"), InputError, "has no clients"),
 }
 
 
@@ -157,13 +147,13 @@ def test_defects_are_named_by_file_client_and_row(after, kind, what, tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 250, 2**22])
-def test_rows_are_named_in_batches_of_any_size(size, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("row_id", "client"), [(1, 2), (5, 3), (9, 0)])
+def test_rows_are_named_in_batches_of_any_size(size, row_id, client, tmp_path, monkeypatch):
     monkeypatch.setattr(tff_sqlite, "_BATCH_BYTES", size)
-    for rowid, client in ((1, 2), (3, 2), (5, 3), (6, 0), (9, 0)):
-        bad = [(BAD_BLOB.replace("5", str(rowid)), (row(1)[:-3],))]
-        path = write_file(tmp_path / f"{rowid}.sqlite", clients(FOUR), after=bad)
-        with pytest.raises(CorruptFile, match=f"client {client}, row {rowid}: "):
-            read(path)
+    bad = [(BAD_BLOB.replace("5", str(row_id)), (row(1)[:-3],))]
+    path = write_file(tmp_path / "x.sqlite", clients(FOUR), after=bad)
+    with pytest.raises(CorruptFile, match=f"client {client}, row {row_id}: "):
+        read(path)
 
 
 def test_tables_of_other_kinds_are_refused(tmp_path):

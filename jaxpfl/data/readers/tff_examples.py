@@ -136,27 +136,22 @@ def _example_type() -> Any:
     """The message Example, whose lists of numbers are byte strings, as they lie there packed."""
     file = descriptor_pb2.FileDescriptorProto(name="jaxpfl_example.proto", syntax="proto3")
     types = descriptor_pb2.FieldDescriptorProto
-    file.message_type.add(name="List").field.add(
-        name="values", number=1, label=types.LABEL_REPEATED, type=types.TYPE_BYTES
-    )
+
+    def field(of: Any, name: str, number: int, kind: str = "", **more: Any) -> None:
+        type_ = types.TYPE_MESSAGE if kind else types.TYPE_BYTES
+        of.field.add(name=name, number=number, type=type_, type_name=kind or None, **more)
+
+    field(file.message_type.add(name="List"), "values", 1, label=types.LABEL_REPEATED)
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     for number, kind in enumerate((_BYTES, _FLOATS, _INTEGERS), 1):
-        field = feature.field.add(name=kind, number=number, oneof_index=0)
-        field.type, field.type_name = types.TYPE_MESSAGE, "List"
+        field(feature, kind, number, "List", oneof_index=0)
     entry = file.message_type.add(name="Entry")
-    entry.field.add(name="key", number=1, type=types.TYPE_BYTES)
-    entry.field.add(name="value", number=2, type=types.TYPE_MESSAGE, type_name="Feature")
-    file.message_type.add(name="Features").field.add(
-        name="entries",
-        number=1,
-        label=types.LABEL_REPEATED,
-        type=types.TYPE_MESSAGE,
-        type_name="Entry",
-    )
-    file.message_type.add(name="Example").field.add(
-        name="features", number=1, type=types.TYPE_MESSAGE, type_name="Features"
-    )
+    field(entry, "key", 1)
+    field(entry, "value", 2, "Feature")
+    features = file.message_type.add(name="Features")
+    field(features, "entries", 1, "Entry", label=types.LABEL_REPEATED)
+    field(file.message_type.add(name="Example"), "features", 1, "Features")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))
