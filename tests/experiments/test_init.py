@@ -65,7 +65,7 @@ def test_its_config_is_of_the_table(write, form, capsys):
 @pytest.mark.parametrize(
     ("rows", "columns", "expected"),
     [
-        (ROWS, {}, "field 'client' must be .* found no such field"),
+        (ROWS, {}, "field 'client' must be .* found no value"),
         (ROWS[:19], TEXTS, "fewer than 20 clients"),
         (ROWS, {"label": "outcome"}, "a text, or a label and features"),
         ([*ROWS, {TEXTS["client"]: "a"}], TEXTS, "row 91: field .* must be a string, found no"),

@@ -46,6 +46,7 @@ _EXPECTED = {
     float: "a number",
     list: "a list of numbers as long as the first row's",
 }
+_BOOLEANS = {"true": True, "false": False}
 INEXACT = "whole numbers of at most 64 bits, and of at most 2^53 where there are fractions, too"
 
 
@@ -145,19 +146,17 @@ class Fields:
     def _parsed(self, name: str, texts: list[str]) -> list[Any]:
         """Strings as numbers or booleans, if the first row's is one."""
         known = self._types.get(name)
-        kind = _kind_of_text(texts[0]) if known is None else _kind_of(known)
-        parse = {str: str, bool: _boolean}.get(kind, _number)
-        values: list[Any] = []
-        for index, text in enumerate(texts):
-            with contextlib.suppress(ValueError):  # which quotes the value
-                values.append(parse(text))
-                continue
-            # What is expected follows from the rows before, if there are any.
-            if values:
-                self._checked(name, _array(values))
-            what = "another string" if text.strip() else "an empty string"
-            raise _FaultError(index, self._expected(name), what)
-        return values
+        first = (kind for kind in (bool, float, str) if _parse(kind, texts[:1]) is not None)
+        kind = next(first) if known is None else _kind_of(known)
+        values = _parse(kind, texts)
+        if values is not None:
+            return values
+        bad = next(index for index, text in enumerate(texts) if _parse(kind, [text]) is None)
+        # What is expected follows from the rows before, if there are any.
+        if before := _parse(kind, texts[:bad]):
+            self._checked(name, _array(before))
+        what = "another string" if texts[bad].strip() else "an empty string"
+        raise _FaultError(bad, self._expected(name), what)
 
     def _checked(self, name: str, column: Any) -> pa.Array:
         """The column in a type of `Rows`, the widest of all blocks so far."""
@@ -202,31 +201,21 @@ def _widened(column: pa.Array, type_: pa.DataType) -> pa.Array:
     raise _FaultError(_first(large), INEXACT, "a larger one")
 
 
-def _kind_of_text(text: str) -> type:
-    """What a string stands for: `bool`, `float` or `str`."""
-    for kind, parse in ((bool, _boolean), (float, _number)):
+def _parse(kind: type, texts: list[str]) -> list[Any] | None:
+    """Strings as values of a kind; None where one is none."""
+    if kind is str:
+        return texts
+    if kind is bool:
+        found = [_BOOLEANS.get(text.strip().lower()) for text in texts]
+        return None if None in found else found
+    if any("_" in text for text in texts):  # which Python takes for a separator of thousands
+        return None
+    for parse in (int, float):
         try:
-            parse(text)
+            return list(map(parse, texts))
         except ValueError:
             continue
-        return kind
-    return str
-
-
-def _boolean(text: str) -> bool:
-    known = {"true": True, "false": False}.get(text.strip().lower())
-    if known is None:
-        raise ValueError
-    return known
-
-
-def _number(text: str) -> int | float:
-    if "_" in text:  # which Python takes for a separator of thousands
-        raise ValueError
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    return None
 
 
 def _first(flags: Any) -> int:
