@@ -14,15 +14,11 @@ from jaxpfl.experiments.config import shipped
 PAGE = Path(__file__).parents[2] / "docs" / "data_sets.md"
 
 
-@pytest.mark.parametrize("name", shipped.names())
-def test_every_source_of_a_config_is_of_a_data_set(name):
-    for source in shipped.sources(name):
+def test_every_source_of_a_config_is_of_a_data_set_and_every_data_set_but_one_is_read():
+    read = [source for name in shipped.names() for source in shipped.sources(name)]
+    for source in read:
         holders = [each.name for each in data_sets().values() if each.holds(source)]
         assert len(holders) == 1, f"{source} is of {holders}"
-
-
-def test_every_data_set_but_one_is_read_by_a_config():
-    read = [source for name in shipped.names() for source in shipped.sources(name)]
     idle = [each.name for each in data_sets().values() if not any(map(each.holds, read))]
     assert idle == ["text_shakespeare_roles"]
 

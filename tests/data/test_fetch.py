@@ -194,19 +194,13 @@ def test_the_command_groups_a_data_set_of_the_hub(tmp_path, monkeypatch, capsys)
     assert {options["revision"] for _, options in module.asked} == {40 * "c"}
 
 
-def test_of_what_is_at_no_address_the_command_says_all_that_is_needed(tmp_path, capsys):
+def test_the_command_says_what_is_at_no_address_and_what_uses_a_data_set(capsys):
     assert main(["data", "get", "text_irc_ubuntu"]) == 0
     said = capsys.readouterr().out
     for word in ("irc-disentanglement at 82ed04f", "CC BY 4.0", "client and text", "$JAXPFL_DATA"):
         assert word in said
     assert said.strip().count("\n") == 0
-
-
-def test_the_list_names_every_data_set_and_what_uses_it(capsys):
     assert main(["data", "list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["data_sets"]
     assert found.keys() == catalogue.data_sets().keys()
     assert "irc_word_lm" in found["text_irc_ubuntu"]["used_by"]
-    assert main(["data", "list"]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in found)
