@@ -3,6 +3,7 @@
     python tools/small_runs.py --out before.json        (on the code before a change)
     python tools/small_runs.py --out after.json         (on the code after it)
     python tools/small_runs.py --compare before.json after.json
+    python tools/small_runs.py --out runs.json --keep runs      (their certificates are in runs/)
 
 A change that must not change results is checked by this: final parameters, the metrics of every
 round, epsilons and the numbers of all statements are equal to the bit, or the comparison says what
@@ -20,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -263,8 +265,12 @@ def _child(arguments: argparse.Namespace) -> int:
     return main([arguments.command, str(arguments.config), "--out", str(arguments.out)])
 
 
-def run_all(tree: Path, names: list[str], noise: str, out: Path) -> bool:
-    """Writes what each config's small form came to, one after the other; whether all went well."""
+def run_all(tree: Path, names: list[str], noise: str, out: Path, keep: Path | None) -> bool:
+    """Writes what each config's small form came to, one after the other; whether all went well.
+
+    Args:
+      keep: a folder for what the runs write; None keeps nothing.
+    """
     found = json.loads(out.read_text("utf-8")) if out.exists() else {}
     for path in configs_of(tree):
         if path.stem in found or (names and path.stem not in names):
@@ -272,6 +278,8 @@ def run_all(tree: Path, names: list[str], noise: str, out: Path) -> bool:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:
             found[path.stem] = _run(tree, path, Path(scratch), noise)
+            if keep is not None and (Path(scratch) / "out").exists():
+                shutil.copytree(Path(scratch) / "out", keep / path.stem)
         failed = found[path.stem].get("failed", "")
         print(f"{path.stem}: {time.monotonic() - began:.0f} s {failed}", file=sys.stderr)
         out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
@@ -426,6 +434,7 @@ def main() -> int:
         "--out", type=Path, help="JSON file; configs that it holds are not run again"
     )
     parser.add_argument("--noise", choices=("on", "off"), default="on")
+    parser.add_argument("--keep", type=Path, help="folder for what the runs write")
     parser.add_argument("--tree", type=Path, default=ROOT, help="where jaxpfl/ and configs/ are")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
     parser.add_argument("--child", dest="command", help=argparse.SUPPRESS)
@@ -441,7 +450,13 @@ def main() -> int:
             print("".join(f"    {fault}\n" for fault in found), end="")
         return int(any(faults.values()))
     return int(
-        not run_all(arguments.tree.resolve(), arguments.names, arguments.noise, arguments.out)
+        not run_all(
+            arguments.tree.resolve(),
+            arguments.names,
+            arguments.noise,
+            arguments.out,
+            arguments.keep,
+        )
     )
 
 

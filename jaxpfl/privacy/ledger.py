@@ -190,7 +190,7 @@ class Ledger:
         """
         if self._secret is None:
             raise InputError(f"{self.path}: was opened for reading, without the key to its clients")
-        return self._secret.digest(clients) in self._sketches
+        return self._secret.digest_of(clients) in self._sketches
 
     @property
     def adjacency(self) -> Adjacency:
@@ -320,7 +320,7 @@ class Ledger:
 
     @staticmethod
     def _source(secret: LedgerKey, clients: Clients) -> dict[str, Any]:
-        return {"population": secret.digest(clients), "sketch": secret.sketch(clients)}
+        return {"population": secret.digest_of(clients), "sketch": secret.sketch(clients)}
 
     def _take_lines(self) -> None:
         self.charges: list[Charge] = []

@@ -71,7 +71,7 @@ class LedgerKey:
         self._key = key
         self.check = self._hmac("key", b"").hex()
 
-    def digest(self, clients: Clients) -> str:
+    def digest_of(self, clients: Clients) -> str:
         """Returns the HMAC (hex) of the fingerprint of the clients' source."""
         return self._hmac("population", clients.fingerprint.encode()).hex()
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.errors import NoDataFolder, RunLocked
+from jaxpfl.data.open import expanded
+from jaxpfl.errors import RunLocked
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointFolder, SweepDirectory
@@ -35,6 +37,9 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
       Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
     """
     mesh.require_one_process("a sweep needs")
+    # Before anything is written.
+    for point in sweep.points:
+        _require_folder(to_mapping(point.config))
     directory = SweepDirectory(out)
     directory.begin(sweep)
     known = {point.name: directory.point(point).failure for point in sweep.points}
@@ -62,13 +67,22 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
     return collect(sweep, directory)
 
 
+def _require_folder(value: Any) -> None:
+    """Raises NoDataFolder where a source is in the folder of data, and nothing says where it is."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            _require_folder(each)
+    elif isinstance(value, str) and value.startswith("$"):
+        expanded(value.partition("?")[0])
+
+
 def carry_out_point(
     point: Point, folder: PointFolder, known: bytes | None, memory: dict[Any, Any]
 ) -> bool:
     """Carries out one point of a sweep, unless it is finished; False if another process has it.
 
     An error is recorded and goes no further; but an interrupt does, because the point can be
-    resumed, and so does the name of a folder of data that is not set, which is no point's fault.
+    resumed.
 
     Args:
       known: the failure that was recorded of the point when this process began. Where there is
@@ -76,8 +90,7 @@ def carry_out_point(
       memory: results that the points share, see `systems.base.Workspace`.
 
     Raises:
-      NoDataFolder, Interrupted: as `run_sweep`; also of a signal that was answered before the point
-        failed.
+      Interrupted: as `run_sweep`; also of a signal that was answered before the point failed.
     """
     with folder.claimed() as free:
         if not free:
@@ -97,8 +110,6 @@ def carry_out_point(
             else:
                 carry_out.run(point.config, folder.path, progress=False, **options)
             folder.finish()
-        except NoDataFolder:
-            raise
         except Exception as error:
             # The run of a locked point, or a folder that runs share, is used by another process.
             busy = isinstance(error, RunLocked)
