@@ -79,7 +79,7 @@ class DataSet:
         }
 
     def state(self) -> str:
-        """Whether it is at hand, in a few words; asks no network."""
+        """Whether it is available, in a few words; asks no network."""
         if not self.variable:
             return "embedded"
         folder = os.environ.get(self.variable)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from jaxpfl import checks
 from jaxpfl.data.columns import from_arrow
 from jaxpfl.data.stream import Batch
 
@@ -44,8 +45,13 @@ def grouped(blocks: Iterator[pa.RecordBatch], folder: Path) -> Iterator[Batch]:
     Args:
       blocks: of `block`, with equal schemas.
       folder: an empty folder for temporary files.
+
+    Raises:
+      InputError: one of the 256 files does not fit the memory four times over.
     """
     for path in _deal(blocks, folder):
+        largest = "the largest of 256 parts into which clients are dealt, sorted in memory,"
+        checks.fits_memory(largest, 4 * path.stat().st_size)
         with pa.memory_map(str(path)) as mapped:
             yield _sorted(pa.ipc.open_file(mapped).read_all())
         path.unlink()

@@ -308,7 +308,7 @@ def _stream_grouped(
 
 
 def why_missing(source: str) -> str:
-    """Why a source is not at hand, or "" if it is; reads no data and asks no hub.
+    """Why a source is not available, or "" if it is; reads no data and asks no hub.
 
     Raises:
       InputError: no such reader, file ending or option, so `open` would refuse it everywhere.

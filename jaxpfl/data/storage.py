@@ -102,7 +102,7 @@ def write(
     Args:
       opened: opens the stream, given a folder for its temporary files.
       encoder: writes only a column "tokens", which it makes of the column "text".
-      progress: is told the number of examples after each batch.
+      progress: shows the number of examples after each batch.
 
     Raises:
       InputError: the folder exists, another process is writing it, or the batches do not fit

@@ -88,7 +88,7 @@ def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
 
 
 def _sources(config: Any, found: Description) -> Iterator[tuple[str, dict[str, str]]]:
-    """The sources by their keys, and why one is not at hand."""
+    """The sources by their keys, and why one is not available."""
     data, evaluation = config.data, getattr(config, "evaluation", None)
     named = {
         "data.source": data.source,
@@ -126,7 +126,7 @@ def _source_lines(record: dict[str, Any]) -> list[str]:
         "epsilon is stated for that number"
     ]
     for key, each in record["sources"].items():
-        state = f"NOT AT HAND: {each['missing']}" if each["missing"] else "at hand"
+        state = f"NOT AVAILABLE: {each['missing']}" if each["missing"] else "available"
         lines.append(f"source    {key} = {each['source']}: {state}")
     return lines
 

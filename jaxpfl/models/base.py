@@ -240,7 +240,7 @@ def summarise(metrics: Metrics) -> dict[str, float]:
 def traced_platform() -> str:
     """The platform that a program is traced for: "cpu", "gpu" or "tpu".
 
-    Inside a `shard_map`, what counts is the mesh's devices, which need not be at hand.
+    Inside a `shard_map`, what counts is the mesh's devices, which need not be available.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.privacy import accounting, events
-from jaxpfl.privacy.ledger import Charge, Ledger
+from jaxpfl.privacy import events
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.privacy.verify import FORMAT, digest_of, least_missed
 
 NAME = "certificate.json"
@@ -53,13 +54,17 @@ def certificate(
         were asked; of other runs they are not known.
       weights: file -> SHA-256 (hex) of what was exported.
     """
+    found = [_of(name, each, delta, queries) for name, each in ledgers.items()]
+    if not stamp and any(math.isinf(each.spent(delta or 0.5)) for each in ledgers.values()):
+        # The releases of another run, which share the ledger.
+        stamp = "NOT PRIVATE: not everything on its ledgers has noise"
     content = {
         "format": FORMAT,
         "system": system,
         "stamp": stamp,
         "statement": statement,
         "versions": {name: version(name) for name in ("jaxpfl", "dp-accounting", "jax")},
-        "ledgers": [_of(name, each, delta, queries) for name, each in ledgers.items()],
+        "ledgers": found,
         "not_covered": list(NOT_COVERED),
         "weights": dict(weights or {}),
     }
@@ -105,11 +110,9 @@ def _of(
         ],
         "queries": [dict(query) for query in queries if (query["run"], query["label"]) in asked],
         "delta": delta,
-        "epsilon": None if delta is None else _epsilon(ledger, ledger.charges, delta),
+        "epsilon": _finite(math.inf if delta is None else ledger.spent(delta)),
         "runs": {
-            run: None
-            if delta is None
-            else _epsilon(ledger, [each for each in ledger.charges if each.run == run], delta)
+            run: _finite(math.inf if delta is None else _guarantee(ledger, run, delta).epsilon())
             for run in runs
         },
         "curve": curve,
@@ -123,20 +126,15 @@ def _of(
 
 def _curve(ledger: Ledger, delta: float | None) -> list[dict[str, float]]:
     """Epsilons at several deltas, which all hold; empty if a release has no noise."""
-    found = []
-    for each in () if delta is None else sorted({delta, *DELTAS}, reverse=True):
-        epsilon = _epsilon(ledger, ledger.charges, each)
-        if epsilon is not None:
-            found.append({"delta": each, "epsilon": epsilon})
-    return found
+    deltas = () if delta is None else sorted({delta, *DELTAS}, reverse=True)
+    found = [{"delta": each, "epsilon": ledger.spent(each)} for each in deltas]
+    return [point for point in found if math.isfinite(point["epsilon"])]
 
 
-def _epsilon(ledger: Ledger, charges: Sequence[Charge], delta: float) -> float | None:
-    """Epsilon by the tightest accountant; None if it is infinite."""
-    total: events.Counts = {}
-    for charge in charges:
-        for leaf, count in events.counts(charge.event).items():
-            total[leaf] = total.get(leaf, 0) + count
-    accountant = accounting.default_accountant(total)
-    found = accounting.epsilon_of_counts(total, delta, accountant, ledger.adjacency)
-    return found if math.isfinite(found) else None
+def _guarantee(ledger: Ledger, run: str, delta: float) -> Guarantee:
+    return guarantee_of([each for each in ledger.charges if each.run == run], delta, ledger.unit)
+
+
+def _finite(epsilon: float) -> float | None:
+    """JSON has no infinity."""
+    return epsilon if math.isfinite(epsilon) else None

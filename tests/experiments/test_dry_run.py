@@ -175,7 +175,7 @@ def test_a_published_model_is_checked_by_its_config_json_alone(tiny, tmp_path):
     with pytest.raises(InputError, match="16 positions"):
         dry_run(registry.load(tiny, ["--model.sequence-length", "17"]))
     record = dry_run(registry.load(tiny, ["--model.path", "nobody/no-such-model"]))
-    assert "NOT AT HAND" in record["models"]["model"]["about"]
+    assert "NOT AVAILABLE" in record["models"]["model"]["about"]
     assert record["rounds"] == {}
 
 
@@ -228,7 +228,7 @@ def check(path: Path) -> None:
     for record in points.values():
         assert record["clients"]["declared"], "data.clients says how many clients the source has"
         assert all(model["parameters"] for model in record["models"].values())
-        assert not any("not at hand" in note for note in record["notes"])
+        assert not any("not available" in note for note in record["notes"])
 
 
 FILES = sorted(CONFIGS.rglob("*.yaml"))

@@ -89,3 +89,17 @@ def test_the_second_run_on_a_ledger_does_not_say_eight_alone(folder, capsys):
     # Asked again, the first run says what became of its ledger.
     again = carried_out(capsys, "resume", folder / "first")
     assert epsilons(again) == epsilons(statements[1])
+
+
+def test_a_run_without_privacy_that_no_budget_has_room_for_says_so(folder, capsys):
+    """And not that its delta, which it has none of, is wrong."""
+    carried_out(capsys, "run", folder / "run.yaml", "--out", folder / "first")
+    text = (folder / "run.yaml").read_text()
+    private = re.search(r"privacy: \{.*?\}", text, re.S)[0]
+    ledger = folder / "shared.jsonl"
+    without = f'privacy: {{private: false, clip_norm: 0.5, ledger: "{ledger}"}}'
+    (folder / "without.yaml").write_text(text.replace(private, without))
+    # The budget is recorded in the ledger.
+    assert main(["run", str(folder / "without.yaml"), "--out", str(folder / "second")]) == 3
+    assert "would exceed the budget" in capsys.readouterr().err
+    assert len(Ledger.read(ledger).charges) == 2

@@ -76,7 +76,7 @@ def test_it_would_run(name, capsys):
     """As far as a dry run looks, and as far as the data is looked at before the first charge."""
     assert main([*typed(name), "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "NOT AT HAND" not in said and "ASSUMED" not in said
+    assert "NOT AVAILABLE" not in said and "ASSUMED" not in said
     config = configs(name)[0]
     assert registry.system_of(config.system).part("study").prepare(config)
 

@@ -273,17 +273,19 @@ def test_several_certificates_cost_together_what_their_releases_cost(made, tmp_p
     assert "10 releases on 2 ledgers" in said
 
 
-def test_a_release_without_noise_needs_a_stamp(tmp_path):
+@pytest.mark.parametrize("delta", [None, DELTA])
+def test_a_ledger_with_a_release_without_noise_is_stamped(tmp_path, delta):
+    """Also beside noisy ones, of this run or of another; without the stamp it does not fit."""
     with Ledger(tmp_path / "ledger.jsonl", CLIENTS) as ledger:
         charge(ledger, 1, dp_accounting.NonPrivateDpEvent())
+        charge(ledger, 1, EVERYONE, run="another")
     ledger = Ledger.read(tmp_path / "ledger.jsonl")
-    for stamp in ("NOT PRIVATE: no noise", ""):
-        found = certificate.certificate("x", {"l": ledger}, None, statement="", stamp=stamp)
-        if stamp:
-            verify.check(found)
-        else:
-            with pytest.raises(verify.Unfit, match="NOT PRIVATE"):
-                verify.check(found)
+    found = certificate.certificate("x", {"l": ledger}, delta, statement="", stamp="")
+    assert found["stamp"].startswith("NOT PRIVATE")
+    (releases,) = verify.check(found)
+    assert math.isinf(releases.epsilon(DELTA))
+    with pytest.raises(verify.Unfit, match="NOT PRIVATE"):
+        verify.check(certificate.sealed({**found, "stamp": ""}))
 
 
 def test_cohorts_of_fixed_size(tmp_path):

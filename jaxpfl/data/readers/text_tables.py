@@ -61,7 +61,9 @@ def _rows(path: Path, fields: Fields) -> Iterator[_Row]:
     number = 0
     try:
         with errors_of(path), open_binary(path) as file:
-            rows = _csv_rows(path, file, fields) if _is_csv(path) else _json_rows(path, file)
+            rows = (
+                _csv_rows(path, file, fields) if _is_csv(path) else _json_rows(path, file, fields)
+            )
             for number, row, size in rows:
                 yield number, row, size
     except CorruptFile as error:
@@ -69,11 +71,17 @@ def _rows(path: Path, fields: Fields) -> Iterator[_Row]:
         raise CorruptFile(f"{error}{behind}") from None
 
 
-def _json_rows(path: Path, file: BinaryIO) -> Iterator[_Row]:
+def _json_rows(path: Path, file: BinaryIO, fields: Fields) -> Iterator[_Row]:
     for number, line in enumerate(lines(file, str(path), "row"), 1):
         text = line.strip(" \t\r\n")
-        if text:
-            yield number, _object(f"{path}, row {number}", text), len(text)
+        if not text:
+            continue
+        row = _object(f"{path}, row {number}", text)
+        for name in fields.names:
+            # The names that it has are not said: they may be values of clients.
+            if name not in row:
+                raise InputError(f"{path}, row {number}: there is no field {name!r}")
+        yield number, row, len(text)
 
 
 def _object(where: str, text: str) -> dict[str, Any]:

@@ -94,6 +94,9 @@ def both_statements(
       accountant: None takes PLD where it supports the mechanism, else RDP.
     """
     own = [charge for charge in ledger.charges if charge.run in runs]
+    if not own and not delta:
+        # A budget stopped a run without privacy before its first release.
+        return "(epsilon = 0): nothing was released"
 
     def of(charges: Sequence[Charge]) -> Guarantee:
         events = (charge.event for charge in charges)

@@ -2,7 +2,7 @@
 
 A study makes its `Description` (`systems.base.Study`), `experiments.dry_run` prints it, and
 `experiments.audit` plays its releases. Nothing is read but the small files of published models that
-are at hand, nothing is downloaded, charged or written.
+are available, nothing is downloaded, charged or written.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,8 +59,8 @@ class Sized:
     """A model by its shapes.
 
     Attributes:
-      about: what it is, or, where it is not at hand, which one it is.
-      parameters, size: their number, and the bytes in memory; None where it is not at hand.
+      about: what it is, or, where it is not available, which one it is.
+      parameters, size: their number, and the bytes in memory; None where it is not available.
     """
 
     about: str
@@ -214,7 +214,7 @@ def moments_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
 
 
 class PublishedShapes(NamedTuple):
-    """A published model that is at hand, as shapes.
+    """A published model that is available, as shapes.
 
     Attributes:
       found: without its tokeniser, which is not read.
@@ -229,14 +229,14 @@ class PublishedShapes(NamedTuple):
 def published_shapes(
     settings: PublishedModelConfig, section: str, *, trained: bool
 ) -> PublishedShapes | Sized:
-    """The model of a section by its config.json, or what is said of one that is not at hand.
+    """The model of a section by its config.json, or what is said of one that is not available.
 
     Args:
       trained: whether its own weights are trained, and so float32.
     """
     folder = hub.at_hand(settings.path)
     if folder is None:
-        return Sized(f"{settings.path}, NOT AT HAND: its shapes are not checked")
+        return Sized(f"{settings.path}, NOT AVAILABLE: its shapes are not checked")
     model = described(settings, folder, section)
     if isinstance(model, Encoder):
         # Whether it has one is known by its weights alone.
@@ -260,12 +260,14 @@ def published_shapes(
 
 
 def embedding_size(name: str) -> tuple[int | None, tuple[str, ...]]:
-    """The dimension of an embedder of texts; None, and a note, where its model is not at hand.
+    """The dimension of an embedder of texts; None, and a note, where its model is not available.
 
     Raises:
       InputError: a published encoder is none of the BERT family.
     """
-    note = f"the embedder {name!r} is not at hand: the shapes of what clients embed are not checked"
+    note = (
+        f"the embedder {name!r} is not available: the shapes of what clients embed are not checked"
+    )
     kind, _, rest = name.partition(":")
     if kind == "hashed":
         return embedder(name).dimension, ()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxpfl import files
+from jaxpfl.data.open import expanded
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.sweep.config import Point, Sweep
@@ -51,6 +52,7 @@ class SweepDirectory:
 
         Raises:
           InputError: the directory cannot be made, or points of another sweep have begun in it.
+          NoDataFolder: the environment does not name the folder of a point's data.
         """
         described = {
             "title": sweep.title,
@@ -61,6 +63,7 @@ class SweepDirectory:
                 for point in sweep.points
             ],
         }
+        _require_folder(described["points"])
         text = json.dumps(described, indent=1) + "\n"
         path = self.path / "points.json"
         try:
@@ -168,6 +171,15 @@ class PointFolder:
             files.write_atomically(path, text, mode=0o600)
         record = {"error": _sentence(error), "attempt": os.urandom(8).hex()}
         files.write_json(self.path / _FAILED, record)
+
+
+def _require_folder(value: Any) -> None:
+    """Refuses sources in the folder of data where the environment does not say where that is."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            _require_folder(each)
+    elif isinstance(value, str) and value.startswith(("$JAXPFL_DATA", "${JAXPFL_DATA}")):
+        expanded(value.partition("?")[0])
 
 
 def _sentence(error: BaseException) -> str:

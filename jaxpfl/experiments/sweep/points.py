@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.data.open import expanded
 from jaxpfl.errors import RunLocked
 from jaxpfl.experiments import carry_out
-from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointFolder, SweepDirectory
@@ -37,9 +35,6 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
       Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
     """
     mesh.require_one_process("a sweep needs")
-    # Before anything is written.
-    for point in sweep.points:
-        _require_folder(to_mapping(point.config))
     directory = SweepDirectory(out)
     directory.begin(sweep)
     known = {point.name: directory.point(point).failure for point in sweep.points}
@@ -65,15 +60,6 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
                     bar.message(f"failed: {point.name}: {state.error}")
                 bar.update(total - len(left))
     return collect(sweep, directory)
-
-
-def _require_folder(value: Any) -> None:
-    """Raises NoDataFolder where a source is in the folder of data, and nothing says where it is."""
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            _require_folder(each)
-    elif isinstance(value, str) and value.startswith("$"):
-        expanded(value.partition("?")[0])
 
 
 def carry_out_point(

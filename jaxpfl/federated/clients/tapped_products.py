@@ -2,7 +2,7 @@
 
 Where a loss of one example multiplies a matrix of weights W [I, O] by rows x [N, I], y = x W, the
 gradient of W is x' dy, with dy the loss's slope along y. A tap, zeros added to y, has the gradient
-dy. With x and dy [N, O] at hand, the gradient's norm, and its weighted sum over examples, can be
+dy. With x and dy [N, O] available, the gradient's norm, and its weighted sum over examples, can be
 had without the gradient itself:
 
     loss(weights, example)  ->  loss(the other weights, taps, example), and the x of each product

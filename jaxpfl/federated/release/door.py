@@ -283,7 +283,7 @@ class Door:
     def programs(
         self, broadcast: PyTree, columns: Mapping[str, np.ndarray]
     ) -> dict[str, jax.stages.Traced]:
-        """Traces a release's programs for the devices of the mesh, which need not be at hand.
+        """Traces a release's programs for the devices of the mesh, which need not be available.
 
         Args:
           broadcast, columns: as for `trace`.

@@ -56,7 +56,7 @@ def public_words(source: str, size: int | None) -> Vocabulary:
 
 
 def why_missing(source: str) -> str:
-    """As `data.open.why_missing`: "" if the source is at hand; reads nothing of it."""
+    """As `data.open.why_missing`: "" if the source is available; reads nothing of it."""
     head = source.partition("?")[0]
     if not head.endswith((".json", *_ENDINGS)):
         return why_missing_source(source)

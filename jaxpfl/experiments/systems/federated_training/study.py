@@ -91,8 +91,9 @@ class Study(base.Study):
             "max_examples": settings.max_examples,
         }
         delta = privacy.delta if settings.delta is None else settings.delta
-        if settings.epsilon is None or delta is None:
+        if not privacy.private:
             return FredPlan.without_privacy(**bounds)
+        assert settings.epsilon is not None and delta is not None, "the config checks it"
         return FredPlan.calibrated(epsilon=settings.epsilon, delta=delta, **bounds)
 
     @cached_property
@@ -279,7 +280,7 @@ def prepare(config: Config) -> Prepared:
 def check_published(
     config: Config, settings: PublishedDecoderConfig, found: PublishedModel
 ) -> None:
-    """Refuses a published model that cannot be trained; its tokeniser may not be at hand."""
+    """Refuses a published model that cannot be trained; its tokeniser may not be available."""
     tokeniser: Any = found.tokeniser
     if settings.lora is not None:
         found.require_decoder("which takes no adapters (model.lora)")

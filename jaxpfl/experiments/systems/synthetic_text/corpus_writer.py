@@ -96,7 +96,7 @@ def scorer(config: SyntheticTextConfig, plan: Plan) -> Scorer:
 
 
 def check_published(config: SyntheticTextConfig, found: PublishedModel) -> None:
-    """Refuses a published model that a section cannot use; its tokeniser may not be at hand."""
+    """Refuses a published model that a section cannot use; its tokeniser may not be available."""
     tokeniser: Any = found.tokeniser
     if found.name == "downstream":
         start = tokeniser is not None and tokeniser.start is not None
