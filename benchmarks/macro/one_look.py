@@ -10,8 +10,9 @@ of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DP
   popri      the published reward: each round's cohort of all clients scores by the mean cosine
   random     random scores, a placebo: what tuning does without any client
 
-The first two spend the same epsilon; `--epsilon inf` releases without noise and is NOT private. A
-row of results is written for every second round. Of its measures the reward sees `frechet` alone:
+The first two spend the same epsilon. `--epsilon inf` releases without noise and is NOT private;
+`--simulate 72000` has the noise of that many clients: a SIMULATION, no guarantee for these. A row
+of results is written after every second round. Of its measures the reward sees `frechet` alone:
 
   frechet      distance of the texts to held-out clients', by MiniLM's embeddings
   hashed       the same by hashed words, 128
@@ -35,6 +36,7 @@ from benchmarks import harness
 from jaxpfl.algorithms import FredPlan, MomentRewards, PopriSettings, Scorer, popri
 from jaxpfl.algorithms.frechet import distance, moments
 from jaxpfl.algorithms.fred import private_moments
+from jaxpfl.algorithms.fred.query import MomentNoise, PrivateMoments
 from jaxpfl.algorithms.popri import synthesise, with_adapters
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data import open as open_population
@@ -43,7 +45,7 @@ from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy import Clip, Ledger, Plan, Poisson
-from jaxpfl.text.embed import embed, embedder
+from jaxpfl.text.embed import Embedder, embed, embedder
 from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.preference.optimisation import PreferenceSettings
@@ -52,7 +54,8 @@ from jaxpfl.text.tokenisers.fast import hugging_face
 CONGRESS = "$JAXPFL_DATA/text_congress_record/congress_speeches.jsonl.gz?client=*"
 WIKIPEDIA = "$JAXPFL_DATA/public_wikisplit/wiki_sentences.jsonl.gz?client=client&text=text"
 WORDS, MOST_SPANS, HELD_OUT, WRITTEN = 20, 10, 2_000, 280
-DELTA = 1e-4
+# Of the clients, and of a simulated larger population.
+DELTA, LARGER_DELTA = 1e-4, 3e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Config:
     rounds: int = 4
     prompts: int = 48
     epsilon: float = 7.0
+    simulate: int = 0
     seed: int = 0
 
 
@@ -84,6 +88,9 @@ SETTINGS = PopriSettings(
     ),
     lora=LoRA(rank=8),
 )
+
+
+NO_NOISE = MomentNoise(0, 0, 0, 0, 0, 0)
 
 
 class Placebo(MomentRewards):
@@ -143,42 +150,67 @@ def _reach(rows_NxD: np.ndarray) -> np.ndarray:
     return np.sort(_distances(rows_NxD, rows_NxD), axis=1)[:, 5]
 
 
+def look_plan(clients: int, epsilon: float, simulate: int = 0) -> FredPlan:
+    """FreD's release of all clients, or with the noise that `simulate` ones have in their means."""
+    bounds = {"clip_norm": 1.0, "max_examples": MOST_SPANS}
+    if epsilon == np.inf:
+        return FredPlan.without_privacy(**bounds)
+    if not simulate:
+        return FredPlan.calibrated(epsilon=epsilon, delta=DELTA, **bounds)
+    larger = FredPlan.calibrated(epsilon=epsilon, delta=LARGER_DELTA, **bounds)
+    return larger.simulated_by(clients, DELTA, simulate)
+
+
+def rounds_plan(
+    clients: int, epsilon: float, rounds: int, simulate: int = 0, clip: float = 1.0
+) -> Plan:
+    """Rounds of all clients, or with the noise of 1,000 of `simulate` ones."""
+    everyone = Poisson(clients, clients)
+    shared: dict[str, Any] = {"rounds": rounds, "clip": Clip(clip)}
+    if epsilon == np.inf:
+        return Plan.without_privacy(participation=everyone, **shared)
+    if not simulate:
+        return Plan.calibrated(epsilon=epsilon, delta=DELTA, participation=everyone, **shared)
+    larger = Plan.calibrated(
+        epsilon=epsilon, delta=LARGER_DELTA, participation=Poisson(simulate, 1_000), **shared
+    )
+    return larger.simulated_by(everyone, DELTA)
+
+
 def rewards(arm: str, clients: Population, config: Config, ledger: Ledger) -> Any:
     """What takes the place of the scorer."""
-    private = config.epsilon < np.inf
     if arm == "popri":
-        shared: dict[str, Any] = {
-            "rounds": config.rounds,
-            "clip": Clip(1.0),
-            "participation": Poisson(len(clients), len(clients)),
-        }
-        if private:
-            plan = Plan.calibrated(epsilon=config.epsilon, delta=DELTA, **shared)
-        else:
-            plan = Plan.without_privacy(**shared)
+        plan = rounds_plan(len(clients), config.epsilon, config.rounds, config.simulate)
         return Scorer(plan, kind="cosine")
-    bounds = {"clip_norm": 1.0, "max_examples": MOST_SPANS}
-    if private:
-        look = FredPlan.calibrated(epsilon=config.epsilon, delta=DELTA, **bounds)
-    else:
-        look = FredPlan.without_privacy(**bounds)
     if arm == "random":
-        return Placebo(moments(np.eye(2, 384, dtype=np.float32), np.inf), config.rounds)
-    found = private_moments(
-        clients, look, ledger=ledger, run="one look", secret=RunSecret.reproducible(config.seed)
-    )
-    return MomentRewards(found.moments, config.rounds)
+        made_up = moments(np.eye(2, 384, dtype=np.float32), np.inf)
+        target = PrivateMoments(made_up, NO_NOISE, FredPlan.without_privacy())
+        return Placebo(target, config.rounds)
+    plan = look_plan(len(clients), config.epsilon, config.simulate)
+    secret = RunSecret.reproducible(config.seed)
+    found = private_moments(clients, plan, ledger=ledger, run="one look", secret=secret)
+    return MomentRewards(found, config.rounds)
 
 
-def main(config: Config) -> None:
+def language_model() -> LanguageModel:
+    """SmolLM2-135M-Instruct."""
     folder = pretrained.resolve("smollm2")
     model, params = pretrained.load(folder)
     assert isinstance(model, Decoder)
-    generator = LanguageModel(model, params, hugging_face(folder))
+    return LanguageModel(model, params, hugging_face(folder))
+
+
+def congress(minilm: Embedder) -> tuple[Population, list[str], Population]:
+    """The clients' embeddings, their texts, and other clients; both DECLARED PUBLIC here."""
     parts = open_population(CONGRESS).split({"train": 0.7, "test": 0.3}, seed=0)
     train = spans(parts["train"], 0)
-    clients = embed(train, embedder("minilm"))
-    judge = Judge(spans(parts["test"], 0), generator.tokeniser)
+    return embed(train, minilm), train.columns["text"].to_pylist(), spans(parts["test"], 0)
+
+
+def main(config: Config) -> None:
+    generator = language_model()
+    clients, real, held_out = congress(embedder("minilm"))
+    judge = Judge(held_out, generator.tokeniser)
     samples = open_population(WIKIPEDIA).columns["text"].to_pylist()[:20_000]
     settings = dataclasses.replace(SETTINGS, prompts=config.prompts)
     rows: list[dict[str, Any]] = []
@@ -190,6 +222,7 @@ def main(config: Config) -> None:
                 "arm": arm,
                 "round": round,
                 "epsilon": config.epsilon,
+                "simulate": config.simulate,
                 "seed": config.seed,
                 "clients": len(clients),
                 "texts": len(found),
@@ -199,11 +232,11 @@ def main(config: Config) -> None:
             }
         )
         print(rows[-1], flush=True)
+        harness.record("one_look", rows[-1:])
 
     def written(writer: LanguageModel) -> list[str]:
         return synthesise(writer, samples, WRITTEN + 40, settings, seed=999)
 
-    real = train.columns["text"].to_pylist()
     row("floor", 0, [real[i] for i in np.random.default_rng(2).permutation(len(real))[:WRITTEN]])
     row("untuned", 0, written(generator))
     for arm in config.arms:
@@ -225,7 +258,6 @@ def main(config: Config) -> None:
                     if round % 2 == 0:
                         tuned = with_adapters(generator, settings, algorithm.params(state))
                         row(arm, round, written(tuned), **more)
-    print(harness.record("one_look", rows))
     harness.table(rows, ["arm", "round", "frechet", "hashed", "bits", "precision", "recall"])
 
 

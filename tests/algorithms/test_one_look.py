@@ -7,6 +7,7 @@ import pytest
 from jaxpfl.algorithms import FredPlan, MomentRewards, popri
 from jaxpfl.algorithms.frechet import Moments, distance, mixture, moments, witness
 from jaxpfl.algorithms.fred import private_moments
+from jaxpfl.algorithms.fred.query import MomentNoise, PrivateMoments
 from jaxpfl.algorithms.popri import with_adapters
 from jaxpfl.errors import InputError
 from jaxpfl.federated import RunSecret
@@ -15,6 +16,17 @@ from jaxpfl.text.embed import embedder
 from jaxpfl.text.generation.language_model import LanguageModel
 from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
 from tests.algorithms.test_popri import like_clients, near_clients
+
+
+def released(target: Moments, entry: float = 0.0) -> PrivateMoments:
+    """As if released with noise of this standard deviation on the covariance's entries."""
+    noise = MomentNoise(0, 0, entry * 2**0.5, entry, 0, 0)
+    return PrivateMoments(target, noise, FredPlan.without_privacy())
+
+
+def symmetric_noise(rng: np.random.Generator, dimension: int, entry: float) -> np.ndarray:
+    noise_DxD = rng.normal(size=(dimension, dimension)) * entry / 2**0.5
+    return noise_DxD + noise_DxD.T
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +55,35 @@ def test_the_witness_is_the_slope_of_the_distance():
 def test_noise_and_few_texts_leave_rewards_finite():
     """A covariance with negative eigenvalues, and moments of fewer texts than dimensions."""
     rng = np.random.default_rng(1)
-    noise_DxD = rng.normal(size=(32, 32))
-    target = Moments(10.0, rng.normal(size=32), noise_DxD + noise_DxD.T)
+    target = Moments(10.0, rng.normal(size=32), symmetric_noise(rng, 32, 1.4))
     few = rng.normal(size=(2, 3, 32))
-    for kind in ("frechet", "mean"):
-        found = MomentRewards(target, 1, kind).of(few, np.ones((2, 3), bool))
+    for kind, entry in (("frechet", 0.0), ("frechet", 1.4), ("mean", 0.0)):
+        rewards = MomentRewards(released(target, entry), 1, kind)
+        found = rewards.of(few, np.ones((2, 3), bool))
         assert found.shape == (2, 3) and np.isfinite(found).all() and np.ptp(found) > 0
+
+
+def test_noise_that_hides_the_covariance_does_not_choose():
+    """Rewards under much noise are nearly those without noise; those of its covariance are not."""
+    rng = np.random.default_rng(3)
+    rows_NxD = rng.normal(size=(400, 48)) / 7
+    exact = moments(rng.normal(size=(400, 48)) / 7 + 0.1, np.inf)
+    noisy_DxD = exact.covariance_DxD + symmetric_noise(rng, 48, 0.02)
+    noisy = Moments(exact.count, exact.mean_D, noisy_DxD)
+
+    def likeness(target: PrivateMoments) -> float:
+        few, used = rows_NxD[:96].reshape(12, 8, 48), np.ones((12, 8), bool)
+        of = [MomentRewards(each, 1).of(few, used).ravel() for each in (released(exact), target)]
+        return float(np.corrcoef(of)[0, 1])
+
+    assert likeness(released(noisy, 0.02)) > 0.9 > likeness(released(noisy)) + 0.1
 
 
 def test_the_mean_reward_is_the_slope_of_the_means_distance():
     rng = np.random.default_rng(2)
     target, few = moments(rng.normal(size=(9, 4)), np.inf), rng.normal(size=(2, 3, 4)) / 9
     used = np.array([[True, True, False], [True, False, True]])
-    found = MomentRewards(target, 1, "mean").of(few, used)
+    found = MomentRewards(released(target), 1, "mean").of(few, used)
     expected = few @ (target.mean_D - few[used].mean(axis=0))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -72,7 +100,7 @@ def test_the_mean_reward_is_the_slope_of_the_means_distance():
     ],
 )
 def test_what_does_not_fit_is_refused(make, message):
-    target = Moments(1.0, np.zeros(4), np.eye(4))
+    target = released(Moments(1.0, np.zeros(4), np.eye(4)))
     with pytest.raises(InputError, match=message):
         make(target)
 
@@ -87,7 +115,7 @@ def test_no_round_asks_a_client_and_the_ledger_has_one_release(generator, tmp_pa
         found = private_moments(clients, plan, ledger=ledger, run="look", secret=secret)
         charged = len(ledger.charges)
         algorithm = popri(
-            generator, NEAR + FAR, MomentRewards(found.moments, rounds=4), hashed, SETTINGS
+            generator, NEAR + FAR, MomentRewards(found, rounds=4), hashed, SETTINGS
         )
         assert algorithm.queries == ()
         state, metrics = algorithm.init(jax.random.key(0)), []

@@ -137,6 +137,16 @@ def _errors(private: PrivateMoments, candidates: Sequence[Moments]) -> Iterator[
         )
 
 
+def estimate(private: PrivateMoments, prior: Moments) -> Moments:
+    """What the clients' moments are without noise, as far as the release tells.
+
+    The first step of this file's method: the mean is the released one, directions of the covariance
+    that stand out of the noise are kept, and the rest of its trace is spread as in `prior`, which
+    is public. Without noise these are the released moments.
+    """
+    return next(_models(private, [prior])) if private.noise.diagonal else private.moments
+
+
 def _models(private: PrivateMoments, candidates: Sequence[Moments]) -> Iterator[Moments]:
     """What the clients' moments may be without noise; the most plausible model first."""
     released, noise = private.moments, private.noise

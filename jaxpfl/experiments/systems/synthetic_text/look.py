@@ -102,7 +102,7 @@ class Look:
 
     def rewards(self, released: PrivateMoments) -> MomentRewards:
         """The rewards of all rounds."""
-        return MomentRewards(released.moments, self.rounds, clip_norm=self.plan.clip_norm)
+        return MomentRewards(released, self.rounds)
 
     def nearest(
         self, released: PrivateMoments, corpora: Mapping[str, Sequence[str]], embed: Embedder
