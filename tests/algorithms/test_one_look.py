@@ -114,9 +114,7 @@ def test_no_round_asks_a_client_and_the_ledger_has_one_release(generator, tmp_pa
         secret = RunSecret.reproducible(0)
         found = private_moments(clients, plan, ledger=ledger, run="look", secret=secret)
         charged = len(ledger.charges)
-        algorithm = popri(
-            generator, NEAR + FAR, MomentRewards(found, rounds=4), hashed, SETTINGS
-        )
+        algorithm = popri(generator, NEAR + FAR, MomentRewards(found, rounds=4), hashed, SETTINGS)
         assert algorithm.queries == ()
         state, metrics = algorithm.init(jax.random.key(0)), []
         for round in range(1, 5):
