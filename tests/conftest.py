@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _forget_compiled_programs() -> Iterator[None]:
     """A process would grow to gigabytes: few programs of one file are used by the next."""
     yield
-    if psutil.Process().memory_info().rss > 2.5e9:
+    if psutil.Process().memory_info().rss > psutil.virtual_memory().total / 6:
         jax.clear_caches()
         gc.collect()
 

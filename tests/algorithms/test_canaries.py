@@ -83,6 +83,7 @@ def test_the_moments_show_who_is_in():
     assert seen_QxM == pytest.approx(np.broadcast_to(1.0 * present_M, (2, CANARIES)), abs=0.02)
 
 
+@pytest.mark.long
 def test_fred_is_bounded_by_what_it_states_and_above_it_with_less_noise():
     fred_plan = FredPlan((1.0, 1.0, 1.0), 1e-3, clip_norm=0.5)
     plans = fred_plan.plans(64)

@@ -152,7 +152,7 @@ def _tokeniser(file: str, make: Callable[[Path], object], share: float) -> Targe
 
 _POPULATION = (seeds.population, _read_population)
 _ARTIFACT = (seeds.artifact, _find_artifact, 2, seeds.sign_files)
-_CHECKPOINT = (seeds.checkpoint, _read_checkpoint, 1, seeds.sign_files)
+_CHECKPOINT = (seeds.checkpoint, _read_checkpoint, 0.1, seeds.sign_files)
 _ADAPTERS = (seeds.adapters, _read_adapters, 0.1)
 _BUFFER = (*_POPULATION, 4, seeds.sign_buffers)
 

@@ -75,7 +75,8 @@ def test_a_flipped_bit_in_an_unfinished_file_costs_no_finished_line(path):
     whole = filled(path, LINES[:3])
     synced = whole[: whole[:-1].rindex(b"\n") + 1]
     for length in (len(synced) + 30, len(whole) - 1):
-        for bit in range(8 * length):
+        # Of nearly every byte one bit, and each of the eight.
+        for bit in range(0, 8 * length, 7):
             damaged = bytearray(whole[:length])
             damaged[bit // 8] ^= 1 << bit % 8
             path.write_bytes(damaged)

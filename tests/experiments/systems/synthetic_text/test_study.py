@@ -77,14 +77,8 @@ def charges(path: Path) -> list[dict]:
     return [line for line in lines if "event" in line]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("popri", marks=pytest.mark.long),
-        pytest.param("fed_avg", marks=pytest.mark.long),
-        "one_look",
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["popri", "fed_avg", "one_look"])
 def test_the_noise_of_a_larger_population_is_named_in_every_statement(
     synthetic_config, tmp_path, name
 ):
@@ -313,6 +307,7 @@ def test_one_look_chooses_the_nearest_corpus_at_no_further_cost(finished):
     assert "The nearest public corpus" in (outcome.out / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_one_look_is_released_once_wherever_it_is_killed(synthetic_config, tmp_path):
     """Its three charges are made together, and rounds and later texts ask nobody."""
     config = synthetic_config("popri", *METHODS["one_look"], *SAME_NOISE)
