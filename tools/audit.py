@@ -39,7 +39,7 @@ PLAN = Plan(
 GAME = Game((PLAN,), canaries=4_000)
 RUNS = 2
 # More trials for what tells a little more than is stated, or should be close to it.
-MORE_RUNS = {"correct": 6, "an uncharged round": 4}
+MORE_RUNS = {"correct": 6, "an uncharged round": 8}
 
 Change = Callable[[Plan], Plan]
 
