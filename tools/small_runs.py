@@ -117,10 +117,11 @@ CASES = {
     ),
 }
 # The data is TensorFlow Federated's, of which only its own files are the test; or the programs are
-# those of `popri_table`, on another source in each case.
+# those of `popri_table`, on another source in each case; or the weights are published.
 WITHOUT_SMALL_FORM = (
     "cifar100_resnet18",
     "emnist_cnn",
+    "one_look",
     "popri_proxy",
     "shakespeare_characters",
 )
