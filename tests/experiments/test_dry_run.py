@@ -183,6 +183,11 @@ def test_a_published_model_is_checked_by_its_config_json_alone(tiny, tmp_path):
 PUBLISHED = {
     "distilbert/distilgpt2": distilgpt2().to_dict(),
     "meta-llama/Meta-Llama-3-8B": llama3_8b().to_dict(),
+    "smollm2": {
+        "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536,
+        "vocab_size": 49152, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    },
     "models/bert-small": {
         "model_type": "bert", "hidden_size": 512, "num_hidden_layers": 4,
         "num_attention_heads": 8, "intermediate_size": 2048, "vocab_size": 30522,
