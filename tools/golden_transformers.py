@@ -84,17 +84,6 @@ def models() -> dict[str, torch.nn.Module]:
         "roberta_causal": transformers.RobertaForCausalLM(
             transformers.RobertaConfig(**SIZES, pad_token_id=1, is_decoder=True)
         ),
-        "distilbert_masked": transformers.DistilBertForMaskedLM(
-            transformers.DistilBertConfig(
-                vocab_size=VOCABULARY,
-                dim=32,
-                n_layers=2,
-                n_heads=4,
-                hidden_dim=48,
-                max_position_embeddings=LENGTH + 2,
-            )
-        ),
-        "mpnet_masked": transformers.MPNetForMaskedLM(transformers.MPNetConfig(**SIZES)),
     }
 
 

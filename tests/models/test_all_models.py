@@ -151,8 +151,6 @@ PUBLISHED = [
     # What a file leaves out has the values of transformers.
     (read("albert", hidden_size=768, num_attention_heads=12, intermediate_size=3_072), 11_092_992),
     (read("roberta", max_position_embeddings=514, type_vocab_size=1), 124_055_040),
-    (read("distilbert"), 66_362_880),
-    (read("mpnet", max_position_embeddings=514), 108_895_872),
 ]
 
 

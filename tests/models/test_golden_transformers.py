@@ -11,7 +11,7 @@ from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.checkpoints.safetensors_files import INDEX, WEIGHTS
 from jaxpfl.models.decoder import config as decoder_config
 from jaxpfl.models.encoder import config as encoder_config
-from jaxpfl.models.encoder.network import Encoder, distance_buckets
+from jaxpfl.models.encoder.network import Encoder
 
 pytest.importorskip("safetensors", reason="needs jaxpfl[text]")
 
@@ -73,17 +73,6 @@ live = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None,
     reason="torch and transformers are not installed: the golden files stand in",
 )
-
-
-@live
-def test_live_mpnets_distances_fall_into_transformers_buckets():
-    import torch
-
-    theirs = importlib.import_module("transformers.models.mpnet.modeling_mpnet").MPNetEncoder
-    places_L = torch.arange(700)
-    ahead_LxL = places_L[None, :] - places_L[:, None]
-    expected_LxL = theirs.relative_position_bucket(ahead_LxL).numpy()
-    np.testing.assert_array_equal(distance_buckets(700), expected_LxL)
 
 
 @live

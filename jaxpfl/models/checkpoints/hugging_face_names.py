@@ -72,30 +72,15 @@ _BERT = _Encoder(
         "cls.predictions",
     ),
 )
-_LM_HEAD = ("lm_head.dense", "lm_head.layer_norm", "lm_head")
 _ENCODERS = {
     "bert": _BERT,
-    "roberta": _BERT._replace(head=_LM_HEAD),
-    "mpnet": _Encoder(
-        "encoder.layer.{}.",
-        ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
-        ("attention.attn.o", "intermediate.dense", "output.dense"),
-        ("attention.LayerNorm", "output.LayerNorm"),
-        _LM_HEAD,
-    ),
+    "roberta": _BERT._replace(head=("lm_head.dense", "lm_head.layer_norm", "lm_head")),
     "albert": _Encoder(
         "encoder.albert_layer_groups.{}.albert_layers.0.",
         ("attention.query", "attention.key", "attention.value"),
         ("attention.dense", "ffn", "ffn_output"),
         ("attention.LayerNorm", "full_layer_layer_norm"),
         ("predictions.dense", "predictions.LayerNorm", "predictions"),
-    ),
-    "distilbert": _Encoder(
-        "transformer.layer.{}.",
-        ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-        ("attention.out_lin", "ffn.lin1", "ffn.lin2"),
-        ("sa_layer_norm", "output_layer_norm"),
-        ("vocab_transform", "vocab_layer_norm", "vocab_projector"),
     ),
 }
 # Without the queries, keys and values, which are one matrix.
@@ -106,11 +91,11 @@ LLAMA_PROJECTIONS = {
 }
 
 # The starts of the names of a head's tensors, which never have the model's prefix.
-_OUTSIDE = ("lm_head.", "cls.", "predictions.", "vocab_")
+_OUTSIDE = ("lm_head.", "cls.", "predictions.")
 _PREFIXES = {"gpt2": "transformer."} | {kind: f"{kind}." for kind in _ENCODERS}
 # Tensors that our models do not use.
 _IGNORED = re.compile(
-    r"(pooler|cls\.seq_relationship|sop_classifier|(pre_)?classifier|qa_outputs)\."
+    r"(pooler|cls\.seq_relationship|sop_classifier|classifier|qa_outputs)\."
     r"|embeddings\.(position_ids|token_type_ids)$"
     r"|h\.\d+\.attn\.(masked_)?bias$|.*\.rotary_emb\.inv_freq$"
 )
@@ -190,16 +175,12 @@ def _llama(model: Decoder) -> Iterator[Block]:
 
 def _encoder(model: Encoder) -> Iterator[Block]:
     config, names = model.config, _ENCODERS[model.name]
-    embedded = {"word": "word", "position": "position"}
-    if config.segments:
-        embedded["segment"] = "token_type"
+    embedded = {"word": "word", "position": "position", "segment": "token_type"}
     for ours, theirs in embedded.items():
         yield Block(f"embeddings.{theirs}_embeddings.weight", f"embeddings.{ours}")
     yield from _norm("embeddings.LayerNorm", "embeddings.norm")
     if config.model_type == "albert":
         yield from _linear("encoder.embedding_hidden_mapping_in", "widen")
-    if config.model_type == "mpnet":
-        yield Block("encoder.relative_attention_bias.weight", "relative.table")
     for i in range(config.groups):
         before = names.layer.format(i)
         for part, theirs in enumerate(names.attention):

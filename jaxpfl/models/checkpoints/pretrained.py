@@ -48,13 +48,7 @@ from jaxpfl.models.encoder.network import Encoder
 MODEL_TYPES = (*encoder_config.MODEL_TYPES, *decoder_config.MODEL_TYPES)
 
 # How transformers spells the architectures in the names of its classes.
-_CLASSES = {
-    "bert": "Bert",
-    "albert": "Albert",
-    "roberta": "Roberta",
-    "distilbert": "DistilBert",
-    "mpnet": "MPNet",
-}
+_CLASSES = {"bert": "Bert", "albert": "Albert", "roberta": "Roberta"}
 # Rows of a tensor that are read at a time: so few that they fit in a cache while they are turned.
 _ROWS = 64
 

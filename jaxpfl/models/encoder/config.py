@@ -13,12 +13,9 @@ from jaxpfl.models.decoder.config import (
     read_fields,
 )
 
-MODEL_TYPES = ("bert", "albert", "roberta", "distilbert", "mpnet")
+MODEL_TYPES = ("bert", "albert", "roberta")
 CAUSAL_TYPES = ("bert", "roberta")
 """Those that transformers, too, can make causal."""
-
-RELATIVE_POSITIONS = 32
-"""The rows of MPNet's relative attention bias."""
 
 _NAMES = {
     "vocab_size": "vocab_size",
@@ -32,13 +29,6 @@ _NAMES = {
     "layer_norm_eps": "norm_epsilon",
     "initializer_range": "initializer_range",
     "pad_token_id": "pad",
-}
-_DISTILBERT_NAMES = {
-    "hidden_size": "dim",
-    "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads",
-    "intermediate_size": "hidden_dim",
-    "hidden_act": "activation",
 }
 _ALBERT_NAMES = {"embedding_size": "embedding_size", "num_hidden_groups": "groups"}
 # The values that transformers gives to fields which a config.json leaves out.
@@ -54,17 +44,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "groups": 1,
     },
     "roberta": {"vocab_size": 50_265, "pad": 1},
-    "distilbert": {"layers": 6},
-    "mpnet": {"vocab_size": 30_527, "pad": 1},
 }
-_AFTER_PAD = ("roberta", "mpnet")
-_SEGMENTED = ("bert", "albert", "roberta")
 # Variants that these networks do not compute: each field with the only value that is supported.
 _FIXED: dict[str, Any] = {
     "position_embedding_type": "absolute",
     "add_cross_attention": False,
     "inner_group_num": 1,
-    "relative_attention_num_buckets": RELATIVE_POSITIONS,
 }
 
 
@@ -74,21 +59,19 @@ class EncoderConfig:
 
     Attributes:
       model_type: "bert" (MiniLM too), "albert" (factorised embeddings, layers shared within
-        groups), "roberta" (the first real token has position `pad + 1`), "distilbert" (no segments)
-        or "mpnet" (no segments, positions as in RoBERTa and relative ones in attention).
+        groups) or "roberta" (the first real token has position `pad + 1`).
       vocab_size: number of token ids.
       hidden_size: features of a token between the layers.
       inner_size: features inside the feed-forward block; 0 means four times `hidden_size`.
       activation: of the feed-forward block, by the name that Hugging Face gives it.
       positions: the number of tokens of the longest sequence.
-      segments: rows of the segment embedding; every token is in segment 0. None means 2, and 0 for
-        a model that has no segments.
+      segments: rows of the segment embedding; every token is in segment 0.
       norm_epsilon: added to the variance in the norms.
       initializer_range: standard deviation of random weights.
       embedding_size: features of an embedding ("albert" only); 0 means `hidden_size`.
       groups: into how many groups the layers are divided, all layers of a group having the same
         parameters ("albert" only); 0 means one group per layer.
-      pad: id of the padding token; only the positions of RoBERTa and MPNet depend on it.
+      pad: id of the padding token; only the positions of RoBERTa depend on it.
     """
 
     model_type: str = "bert"
@@ -99,7 +82,7 @@ class EncoderConfig:
     inner_size: int = 0
     activation: str = "gelu"
     positions: int = 512
-    segments: int | None = None
+    segments: int = 2
     norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
     embedding_size: int = 0
@@ -108,15 +91,8 @@ class EncoderConfig:
 
     def __post_init__(self):
         one_of("model_type", self.model_type, MODEL_TYPES)
-        for field in ("vocab_size", "hidden_size", "layers", "heads", "positions"):
+        for field in ("vocab_size", "hidden_size", "layers", "heads", "positions", "segments"):
             positive_int(field, getattr(self, field))
-        segmented = self.model_type in _SEGMENTED
-        if self.segments is None:
-            object.__setattr__(self, "segments", 2 if segmented else 0)
-        if segmented:
-            positive_int("segments", self.segments)
-        else:
-            check_fixed(self, segments=0)
         size = self.hidden_size
         fill_in(self, inner_size=4 * size, embedding_size=size, groups=self.layers)
         for field in ("inner_size", "embedding_size", "groups"):
@@ -134,7 +110,7 @@ class EncoderConfig:
     @property
     def first_position(self) -> int:
         """The row of the position embedding that belongs to a text's first token."""
-        return self.pad + 1 if self.model_type in _AFTER_PAD else 0
+        return self.pad + 1 if self.model_type == "roberta" else 0
 
     def group(self, layer: int) -> int:
         """The group to which a layer belongs."""
@@ -152,10 +128,7 @@ class EncoderConfig:
         # 0 stands for a default in our own fields alone.
         for field in ("inner_size", "embedding_size", "groups"):
             positive_int(field, given.get(field, 1))
-        if model_type == "mpnet" and given["pad"] != 1:
-            # The published network has positions from 2 on, whatever its config.json says.
-            raise InputError(f"pad_token_id must be 1 in mpnet, found {given['pad']!r}")
-        if model_type in _AFTER_PAD:
+        if model_type == "roberta":
             # The field counts the table's rows; those up to the padding token's are never used.
             pad = non_negative_int("pad_token_id", given["pad"])
             rows = positive_int("max_position_embeddings", given.get("positions", 512))
@@ -172,22 +145,10 @@ class EncoderConfig:
         names = _names(self.model_type)
         values = {theirs: getattr(self, ours) for theirs, ours in names.items()}
         values["max_position_embeddings"] = self.positions + self.first_position
-        dropout = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-        if self.model_type == "distilbert":
-            dropout = ("dropout", "attention_dropout")
-            values["sinusoidal_pos_embds"] = False
-        if self.model_type == "mpnet":
-            values["relative_attention_num_buckets"] = RELATIVE_POSITIONS
-        values |= dict.fromkeys(dropout, 0.0)
+        values |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         return {"model_type": self.model_type, **values, "tie_word_embeddings": True}
 
 
 def _names(model_type: str) -> dict[str, str]:
     """From the fields of a config.json to ours."""
-    names = _NAMES | (_ALBERT_NAMES if model_type == "albert" else {})
-    if model_type not in _SEGMENTED:
-        del names["type_vocab_size"]
-    if model_type == "distilbert":
-        del names["layer_norm_eps"]
-        names = {_DISTILBERT_NAMES.get(name, name): ours for name, ours in names.items()}
-    return names
+    return _NAMES | (_ALBERT_NAMES if model_type == "albert" else {})

@@ -1,8 +1,8 @@
 """Encoders of the BERT family: the post-layer-norm Transformer over word pieces.
 
-BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), ALBERT (Lan et al. 2020), RoBERTa (Liu et al.
-2019), DistilBERT (Sanh et al. 2019) and MPNet (Song et al. 2020). For token ids t at positions
-0..L-1, all in one segment, with x = [N, H] the N = B L tokens:
+BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), ALBERT (Lan et al. 2020) and RoBERTa (Liu et
+al. 2019). For token ids t at positions 0..L-1, all in one segment, with x = [N, H] the N = B L
+tokens:
 
     x  = Norm(E_word[t] + E_position[l] + E_segment[0])        (ALBERT: x W_widen + b_widen)
     x <- Norm(x + W_O Attention(W_Q x, W_K x, W_V x) + b_O)      in every layer
@@ -10,10 +10,8 @@ BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), ALBERT (Lan et al. 2020), 
 
 Attention is softmax(q k^T / sqrt(D)) v per head of D = H / heads features, over the real tokens of
 the same row, and in a causal model over those up to the token itself. W_Q, W_K and W_V are one
-matrix [H, 3H]. ALBERT's layers share their parameters within few groups, mostly a single one.
-DistilBERT and MPNet have no E_segment; MPNet adds to q k^T / sqrt(D) a bias for every head and
-distance, the same in all layers. The optional language-model head is E_word Norm(act(W x + b)) + c.
-Dropout is left out.
+matrix [H, 3H]. ALBERT's layers share their parameters within few groups, mostly a single one. The
+optional language-model head is E_word Norm(act(W x + b)) + c. Dropout is left out.
 """
 
 import math
@@ -21,7 +19,6 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -30,7 +27,7 @@ from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params
 from jaxpfl.models.decoder.layers import ACTIVATIONS, Linear, Norm
-from jaxpfl.models.encoder.config import CAUSAL_TYPES, RELATIVE_POSITIONS, EncoderConfig
+from jaxpfl.models.encoder.config import CAUSAL_TYPES, EncoderConfig
 from jaxpfl.models.layers.output_layer import next_token_loss
 
 
@@ -52,8 +49,7 @@ class Embeddings(nnx.Module):
         rows = self.first + config.positions
         self.word = nnx.Param(normal(keys[0], (config.vocab_size, size), jnp.float32))
         self.position = nnx.Param(normal(keys[1], (rows, size), jnp.float32))
-        segment = normal(keys[2], (config.segments or 0, size), jnp.float32)
-        self.segment = nnx.Param(segment) if config.segments else None
+        self.segment = nnx.Param(normal(keys[2], (config.segments, size), jnp.float32))
         self.norm = _norm(size, config)
 
     def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
@@ -65,8 +61,7 @@ class Embeddings(nnx.Module):
             # These positions count real tokens only, wherever the padding is.
             order_BxL = jnp.where(mask_BxL, jnp.cumsum(mask_BxL, axis=1, dtype=jnp.int32), 0)
             places_BxLxE = position[order_BxL + (self.first - 1)]
-        if self.segment is not None:
-            places_BxLxE = places_BxLxE + self.segment[...][None, :1]
+        places_BxLxE = places_BxLxE + self.segment[...][None, :1]
         # At PAD, -1, the table would give its last row.
         x_BxLxE = self.word[...][jnp.maximum(tokens_BxL, 0)] + places_BxLxE
         return self.norm(x_BxLxE.reshape(batch * length, -1))
@@ -114,43 +109,12 @@ def attend(qkv_Nx3H: Array, barrier_BxKxLxL: Array, heads: int) -> Array:
     return jnp.swapaxes(attended_BxKxLxD, 1, 2).reshape(batch * length, -1)
 
 
-class RelativePositions(nnx.Module):
-    """The biases that MPNet's attention adds for the distance of two tokens, in all layers."""
-
-    def __init__(self, config: EncoderConfig, key: Array):
-        normal = jax.nn.initializers.normal(config.initializer_range)
-        self.table = nnx.Param(normal(key, (RELATIVE_POSITIONS, config.heads), jnp.float32))
-
-    def __call__(self, length: int) -> Array:
-        """Float32 [K, L, L] of query and key."""
-        return jnp.transpose(self.table[...][distance_buckets(length)], (2, 0, 1))
-
-
-def distance_buckets(length: int) -> np.ndarray:
-    """The bucket of every query and key, int32 [L, L] (Raffel et al. 2020, as in T5).
-
-    The buckets below 16 are for the query's own place and those before it, the others for those
-    after it. The first 8 of each hold one distance; then they grow, up to a distance of 128.
-    """
-    half, exact = RELATIVE_POSITIONS // 2, RELATIVE_POSITIONS // 4
-    places_L = np.arange(length)
-    ahead_LxL = places_L[None, :] - places_L[:, None]
-    apart_LxL = np.abs(ahead_LxL)
-    with np.errstate(divide="ignore"):
-        # In float32, as published networks were trained.
-        grown_LxL = np.log(apart_LxL.astype(np.float32) / exact)
-    grown_LxL = grown_LxL / np.float32(math.log(128 / exact)) * np.float32(half - exact)
-    far_LxL = np.where(apart_LxL < exact, 0, np.minimum(exact + grown_LxL, half - 1))
-    buckets_LxL = np.where(apart_LxL < exact, apart_LxL, far_LxL.astype(np.int32))
-    return (buckets_LxL + half * (ahead_LxL > 0)).astype(np.int32)
-
-
 class Head(nnx.Module):
     """The language-model head: the features and the biases of the tied output layer."""
 
     def __init__(self, config: EncoderConfig, key: Array):
-        # The heads of these use the exact GELU, whatever their layers use.
-        exact = config.model_type in ("roberta", "mpnet")
+        # RoBERTa's head uses the exact GELU, whatever its layers use.
+        exact = config.model_type == "roberta"
         self.activation = "gelu" if exact else config.activation
         self.dense = _linear(config.hidden_size, config.embedding_size, config, key)
         self.norm = _norm(config.embedding_size, config)
@@ -165,17 +129,15 @@ class Network(nnx.Module):
 
     def __init__(self, model: "Encoder", key: Array):
         config = model.config
-        keys = [jax.random.fold_in(key, i) for i in range(config.groups + 4)]
+        keys = [jax.random.fold_in(key, i) for i in range(config.groups + 3)]
         self.causal = model.causal
         self.turns = tuple(config.group(i) for i in range(config.layers))
         self.embeddings = Embeddings(config, keys[0])
         for i in range(config.groups):
             setattr(self, f"layer_{i}", Layer(config, keys[i + 1]))
         albert, sizes = config.model_type == "albert", (config.embedding_size, config.hidden_size)
-        self.widen = _linear(*sizes, config, keys[-3]) if albert else None
-        self.head = Head(config, keys[-2]) if model.head else None
-        mpnet = config.model_type == "mpnet"
-        self.relative = RelativePositions(config, keys[-1]) if mpnet else None
+        self.widen = _linear(*sizes, config, keys[-2]) if albert else None
+        self.head = Head(config, keys[-1]) if model.head else None
 
     def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
         x_NxH = self.embeddings(tokens_BxL, mask_BxL)
@@ -188,8 +150,6 @@ class Network(nnx.Module):
         # Finite, because a row that is all padding must not give NaN.
         lowest = jnp.finfo(jnp.float32).min / 2
         barrier_BxKxLxL = jnp.where(seen_BxMxL, 0.0, lowest)[:, None]
-        if self.relative is not None:
-            barrier_BxKxLxL = barrier_BxKxLxL + self.relative(length)[None]
         for group in self.turns:
             x_NxH = getattr(self, f"layer_{group}")(x_NxH, barrier_BxKxLxL)
         return x_NxH.reshape(*tokens_BxL.shape, -1)

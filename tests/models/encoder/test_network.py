@@ -25,8 +25,6 @@ SIZES = dict(
 BERT = EncoderConfig(**SIZES | {"layers": 2}, norm_epsilon=1e-3)
 ALBERT = EncoderConfig("albert", **SIZES, activation="gelu_new", embedding_size=5, groups=2)
 ROBERTA = EncoderConfig("roberta", **SIZES, activation="gelu_new", segments=1, pad=1)
-DISTILBERT = EncoderConfig("distilbert", **SIZES)
-MPNET = EncoderConfig("mpnet", **SIZES, pad=1)
 MODELS = {
     "bert": Encoder(BERT),
     "albert": Encoder(ALBERT),
@@ -240,8 +238,6 @@ def test_gelu_by_erf_and_by_tanh_differ_as_published():
         ({"intermediate_size": 0}, "inner_size must be at least 1"),
         ({"hidden_size": 13}, "hidden_size must be a multiple of heads = 3"),
         ({"hidden_size": "12"}, "hidden_size must be a whole number"),
-        ({"model_type": "mpnet", "pad_token_id": 0}, "pad_token_id must be 1 in mpnet, found 0"),
-        ({"relative_attention_num_buckets": 16}, "must be 32, found 16"),
         ({"num_hidden_layers": 0}, "layers must be at least 1"),
         ({"layer_norm_eps": math.nan}, "norm_epsilon must be a finite number"),
         ({"layer_norm_eps": 1e-50}, "norm_epsilon must be from 1.18e-38 to 3.4e"),
@@ -258,15 +254,14 @@ def test_a_configuration_that_is_not_computed_is_refused(changed, message):
         EncoderConfig.from_dict({**values, **changed})
 
 
-@pytest.mark.parametrize("config", [BERT, ALBERT, ROBERTA, DISTILBERT, MPNET])
+@pytest.mark.parametrize("config", [BERT, ALBERT, ROBERTA])
 def test_a_configuration_survives_its_dictionary(config):
     assert EncoderConfig.from_dict(config.to_dict()) == config
 
 
-@pytest.mark.parametrize("config", [ALBERT, DISTILBERT, MPNET])
-def test_only_what_transformers_makes_causal_can_be(config):
+def test_only_what_transformers_makes_causal_can_be():
     with pytest.raises(InputError, match="must be one of 'bert', 'roberta', found"):
-        Encoder(config, causal=True)
+        Encoder(ALBERT, causal=True)
 
 
 def test_robertas_positions_are_those_that_tokens_can_have():
