@@ -1,18 +1,14 @@
-"""Integer noise, drawn on the host: the discrete Gaussian, exactly, and Skellam noise.
+"""Integer noise, drawn on the host: the discrete Gaussian, exactly.
 
 Floating-point noise on floating-point values has gaps that depend on the value, which an attacker
 may use (Mironov 2012, "On significance of the least significant bits for differential privacy").
-Integers do not. The two distributions here are those for which the noise of many clients adds up:
-see `privacy.secure_sum`.
+Integers do not, and the noise of many clients adds up: see `privacy.secure_sum`.
 
 All randomness comes from a stream of uniform 64-bit words (`Words`), and no draw is computed in
 floating point.
 """
 
-import decimal
-import functools
 import hashlib
-import itertools
 
 import numpy as np
 
@@ -20,7 +16,7 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 
 LARGEST_DEVIATION = 2**16
-"""Of one draw. Up to it, all products fit into 64 bits, and a Poisson table takes seconds."""
+"""Of one draw. Up to it, all products fit into 64 bits."""
 
 
 class Words:
@@ -88,21 +84,6 @@ def discrete_gaussian(words: Words, deviation: int, count: int) -> np.ndarray:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def skellam(words: Words, deviation: int, count: int) -> np.ndarray:
-    """Returns differences of two Poisson draws of mean deviation^2 / 2, int64 [count].
-
-    Each Poisson draw inverts a table of its distribution with a uniform number of 128 bits. The
-    table is rounded to 2^-128, so that the distribution of a draw is within 2^-100 of the Poisson
-    distribution in total variation: a sum over a million coordinates and a million clients within
-    2^-60 = 9e-19, which a delta must be far above.
-
-    Args:
-      deviation: the standard deviation, a whole number in 1 .. 65,536.
-    """
-    scale = _checked_deviation(deviation)
-    return _poisson(words, scale**2, count) - _poisson(words, scale**2, count)
-
-
 def _checked_deviation(deviation: int) -> int:
     scale = checks.positive_int("deviation", deviation)
     if scale > LARGEST_DEVIATION:
@@ -162,45 +143,3 @@ def _small_exponential_coins(
         going = going[uniform < numerator_N[going]]
         tosses_N[going] += 1
     return tosses_N % 2 == 1
-
-
-def _poisson(words: Words, twice_mean: int, count: int) -> np.ndarray:
-    first, high_K, low_K = _poisson_table(twice_mean)
-    high_N, low_N = words.take(count), words.take(count)
-    # The number of table entries that are at most the uniform number.
-    index_N = np.searchsorted(high_K, high_N, side="left")
-    last_N = np.searchsorted(high_K, high_N, side="right")
-    for tied in np.flatnonzero(index_N < last_N):
-        same = low_K[index_N[tied] : last_N[tied]]
-        index_N[tied] += np.searchsorted(same, low_N[tied], side="right")
-    return first + index_N
-
-
-@functools.lru_cache(maxsize=8)
-def _poisson_table(twice_mean: int) -> tuple[int, np.ndarray, np.ndarray]:
-    """P(X <= k) in units of 2^-128 for k = first, first + 1, ..., as high and low 64 bits."""
-    bits = 128
-    with decimal.localcontext() as context:
-        context.prec = 60
-        least = decimal.Decimal("1e-45")
-        mean = decimal.Decimal(twice_mean) / 2
-        mode = twice_mean // 2
-        # Relative to the mode: to the left of it, and from it to the right.
-        left, relative, k = [], decimal.Decimal(1), mode
-        while k > 0 and relative > least:
-            relative *= k / mean
-            k -= 1
-            left.append(relative)
-        right, relative, k = [decimal.Decimal(1)], decimal.Decimal(1), mode
-        while relative > least:
-            k += 1
-            relative *= mean / k
-            right.append(relative)
-        masses = [*reversed(left), *right]
-        unit = 2**bits / sum(masses, decimal.Decimal(0))
-        cuts = [int(below * unit) for below in itertools.accumulate(masses)]
-    mask = 2**64 - 1
-    cuts = [min(cut, 2**bits - 1) for cut in cuts]
-    high_K = np.array([cut >> 64 for cut in cuts], np.uint64)
-    low_K = np.array([cut & mask for cut in cuts], np.uint64)
-    return mode - len(left), high_K, low_K

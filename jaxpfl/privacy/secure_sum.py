@@ -9,15 +9,11 @@ cryptography, and claims none: whoever runs it sees every message.
 The sum of the shares is what protects a client. It is accounted for by zero-concentrated
 differential privacy, that is by Renyi divergences
 
-| shares             | divergence of order a of one sum (D2 in noise deviations)  | source        |
-|--------------------|-------------------------------------------------------------|---------------|
-| discrete Gaussian  | at most a D2^2 / 2 + tau P, and a (D2 + tau sqrt(P))^2 / 2  | Kairouz, Liu, |
-|                    | with tau = 10 sum_{k<n} exp(-2 pi^2 s^2 k / (k + 1))        | Steinke 2021  |
-| Skellam            | the same without tau, and a remainder that falls with the   | Agarwal,      |
-|                    | variance: see `_skellam`                                    | Kairouz, Liu  |
-|                    |                                                             | 2021          |
+    at most a D2^2 / 2 + tau P,  and a (D2 + tau sqrt(P))^2 / 2,  of order a of one sum,
+    with tau = 10 sum_{k<n} exp(-2 pi^2 s^2 k / (k + 1))  (Kairouz, Liu, Steinke 2021)
 
-of n shares of standard deviation s steps over P coordinates, for whole orders a. Neighbours differ
+of n discrete Gaussian shares of standard deviation s steps over P coordinates, D2 in deviations of
+the noise, for whole orders a. Neighbours differ
 in one client's update, which is replaced by zero; its noise share stays, as does that of each other
 client that has not dropped out. If more clients drop out than was planned for, nothing is released.
 A client whose noise share the adversary knows, because it planted that client, protects nobody else
@@ -31,19 +27,13 @@ that leaves the range of 2^bits numbers wraps around, which costs no privacy, bu
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Literal
 
 import dp_accounting
 import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import discrete_noise
-from jaxpfl.privacy.discrete_noise import LARGEST_DEVIATION, Words
-
-Shares = Literal["discrete_gaussian", "skellam"]
-
-_DRAWS = {"discrete_gaussian": discrete_noise.discrete_gaussian, "skellam": discrete_noise.skellam}
+from jaxpfl.privacy.discrete_noise import LARGEST_DEVIATION, Words, discrete_gaussian
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +47,6 @@ class SecureSum:
         add up to noise of standard deviation z S; with fewer dropouts there is more.
       dropouts: the most clients that may drop out, or whose noise shares the adversary may know,
         together; fewer than half of all.
-      shares: the distribution of a client's noise.
       bits: messages are numbers modulo 2^bits, 8 to 62.
       deviation: the standard deviation of a client's noise share in quantisation steps, which sets
         the step. Coarser steps need fewer bits, and make the sensitivity larger by rounding: by a
@@ -71,7 +60,6 @@ class SecureSum:
     clip_norm: float
     noise_multiplier: float
     dropouts: int = 0
-    shares: Shares = "discrete_gaussian"
     bits: int = 32
     deviation: int = 1024
 
@@ -81,7 +69,6 @@ class SecureSum:
             object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
         for name in ("clip_norm", "noise_multiplier"):
             object.__setattr__(self, name, checks.positive(name, getattr(self, name)))
-        checks.one_of("shares", self.shares, tuple(_DRAWS))
         if not 0 <= checks.non_negative_int("dropouts", self.dropouts) < self.clients / 2:
             raise InputError(
                 f"dropouts must be fewer than half of the {self.clients} clients, found "
@@ -128,7 +115,7 @@ class SecureSum:
         update_P = np.asarray(update_P, np.float64)
         if update_P.ndim != 1 or not update_P.size:
             raise InputError(f"an update must be a vector, found shape {update_P.shape}")
-        noise_P = _DRAWS[self.shares](words, self.deviation, update_P.size)
+        noise_P = discrete_gaussian(words, self.deviation, update_P.size)
         sent_P = self._quantised(update_P) + noise_P
         # Two's complement: the lowest bits of a negative number are its residue.
         return sent_P.astype(np.uint64) & self._mask
@@ -170,9 +157,8 @@ class SecureSum:
         """Returns what one sum of P coordinates costs: Renyi divergences of at most xi + rho a."""
         left = self.clients - self.dropouts
         variance = float(left * self.deviation**2)
-        bounds = _skellam if self.shares == "skellam" else _discrete_gaussian
         # That with the smaller divergence at order 10, near which epsilons are found.
-        found = bounds(self.sensitivity(coordinates), variance, left, coordinates)
+        found = _discrete_gaussian(self.sensitivity(coordinates), variance, left, coordinates)
         rho, xi = min(found, key=lambda bound: bound[1] + 10 * bound[0])
         return dp_accounting.ZCDpEvent(rho, xi)
 
@@ -187,12 +173,7 @@ class SecureSum:
         if room <= 0:
             return 1.0
         variance = float(self.clients * self.deviation**2)
-        if self.shares == "skellam":
-            # E exp(s X) = exp(V (cosh s - 1)), at its best s.
-            tilt = math.asinh(room / variance)
-            exponent = 2 * variance * math.sinh(tilt / 2) ** 2 - tilt * room
-        else:
-            exponent = -(room**2) / (2 * variance)
+        exponent = -(room**2) / (2 * variance)
         return min(1.0, 2 * coordinates * math.exp(max(exponent, -700.0)))
 
     @property
@@ -225,22 +206,4 @@ def _discrete_gaussian(
     return [
         (shift**2 / 2, tau * coordinates),
         ((shift + tau * math.sqrt(coordinates)) ** 2 / 2, 0.0),
-    ]
-
-
-def _skellam(
-    sensitivity: float, variance: float, shares: int, coordinates: int
-) -> list[tuple[float, float]]:
-    """Bounds (rho, xi) on Skellam noise (Agarwal, Kairouz, Liu 2021, Corollary 3.6).
-
-    At order a: a D2^2 / (2 V) + min(((2 a - 1) D2^2 + 6 D1) / (4 V^2), 3 D1 / (2 V)). For whole
-    numbers, the L1 norm D1 is at most D2^2, as well as sqrt(P) D2.
-    """
-    square = sensitivity**2
-    absolute = min(math.sqrt(coordinates) * sensitivity, square)
-    rho = square / (2 * variance)
-    fine = 4 * variance**2
-    return [
-        (rho, 3 * absolute / (2 * variance)),
-        (rho + 2 * square / fine, max(0.0, 6 * absolute - square) / fine),
     ]

@@ -1,14 +1,12 @@
 """Integer noise against the distributions' own formulas. Seeds are fixed, and so is the outcome."""
 
-from decimal import Decimal, localcontext
-
 import numpy as np
 import pytest
 from scipy import stats
 
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import discrete_noise
-from jaxpfl.privacy.discrete_noise import Words, discrete_gaussian, skellam
+from jaxpfl.privacy.discrete_noise import Words, discrete_gaussian
 
 DRAWS = 200_000
 
@@ -44,27 +42,14 @@ def test_discrete_gaussian_draws_have_its_probabilities(deviation):
     assert p_value(drawn, off, values) < 1e-3
 
 
-@pytest.mark.parametrize("deviation", [1, 3, 40])
-def test_skellam_draws_have_its_probabilities(deviation):
-    drawn = skellam(words(), deviation, DRAWS)
-    values = np.arange(-8 * deviation, 8 * deviation + 1)
-    half = deviation**2 / 2
-    assert drawn.shape == (DRAWS,) and drawn.dtype == np.int64
-    assert p_value(drawn, stats.skellam.pmf(values, half, half), values) > 1e-3
-    off = 1.02**2 * half
-    assert p_value(drawn, stats.skellam.pmf(values, off, off), values) < 1e-3
-
-
-@pytest.mark.parametrize("draw", [discrete_gaussian, skellam])
-def test_large_deviations_have_their_variance_and_tails(draw):
-    drawn = draw(words(), 2**12, 50_000) / 2**12
+def test_large_deviations_have_their_variance_and_tails():
+    drawn = discrete_gaussian(words(), 2**12, 50_000) / 2**12
     assert stats.kstest(drawn, "norm").pvalue > 1e-3
     assert np.abs(drawn).max() > 3.5
 
 
-@pytest.mark.parametrize("draw", [discrete_gaussian, skellam])
-def test_the_noise_is_a_function_of_the_seed(draw):
-    first, again, other = (draw(words(seed), 7, 1_000) for seed in (1, 1, 2))
+def test_the_noise_is_a_function_of_the_seed():
+    first, again, other = (discrete_gaussian(words(seed), 7, 1_000) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert abs(np.corrcoef(first, other)[0, 1]) < 0.2
 
@@ -88,11 +73,10 @@ def test_words_that_would_favour_small_numbers_are_drawn_again(monkeypatch):
     np.testing.assert_array_equal(source.below(np.array([3, 3])), [1, 2])
 
 
-@pytest.mark.parametrize("draw", [discrete_gaussian, skellam])
 @pytest.mark.parametrize("deviation", [0, -1, 1.5, True, 2**16 + 1])
-def test_other_deviations_are_refused(draw, deviation):
+def test_other_deviations_are_refused(deviation):
     with pytest.raises(InputError, match="deviation"):
-        draw(words(), deviation, 1)
+        discrete_gaussian(words(), deviation, 1)
 
 
 def test_short_seeds_are_refused():
@@ -100,68 +84,14 @@ def test_short_seeds_are_refused():
         Words(b"short")
 
 
-class Told(Words):
-    """Gives the words that it was told, one array a call."""
-
-    def __init__(self, given: list[np.ndarray]) -> None:
-        super().__init__(bytes(16))
-        self.given = list(given)
-
-    def take(self, count: int) -> np.ndarray:
-        taken = self.given.pop(0)
-        assert taken.shape == (count,)
-        return taken
-
-
-def poisson_distribution(mean: Decimal) -> list[int]:
-    """P(X <= k) in units of 2^-128 for k = 0, 1, ..., by the plain series, to 40 more digits."""
-    with localcontext() as context:
-        context.prec = 80
-        term = total = (-mean).exp()
-        found, k = [], 0
-        while k < mean or term > Decimal(2) ** -140:
-            found.append(int(total * 2**128))
-            k += 1
-            term *= mean / k
-            total += term
-        return found
-
-
-@pytest.mark.parametrize("deviation", [1, 2, 7, 60])
-def test_skellam_noise_inverts_the_poisson_distribution_to_2_to_the_minus_100(deviation):
-    """With every uniform number that lies 2^-100 below or above a value of the distribution.
-
-    In both tails, too, where many of its values share their highest 64 bits.
-    """
-    below = poisson_distribution(Decimal(deviation**2) / 2)
-    near = 2**28
-    wide = [k for k in range(1, len(below)) if below[k] - below[k - 1] > 4 * near]
-    wide = [k for k in wide if below[k] + near < 2**128]
-    # A number below P(X <= k) gives k or less, and one above it k + 1 or more.
-    numbers = [below[k] - near for k in wide] + [below[k] + near for k in wide]
-    shares = len({number >> 64 for number in numbers})
-    assert deviation < 2 or shares < len(wide) - 3
-    high = np.array([number >> 64 for number in numbers], np.uint64)
-    low = np.array([number & (2**64 - 1) for number in numbers], np.uint64)
-    middle = next(k for k, cut in enumerate(below) if cut > 2**127)
-    half = [np.full(len(numbers), 2**63, np.uint64), np.zeros(len(numbers), np.uint64)]
-    found = skellam(Told([high, low, *half]), deviation, len(numbers)) + middle
-    np.testing.assert_array_equal(found[: len(wide)], wide)
-    np.testing.assert_array_equal(found[len(wide) :], np.array(wide) + 1)
-
-
 @pytest.mark.parametrize("deviation", [1, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("draw", [discrete_gaussian, skellam])
-def test_a_million_draws_have_the_distributions_tails(draw, deviation):
+def test_a_million_draws_have_the_distributions_tails(deviation):
     """A chi-squared test of every value that is expected five times, and of both tails beyond."""
     number = 1_000_000
-    drawn = draw(words(3), deviation, number)
+    drawn = discrete_gaussian(words(3), deviation, number)
     reach = 12 * deviation
     values = np.arange(-reach, reach + 1)
-    half = deviation**2 / 2
     expected = gaussian_probabilities(deviation, values)
-    if draw is skellam:
-        expected = stats.skellam.pmf(values, half, half)
     assert np.abs(drawn).max() <= reach
     counts = np.bincount(drawn + reach, minlength=len(values))
     inside = np.flatnonzero(expected * number >= 5)

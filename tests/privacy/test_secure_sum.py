@@ -5,14 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Guarantee, events, secure_sum
 from jaxpfl.privacy.discrete_noise import Words
 from jaxpfl.privacy.secure_sum import SecureSum
 
-SHARES = ("discrete_gaussian", "skellam")
 SECURE = SecureSum(clients=6, clip_norm=1.0, noise_multiplier=1.0)
 
 
@@ -34,19 +32,17 @@ def clipped_sum(updates_CxP: np.ndarray, clip_norm: float) -> np.ndarray:
     return (updates_CxP * np.minimum(1, clip_norm / norms_C)).sum(0)
 
 
-@pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e200])
-def test_the_sum_is_that_of_the_clipped_updates_and_the_noise(shares, scale):
-    secure = dataclasses.replace(SECURE, shares=shares, noise_multiplier=1e-4)
+def test_the_sum_is_that_of_the_clipped_updates_and_the_noise(scale):
+    secure = dataclasses.replace(SECURE, noise_multiplier=1e-4)
     updates_CxP = updates(scale=scale)
     value_P = secure.value(secure.add(messages(secure, updates_CxP)))
     # Ten standard deviations.
     np.testing.assert_allclose(value_P, clipped_sum(updates_CxP, 1.0), atol=1e-3)
 
 
-@pytest.mark.parametrize("shares", SHARES)
-def test_the_noise_of_the_sum_has_its_standard_deviation(shares):
-    secure = dataclasses.replace(SECURE, shares=shares, clip_norm=0.1, noise_multiplier=3.0)
+def test_the_noise_of_the_sum_has_its_standard_deviation():
+    secure = dataclasses.replace(SECURE, clip_norm=0.1, noise_multiplier=3.0)
     total_P = secure.add(messages(secure, np.zeros((6, 20_000))))
     assert np.std(secure.value(total_P)) == pytest.approx(0.3, rel=0.02)
 
@@ -125,9 +121,6 @@ def noise_masses(secure: SecureSum) -> np.ndarray:
     """The distribution of the sum of all shares, by convolution or by its formula."""
     support = np.arange(-400, 401)
     variance = secure.deviation**2
-    if secure.shares == "skellam":
-        half = secure.clients * variance / 2
-        return stats.skellam.pmf(support, half, half)
     one = np.exp(-(support**2) / (2 * variance))
     one /= one.sum()
     total = one
@@ -136,12 +129,9 @@ def noise_masses(secure: SecureSum) -> np.ndarray:
     return total / total.sum()
 
 
-@pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("deviation", [2, 5])
-def test_no_exact_divergence_is_above_the_accounted_one(shares, deviation):
-    secure = dataclasses.replace(
-        SECURE, clients=4, shares=shares, deviation=deviation, noise_multiplier=0.8
-    )
+def test_no_exact_divergence_is_above_the_accounted_one(deviation):
+    secure = dataclasses.replace(SECURE, clients=4, deviation=deviation, noise_multiplier=0.8)
     event, masses = secure.event(1), noise_masses(secure)
     shift = math.floor(secure.sensitivity(1))
     for order in (1.5, 2, 4, 8, 16):
@@ -190,24 +180,8 @@ def test_tau_is_its_series(shares, deviation):
     assert tau == 0 if shares == 1 else deviation < 2 or tau < 1e-14
 
 
-@pytest.mark.parametrize("coordinates", [1, 16, 10_000])
-@pytest.mark.parametrize("sensitivity", [1.0, 4.0, 5.0])
-def test_skellam_noise_is_bounded_by_its_formula(coordinates, sensitivity):
-    """Agarwal, Kairouz, Liu 2021, Corollary 3.6; the L1 norm is bounded in two ways."""
-    variance, square = 16.0, sensitivity**2
-    absolute = min(coordinates**0.5 * sensitivity, square)
-    found = secure_sum._skellam(sensitivity, variance, 4, coordinates)
-    for order in (2, 10, 50):
-        least = order * square / (2 * variance)
-        near, far = (xi + rho * order for rho, xi in found)
-        assert near == pytest.approx(least + 3 * absolute / (2 * variance))
-        fine = ((2 * order - 1) * square + 6 * absolute) / (4 * variance**2)
-        assert far == pytest.approx(least + fine)
-
-
-@pytest.mark.parametrize("shares", SHARES)
-def test_with_fine_steps_a_sum_costs_what_gaussian_noise_costs(shares):
-    secure = dataclasses.replace(SECURE, clients=100, shares=shares, deviation=2**14, bits=48)
+def test_with_fine_steps_a_sum_costs_what_gaussian_noise_costs():
+    secure = dataclasses.replace(SECURE, clients=100, deviation=2**14, bits=48)
     event = secure.event(1_000)
     assert event.rho == pytest.approx(0.5, rel=1e-3) and event.xi < 1e-3
     coarse = dataclasses.replace(secure, deviation=4).event(1_000)
@@ -255,7 +229,6 @@ def test_a_range_that_the_updates_alone_exceed_always_overflows():
         {"noise_multiplier": 0.0},
         {"dropouts": 3},
         {"dropouts": -1},
-        {"shares": "gaussian"},
         {"bits": 64},
         {"bits": 7},
         {"deviation": 1},
