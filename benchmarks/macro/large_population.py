@@ -12,8 +12,6 @@ in processes of its own:
   of all columns, of everybody and of a part of 90 % of the clients;
 - `pack`: cohorts are packed from the map, and the same clients from an array in memory, taking
   turns. The first cohorts also verify the blocks that they read;
-- `new ledger`: the sketch by which a ledger recognises these clients, made once for each ledger; it
-  reads the first 16 KiB of everybody;
 - `check`: `jaxpfl data check`, which reads everything.
 
 The peak is of resident memory, pages of mapped files included, which the system may drop at any
@@ -107,16 +105,6 @@ if not cold:
     found["mapped again"] = [seconds(mapped, chosen, rounds)[0] for _ in range(5)]
     found["memory again"] = [seconds(inside, np.arange(size), rounds)[0] for _ in range(5)]
 print(json.dumps(found))
-"""
-LEDGER = """
-import pathlib, sys, time
-from jaxpfl.data import open
-from jaxpfl.privacy.sources import open_key
-clients = open(sys.argv[1])
-secret = open_key(pathlib.Path(sys.argv[1]).parent / "secret" / "key", create=True)
-began = time.perf_counter()
-secret.digest(clients), secret.sketch(clients)
-print(time.perf_counter() - began)
 """
 CHECK = "import sys; from jaxpfl.cli import main; sys.exit(main(['data', 'check', sys.argv[1]]))"
 
@@ -230,8 +218,6 @@ def measure(config: Config, folder: pathlib.Path) -> list[dict]:
         **{f"{name} clients/s": config.cohort / value for name, value in again.items()},
         **{"mapped / memory": again["memory"] / again["mapped"]},
     )
-    done = run(LEDGER)
-    add("new ledger", done, seconds=float(done.output))
     done = run(CHECK)
     add("check", done, seconds=done.seconds)
     return rows

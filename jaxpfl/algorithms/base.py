@@ -169,7 +169,7 @@ def require_affordable(algorithm: Algorithm, ledger: Ledger, run: str) -> None:
       BudgetExhausted: all rounds of the algorithm together would exceed the budget.
     """
     begun = any(charge.run == run for charge in ledger.charges)
-    if not begun and ledger.affordable(algorithm.event()) == 0:
+    if not begun and not ledger.fits(algorithm.event()):
         raise BudgetExhausted(
             f"{ledger.path}: all releases of {algorithm.name!r} together would exceed the budget, "
             "so nothing was released"

@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.data import storage
-from jaxpfl.data.blocks import BLOCK
+from jaxpfl.data.columns import read
 from jaxpfl.data.mapped import Mapped, MappedText
 from jaxpfl.data.population import Population
 from jaxpfl.data.sequences import Sequences
 from jaxpfl.errors import CorruptFile
-from jaxpfl.progress import Progress
-
-_PIECE = 64 * BLOCK
+from jaxpfl.progress import track
 
 
 def check(folder: str | Path, *, progress: bool = True) -> Population:
@@ -30,52 +28,27 @@ def check(folder: str | Path, *, progress: bool = True) -> Population:
     folder = Path(folder)
     population = Population.load(folder)
     stored = storage.read(folder).columns
-    parts = [part for column in stored.values() for part in _parts(column)]
-    with Progress("checking", progress=progress, step="MB") as bar:
-        bar.begin(0, sum(part.nbytes for part in parts) >> 20)
-        done = 0
-        for part in parts:
-            for start in range(0, part.nbytes, _PIECE):
-                end = min(start + _PIECE, part.nbytes)
-                part.blocks.verify(start, end)
-                done += end - start
-                bar.update(done >> 20)
-    for name, column in stored.items():
-        fault = _fault(column)
+    for name in track(list(stored), "checking columns", progress=progress):
+        fault = _fault(stored[name])
         if fault:
             raise CorruptFile(f"{folder}: column {name!r}: {fault}")
     return population
 
 
-def _parts(column: Any) -> list[Mapped]:
-    if isinstance(column, Mapped):
-        return [column]
-    if isinstance(column, MappedText):
-        return [column.edges, column.content]
-    if isinstance(column, Sequences):
-        return [each for each in (column.edges, column.values) if isinstance(each, Mapped)]
-    return []
-
-
 def _fault(column: Any) -> str:
-    """What is wrong with a column whose blocks were verified; "" if nothing is."""
-    if isinstance(column, Mapped) and column.dtype == bool and len(column):
-        return "" if column[:].view(np.uint8).max() <= 1 else "a boolean is neither 0 nor 1"
-    if isinstance(column, MappedText):
-        _ = column.whole  # refuses by itself
-        first, last = column.edges[:1], column.edges[-1:]
-        if len(column) and (first[0] or last[0] != len(column.content)):
-            return "its texts are not all of its content"
+    """Reads a column, all blocks of which are verified thereby; "" if nothing is wrong with it."""
     if isinstance(column, Sequences) and isinstance(column.edges, Mapped):
-        if not _in_order(column.edges, len(column.values)):
+        edges, values = column.edges.whole, read(column.values)
+        if edges[0] or edges[-1] != len(values) or not np.all(edges[1:] >= edges[:-1]):
             return "its sequences do not begin one after the other"
         words = column.encoding.get("vocabulary_size")
-        if words is not None and len(column.values) and column.values[:].max() >= words:
+        if words is not None and len(values) and values.max() >= words:
             return f"a token id is not below {words}, the size of its vocabulary"
+        return ""
+    whole = read(column)
+    if isinstance(column, Mapped) and column.dtype == bool and len(column):
+        return "" if whole.view(np.uint8).max() <= 1 else "a boolean is neither 0 nor 1"
+    if isinstance(column, MappedText) and len(column):
+        first, last = column.edges[:1][0], column.edges[-1:][0]
+        return "" if (first, last) == (0, len(column.content)) else "some of its bytes are no text"
     return ""
-
-
-def _in_order(edges: Mapped, end: int) -> bool:
-    pieces = range(0, len(edges), _PIECE // 8)
-    ordered = all(np.all(np.diff(edges[at : at + _PIECE // 8 + 1]) >= 0) for at in pieces)
-    return bool(ordered and edges[:1][0] == 0 and edges[-1:][0] == end)

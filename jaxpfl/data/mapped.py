@@ -52,11 +52,6 @@ class Mapped:
     def nbytes(self) -> int:
         return len(self) * self._row_bytes
 
-    @property
-    def content_type(self) -> str:
-        """Type and shape of an example, as the sketches of a ledger name those of an array."""
-        return f"{self.dtype}{self.example}"
-
     def select(self, rows: slice | np.ndarray) -> "Mapped":
         """These rows, without reading them."""
         if self.rows is not None:
@@ -132,13 +127,6 @@ class Mapped:
             else hashlib.sha256(np.ascontiguousarray(self.rows).data).hexdigest()
         )
         return self.root or f"{self.blocks.root} {self.begin} {self.stored} {rows}"
-
-    def client_bytes(self, offsets: np.ndarray, most: int) -> Any:
-        """The first `most` bytes of each client; offsets int64 [clients + 1] of examples."""
-        rows = -(-most // self._row_bytes)
-        ends = np.minimum(offsets[1:], offsets[:-1] + rows)
-        for first, last in zip(offsets[:-1].tolist(), ends.tolist(), strict=True):
-            yield self[first:last].tobytes()[:most]
 
     @property
     def _row_bytes(self) -> int:

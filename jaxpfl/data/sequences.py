@@ -81,11 +81,6 @@ class Sequences:
         return int(np.sum(stops - starts)) * self.dtype.itemsize
 
     @property
-    def content_type(self) -> str:
-        """Type of an example, as the sketches of a ledger name it."""
-        return f"token ids {self.dtype}"
-
-    @property
     def origins(self) -> list[str] | None:
         """Of mapped sequences, which of which stored ones they are (see `Mapped.origin`)."""
         if not (isinstance(self.edges, Mapped) and isinstance(self.values, Mapped)):
@@ -138,19 +133,6 @@ class Sequences:
         starts, stops = self.bounds(slice(None))
         return [self.values[i:j] for i, j in zip(starts.tolist(), stops.tolist(), strict=True)]
 
-    def client_bytes(self, offsets: np.ndarray, most: int) -> Iterator[bytes]:
-        """The first `most` bytes of each client's ids; offsets int64 [clients + 1] of examples."""
-        most_ids = most // self.dtype.itemsize
-        # No sequence is shorter than one id, as far as these bytes are to identify a client.
-        ends = np.minimum(offsets[1:], offsets[:-1] + most)
-        if self.rows is not None:
-            for first, last in zip(offsets[:-1].tolist(), ends.tolist(), strict=True):
-                yield self[first:last].compact().values[:most_ids].tobytes()
-            return
-        begin_C, end_C = self.edges[offsets[:-1]], self.edges[ends]
-        for begin, end in zip(begin_C.tolist(), end_C.tolist(), strict=True):
-            yield self.values[begin : min(end, begin + most_ids)].tobytes()
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Padded:
@@ -172,14 +154,6 @@ class Padded:
     def nbytes(self) -> int:
         """The bytes of the ids, which are not those of the rows."""
         return self.sequences.nbytes
-
-    @property
-    def content_type(self) -> str:
-        return self.sequences.content_type
-
-    def client_bytes(self, offsets: np.ndarray, most: int) -> Iterator[bytes]:
-        """See `Sequences.client_bytes`: what is cut off a row is a client's content too."""
-        return self.sequences.client_bytes(offsets, most)
 
     @property
     def shape(self) -> tuple[int, int]:

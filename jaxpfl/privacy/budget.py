@@ -1,9 +1,8 @@
 """What a ledger's releases cost together, and whether another one fits the budget."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import dp_accounting
 
@@ -12,8 +11,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, events
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.events import Adjacency, Counts
-
-_MOST_REPEATS = 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,28 +95,9 @@ class Account:
         self._fitting = ahead
         return True
 
-    def affordable(self, event: dp_accounting.DpEvent) -> int | None:
-        """Returns how many more times `event` fits every budget; None without a budget."""
-        releases = events.counts(event)
-        if not self.budgets:
-            return None
-        if not releases:
-            return _MOST_REPEATS
-
-        def fits(accountant: Accountant, times: int) -> bool:
-            return self._fit(_sum(self._counts, releases, times), event, accountant)
-
-        # The fastest first: what fits under a loose accountant also fits under a tighter one.
-        found = 0
-        for accountant in reversed(accounting.supporting(self._counts | releases)):
-            found = _most(functools.partial(fits, accountant), found)
-        return found
-
-    def _fit(
-        self, total: Counts, event: dp_accounting.DpEvent, accountant: Accountant | None = None
-    ) -> bool:
+    def _fit(self, total: Counts, event: dp_accounting.DpEvent) -> bool:
         """Whether the releases `total` are within every budget, under the adjacency of `event`."""
-        chosen = accountant or accounting.default_accountant(total)
+        chosen = accounting.default_accountant(total)
         adjacency = self._adjacency or events.adjacency(event)
         return all(
             accounting.epsilon_of_counts(total, budget.delta, chosen, adjacency) <= budget.epsilon
@@ -137,16 +115,3 @@ def _sum(total: Counts, more: Counts, times: int) -> Counts:
     for leaf, count in more.items():
         result[leaf] = result.get(leaf, 0) + times * count
     return result
-
-
-def _most(fits: Callable[[int], bool], low: int) -> int:
-    """Returns the largest number that fits, given that `low` fits or is 0."""
-    step = max(1, low // 4)
-    high = low + step
-    while high <= _MOST_REPEATS and fits(high):
-        low, step = high, 2 * step
-        high = low + step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -14,9 +14,9 @@ Guarantees:
   the result, so that a repetition with another result is noticed, and charged.
 - All charges have the unit (client or example) of the first one, because guarantees for clients and
   for examples have no common epsilon.
-- Splits, selections, other orders, columns or examples of a population share its ledger. A
-  population from another source joins the ledger, with a warning, if most of its clients seem to be
-  the same: to add up what different people spent is never too little. Others are refused.
+- Splits, selections, other orders, columns or examples of a population share its ledger. Another
+  source is refused, unless somebody says that it is of the same clients (`Ledger.add_source`): to
+  add up what different people spent is never too little.
 - All hashes of data and ids in the file are keyed, so that no guess can be tested without the
   ledger's secret: 32 random bytes in private/LEDGER.key next to it, mode 0600, made before the
   ledger's first line. Without the secret, the ledger can be read but not charged; do not publish it
@@ -26,7 +26,6 @@ Guarantees:
 
 import dataclasses
 import math
-import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,11 +41,11 @@ from jaxpfl.privacy.budget import Account, Budget
 from jaxpfl.privacy.chain import Chain, altered
 from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.guarantee import Guarantee, Unit
-from jaxpfl.privacy.sources import Clients, LedgerKey, SameClientsWarning, check_sketch, open_key
+from jaxpfl.privacy.sources import Clients, open_key
 
-__all__ = ["Budget", "Charge", "Ledger", "SameClientsWarning", "guarantee_of"]
+__all__ = ["Budget", "Charge", "Ledger", "guarantee_of"]
 
-FORMAT = "jaxpfl ledger 2"
+FORMAT = "jaxpfl ledger 3"
 _HEADER = {"key": str, "unit": str, "budget": dict | None, "population": str}
 _CHARGE = {"run": str, "label": str, "round": int, "identity": str, "event": dict}
 _FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -83,7 +82,7 @@ class Ledger:
 
     Raises:
       CorruptFile: a line was altered (the message names it), or the key is missing or wrong.
-      InputError: the ledger is of other clients or of another unit.
+      InputError: the ledger is of another source of clients or of another unit.
       RunLocked: another process, or another open `Ledger`, holds the file.
     """
 
@@ -95,12 +94,22 @@ class Ledger:
         budget: Budget | None = None,
         unit: Unit = "client",
     ) -> None:
-        if not all(hasattr(clients, name) for name in ("client_ids", "columns", "offsets")):
+        checks.one_of("unit", unit, ("client", "example"))
+        self._open(Path(path), clients, budget, unit)
+        if not self.covers(clients):
+            self.close()
+            raise InputError(
+                f"{path}: is the ledger of another population; keep one ledger for each. If these "
+                "are the same clients with more or other data, say so once: "
+                "jaxpfl.privacy.Ledger.add_source(ledger, clients)"
+            )
+
+    def _open(self, path: Path, clients: Clients, budget: Budget | None, unit: Unit) -> None:
+        if not hasattr(clients, "client_ids"):
             raise InputError(
                 f"a ledger needs the Population of its clients, found {type(clients).__name__}"
             )
-        checks.one_of("unit", unit, ("client", "example"))
-        self.path = Path(path)
+        self.path = path
         self._given_budget = budget
         self._chain = Chain(self.path)
         try:
@@ -113,7 +122,7 @@ class Ledger:
                     "unit": unit,
                     "budget": None if budget is None else dataclasses.asdict(budget),
                 }
-                self._chain.append({**header, **self._source(self._secret, clients)})
+                self._chain.append({**header, "population": self._secret.digest_of(clients)})
             self._take_lines()
             if self.key != self._secret.check:
                 raise CorruptFile(f"{key_path}: is not the key of {self.path}")
@@ -122,11 +131,26 @@ class Ledger:
                     f"{self.path}: protects each {self.unit}, this run each {unit}; they have no "
                     "common epsilon: use the unit of the ledger"
                 )
-            if not self.covers(clients):
-                self._join(self._secret, clients)
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def add_source(cls, path: str | Path, clients: Clients) -> None:
+        """States that these are clients of the ledger, too, such as the same people's new data.
+
+        From then on releases of either source are charged to it. The statement is a line of it.
+
+        Raises:
+          InputError: there is no such ledger, or `clients` is no population.
+          CorruptFile, RunLocked: as `Ledger`.
+        """
+        ledger = cls.__new__(cls)
+        ledger._open(Path(path), clients, None, cls.read(path).unit)
+        with ledger:
+            if not ledger.covers(clients):
+                assert ledger._secret is not None
+                ledger._chain.append({"population": ledger._secret.digest_of(clients)})
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -190,7 +214,7 @@ class Ledger:
         """
         if self._secret is None:
             raise InputError(f"{self.path}: was opened for reading, without the key to its clients")
-        return self._secret.digest_of(clients) in self._sketches
+        return self._secret.digest_of(clients) in self._sources
 
     @property
     def adjacency(self) -> Adjacency:
@@ -281,9 +305,9 @@ class Ledger:
         """
         return self._account.spent(delta, accountant)
 
-    def affordable(self, event: dp_accounting.DpEvent) -> int | None:
-        """Returns how many more times `event` fits every budget; None without a budget."""
-        return self._account.affordable(event)
+    def fits(self, event: dp_accounting.DpEvent) -> bool:
+        """Returns whether one more `event` stays within every budget."""
+        return self._account.fits(event)
 
     def summary(self, delta: float, accountant: Accountant | None = None) -> dict[str, Any]:
         """Returns what was spent, under which terms, and the number of charges of each label."""
@@ -301,32 +325,11 @@ class Ledger:
             "budget": budget and dataclasses.asdict(budget),
         }
 
-    def _join(self, secret: LedgerKey, clients: Clients) -> None:
-        """Adds another source if most of its clients are the ledger's, and else refuses it."""
-        if secret.overlap(clients, list(self._sketches.values())) < 0.5:
-            raise InputError(
-                f"{self.path}: is the ledger of another population; keep one ledger for each"
-            )
-        # Before the line is written, so that a warning that is made an error changes nothing.
-        warnings.warn(
-            f"{self.path}: most of these clients seem to be this ledger's, from another source or "
-            "in another form: their releases are charged to it",
-            SameClientsWarning,
-            stacklevel=3,
-        )
-        source = self._source(secret, clients)
-        self._chain.append(source)
-        self._sketches[source["population"]] = source["sketch"]
-
-    @staticmethod
-    def _source(secret: LedgerKey, clients: Clients) -> dict[str, Any]:
-        return {"population": secret.digest_of(clients), "sketch": secret.sketch(clients)}
-
     def _take_lines(self) -> None:
         self.charges: list[Charge] = []
         self._by_identity: dict[str, Charge] = {}
         self._recorded: dict[str, list[str]] = {}
-        self._sketches: dict[str, dict[str, str]] = {}
+        self._sources: set[str] = set()
         for number, fields in enumerate(self._chain.lines, 1):
             try:
                 self._take(fields, first=number == 1)
@@ -349,9 +352,9 @@ class Ledger:
             self.key: str = fields["key"]
             both = (self.recorded_budget, self._given_budget)
             self._account = Account([budget for budget in both if budget is not None])
-        if "sketch" in fields:
-            files.record_of(fields, "its content", {"population": str, "sketch": dict})
-            self._sketches[fields["population"]] = check_sketch(fields["sketch"])
+        if "population" in fields:
+            files.record_of(fields, "its content", {"population": str})
+            self._sources.add(fields["population"])
         elif "event" in fields:
             files.record_of(fields, "its content", _CHARGE)
             event = events.from_json(fields["event"])

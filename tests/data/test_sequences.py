@@ -116,14 +116,3 @@ def test_a_cohort_of_ids_is_that_of_rows_in_memory(clients):
 def test_ids_without_a_length_are_no_rows(clients):
     with pytest.raises(InputError, match="token ids uint16"):
         pack(clients, [1], CohortSpec(batch_size=4, max_examples=12), seed=1, round=1)
-
-
-def test_a_client_is_recognised_wherever_its_ids_lie(clients):
-    held = clients.columns["tokens"]
-    expected = list(held.client_bytes(clients.offsets, 8))
-    whole = held.values[held.edges[0] : held.edges[5]].tobytes()
-    assert expected[0] == b"" and expected[1] == whole[:8] and len(expected) == 5
-    order = [3, 1, 0, 4, 2]
-    part = clients.select(order)
-    found = list(part.columns["tokens"].client_bytes(part.offsets, 8))
-    assert found == [expected[client] for client in order]

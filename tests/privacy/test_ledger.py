@@ -166,10 +166,11 @@ def test_the_budget_stops_before_anything_is_written(path):
     )
     budget = Budget(limit, 1e-5)
     with Ledger(path, CLIENTS, budget=budget) as ledger:
-        assert ledger.affordable(ROUND) == 6
+        assert ledger.fits(dp_accounting.SelfComposedDpEvent(ROUND, 6))
+        assert not ledger.fits(dp_accounting.SelfComposedDpEvent(ROUND, 7))
         for round in range(6):
             charge(ledger, round)
-        assert ledger.affordable(ROUND) == 0
+        assert not ledger.fits(ROUND)
         before = path.read_bytes()
         with pytest.raises(BudgetExhausted, match="nothing was released") as caught:
             charge(ledger, 6)
@@ -223,7 +224,7 @@ def test_a_release_without_noise_fits_no_budget_and_is_named(path, tmp_path):
             charge(ledger, 0, nothing)
         assert len(ledger) == 0
     with Ledger(tmp_path / "free", CLIENTS) as ledger:
-        assert ledger.affordable(nothing) is None
+        assert ledger.fits(nothing)
         charge(ledger, 0, nothing)
         assert ledger.spent(1e-5) == math.inf
         assert ledger.summary(1e-5)["private"] is False

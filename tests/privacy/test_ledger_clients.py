@@ -2,16 +2,13 @@
 
 import hashlib
 import json
-import re
-import warnings
 
 import numpy as np
 import pytest
 
 from jaxpfl.data import Population
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import Ledger, sources
-from jaxpfl.privacy.ledger import SameClientsWarning
+from jaxpfl.privacy import Ledger
 from tests.privacy.ledgers import (
     CLIENTS,
     NAMES,
@@ -62,43 +59,32 @@ def anew(clients: Population) -> Population:
 
 
 NUMBERS = [str(k) for k in range(40)]
-MOSTLY_THE_SAME = {
-    "one client fewer": anew(CLIENTS.select(range(1, 40))),
-    "one client more": people([*NAMES, "new"]),
-    "numbered, one more column": others(
-        client_ids=NUMBERS, columns={**CLIENTS.columns, "text": [f"{k}" * 99 for k in range(120)]}
-    ),
-    "numbered, one client fewer": others(
-        columns={"x": CLIENTS.columns["x"][3:]},
-        offsets=CLIENTS.offsets[:-1],
-        client_ids=NUMBERS[1:],
-    ),
-}
+ONE_FEWER = Population(
+    *(getattr(CLIENTS.select(range(1, 40)), name) for name in ("columns", "offsets", "client_ids"))
+)
 
 
-@pytest.mark.parametrize("clients", MOSTLY_THE_SAME.values(), ids=MOSTLY_THE_SAME)
-def test_mostly_the_same_clients_join_the_ledger_with_a_warning(path, clients):
-    """TRUST 29: each of these was a fresh budget."""
+def test_a_source_that_is_added_shares_the_ledger_from_then_on(path):
+    """TRUST 29: a file with one client fewer is another source until somebody says so."""
+    with pytest.raises(InputError, match="there is no such ledger"):
+        Ledger.add_source(path, ONE_FEWER)
     filled(path)
     before = path.read_bytes()
-    assert clients.fingerprint != CLIENTS.fingerprint
-    with pytest.warns(SameClientsWarning, match="most of these clients seem to be") as caught:
-        ledger = Ledger(path, clients)
-    assert caught[0].filename == __file__
-    charge(ledger, 0, run="b")
-    assert ledger.spent(1e-5) == composed(ROUND, 6)
-    assert ledger.covers(clients) and ledger.covers(CLIENTS)
-    population = ledger.summary(1e-5)["population"]
-    ledger.close()
-    # One line, and from then on it belongs.
-    lines = path.read_bytes().removeprefix(before).splitlines()
-    assert set(json.loads(lines[0])) == {"bytes", "population", "sketch", "previous", "hash"}
-    assert len(lines) == 2
-    after = path.read_bytes()
-    for known in (CLIENTS, clients, clients.select([0])):
+    with pytest.raises(InputError, match="another population.*say so once"):
+        Ledger(path, ONE_FEWER)
+    assert path.read_bytes() == before
+    Ledger.add_source(path, ONE_FEWER)
+    added = path.read_bytes().removeprefix(before)
+    assert set(json.loads(added)) == {"bytes", "population", "previous", "hash"}
+    for known in (ONE_FEWER, CLIENTS, ONE_FEWER.select([0])):
+        Ledger.add_source(path, known)
         Ledger(path, known).close()
-    assert path.read_bytes() == after
-    assert Ledger.read(path).population == population
+    assert path.read_bytes() == before + added
+    with Ledger(path, ONE_FEWER) as ledger:
+        charge(ledger, 0, run="b")
+        assert ledger.spent(1e-5) == composed(ROUND, 6)
+    with pytest.raises(InputError, match="another population"):
+        Ledger(path, people(seed=1))
 
 
 def test_the_same_data_under_other_ids_are_the_source(path):
@@ -107,18 +93,6 @@ def test_the_same_data_under_other_ids_are_the_source(path):
     for ids in (NUMBERS, [f"other {name}" for name in NAMES]):
         Ledger(path, others(client_ids=ids)).close()
     assert path.read_bytes() == before
-
-
-def test_a_third_source_is_compared_with_all_that_joined(path):
-    """Many clients change, twice: nobody of the first source is left."""
-    names = [hashlib.sha256(f"row {k}".encode()).hexdigest() for k in range(60)]
-    Ledger(path, people(names[:40], seed=1)).close()
-    with pytest.raises(InputError, match="another population"):
-        Ledger(path, people(names[40:55], seed=2))
-    with pytest.warns(SameClientsWarning):
-        Ledger(path, people(names[15:55], seed=3)).close()
-    with pytest.warns(SameClientsWarning):
-        Ledger(path, people(names[40:55], seed=2)).close()
 
 
 @pytest.mark.parametrize(
@@ -143,26 +117,6 @@ def test_a_ledger_of_other_clients_is_refused(path, clients, numbered):
     Ledger(path, CLIENTS).close()
 
 
-def test_a_refused_warning_joins_nobody(path):
-    filled(path)
-    before = path.read_bytes()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(SameClientsWarning):
-            Ledger(path, people(seed=1))
-    assert path.read_bytes() == before
-    Ledger(path, CLIENTS).close()
-
-
-def test_clients_are_compared_only_when_they_must_be(path, monkeypatch):
-    """It passes over the data, so neither a resumed run nor a read may pay for it."""
-    filled(path)
-    monkeypatch.delattr(sources.LedgerKey, "sketch")
-    monkeypatch.delattr(sources.LedgerKey, "overlap")
-    Ledger(path, CLIENTS.select([1])).close()
-    Ledger.read(path).verify()
-
-
 def test_a_ledger_needs_a_population(path):
     for wrong in (CLIENTS.fingerprint, None, {}):
         with pytest.raises(InputError, match="needs the Population of its clients"):
@@ -184,18 +138,11 @@ def test_nobody_who_sees_a_ledger_can_test_a_guess(tmp_path):
     paths = [tmp_path / name for name in ("one", "two")]
     for path in paths:
         filled(path)
-        with pytest.warns(SameClientsWarning):
-            Ledger(path, people(seed=1)).close()
+        Ledger.add_source(path, people(seed=1))
     lines = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
     for one, two in zip(*lines, strict=True):
         for name in ("population", "key"):
             assert one.get(name) != two.get(name) or one.get(name) is None
-        for name, tags in one.get("sketch", {}).items():
-            width = 2 * sources._TAG_BYTES
-            tags, other = (
-                set(re.findall("." * width, held)) for held in (tags, two["sketch"][name])
-            )
-            assert len(tags) == sources._TAGS and not tags & other
     guesses = [CLIENTS.fingerprint, CLIENTS.content, people(seed=1).fingerprint]
     guesses += NAMES
     contents = [NAMES[0].encode(), CLIENTS.columns["x"][:3].tobytes(), CLIENTS.fingerprint.encode()]
