@@ -321,7 +321,6 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
 
 
 def _array(file: IO[bytes], size: int) -> np.ndarray:
-    """The array in a file of `size` bytes, spelt as `numpy.save` does it."""
     start = file.read(10)
     header = file.read(int.from_bytes(start[8:], "little"))
     found = _HEADER.fullmatch(start[:8] + header)

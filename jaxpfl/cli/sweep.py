@@ -60,7 +60,6 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
 
 
 def _result(sweep: Any, outcome: Any) -> dict[str, Any]:
-    """What a sweep came to, as plain data and as text; exit code 4 where points failed."""
     from jaxpfl.experiments.sweep.page import lines
 
     record, report = outcome.record, str(outcome.out / "report.html")

@@ -74,7 +74,6 @@ def _client_id(index: int, client: Any) -> str:
 
 
 def _columns_of(what: str, given: Any) -> Mapping[str, Any]:
-    """What one client, `what` in errors, holds, as columns by name."""
     if isinstance(given, Mapping):
         return given
     if isinstance(given, list | tuple) and all(isinstance(each, Mapping) for each in given):

@@ -160,7 +160,6 @@ def _origins(column: Column) -> Roots:
 
 
 def _known(column: Column) -> list[str] | None:
-    """The roots of a column that is all of a stored one."""
     if not len(column):
         return []
     if isinstance(column, Mapped):

@@ -80,7 +80,6 @@ def _deal(blocks: Iterator[pa.RecordBatch], folder: Path) -> list[Path]:
 
 
 def _merged(blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer, larger blocks."""
     pending: list[pa.RecordBatch] = []
     size = 0
     for rows in blocks:
@@ -94,7 +93,6 @@ def _merged(blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _sorted(table: pa.Table) -> Batch:
-    """The rows of a file, client by client."""
     ids = table[_CLIENT].combine_chunks().dictionary_encode()
     names, client_R = ids.dictionary, ids.indices.to_numpy()
     hash_R = table[_HASH].combine_chunks().to_numpy()

@@ -378,7 +378,6 @@ def _parse_query(source: str, query: str) -> dict[str, str]:
 
 
 def _typed(source: str, options: dict[str, str], kinds: _Options) -> dict[str, Any]:
-    """The options as a reader's arguments."""
     typed = {}
     for name, value in options.items():
         if name not in kinds:

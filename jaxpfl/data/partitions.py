@@ -201,7 +201,6 @@ def _generator(scheme: Any) -> np.random.Generator:
 
 
 def _enough(population: Population, clients: int, least: int) -> int:
-    """The number of examples, which must give each client the least number."""
     examples = population.num_examples
     if examples < clients * max(least, 1):
         # Without the number: how many examples a population has is private.

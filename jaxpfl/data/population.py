@@ -125,7 +125,6 @@ class Population:
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
-        """The number of clients."""
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:

@@ -335,7 +335,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _check_type(type_: Any, where: str) -> None:
-    """Refuses what is not a type that `type_of` returns."""
     files.record_of(type_, where, {"dtype": str, "shape": list})
     dtype, shape = type_["dtype"], type_["shape"]
     if shape == [None]:

@@ -206,7 +206,6 @@ def stamp(study: Study) -> str:
 
 
 def _ledgers(section: Any) -> list[Path]:
-    """The ledgers that a section, or a whole config, names."""
     if not dataclasses.is_dataclass(section):
         return []
     values = [getattr(section, each.name) for each in dataclasses.fields(section)]
@@ -243,7 +242,6 @@ def _worker(group: Group, config: Any, directory: Path) -> Outcome:
 
 
 def _carried_out(study: Study, workspace: Workspace, group: Group | None, command: str) -> Outcome:
-    """The outcome, which the other processes hear of."""
     began, directory = time.monotonic(), workspace.directory
     record_attempt(directory, command)
     system = system_of(workspace.config.system)

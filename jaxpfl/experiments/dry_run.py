@@ -88,7 +88,6 @@ def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
 
 
 def _sources(config: Any, found: Description) -> Iterator[tuple[str, dict[str, str]]]:
-    """The sources by their keys, and why one is not available."""
     data, evaluation = config.data, getattr(config, "evaluation", None)
     named = {
         "data.source": data.source,
@@ -165,7 +164,6 @@ def _privacy_lines(record: dict[str, Any]) -> list[str]:
 
 
 def _bytes(number: int) -> str:
-    """A number of bytes, in the unit that suits it."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= size:
             return f"{number / size:,.1f} {unit}"

@@ -150,7 +150,6 @@ def _card(directory: Path, config: Any, record: Mapping[str, Any], made: Made, s
 
 
 def _reader(trained: TrainedModel) -> str:
-    """What reads the model again."""
     if isinstance(trained.model, Decoder) and trained.model.lora is not None:
         return "jaxpfl.models.checkpoints.adapters.load` or PEFT, beside `" + str(trained.base)
     published = isinstance(trained.model, Decoder | Encoder)

@@ -108,7 +108,6 @@ def run(
 
 
 def _tracking(clients: Population, evaluation: Evaluator | None, every: int, seed: int) -> Tracking:
-    """What is shown of the run; refuses an evaluation on the clients' own data."""
     sentences = None
     if evaluation is not None:
         PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)

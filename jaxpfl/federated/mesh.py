@@ -129,7 +129,6 @@ def shardings(owner: Any, mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def _longest(mesh: Mesh, shape: tuple[int, ...]) -> PartitionSpec:
-    """The longest axis of this shape that can be split, the last of equal ones."""
     parts = mesh.shape[MODEL]
     fitting = [(size, axis) for axis, size in enumerate(shape) if size and size % parts == 0]
     if not fitting:

@@ -101,7 +101,6 @@ class NetworkModel(LossModel):
         return nnx.split(nnx.eval_shape(lambda: self._network(jax.random.key(0))))[0]
 
     def _merged(self, params: Params) -> Any:
-        """The network with these parameters."""
         return nnx.merge(self._graphdef, params)
 
     def init(self, key: Array) -> Params:

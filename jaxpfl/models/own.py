@@ -291,7 +291,6 @@ def _refuse_state(name: str, kinds: Set[str]) -> None:
 
 
 def _key() -> Any:
-    """The shape of a typed key."""
     return jax.eval_shape(lambda: jax.random.key(0))
 
 

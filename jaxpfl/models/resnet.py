@@ -187,7 +187,6 @@ class ResNet(NetworkModel, Classifier):
 
 
 def _standardised(image_BxHxWxC: Array) -> Array:
-    """Each image with mean 0 and deviation 1; one of a single colour becomes zeros."""
     values = image_BxHxWxC[0].size
     mean = jnp.mean(image_BxHxWxC, axis=(1, 2, 3), keepdims=True)
     deviation = jnp.std(image_BxHxWxC, axis=(1, 2, 3), keepdims=True)

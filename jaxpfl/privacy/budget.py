@@ -106,7 +106,6 @@ class Account:
 
 
 def _is_noisy(releases: Counts) -> bool:
-    """Whether any release has noise, and so an adjacency."""
     return any(not isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases)
 
 

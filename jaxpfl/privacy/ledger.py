@@ -180,7 +180,6 @@ class Ledger:
         self._chain.close()
 
     def __len__(self) -> int:
-        """Returns the number of charges."""
         return len(self.charges)
 
     @property

@@ -130,7 +130,6 @@ class Block(NamedTuple):
 
 
 def _block(rows: Rows, layout: Layout) -> Block:
-    """The examples of some rows."""
     columns, ids = {}, _ids(rows, layout)
     held = np.ones(len(ids), bool)
     if layout.text is not None:
@@ -164,7 +163,6 @@ def _ids(rows: Rows, layout: Layout) -> pa.Array:
 
 
 def _domain(url: str) -> str | None:
-    """The host of a URL; None if it has none."""
     try:
         return urlsplit(url.strip()).hostname or None
     except ValueError:

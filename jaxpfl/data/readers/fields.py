@@ -144,7 +144,6 @@ class Fields:
         raise _FaultError(bad, INEXACT if inexact else self._expected(name), found)
 
     def _parsed(self, name: str, texts: list[str]) -> list[Any]:
-        """Strings as numbers or booleans, if the first row's is one."""
         known = self._types.get(name)
         first = (kind for kind in (bool, float, str) if _parse(kind, texts[:1]) is not None)
         kind = next(first) if known is None else _kind_of(known)
@@ -202,7 +201,6 @@ def _widened(column: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _parse(kind: type, texts: list[str]) -> list[Any] | None:
-    """Strings as values of a kind; None where one is none."""
     if kind is str:
         return texts
     if kind is bool:
@@ -239,7 +237,6 @@ def _kind_of(type_: pa.DataType) -> type:
 
 
 def _array(values: Sequence[Any]) -> pa.Array | None:
-    """The array of values of one kind; None if they are not."""
     kinds = set(map(type, values))
     # Arrow would take a boolean among numbers for one of them.
     if bool in kinds and len(kinds) > 1 and kinds != {bool, type(None)}:
@@ -264,7 +261,6 @@ def _can_be_plain(type_: pa.DataType) -> bool:
 
 
 def _plain(column: pa.Array) -> pa.Array | None:
-    """The column in a type of `Rows`; None if it has no such type."""
     type_ = column.type
     if _is_list(type_):
         return _plain_list(column)

@@ -53,7 +53,6 @@ def _error(path: Path, error: Exception) -> InputError:
 def _batches(
     path: Path, file: parquet.ParquetFile, names: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of some columns, of so many rows that each fits the memory."""
     columns = range(len(file.schema))
     paths = {index: f"{file.schema.column(index).path}." for index in columns}
     heads = tuple(f"{name}." for name in names)

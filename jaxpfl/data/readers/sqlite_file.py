@@ -62,7 +62,6 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _check_pages(path: Path) -> None:
-    """Refuses a file that is not a complete SQLite file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)

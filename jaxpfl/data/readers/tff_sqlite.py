@@ -103,8 +103,6 @@ def _schema(dataset: str | None, features: Mapping[str, Feature] | None) -> Sche
 
 
 class _Reader:
-    """The examples of one split, client by client."""
-
     def __init__(
         self, path: Path, decoder: ExampleDecoder, finish: Callable[[dict], dict[str, Any]]
     ) -> None:

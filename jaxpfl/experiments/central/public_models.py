@@ -180,7 +180,6 @@ class PublicModels:
 
     @cached_property
     def _texts_hashes(self) -> dict[str, str]:
-        """The SHA-256 of the texts that are used of each corpus."""
         found = {}
         for name in self.sources:
             digest = hashlib.sha256()

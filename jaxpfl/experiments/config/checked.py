@@ -37,7 +37,6 @@ class Checked:
 
 @cache
 def _checks(kind: type) -> tuple[tuple[str, Any], ...]:
-    """The name and the check of each field that has one, by itself or in a union or a tuple."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return tuple(
         (name, check)

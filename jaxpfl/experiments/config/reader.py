@@ -240,7 +240,6 @@ def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The members of a union; for any other type, the type itself."""
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     return typing.get_args(kind) if is_union else (kind,)
 
@@ -288,7 +287,6 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
 
 
 def _convert_names(kind: Any, value: Any, where: _Source, key: str) -> dict[str, Any]:
-    """A mapping whose keys are names that the user chose."""
     if not isinstance(value, Mapping) or not value:
         raise where.must_be("a mapping of names", key, value)
     for name in value:
@@ -352,7 +350,6 @@ def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str
 
 
 def _required(kind: Any) -> set[str]:
-    """The names of the fields of a dataclass that have no default."""
     return {
         each.name
         for each in dataclasses.fields(kind)

@@ -107,7 +107,6 @@ def about(name: str) -> About:
 
 
 def _head(text: str) -> list[str]:
-    """The lines of the comment that a config begins with."""
     return list(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()))
 
 
@@ -118,7 +117,6 @@ def _without_data(text: str) -> str:
 
 
 def _settings(name: str) -> str:
-    """A config without its comments, and before it its base, if it has one."""
     text = (folder() / f"{name}{_SUFFIX}").read_text("utf-8")
     own = re.sub(r"(^|\s)#.*", "", text)
     base = re.search(r"^base: (\S+)\.yaml", own, re.M)

@@ -217,7 +217,6 @@ class Loop:
         )
 
     def _interrupted(self, when: str) -> str:
-        """The message of an interrupt."""
         how = "call jaxpfl.run again with the same arguments and resume=True"
         if self.setting.resumed_as is not None:
             how = f"resume with: jaxpfl resume {self.setting.resumed_as}"

@@ -150,7 +150,6 @@ class RunDirectory:
 
 
 def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
-    """What must be the same when the run is resumed, as JSON data."""
     record: dict[str, Any] = {
         "label": algorithm.name,
         "config": setting.config,

@@ -282,7 +282,6 @@ def check_manifest(
 
 
 def _listing(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of every file below `folder` except the manifest."""
     return {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,

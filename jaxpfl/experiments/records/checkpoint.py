@@ -267,7 +267,6 @@ class Checkpoints:
         raise CorruptFile(f"{path}: its arrays cannot be read ({type(cause).__name__})") from cause
 
     def _wanted(self, leaf: Any) -> Any:
-        """What Orbax restores in the place of a leaf."""
         if not self._alone:
             return np.empty(leaf.shape, leaf.dtype)
         sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
@@ -312,7 +311,6 @@ def _is_needed(record: logging.LogRecord) -> bool:
 
 
 def _placed(restored: Any, like: Any) -> Any:
-    """With the sharding of `like`, if that is a JAX array."""
     return jax.device_put(restored, like.sharding) if isinstance(like, jax.Array) else restored
 
 

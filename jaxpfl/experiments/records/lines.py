@@ -83,7 +83,6 @@ class MetricsFile:
         self._file.close()
 
     def _cut(self, rounds: int) -> None:
-        """Leaves so many lines in the file, at whose end the next one is written."""
         del self._lines[rounds:], self.records[rounds:]
         self._file.truncate(sum(len(line) + 1 for line in self._lines))
         self._file.seek(0, os.SEEK_END)

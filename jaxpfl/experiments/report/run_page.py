@@ -228,7 +228,6 @@ def _own_metrics(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, s
 def _figures(
     kinds: Sequence[tuple[str, str, str, str, bool]], found: RunFiles, of: str = ""
 ) -> list[Figure]:
-    """Draws every plot that has data: file name, title, figure."""
     figures = []
     for name, title, axis, path, logarithmic in kinds:
         seen = [(record["round"], flat(record)) for record in found.records]
@@ -249,7 +248,6 @@ def _figures(
 def _draw(
     axes: Any, axis: str, points: list[tuple[int, float]], private: bool, logarithmic: bool
 ) -> None:
-    """Draws (round, value); `axis` names the values."""
     rounds, values = zip(*points, strict=True)
     axes.plot(
         rounds,

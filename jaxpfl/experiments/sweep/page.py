@@ -46,7 +46,6 @@ def lines(sweep: Sweep, record: Mapping[str, Any]) -> list[str]:
 
 
 def _measured_on(sweep: Sweep, points: Rows) -> str:
-    """The metric, and the data sets that it was measured on."""
     names = [name for name in dict.fromkeys(p.get("scored_on") for p in points) if name]
     if len(names) > 3:
         names = [*names[:3], f"{len(names) - 3} more, see the points"]
@@ -76,12 +75,10 @@ def _table(sweep: Sweep, rows: Rows) -> Table:
 
 
 def _score(value: float | None) -> str:
-    """The metric of runs that are finished, which may not be finite."""
     return number(None) if value is None else f"{value:.5g}"
 
 
 def _gap(row: Mapping[str, Any]) -> str:
-    """The gap closed and its standard deviation."""
     if row["gap"] is None:
         return ""
     error = f" ± {row['gap_deviation']:.1f}" if row["gap_deviation"] else ""
@@ -89,7 +86,6 @@ def _gap(row: Mapping[str, Any]) -> str:
 
 
 def _gap_text(sweep: Sweep) -> str:
-    """What the gap is, and where there is none."""
     if sweep.gap is None:
         return ""
     start, end = sweep.gap
@@ -101,7 +97,6 @@ def _gap_text(sweep: Sweep) -> str:
 
 
 def _points(sweep: Sweep, points: Rows) -> Section:
-    """Every point with its statement, and what became of those that did not finish."""
     cells = [
         (
             point["point"],

@@ -59,7 +59,6 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
 
 
 def _work(sweep: Sweep, path: Path, devices: int, here: str) -> None:
-    """What a worker does, which has the options of the first process."""
     import jax
 
     # Paths of a config may be relative to where the sweep was started.

@@ -78,7 +78,6 @@ def collect(sweep: Sweep, directory: SweepDirectory) -> SweepOutcome:
 
 
 def _record(sweep: Sweep, states: list[PointState]) -> dict[str, Any]:
-    """The content of `sweep.json`."""
     points = [
         _point(point, state, sweep.metric)
         for point, state in zip(sweep.points, states, strict=True)
@@ -208,5 +207,4 @@ def _mean_and_deviation(values: list[float | None]) -> tuple[float | None, float
 
 
 def _all_marks(rows: Iterable[Mapping[str, Any]]) -> str:
-    """All marks of several points, each once."""
     return " and ".join(dict.fromkeys(row["mark"] for row in rows if row["mark"]))

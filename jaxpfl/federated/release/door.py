@@ -135,7 +135,6 @@ def _release(
 
 
 def _halves(contributions: PyTree) -> list[list[jax.Array]]:
-    """The low and the high halves of all sums."""
     pairs = jax.tree.leaves(contributions, is_leaf=lambda node: isinstance(node, DoubleWord))
     return [[pair.low for pair in pairs], [pair.high for pair in pairs]]
 
@@ -145,12 +144,10 @@ def _shape(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeDty
 
 
 def _key() -> Any:
-    """The shape of a key."""
     return jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
 
 
 def _placed(sharding: NamedSharding, tree: PyTree) -> PyTree:
-    """The shapes of a tree, with a sharding."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
     )
@@ -357,7 +354,6 @@ class Door:
         return Bucket(**parts)
 
     def _sums(self) -> Sums:
-        """The shapes of the running sums."""
         accumulator = self.query.execution.accumulator
         return jax.eval_shape(functools.partial(zero_sums, accumulator, self._layout, self._like))
 

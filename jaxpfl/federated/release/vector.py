@@ -59,7 +59,6 @@ def gathered(mesh: Mesh, value_W: jax.Array, like: Shapes) -> PyTree:
 
 
 def _padded(width: int, devices: int) -> int:
-    """The entries of the vector of sums with `width` coordinates."""
     wanted = _round_up(width + 1, _WIDTH if width < _LONG else _LONG_WIDTH)
     return _round_up(wanted, devices)
 
@@ -89,7 +88,6 @@ def exchanged(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
 
 
 def _whole(mesh: Mesh, array_W: jax.Array) -> jax.Array:
-    """The whole array on every device, from a share on each."""
     return jax.shard_map(
         lambda share: jax.lax.all_gather(share, mesh.axis_names, tiled=True),
         mesh=mesh,
@@ -110,7 +108,6 @@ def dealt(mesh: Mesh, array: jax.Array) -> jax.Array:
 
 
 def _flattened(mesh: Mesh, array: jax.Array) -> jax.Array:
-    """`array.reshape(-1)`, on the devices of this mesh."""
     if not _pads(mesh, array.shape):
         return array.reshape(-1)
     columns = array.shape[-1]
@@ -130,7 +127,6 @@ def _flattened(mesh: Mesh, array: jax.Array) -> jax.Array:
 
 
 def _shaped(mesh: Mesh, vector: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`vector.reshape(shape)`, on the devices of this mesh."""
     if not _pads(mesh, shape):
         return vector.reshape(shape)
     columns = [vector[place :: shape[-1]] for place in range(shape[-1])]

@@ -188,7 +188,6 @@ def _modules(model: Decoder) -> dict[str, tuple[str, ...]]:
 
 
 def _name(model: Decoder, module: str, layer: int, leaf: str) -> str:
-    """The name of a matrix in the file."""
     before = "base_model.model." + ("transformer.h" if model.name == "gpt2" else "model.layers")
     return f"{before}.{layer}.{module}.{_LEAVES[leaf]}.weight"
 
@@ -252,7 +251,6 @@ def _read_settings(path: Path, model: Decoder) -> tuple[LoRA, bool]:
 
 
 def _targets(path: Path, values: Mapping[str, Any], model: Decoder) -> tuple[str, ...]:
-    """The adapted projections, in the order of `PROJECTIONS`."""
     given = values.get("target_modules")
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise InputError(f"{path}: target_modules must be a list of names, found {given!r}")

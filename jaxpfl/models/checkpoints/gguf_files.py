@@ -147,8 +147,6 @@ class _Head:
 
 
 class _Entries:
-    """The entries of a file, each of a known type."""
-
     def __init__(self, path: Path, entries: Mapping[str, Any]):
         self._path, self._entries = path, entries
 
@@ -228,7 +226,6 @@ def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> 
 
 
 def _config(path: Path, entries: _Entries, tensors: Mapping[str, _Tensor]) -> DecoderConfig:
-    """The network that the entries describe."""
     name = entries.get("general.architecture", str)
     if name not in ARCHITECTURES:
         known = " or ".join(ARCHITECTURES)
@@ -285,7 +282,6 @@ def _short(value: float) -> float:
 def _places(
     path: Path, head: _Head, size: int, sizes: Mapping[Any, tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
-    """Where each tensor begins, and how many bytes it has."""
     found = {}
     by_number = {int(kind): each for kind, each in sizes.items()}
     for name, place in head.tensors.items():
@@ -323,7 +319,6 @@ def _unpermuted(values: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _tokenizer(path: Path, entries: _Entries) -> dict[str, str]:
-    """The files of the tokeniser, by name."""
     kind = entries.get("tokenizer.ggml.model", str)
     if kind != "gpt2":
         raise InputError(

@@ -164,7 +164,6 @@ def _smollm2() -> Path:
 
 
 def _address(name: str) -> tuple[str, str | None]:
-    """The repository on the hub, and the revision if one is named."""
     if name in MINILM_NAMES:
         return MINILM, MINILM_REVISION
     repository, at, revision = name.partition("@")
@@ -172,6 +171,5 @@ def _address(name: str) -> tuple[str, str | None]:
 
 
 def _said(error: Exception) -> str:
-    """The kind of an error and the first line of its message."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"

@@ -158,8 +158,6 @@ def save(
 
 
 class _Reader:
-    """The tensors of one model, and their names without its prefix."""
-
     def __init__(self, tensors: Tensors, names: Naming):
         self.tensors = tensors
         self.names = names
@@ -201,7 +199,6 @@ class _Reader:
         return _nested(params)
 
     def _read(self, sources: list[Block], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """A parameter, from the tensors that it is made of."""
         made = np.empty(shape, dtype)
         for block in sources:
             target = _cut(block, made)
@@ -225,7 +222,6 @@ def _cut(block: Block, leaf: Any) -> np.ndarray:
 
 
 def _nested(leaves: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `named`."""
     nested: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *keys, last = name.split(".")

@@ -150,5 +150,4 @@ class EncoderConfig:
 
 
 def _names(model_type: str) -> dict[str, str]:
-    """From the fields of a config.json to ours."""
     return _NAMES | (_ALBERT_NAMES if model_type == "albert" else {})

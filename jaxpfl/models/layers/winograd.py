@@ -45,7 +45,6 @@ def convolve_3x3(image_BxHxWxC: Array, kernel_3x3xCxO: Array, *, pool: bool = Fa
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _tiled(pool: bool, image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> Array:
-    """The convolution of images whose height and width are even."""
     return _outputs(pool, image_BxHxWxC, _transformed_kernel(kernel_3x3xCxO))[0]
 
 
@@ -78,7 +77,6 @@ def _slopes(
     winners_BxTxO: Array | None,
     slope_BxHxWxO: Array,
 ) -> tuple[Array, Array]:
-    """The gradients of the images and of the transformed kernel."""
     outputs = slope_BxHxWxO.shape[-1]
     tiles = (image_BxHxWxC.shape[1] // 2 - 1, image_BxHxWxC.shape[2] // 2 - 1)
 

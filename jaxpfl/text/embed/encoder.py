@@ -109,7 +109,6 @@ class SentenceEncoder:
         self._run = jax.jit(vectors)
 
     def __call__(self, examples: Any) -> np.ndarray:
-        """Vectors float32 [n, d] of n texts, in their order."""
         texts = clean([text[:_CHARACTERS] for text in as_texts(examples)])
         vectors_NxD = np.empty((len(texts), self.dimension), np.float32)
         with faults(f"the tokenizer of {self.name} cannot encode a text", private=True):

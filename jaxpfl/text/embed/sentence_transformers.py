@@ -46,7 +46,6 @@ class SentenceTransformersEmbedder:
         self.dimension = int(self._encode([""]).shape[1])
 
     def __call__(self, examples: Any) -> np.ndarray:
-        """Vectors float32 [n, d] of n texts, in their order."""
         texts = as_texts(examples)
         return self._encode(texts) if texts else np.empty((0, self.dimension), np.float32)
 

@@ -149,7 +149,6 @@ def _slots(model: Decoder, room: int, devices: int) -> int:
 
 
 def _request_words(key: Array, prompts: int, responses: int) -> np.ndarray:
-    """The words of the keys of requests (p, j), uint32 [P J, 2]."""
     if str(jax.random.key_impl(key)) != KEY_IMPL:
         key = jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl=KEY_IMPL)
 

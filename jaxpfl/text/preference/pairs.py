@@ -52,7 +52,6 @@ class Pairs:
         return len(self.prompt_NxP)
 
     def __getitem__(self, rows: np.ndarray) -> "Pairs":
-        """The pairs of these rows, an array of indices."""
         return Pairs(*(getattr(self, name)[rows] for name in _COLUMNS))
 
 

@@ -96,7 +96,6 @@ class FastTokeniser(Tokeniser):
 
     @cached_property
     def _parsing(self) -> Any:
-        """The same tokenizer, which finds special tokens."""
         tokenizers = require("tokenizers", "text")
         found = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
         found.encode_special_tokens = False

@@ -108,7 +108,6 @@ def _ranked(
 
 
 def _simulation(found: RunFiles, record: Mapping[str, Any]) -> Page:
-    """The page of the simulations of the run `found`."""
     stamped = bool(found.run["stamp"])
     tested_on = record["tested_on"] or "clients declared public"
     sections, runs = [], []

@@ -104,7 +104,6 @@ class _Run:
         )
 
     def _sentences(self) -> Callable[[Any, int], list[str]] | None:
-        """Writes sentences by the model of a round."""
         study, settings, number = self.study, self.config.model, self.config.evaluation.sentences
         if not number or not isinstance(settings, LanguageModelConfig | PublishedDecoderConfig):
             return None
@@ -114,7 +113,6 @@ class _Run:
         return sentences_of(study.model, words, seed=seed, number=number, max_tokens=longest)
 
     def _record(self, result: Result) -> dict[str, Any]:
-        """The record with its tables, which show only what the statement covers."""
         evaluator, stages, study = self._test_evaluator, self.stages, self.study
         fred = digest = None
         if stages is not None and stages.scores is not None:
@@ -192,7 +190,6 @@ class _Run:
         files.write_json(self.directory / SIMULATION, record)
 
     def _is_private(self, folder: str) -> bool:
-        """Whether the run in a folder has a guarantee, as it says itself."""
         return files.read_record(self.directory / folder / "run.json", {"private": bool})["private"]
 
     @cached_property
@@ -206,7 +203,6 @@ class _Run:
         return Evaluator(self.study.model, self._declared(part), max_examples=limit)
 
     def _declared(self, part: str) -> DeclaredPublic:
-        """The "validation" or "test" clients, as `evaluation.declared_public` declares them."""
         population = self.study.valid if part == "validation" else self.study.test
         held_out = f"{part} clients of {self.config.data.source}"
         return DeclaredPublic(population, self.config.evaluation.source or held_out)

@@ -157,7 +157,6 @@ def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> d
 
 
 def _prefinetune(study: Prepared, name: str, start: Any, progress: bool) -> Artifact:
-    """The candidate's prefinetuned parameters, trained from the parameters `start`."""
     config, candidates, settings = study.config, study.candidates, study.config.prefinetune
     assert settings is not None
     assert candidates is not None

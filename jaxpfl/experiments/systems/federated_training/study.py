@@ -123,7 +123,6 @@ class Study(base.Study):
         return Description(models, rounds, releases, sources, together, notes)
 
     def _describe_training(self) -> tuple[dict[str, Sized], dict[str, Rehearsed]]:
-        """The model and the rounds that train it."""
         settings, trees = self.config.model, ()
         parts: list[Model] = []
         if isinstance(settings, PublishedDecoderConfig):

@@ -105,7 +105,6 @@ def _accuracy(
     name: str,
     clients: Population,
 ) -> dict[str, Any]:
-    """The private histogram of users' accuracy, released and charged once."""
     config, plan = study.config, study.accuracy_plan
     secret_path = workspace.directory / "private" / f"accuracy_{name}_secret.json"
     path, budget = ledger_path(config.privacy, workspace.directory), budget_of(config.privacy)

@@ -81,7 +81,6 @@ def _world(
 
 
 def _generate(study: Study, params: Mapping[str, Any], progress: bool) -> dict[str, Any]:
-    """Generates sentences and words from the finished models and returns their statistics."""
     assert study.vocabulary is not None
     config, root = study.config, training_root(study.config.run.seed)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(

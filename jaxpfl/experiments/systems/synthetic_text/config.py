@@ -287,7 +287,6 @@ class SyntheticTextConfig(Checked):
                     raise InputError(f"{owner} must be among {known}, found {name!r}")
 
     def _check_privacy(self) -> None:
-        """Refuses settings of the section `privacy` that the method has no use for."""
         privacy, method, scoring = self.privacy, self.method, self.method in SCORING
         look = "popri.reward 'moments', which is one release of all clients"
         cohorts = f"method {method!r}, which draws a new cohort for every release"

@@ -201,7 +201,6 @@ class CorpusWriter:
         return {name: getattr(self, name).digest() for name in self.config.models}
 
     def _loaded(self, name: str) -> LanguageModel:
-        """The model of the section `name`: published, or pretrained on the corpora."""
         settings = self.config.models[name]
         if isinstance(settings, PublishedModelConfig):
             return self._published[name].loaded(trained=name == "downstream")
@@ -210,7 +209,6 @@ class CorpusWriter:
 
     @cached_property
     def _published(self) -> dict[str, PublishedModel]:
-        """The published models by section, checked, without their weights."""
         models = {}
         for name, settings in self.config.models.items():
             if not isinstance(settings, PublishedModelConfig):
@@ -285,8 +283,6 @@ class CorpusWriter:
         return self._tuned_on(texts, directory), samples
 
     def _nearest(self, look: Look, released: PrivateMoments, load_or_compute: LoadOrCompute) -> str:
-        """The name of the public corpus that is nearest to the clients."""
-
         def scored() -> dict[str, np.ndarray]:
             names = self.config.popri.samples or tuple(self.config.corpora or {})
             corpora = {name: self.public.texts([name]) for name in names}
@@ -392,7 +388,6 @@ class CorpusWriter:
     def _evolved(
         self, samples: list[str], scorer: Scorer, ask: Ask, hooks: Hooks[Evolved]
     ) -> list[str]:
-        """The texts that private evolution selects in its last round."""
         config, evolution = self.config, self.config.evolution
 
         def first() -> dict[str, np.ndarray]:
@@ -423,7 +418,6 @@ class CorpusWriter:
         return selected_texts(_all_states(algorithm, ask, config.training.rounds)[-1])
 
     def _tuned_on(self, texts: list[str], directory: Path) -> LanguageModel:
-        """The generator with adapters that are fine-tuned on texts."""
         config, start = self.config, self.generator
         key, folder = jax.random.key(config.run.seed), directory / "generator_tuning"
         model, params = lora.attach(start.model, start.params, config.popri.lora, key)

@@ -80,7 +80,6 @@ def made(
 
 
 def _trained(directory: Path, writer: CorpusWriter, record: Mapping[str, Any]) -> Params:
-    """The downstream model's parameters after the rounds of method fed_avg."""
     config, folder = writer.config, directory / "runs" / FED_AVG
     plan = planned(folder, {**to_mapping(config), "run name": FED_AVG})
     start = writer.downstream

@@ -57,7 +57,6 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
 
 
 def _corpora(scores: dict[str, list[Any]], source: str) -> Section:
-    """Which public corpus the prompts were made of."""
     values = zip(*(scores[kind] for kind in ("names", "corrected", "low", "high")), strict=True)
     rows = [(name, f"{near:.4f}", f"{low:.4f} to {high:.4f}") for name, near, low, high in values]
     text = (

@@ -126,7 +126,6 @@ class Run:
         return [*table, {"model": OURS, "private": self.private, **metrics}]
 
     def _public_models(self) -> dict[str, Any]:
-        """The models that the run started from: names, and the SHA-256 of the parameters."""
         found: dict[str, Any] = {name: self.writer.about(name) for name in self.config.models}
         if any("tokeniser" not in about for about in found.values()):
             found["tokeniser"] = {"name": self.writer.public.tokeniser.name}
@@ -135,7 +134,6 @@ class Run:
         return found
 
     def _guarantee(self, ledger: Ledger, run: str) -> dict[str, Any]:
-        """The statement and the epsilon of what `run` charged."""
         plan = self.plan
         if not plan.private:
             return {"privacy": plan.statement(), "epsilon": None}
@@ -215,7 +213,6 @@ class Run:
         return texts, {} if ledger is None else self._guarantee(ledger, releases.run), details
 
     def _chosen(self, releases: Releases) -> dict[str, Any]:
-        """The record of how the corpus of prompts was chosen, and the round that writes."""
         popri, found = self.config.popri, dict[str, Any]()
         if popri.corpus == "nearest":
             scores = releases.load_or_compute(NEAREST, missing)
@@ -275,7 +272,6 @@ class Run:
         return part.columns["text"].slice(0, limit).to_pylist()
 
     def _round(self, found: Written | Evolved) -> dict[str, Any]:
-        """The record of a round."""
         if isinstance(found, Evolved):
             texts, more = found.selected, {}
             best = texts[:_RECORD_TEXTS]
@@ -287,7 +283,6 @@ class Run:
         return {"round": found.round, "fid": self._fid(texts), "texts": best, **more}
 
     def _fid(self, texts: list[str]) -> float:
-        """The Frechet distance of the texts' embeddings to those of the validation clients."""
         vectors = np.asarray(self.writer.function(texts[:_FID_TEXTS]))
         return distance(moments(vectors, math.inf), moments(self._validation, math.inf))
 

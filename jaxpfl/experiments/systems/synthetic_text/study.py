@@ -151,7 +151,6 @@ class Study(base.Study):
         return (model, shapes), Sized.of(about, shapes)
 
     def _describe_downstream(self, model: Any, params: Params) -> dict[str, Rehearsed]:
-        """Traces the training of the downstream model on a corpus, and on clients."""
         config = self.config
         # The longest row, with a start token.
         size, length = config.corpus.fine_tuning.batch_size, (config.corpus.tokens + 1,)
@@ -176,7 +175,6 @@ class Study(base.Study):
         return Rehearsed(0, (found,))
 
     def _describe_adapters(self, model: Any, params: Params) -> Sized:
-        """The adapters that POPri tunes."""
         settings = self.config.popri.lora
 
         def attached(key: Any, params: Any) -> Any:
