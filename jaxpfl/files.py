@@ -340,6 +340,20 @@ def _array(file: IO[bytes], size: int) -> np.ndarray:
     return values.view(dtype).reshape(shape, order="C" if in_rows else "F")
 
 
+def template(package: str, name: str) -> Any:
+    """A template of Jinja among the files of a package; HTML is escaped in one of .html."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader(package, ""),
+        autoescape=".html" in name,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    ).get_template(name)
+
+
 def sha256_file(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:

@@ -172,7 +172,6 @@ def no_protection(epsilon: float | None) -> list[str]:
 
 def write_page(directory: Path, page: Page) -> Path:
     """Writes the page, and its pictures as PNG files, to a directory; returns the page's path."""
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     pictures = directory / page.pictures
@@ -185,15 +184,11 @@ def write_page(directory: Path, page: Page) -> Path:
     attempts = attempts_of(directory) if page.name == REPORT else []
     if config.exists() and page.name == REPORT:
         details.insert(0, ("config.yaml, resolved", config.read_text("utf-8")))
-    folder = package_files("jaxpfl.experiments.report")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(folder.joinpath("page.html.jinja").read_text("utf-8"))
-    style = Markup(folder.joinpath("page.css").read_text("utf-8"))
+    folder = "jaxpfl.experiments.report"
+    style = Markup(package_files(folder).joinpath("page.css").read_text("utf-8"))
     path = directory / page.name
     certified = page.name == REPORT and (directory / CERTIFICATE).exists()
-    html = template.render(
+    html = files.template(folder, "page.html.jinja").render(
         style=style,
         page=page,
         sections=sections,
