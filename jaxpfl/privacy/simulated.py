@@ -33,6 +33,10 @@ def both_statements(larger: str, here: str) -> str:
 class LargerPopulation:
     """What the noise of a simulation is scaled for; public.
 
+    As the section `simulated` of a config: `privacy.epsilon`, or `privacy.noise_multiplier`, and
+    this `delta` are then the larger population's. What the run's own clients have is stated, too,
+    at `privacy.delta`, and charged to the ledger, which `privacy.epsilon` does not limit.
+
     Attributes:
       population: N.
       clients_per_round: C.

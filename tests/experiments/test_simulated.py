@@ -99,15 +99,15 @@ def test_a_sweeps_table_and_points_have_the_label(swept):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"simulated": {**SIMULATED, "clients_per_round": 4}}, "at least training.clients_per"),
+        ({"simulated": {**SIMULATED, "clients_per_round": 4}}, "simulated.clients_per_round must be at least"),
         ({"simulated": {**SIMULATED, "delta": 0}}, r"simulated\.delta"),
         ({"privacy": {"private": False}}, "simulated must be absent where privacy.private"),
         (
             {"privacy": {**CONFIG["privacy"], "sampling": "cyclic", "noise": "tree"}},
-            "privacy.sampling must be 'poisson' or 'fixed' with a section simulated",
+            "cannot be simulated by fewer clients",
         ),
     ],
 )
 def test_a_config_that_cannot_be_simulated_is_refused(config, changes, expected):
     with pytest.raises(InputError, match=expected):
-        config(**changes)
+        dry_run(config(data={**CONFIG["data"], "clients": 40}, **changes))

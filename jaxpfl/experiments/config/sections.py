@@ -20,7 +20,6 @@ from jaxpfl.experiments.config.checked import (
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.gaussian import Correlation
 from jaxpfl.privacy.participation import Sampling
-from jaxpfl.privacy.simulated import LargerPopulation
 
 PUBLIC_PART = "split:public"
 """The public source that stands for the clients that `data.split.public` declares public."""
@@ -309,43 +308,6 @@ class ScaledUpConfig(Checked):
     factor: Positive
     population: PositiveInt
     delta: OpenFraction
-
-
-@dataclass(frozen=True)
-class SimulatedConfig:
-    """A larger population whose noise the run has: a SIMULATION, see `privacy.simulated`.
-
-    `privacy.epsilon` or `privacy.noise_multiplier`, and this `delta`, are then the larger
-    population's. What the run's own clients have is stated too, at `privacy.delta`; it charges the
-    ledger, which `privacy.epsilon` does not limit.
-    """
-
-    population: int
-    clients_per_round: int
-    delta: float
-
-    def __post_init__(self) -> None:
-        # Refuses what is out of range.
-        self.larger()
-
-    def larger(self) -> LargerPopulation:
-        return LargerPopulation(self.population, self.clients_per_round, self.delta)
-
-    def check(self, privacy: PrivacyConfig, training: TrainingConfig) -> None:
-        """Refuses sections that fewer clients cannot simulate."""
-        if not privacy.private:
-            raise InputError("simulated must be absent where privacy.private is false")
-        if privacy.sampling == "cyclic":
-            raise InputError(
-                "privacy.sampling must be 'poisson' or 'fixed' with a section simulated, found "
-                "'cyclic': the noise of DP-FTRL depends on how often a client takes part, and so "
-                "on the number of clients"
-            )
-        if self.clients_per_round < training.clients_per_round:
-            raise InputError(
-                "simulated.clients_per_round must be at least training.clients_per_round = "
-                f"{training.clients_per_round}, found {self.clients_per_round}"
-            )
 
 
 def check_study(name: str, privacy: PrivacyConfig, scaled_up: ScaledUpConfig | None) -> None:

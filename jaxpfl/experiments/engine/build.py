@@ -29,7 +29,6 @@ from jaxpfl.experiments.config.sections import (
     LanguageModelConfig,
     OptimizerConfig,
     PrivacyConfig,
-    SimulatedConfig,
     TrainingConfig,
 )
 from jaxpfl.federated.clients.optimizers import optimizer
@@ -48,6 +47,7 @@ from jaxpfl.privacy import participation
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.privacy.simulated import LargerPopulation
 from jaxpfl.text.tokenisers import characters
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -134,7 +134,7 @@ def build_plan(
     training: TrainingConfig,
     population: int,
     prior_releases: DpEvent | None = None,
-    simulated: SimulatedConfig | None = None,
+    simulated: LargerPopulation | None = None,
 ) -> Plan:
     """Builds the plan of the rounds for `population` training clients.
 
@@ -143,6 +143,8 @@ def build_plan(
       simulated: the larger population that the section `privacy` is for.
     """
     if simulated is not None:
+        if not privacy.private:
+            raise InputError("simulated must be absent where privacy.private is false")
         larger = dataclasses.replace(training, clients_per_round=simulated.clients_per_round)
         planned = dataclasses.replace(privacy, delta=simulated.delta)
         here = participation.of(privacy.sampling, population, training.clients_per_round)

@@ -31,7 +31,6 @@ from jaxpfl.experiments.config.sections import (
     ImageModelConfig,
     LanguageModelConfig,
     PrivacyConfig,
-    SimulatedConfig,
     TrainingConfig,
 )
 from jaxpfl.experiments.engine.build import build_plan
@@ -45,6 +44,7 @@ from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.privacy.simulated import LargerPopulation
 from jaxpfl.text.embed import embedder
 
 ASSUMED = 10_000
@@ -190,7 +190,7 @@ def cached_plan(
     privacy: PrivacyConfig,
     training: TrainingConfig,
     clients: int,
-    simulated: SimulatedConfig | None = None,
+    simulated: LargerPopulation | None = None,
 ) -> Plan:
     """`build_plan`; plans that differ only in what costs nothing share a calibration."""
     if privacy.adaptive or not privacy.private or simulated is not None:

@@ -23,9 +23,9 @@ from jaxpfl.experiments.config.sections import (
     PrefinetuneConfig,
     PrivacyConfig,
     RunConfig,
-    SimulatedConfig,
     TrainingConfig,
 )
+from jaxpfl.privacy.simulated import LargerPopulation
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     fred: FredConfig | None = None
     prefinetune: PrefinetuneConfig | None = None
-    simulated: SimulatedConfig | None = None
+    simulated: LargerPopulation | None = None
 
     def __post_init__(self) -> None:
         data, fred, model = self.data, self.fred, self.model
@@ -121,8 +121,6 @@ class Config:
         self._check_prefinetune()
         if fred is not None:
             self._check_fred(fred)
-        if self.simulated is not None:
-            self.simulated.check(self.privacy, self.training)
         published = isinstance(model, PublishedDecoderConfig) and data.public is not None
         if published and (self.prefinetune is None or fred is not None):
             raise InputError(

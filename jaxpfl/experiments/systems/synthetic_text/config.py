@@ -21,9 +21,9 @@ from jaxpfl.experiments.config.sections import (
     EvaluationConfig,
     PrivacyConfig,
     RunConfig,
-    SimulatedConfig,
     TrainingConfig,
 )
+from jaxpfl.privacy.simulated import LargerPopulation
 
 SCORING = ("private_evolution", "pe_sft", "popri")
 """The methods in which clients score texts."""
@@ -180,7 +180,7 @@ class SyntheticTextConfig(Checked):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cache: str = "runs/public_models"
     run: RunConfig = field(default_factory=RunConfig)
-    simulated: SimulatedConfig | None = None
+    simulated: LargerPopulation | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -213,13 +213,12 @@ class SyntheticTextConfig(Checked):
                 "go on over the ends of lines, and synthetic texts would end at the first one"
             )
         self._check_privacy()
-        if self.simulated is not None:
-            self.simulated.check(self.privacy, self.training)
-            if self.method in ("public", "generator"):
-                raise InputError(
-                    f"simulated must be absent with method {self.method!r}, whose clients send "
-                    "nothing"
-                )
+        sends = self.method not in ("public", "generator") and self.privacy.private
+        if self.simulated is not None and not sends:
+            raise InputError(
+                "simulated must be absent where privacy.private is false, and with method 'public' "
+                f"or 'generator', whose clients send nothing, found method {self.method!r}"
+            )
 
     @property
     def one_look(self) -> bool:
