@@ -94,9 +94,6 @@ def require_unchanged(path: Path, descriptor: int, size: int, end: bytes) -> Non
       descriptor: of the file, open for reading.
       size: that it was left with.
       end: the last bytes of it.
-
-    Raises:
-      CorruptFile: the path leads to no file or to another one, or its size or its end is another.
     """
     found = None
     with suppress(FileNotFoundError, NotADirectoryError):
@@ -119,11 +116,7 @@ def require_unchanged(path: Path, descriptor: int, size: int, end: bytes) -> Non
 
 
 def require_locks() -> None:
-    """Refuses to go on if a run directory that this process holds is no longer its own.
-
-    Raises:
-      CorruptFile: of a run.lock, as `require_unchanged`.
-    """
+    """Refuses to go on if a run directory that this process holds is no longer its own."""
     for path, (descriptor, content) in list(_LOCKS.items()):
         require_unchanged(path, descriptor, len(content), content)
 
@@ -233,9 +226,6 @@ def parse_json(content: bytes) -> Any:
     """The value that JSON in UTF-8 holds.
 
     What it returns can be walked by recursion and written again.
-
-    Raises:
-      ValueError: it is not JSON, has more than 64 levels, or a text has half of a surrogate pair.
     """
     text = content.decode("utf-8")
     try:
@@ -266,9 +256,6 @@ def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[st
       where: begins messages, such as the file's path.
       fields: the type of each, such as `int` or `str | None`. As in JSON, `true` is no number; a
         whole number is a `float`, too.
-
-    Raises:
-      CorruptFile: it is no object, or a field is missing or of another type. No value is shown.
     """
     if not isinstance(value, dict):
         raise CorruptFile(f"{where}: must hold a JSON object, found {_JSON_NAMES[type(value)]}")
@@ -293,9 +280,6 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
     Args:
       names: the arrays to read, which may be compressed; the caller has compared their sizes with
         the memory. Without any, all of what `npz` wrote, which compresses nothing.
-
-    Raises:
-      CorruptFile: the file cannot be read, or an array is none that `numpy.save` writes.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -385,10 +369,6 @@ def exclusive(directory: Path) -> Iterator[None]:
     The kernel releases the lock when the process ends, however it ends: a crash leaves no lock.
     Each holder writes a line of its own into it, for `require_locks`. If an exception leaves the
     context before anything else was written, the directories that were made are removed.
-
-    Raises:
-      InputError: the directory cannot be made.
-      RunLocked: another process holds the lock.
     """
     made = [each for each in (directory, *directory.parents) if not each.exists()]
     try:

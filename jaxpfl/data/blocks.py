@@ -98,11 +98,7 @@ class Blocks:
         return self.unverified[begin:end]
 
     def verify_all(self, begins: np.ndarray, ends: np.ndarray) -> None:
-        """Verifies the blocks of the bytes begins[i] .. ends[i] - 1 of every i, int64 [runs].
-
-        Raises:
-          CorruptFile: a byte of these blocks was altered.
-        """
+        """Verifies the blocks of the bytes begins[i] .. ends[i] - 1 of every i, int64 [runs]."""
         if not self._left:
             return
         some = begins < ends

@@ -153,11 +153,7 @@ class _Named:
         return next((kind for end, kind in _ENDINGS.items() if self.head.endswith(end)), "")
 
     def require_known(self) -> None:
-        """Refuses what no reader reads.
-
-        Raises:
-          InputError: no such reader, file or ending.
-        """
+        """Refuses what no reader reads."""
         if self.word:
             return
         path = self.path
@@ -308,11 +304,7 @@ def _stream_grouped(
 
 
 def why_missing(source: str) -> str:
-    """Why a source is not available, or "" if it is; reads no data and asks no hub.
-
-    Raises:
-      InputError: no such reader, file ending or option, so `open` would refuse it everywhere.
-    """
+    """Why a source is not available, or "" if it is; reads no data and asks no hub."""
     named = _Named(source)
     named.scheme()
     here = bool(named.word) or named.place.exists()

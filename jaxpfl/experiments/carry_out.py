@@ -163,10 +163,6 @@ def as_written(directory: Path, failure: str) -> Iterator[None]:
 
     Records are read, and models built of them, in one go, so that an error may be a fault of the
     program, too: the message has its place, which holds no value of a client.
-
-    Raises:
-      CorruptFile: a field is missing, or is of another type, or the program is at fault.
-      InputError: as it was raised, with the directory.
     """
     try:
         yield
@@ -221,11 +217,7 @@ def _prepared(
     progress: bool = False,
     memory: dict[Any, Any] | None = None,
 ) -> tuple[Study, Workspace]:
-    """The study and where it is carried out, once all processes agree.
-
-    Raises:
-      InputError: several processes cannot share such a run, or they do not agree.
-    """
+    """The study and where it is carried out, once all processes agree."""
     study = system_of(config.system).part("study").prepare(config)
     others = None if group is None else shared_run.others_of(group, *study.shared())
     shared = {} if memory is None else memory

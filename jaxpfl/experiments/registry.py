@@ -43,11 +43,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
 
 
 def load_run(directory: Path) -> Any:
-    """Reads the config of the run in a directory.
-
-    Raises:
-      InputError: there is no run, or it is one of `jaxpfl.run`, which has no config.
-    """
+    """Reads the config of the run in a directory."""
     path = directory / RUN_CONFIG
     if not path.is_file():
         if (directory / "run.json").exists():
@@ -65,19 +61,12 @@ def from_mapping(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any
 
     Args:
       where, overrides: as in `config.reader.from_mapping`.
-
-    Raises:
-      InputError: there is no such system, or its config is not valid; names the key.
     """
     return reader.from_mapping(mapping, where, config_type(mapping, where, overrides), overrides)
 
 
 def config_type(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:
-    """The config class of the system that a config names; arguments as for `from_mapping`.
-
-    Raises:
-      InputError: there is no such system.
-    """
+    """The config class of the system that a config names; arguments as for `from_mapping`."""
     name = mapping.get("system", DEFAULT) if isinstance(mapping, Mapping) else DEFAULT
     for place, argument in enumerate(overrides):
         key, has_value, value = argument.partition("=")

@@ -153,9 +153,6 @@ def require_one_process(what: str) -> None:
 
     Args:
       what: cannot be shared among processes, as the beginning of a sentence.
-
-    Raises:
-      InputError: there are several.
     """
     if several():
         raise InputError(

@@ -47,11 +47,6 @@ class Chain:
 
     Args:
       path: made, with its folder, if absent.
-
-    Raises:
-      InputError: `path` is a directory.
-      CorruptFile: a line was altered; the message names it.
-      RunLocked: another process, or another open `Chain`, holds the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,12 +115,7 @@ class Chain:
         return head in self._known
 
     def require_unchanged(self) -> None:
-        """Refuses to go on if the file, or a run directory that this process holds, was changed.
-
-        Raises:
-          InputError: the chain is closed or was opened for reading.
-          CorruptFile: as `files.require_unchanged`. The chain is closed.
-        """
+        """Refuses to go on if the file, or a run directory that this process holds, was changed."""
         if self._descriptor is None:
             raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
         try:
@@ -243,11 +233,7 @@ def _is_torn(last: bytes) -> bool:
 
 
 def _open(line: bytes, previous: str) -> tuple[dict[str, Any], str]:
-    """Returns the fields of a line after the line with hash `previous`, and its own hash.
-
-    Raises:
-      InputError: the line is not what `_seal` wrote.
-    """
+    """Returns the fields of a line after the line with hash `previous`, and its own hash."""
     start = _START.match(line)
     try:
         fields = json.loads(b"{" + line[start.end() :]) if start else None

@@ -64,9 +64,6 @@ def smallest_multiplier(guarantee_of: Callable[[float], Guarantee], epsilon: flo
 
     The guarantee's accountant finds it, rounded up to 5 digits. A second, independent accountant
     (`Guarantee.confirmed_epsilon`) then confirms it, and may raise it by up to 0.1 percent.
-
-    Raises:
-      InputError: no noise multiplier reaches `epsilon`, or the accountants disagree.
     """
     target = checks.positive("epsilon", epsilon)
     trial = guarantee_of(1.0)

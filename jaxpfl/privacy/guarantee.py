@@ -35,9 +35,6 @@ class Guarantee:
       unit: what is protected, "client" or "example".
       adjacency: how neighbouring data sets differ, "add_or_remove_one" or "replace_one".
       accountant: one of `accounting.ACCOUNTANTS`.
-
-    Raises:
-      InputError: a field is out of range, or the kind of event is unknown to `privacy.events`.
     """
 
     event: dp_accounting.DpEvent
@@ -66,9 +63,6 @@ class Guarantee:
         Args:
           releases: their events, in any order.
           accountant: None = the tightest that supports the releases.
-
-        Raises:
-          InputError: the releases have no common adjacency, and so no common epsilon.
         """
         # Counted for speed: this is called after every round, and rounds repeat one event.
         parts, repeated = [], Counter()
@@ -103,9 +97,6 @@ class Guarantee:
 
         On Poisson cohorts that may be the accountant's `confirmed_by`. Otherwise it is one of
         `privacy.confirmation`, which share no code with dp-accounting.
-
-        Raises:
-          InputError: the event has sampled releases of several kinds.
         """
         if not self.private:
             return math.inf

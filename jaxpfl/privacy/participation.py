@@ -37,11 +37,7 @@ Sampling = Literal["poisson", "fixed", "cyclic"]
 
 @dataclasses.dataclass(frozen=True)
 class _OfClients:
-    """The population N and the planned clients per round n: the fields of all three kinds.
-
-    Raises:
-      InputError: not whole numbers with 1 <= n <= N.
-    """
+    """The population N and the planned clients per round n: the fields of all three kinds."""
 
     sampling: ClassVar[Sampling]
     adjacency: ClassVar[Adjacency] = "add_or_remove_one"

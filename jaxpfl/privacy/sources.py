@@ -47,9 +47,6 @@ def open_key(path: Path, *, create: bool) -> LedgerKey:
 
     Args:
       create: whether a missing key is made, with mode 0600 and on the disk when this returns.
-
-    Raises:
-      CorruptFile: the file is missing or is not a key.
     """
     if create and not path.exists():
         files.private_directory(path.parent)

@@ -12,11 +12,7 @@ _BLOCK = 65_536
 
 
 def text_column(population: Population, name: str = "text") -> Any:
-    """A column of texts.
-
-    Raises:
-      InputError: there is no such column, or it does not hold text.
-    """
+    """A column of texts."""
     column = population.columns.get(name)
     if column is None or isinstance(column, np.ndarray):
         found = f"columns {', '.join(map(repr, population.columns)) or 'none'}"

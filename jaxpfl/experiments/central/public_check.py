@@ -67,9 +67,6 @@ class PrivateContent:
 
         For other clients of the same source, such as an evaluation set, whose words may resemble
         the private clients' so much that `refuse` would refuse them.
-
-        Raises:
-          InputError: as `refuse` does.
         """
         column = _compared(others, self._clients)
         if column is None:

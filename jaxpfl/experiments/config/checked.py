@@ -22,9 +22,6 @@ class Checked:
     """Base of frozen dataclasses: refuses, by its name, a field whose value its type excludes.
 
     `reader` puts the section's name in front.
-
-    Raises:
-      InputError: a value is refused.
     """
 
     def __post_init__(self) -> None:

@@ -73,11 +73,7 @@ class PublishedDecoderConfig(PublishedModelConfig):
 
 
 def pinned(config: Any) -> Any:
-    """The config, in which every model on the Hugging Face hub is named with its commit.
-
-    Raises:
-      InputError: a model is nowhere to be found; names the section.
-    """
+    """The config, in which every model on the Hugging Face hub is named with its commit."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     changes: dict[str, Any] = {}

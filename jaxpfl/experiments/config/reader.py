@@ -78,9 +78,6 @@ def from_mapping(
       where: the file's name, with which messages begin.
       overrides: arguments such as `--training.rounds 5` or `--training.rounds=5`, with values
         written as in YAML. They replace the file's values before anything is checked.
-
-    Raises:
-      InputError: a key is unknown or missing, or a value is refused.
     """
     given = parse_overrides(kind, overrides)
     for key, value in given.items():
@@ -89,11 +86,7 @@ def from_mapping(
 
 
 def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]:
-    """Returns a copy of plain data in which `key`, such as "training.rounds", has this value.
-
-    Raises:
-      InputError: a part of `key` before the last is not a section; begins with `where`.
-    """
+    """Returns a copy of plain data in which `key`, such as "training.rounds", has this value."""
     if mapping is not None and not isinstance(mapping, Mapping):
         raise InputError(f"{where} is in no section of the config, found {mapping!r} instead")
     first, _, rest = key.partition(".")
@@ -106,11 +99,7 @@ def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]
 
 
 def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of `--section.key VALUE` arguments by key; the last one of a key counts.
-
-    Raises:
-      InputError: an argument is not of this form, or `kind` has no such key.
-    """
+    """Returns the values of `--section.key VALUE` arguments by key; the last one of a key counts."""
     valid = dict(_keys(kind))
     for argument in arguments:
         if not argument.isascii() and argument != argument.encode("utf-8", "replace").decode():

@@ -156,11 +156,7 @@ class Clients(NamedTuple):
 
 @contextmanager
 def tracing(what: str) -> Iterator[None]:
-    """Reports shapes that do not fit together as bad input.
-
-    Raises:
-      InputError: names `what` does not fit, and the first line of JAX's message.
-    """
+    """Reports shapes that do not fit together as bad input."""
     try:
         yield
     except InputError:
@@ -260,11 +256,7 @@ def published_shapes(
 
 
 def embedding_size(name: str) -> tuple[int | None, tuple[str, ...]]:
-    """The dimension of an embedder of texts; None, and a note, where its model is not available.
-
-    Raises:
-      InputError: a published encoder is none of the BERT family.
-    """
+    """The dimension of an embedder of texts; None, and a note, where its model is not available."""
     note = (
         f"the embedder {name!r} is not available: the shapes of what clients embed are not checked"
     )

@@ -56,10 +56,6 @@ def final_params(
       ledger: the file that the run charged.
       privacy: the statement of the run, which must contain what its ledger says.
       prior: runs on the same ledger that the statement covers, too.
-
-    Raises:
-      CorruptFile: the last checkpoint or the ledger is missing, cut off or was altered, or the
-        statement is not the ledger's.
     """
     run = files.read_record(folder / "run.json", {"run": str})
     place = folder / "checkpoints"
@@ -83,12 +79,7 @@ def final_params(
 def check_statement(
     privacy: str, path: Path, runs: Sequence[str], plan: Plan, *, head: str | None = None
 ) -> None:
-    """Refuses a statement that does not say what the charges of these runs cost.
-
-    Raises:
-      CorruptFile: the ledger at `path` is missing or altered, lacks the line `head`, or says
-        otherwise.
-    """
+    """Refuses a statement that does not say what the charges of these runs cost."""
     if not path.exists():
         raise CorruptFile(f"{path}: the run's ledger is missing")
     ledger = Ledger.read(path)

@@ -73,10 +73,6 @@ class Releases:
           described: the config as text; artifacts of another config are refused.
           name: of the entries in the ledger.
           reproducible_seed: draws noise and cohorts from this seed: NOT private.
-
-        Raises:
-          InputError: the directory holds another run, or one of another config.
-          CorruptFile: the secret of an unfinished run is missing or was altered.
         """
         try:
             folder, secret_path = directory / FOLDER, directory / "private" / "secret.json"

@@ -50,10 +50,6 @@ class Loop:
       budget: hard limit of the whole ledger, or None.
       resume: continues the run in `directory`; otherwise such a run is refused.
       others: the other processes that share its rounds, or None.
-
-    Raises:
-      InputError: the data does not fit the plan or model, or the directory holds another run.
-      CorruptFile: the secret of an unfinished run is missing or was altered.
     """
 
     algorithm: Algorithm

@@ -47,10 +47,6 @@ class RunDirectory:
       run_id: the run's name in its ledger.
       stamp: NOT PRIVATE and why, or ""; read back from `run.json`, so that it never disappears.
       record: the content of `run.json`; empty until an attempt has written it.
-
-    Raises:
-      InputError: the directory holds another run, or `resume` is false and it holds any run.
-      CorruptFile: the secret of an unfinished run is missing or was altered.
     """
 
     def __init__(
@@ -229,10 +225,6 @@ def saved_secret(
       reproducible_seed: derives the secret from this seed, for tests: the run is NOT private.
       purpose: gives two runs with one seed different secrets.
       run: the name, which ends with `run_id`, of a run that has begun; None for a new run.
-
-    Raises:
-      CorruptFile: the secret of a run that has begun is missing, or the file is damaged.
-      InputError: it is the secret of another run, or one of the two uses a seed and one does not.
     """
     reproducible = reproducible_seed is not None
     if path.exists():

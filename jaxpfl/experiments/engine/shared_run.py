@@ -81,11 +81,7 @@ def broadcast_result(found: Group, result: Result) -> None:
 def received_result(
     found: Group, outcome: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
 ) -> Result:
-    """The result that process 0 broadcasts, in another process, whose `out` has no file of it.
-
-    Raises:
-      InputError: a step changes the shapes or dtypes of the algorithm's state.
-    """
+    """The result that process 0 broadcasts, in another process, whose `out` has no file of it."""
     content = found.receive(outcome.pop("size"))
     like = jax.eval_shape(lambda: initial_state(algorithm, seed))
     shapes, structure = jax.tree.flatten(like)

@@ -90,10 +90,6 @@ class Artifacts:
         Args:
           made_from: the inputs that the artifact depends on besides the run, as JSON data; a
             digest where they are large.
-
-        Raises:
-          InputError: the stored artifact is of another run or was made from other inputs.
-          CorruptFile: a file is missing or was altered, or the ledger was cut off.
         """
         if not self._path(name).exists():
             self.save(name, compute(), made_from)
@@ -150,11 +146,7 @@ def tree_arrays(tree: Any) -> dict[str, np.ndarray]:
 
 
 def tree_of(arrays: Mapping[str, Any], like: Any, where: str = "arrays") -> Any:
-    """Rebuilds a pytree from `tree_arrays`, of the structure, shapes and dtypes of `like`.
-
-    Raises:
-      InputError: a leaf is missing, unknown, or has another shape or dtype; begins with `where`.
-    """
+    """Rebuilds a pytree from `tree_arrays`, of the structure, shapes and dtypes of `like`."""
     leaves = named_leaves(like)
     require_same_leaves(schema(arrays), leaves, where)
     structure = jax.tree_util.tree_structure(like)

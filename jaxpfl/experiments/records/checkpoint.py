@@ -242,12 +242,7 @@ class Checkpoints:
         return Restored(round, state, manifest.ledger_head)
 
     def _restored_arrays(self, path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-        """The arrays of a checkpoint whose files have the right hashes.
-
-        Raises:
-          CorruptFile: they were written wrongly, or altered by who could compute the hashes.
-          OSError, MemoryError, JaxRuntimeError: the machine cannot read them now.
-        """
+        """The arrays of a checkpoint whose files have the right hashes."""
         cause = None
         with _in_silence():
             try:
@@ -315,11 +310,7 @@ def _placed(restored: Any, like: Any) -> Any:
 
 
 def _require_room(path: Path, leaves: dict[str, Any]) -> None:
-    """Refuses a checkpoint that the disk has no room for, before Orbax logs a page of tracebacks.
-
-    Raises:
-      OSError: ENOSPC, with the checkpoint's path.
-    """
+    """Refuses a checkpoint that the disk has no room for, before Orbax logs a page of tracebacks."""
     needed = sum(leaf.nbytes + _BYTES_PER_ARRAY for leaf in leaves.values()) + _METADATA_BYTES
     if shutil.disk_usage(path.parent).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

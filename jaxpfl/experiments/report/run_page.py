@@ -101,11 +101,7 @@ def page_of_run(directory: Path) -> Iterator[None]:
 
 
 def write_run_page(directory: Path) -> Path:
-    """Writes `report.html` and `plots/*.png` to a run's directory and returns the page's path.
-
-    Raises:
-      InputError: the directory holds no run.
-    """
+    """Writes `report.html` and `plots/*.png` to a run's directory and returns the page's path."""
     found = RunFiles.read(directory)
     table, tested_on = found.result.get("table"), found.result.get("tested_on") or ""
     if not table:

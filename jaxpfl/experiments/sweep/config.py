@@ -97,10 +97,6 @@ def load_sweep(
         that field in the grid. A case's own fields hold.
       seeds: every point is repeated with so many seeds, from the first of the file's `run.seed`
         on, or from that of its base, in place of the file's own. None: the file's own.
-
-    Raises:
-      InputError: the file or its base cannot be read, a field does not exist, or a value is
-        refused at some point. The message names file, point, field and value.
     """
     path = Path(path)
     mapping, where = read_mapping(path), str(path)

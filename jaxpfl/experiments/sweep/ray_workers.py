@@ -24,9 +24,6 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
 
     Args:
       devices: virtual CPU devices of each worker.
-
-    Raises:
-      InputError: Ray is not installed, or as `run_sweep`.
     """
     try:
         import ray  # pyright: ignore[reportMissingImports]

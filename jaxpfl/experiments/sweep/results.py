@@ -57,11 +57,7 @@ class SweepOutcome:
 
 
 def collect(sweep: Sweep, directory: SweepDirectory) -> SweepOutcome:
-    """Writes the table and the page of the points that are finished, and returns the outcome.
-
-    Raises:
-      InputError: the result of a point lacks the metric.
-    """
+    """Writes the table and the page of the points that are finished, and returns the outcome."""
     out = directory.path
     with directory.lock():
         states = [directory.point(point).state() for point in sweep.points]
@@ -111,9 +107,6 @@ def value_of(result: Mapping[str, Any], metric: str) -> float | None:
     """The value of a metric in a point's "metrics", which include those of an evaluation.
 
     None where the value is not finite, as after training that diverged; JSON has null for it.
-
-    Raises:
-      InputError: there is no such metric; the message lists those that exist.
     """
     metrics = dict(result.get("metrics", {}))
     known = {

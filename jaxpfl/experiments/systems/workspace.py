@@ -213,9 +213,6 @@ def at_scale(
 
     Args:
       histograms: noise multipliers of releases in which every client takes part, in order.
-
-    Raises:
-      InputError: `scaled_up.population` is too small.
     """
     if scaled_up is None:
         return {}

@@ -114,9 +114,6 @@ def rehearse(
       algorithm_of: makes the algorithm (`algorithms.base.Algorithm`) from arrays of `shapes`, such
         as parameters to start from.
       columns: of the clients, made up, see `column`.
-
-    Raises:
-      InputError, TypeError, ValueError: as `ask`.
     """
     queries: list[QuerySize] = []
 

@@ -39,9 +39,6 @@ class ClippedGradients(OfModel):
       model: the loss of an example is its `loss(params, batch, mask)` of a batch of that example
         alone. One that is `Augmenting` has its examples drawn anew.
       clip_norm: S, the L2 bound on one example's gradient.
-
-    Raises:
-      InputError: `clip_norm` is not a number in [1e-12, 1e12].
     """
 
     clip_norm: float

@@ -393,10 +393,6 @@ def require_followed(jaxpr: Any, constants: dict[int, str], rules: Sequence[Call
         clients is not yet replaced by what the rule says.
       constants: gets shapes and dtypes of the arrays that the program holds.
       rules: see `Steps`.
-
-    Raises:
-      InformationLeak: names the equation and its line: a callback, a collective, a rule of its own
-        under vmap, an unknown primitive, anything with an effect.
     """
     left, seen = [jaxpr], set()
     while left:

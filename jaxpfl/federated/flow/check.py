@@ -77,10 +77,6 @@ def check_program(
       clips: contributions must be clipped to the round's clip norm; otherwise the client function
         bounds them, and any bound will do.
       private: the plan has noise. Without, the outputs are the exact sums, as the plan says.
-
-    Raises:
-      InformationLeak: an output depends on the clients in another way, or an equation cannot be
-        followed; the sentence names the equation and its line.
     """
     traced, results = jax.make_jaxpr(program, return_shape=True)(given)
     analysis = Analysis(steps)

@@ -85,10 +85,6 @@ class Group:
     Attributes:
       index: of this process.
       size: the number of processes.
-
-    Raises:
-      InputError: another run is under way in this process, whose messages it could not tell apart;
-        or, at the end, this process ran out of memory.
     """
 
     def __init__(self) -> None:

@@ -49,10 +49,6 @@ class SharedRounds:
 
     Attributes:
       environment: of all processes, as identities of releases have it; in process 0 alone.
-
-    Raises:
-      InputError: the first round cannot be traced, or the processes do not have the same clients,
-        program and versions.
     """
 
     def __init__(

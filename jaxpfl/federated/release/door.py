@@ -321,11 +321,7 @@ class Door:
     def largest_sum(
         self, broadcast: PyTree, columns: Mapping[str, np.ndarray]
     ) -> jax.stages.Traced:
-        """Traces what adds a bucket of the largest shape to the sums, as `programs` does.
-
-        Raises:
-          InputError: as `__call__`.
-        """
+        """Traces what adds a bucket of the largest shape to the sums, as `programs` does."""
         by_client, everywhere = (
             functools.partial(_placed, NamedSharding(self.mesh, spec))
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())

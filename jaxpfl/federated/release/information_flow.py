@@ -67,10 +67,6 @@ def check_release(
     Args:
       client: the client function as traced for one client.
       broadcast, columns: only shapes and dtypes are used.
-
-    Raises:
-      InformationLeak: an output depends on the clients in another way, or an equation cannot be
-        followed; the sentence names the equation and its line.
     """
     plan, held = query.plan, {*captured(query.client_fn), *check_client(query, client)}
     noise = None

@@ -218,11 +218,7 @@ def _each_alone(population: Population) -> Population:
 
 
 def read_columns(query: Query, population: Population) -> dict[str, Column]:
-    """The columns that a query reads.
-
-    Raises:
-      InputError: a column is missing or not numeric.
-    """
+    """The columns that a query reads."""
     numeric = population.numeric()
     wanted = tuple(numeric) if query.columns is None else query.columns
     missing = [repr(name) for name in wanted if name not in numeric]
@@ -270,9 +266,6 @@ def require_room(query: Query, columns: Mapping[str, Any], *, elsewhere: bool = 
       columns: that the client function reads; only shapes and dtypes are used.
       elsewhere: accepts up to `LARGEST_BUCKET` whatever this machine has. Without any limit, a
         program of a size that nobody means would be traced for hours.
-
-    Raises:
-      InputError: says how large the bucket would be, and what it consists of.
     """
     spec = query.cohort
     # With every example, one byte says whether there is one, and eight, which one.

@@ -18,11 +18,7 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 
 
 def require(module: str, extra: str) -> Any:
-    """Imports a library of an optional extra.
-
-    Raises:
-      InputError: the library cannot be imported; the message names the extra that installs it.
-    """
+    """Imports a library of an optional extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -40,12 +36,7 @@ def expect_file(path: Path) -> Path:
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Reads the object in a JSON file; with `optional`, a file that is missing gives an empty one.
-
-    Raises:
-      InputError: there is no such file.
-      CorruptFile: the file does not hold a JSON object in UTF-8.
-    """
+    """Reads the object in a JSON file; with `optional`, a file that is missing gives an empty one."""
     if optional and not path.is_file():
         return {}
     return files.read_record(expect_file(path))
@@ -67,11 +58,7 @@ def named(params: Params) -> dict[str, Any]:
 
 
 def check_parameters(model: Model, params: Params, dtypes: tuple[str, ...]) -> dict[str, Any]:
-    """The leaves of a model's parameters, by name.
-
-    Raises:
-      InputError: the parameters are not those of the model, or of none of the dtypes.
-    """
+    """The leaves of a model's parameters, by name."""
     leaves = named(params)
     shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
     for name in sorted(leaves.keys() ^ shapes.keys()):

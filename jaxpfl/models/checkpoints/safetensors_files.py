@@ -75,12 +75,7 @@ class Tensors(dict[str, tuple[Path, Any]]):
 
 
 def weight_files(folder: str | Path) -> list[Path]:
-    """The safetensors files of a folder, in the order of their names.
-
-    Raises:
-      InputError: there are none, or the index names a file that is missing or elsewhere.
-      CorruptFile: the index is broken.
-    """
+    """The safetensors files of a folder, in the order of their names."""
     folder = Path(folder)
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
@@ -94,12 +89,7 @@ def weight_files(folder: str | Path) -> list[Path]:
 
 @contextlib.contextmanager
 def open_tensors(folder: str | Path) -> Iterator[Tensors]:
-    """The tensors of a folder, readable until the block ends.
-
-    Raises:
-      InputError: as `weight_files`; or a file and the index do not have the same tensors.
-      CorruptFile: a file is not a whole safetensors file.
-    """
+    """The tensors of a folder, readable until the block ends."""
     folder, paths = Path(folder), weight_files(folder)
     with contextlib.ExitStack() as stack:
         opened = {path.name: stack.enter_context(open_file(path)) for path in paths}

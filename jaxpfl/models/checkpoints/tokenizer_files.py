@@ -22,13 +22,7 @@ _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def read_tokenizer(path: Path) -> Any:
-    """Reads a tokenizer.json; the tokenizer neither pads nor cuts.
-
-    Raises:
-      InputError: there is no such file, or the library is not installed.
-      CorruptFile: the library cannot read the file, or the file asks for ids or texts that are far
-        larger than those of any published tokenizer.
-    """
+    """Reads a tokenizer.json; the tokenizer neither pads nor cuts."""
     tokenizers = require("tokenizers", "text")
     size = expect_file(path).stat().st_size
     if size > _MOST_BYTES:

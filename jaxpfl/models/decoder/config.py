@@ -191,11 +191,7 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Reads the values of a config.json; fields that it does not have take their defaults.
-
-        Raises:
-          InputError: another architecture, or a variant that these networks do not compute.
-        """
+        """Reads the values of a config.json; fields that it does not have take their defaults."""
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         names = _GPT2_NAMES if model_type == "gpt2" else _LLAMA_NAMES
         given = read_fields(values, names, _FIXED.get(model_type, {}))

@@ -76,9 +76,6 @@ def merge(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
 
     The merged weights have the dtype of the base; rounding to bfloat16 can lose small adapters. The
     given parameters do not change, so they serve to undo the merge.
-
-    Raises:
-      InputError: the model has no adapters, or int8 weights, which cannot take them up.
     """
     if model.lora is None:
         raise InputError("the model has no adapters to merge")

@@ -118,11 +118,7 @@ class EncoderConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Reads the values of a config.json; fields that it does not have take their defaults.
-
-        Raises:
-          InputError: another architecture, or a variant that these networks do not compute.
-        """
+        """Reads the values of a config.json; fields that it does not have take their defaults."""
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         given = _DEFAULTS[model_type] | read_fields(values, _names(model_type), _FIXED)
         # 0 stands for a default in our own fields alone.

@@ -76,9 +76,6 @@ def encode_words(words: Iterable[str], max_bytes: int = MAX_BYTES) -> np.ndarray
     """Ids int32 [words, max_bytes + 2]: start, the bytes, end if the word is not cut, padding.
 
     A lone surrogate, which UTF-8 cannot encode, becomes U+FFFD.
-
-    Raises:
-      InputError: a word is empty or contains a control character.
     """
     positive_int("max_bytes", max_bytes)
     rows = clean(list(words))

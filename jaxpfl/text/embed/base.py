@@ -89,11 +89,7 @@ def embedded(
 
 
 def embeddings_of(population: Population) -> np.ndarray:
-    """The column "embedding" that `embed` made: floats [examples, d].
-
-    Raises:
-      InputError: it is missing, or is no matrix of floats.
-    """
+    """The column "embedding" that `embed` made: floats [examples, d]."""
     found_NxD = population.columns.get("embedding")
     if not isinstance(found_NxD, np.ndarray) or found_NxD.ndim != 2 or found_NxD.dtype.kind != "f":
         raise InputError(
@@ -104,11 +100,7 @@ def embeddings_of(population: Population) -> np.ndarray:
 
 
 def as_texts(examples: Any) -> list[str]:
-    """The strings in `examples`, a sequence, an Arrow array or a numpy array, as a list.
-
-    Raises:
-      InputError: it is one string, or an element is not a string; the message names the row.
-    """
+    """The strings in `examples`, a sequence, an Arrow array or a numpy array, as a list."""
     if isinstance(examples, str):
         raise InputError("expected a sequence of strings, found one string")
     is_arrow = isinstance(examples, pa.Array | pa.ChunkedArray)

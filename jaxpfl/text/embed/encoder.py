@@ -179,11 +179,7 @@ def _max_length(folder: Path, settings: dict[str, Any], positions: int) -> int:
 
 
 def _stages(folder: Path) -> tuple[Path, str, bool]:
-    """The folder of the encoder, the pooling, and whether vectors are normalised.
-
-    Raises:
-      InputError: the folder's modules.json asks for other stages.
-    """
+    """The folder of the encoder, the pooling, and whether vectors are normalised."""
     path = folder / "modules.json"
     if not path.is_file():
         return folder, "mean", False

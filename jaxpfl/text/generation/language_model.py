@@ -86,10 +86,6 @@ class LanguageModel:
         it. Text j of prompt p depends on the parameters, the prompt, the key, p, j and the settings
         alone, see `jaxpfl.text.generation.sampling.sample`. An empty prompt is read as the start
         token or, if the tokeniser has none, as the end of the text before.
-
-        Raises:
-          InputError: a prompt is too long for the model, or empty where the tokeniser has neither
-            a start token nor an end-of-text token.
         """
         ids = prompt_ids(self.tokeniser, prompts)
         if not ids:
@@ -153,11 +149,7 @@ class LanguageModel:
 
 
 def prompt_ids(tokeniser: Tokeniser, prompts: Sequence[str]) -> list[np.ndarray]:
-    """The ids that a model reads for each prompt, see `Tokeniser.prompts`.
-
-    Raises:
-      InputError: a prompt is empty, and the tokeniser has neither a start nor an end-of-text token.
-    """
+    """The ids that a model reads for each prompt, see `Tokeniser.prompts`."""
     ids = tokeniser.prompts(prompts)
     for i, row in enumerate(ids):
         if not len(row):

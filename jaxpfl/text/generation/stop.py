@@ -22,11 +22,7 @@ _NOT_TEXT = re.compile("[\ud800-\udfff\ufffd]")
 
 
 def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
-    """The stop strings as a tuple.
-
-    Raises:
-      InputError: one is empty, or holds a lone surrogate or U+FFFD, which stands for invalid bytes.
-    """
+    """The stop strings as a tuple."""
     if isinstance(stop, str):
         raise InputError("stop must be a list of texts, found one text")
     for i, text in enumerate(stop):

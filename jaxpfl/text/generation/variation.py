@@ -83,9 +83,6 @@ class MaskAndFill:
       mask_id: the id of the mask token.
       first_id, last_id: the ids around a text.
       tokens: longer texts are cut to this number of tokens.
-
-    Raises:
-      InputError: the tokeniser has more ids than the model.
     """
 
     model: Encoder
@@ -131,11 +128,6 @@ def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
       name: a folder with config.json, the weights as safetensors and tokenizer.json, or a Hugging
         Face hub NAME[@REVISION], see `models.checkpoints.pretrained`.
       tokens: longer texts are cut to this number of tokens.
-
-    Raises:
-      InputError: there is no such model, it is not a masked language model, it cannot read as many
-        tokens, or its tokeniser has no mask token or puts no tokens around a text.
-      CorruptFile: a file is broken.
     """
     folder = pretrained.resolve(name)
     model, params = pretrained.load(folder)

@@ -15,11 +15,7 @@ Responses = tuple[Sequence[str], Sequence[bool]]
 
 
 def prompt_room(tokeniser: Tokeniser, tokens: int) -> int:
-    """How many of a prompt's tokens are its text's, the others being those put around it.
-
-    Raises:
-      InputError: these are more than `tokens`.
-    """
+    """How many of a prompt's tokens are its text's, the others being those put around it."""
     (around,) = map(len, tokeniser.prompts([""]))
     if around > tokens:
         raise InputError(
@@ -33,9 +29,6 @@ def last_tokens(tokeniser: Tokeniser, prompts: Sequence[str], tokens: int) -> li
     """The prompts cut to their last `tokens` tokens, as counted by tokenising the result.
 
     What `Tokeniser.prompts` puts around a prompt counts.
-
-    Raises:
-      InputError: that alone is more.
     """
     room = prompt_room(tokeniser, tokens)
     found, kept = list(prompts), [room] * len(prompts)

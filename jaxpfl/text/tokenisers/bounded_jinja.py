@@ -30,12 +30,7 @@ CHARACTERS = 2**24
 
 
 def fill_in(source: str, variables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The texts that a template writes, one for each set of variables (of JSON's types).
-
-    Raises:
-      InputError: the template is broken, raises an error, or exceeds a limit; the message is half
-        a sentence, which says what is wrong with it.
-    """
+    """The texts that a template writes, one for each set of variables (of JSON's types)."""
     lines = [json.dumps(each).encode() + b"\n" for each in (source, *variables)]
     with subprocess.Popen(
         # The program's own folder is none of the places where modules are looked for.

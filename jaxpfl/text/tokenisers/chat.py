@@ -37,11 +37,7 @@ class ChatTemplate:
         self.render(["a"])
 
     def render(self, messages: Sequence[str]) -> list[str]:
-        """For each message the text of a chat in which the user has sent it, up to the answer.
-
-        Raises:
-          InputError: the template is broken, or does not allow a chat of one message.
-        """
+        """For each message the text of a chat in which the user has sent it, up to the answer."""
         shared = {**self.tokens, "add_generation_prompt": True}
         variables = [
             {**shared, "messages": [{"role": "user", "content": message}]} for message in messages
@@ -55,12 +51,7 @@ class ChatTemplate:
 
 
 def read_template(folder: Path) -> ChatTemplate | None:
-    """The template of a folder, or None if it has none.
-
-    Raises:
-      InputError: there are several templates and none is called "default", or it cannot be used.
-      CorruptFile: a file is broken.
-    """
+    """The template of a folder, or None if it has none."""
     settings = read_object(folder / "tokenizer_config.json", optional=True)
     source, place = settings.get("chat_template"), folder / "tokenizer_config.json"
     if (folder / FILE).is_file():

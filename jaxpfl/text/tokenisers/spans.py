@@ -40,9 +40,6 @@ def in_spans(population: Population, tokeniser: Tokeniser, tokens: int = 64) -> 
     A client's texts are first joined in their order, and every run of white space in them, newlines
     among it, becomes one space. The fingerprint does not change, because the spans are as private
     as the text.
-
-    Raises:
-      InputError: the population has no column "text".
     """
     column, offsets = text_column(population), population.offsets
     texts: list[str] = []

@@ -299,9 +299,6 @@ def word_lists(population: Population, split: Split = words) -> Iterator[Iterabl
 
     Args:
       split: how texts are split, as a vocabulary's `split`.
-
-    Raises:
-      InputError: there is neither column, or it does not hold text.
     """
     if "words" not in population.columns:
         return map(split, texts_of(population))

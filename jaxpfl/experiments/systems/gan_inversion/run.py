@@ -156,11 +156,7 @@ def _draw_images(
 
 
 def thresholds_of(before: dict[str, Any], settings: SelectionConfig) -> Thresholds:
-    """The two thresholds from the histogram before the bug; None if examples are selected.
-
-    Raises:
-      InputError: the histogram has no positive number of users.
-    """
+    """The two thresholds from the histogram before the bug; None if examples are selected."""
     if settings.by == "example":
         return None
     found = {side: before[side] for side in SIDES}
