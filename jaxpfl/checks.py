@@ -70,6 +70,14 @@ def fraction(name: str, value: object) -> float:
     return number
 
 
+def positive_fraction(name: str, value: object) -> float:
+    """Returns `value` as a float above 0 and at most 1."""
+    number = real(name, value)
+    if not 0 < number <= 1:
+        raise InputError(f"{name} must be greater than 0 and at most 1, found {value!r}")
+    return number
+
+
 def positive_int(name: str, value: object) -> int:
     """Returns `value` as an int from 1 to 2^63 - 1; refuses floats, even whole ones."""
     return _whole(name, value, 1, 63)

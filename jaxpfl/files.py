@@ -157,11 +157,7 @@ def publish(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file for writing at its end, which only one process can do at a time.
-
-    Raises:
-      RunLocked: another process has it open.
-    """
+    """Opens a file for writing at its end, which only one process can do at a time."""
     with open(path, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,8 +36,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
@@ -62,7 +62,7 @@ _CENTRING: dict[str, Centring] = {"cosine": "none", "zscore": "all", "per_prompt
 
 
 @dataclasses.dataclass(frozen=True)
-class Scorer:
+class Scorer(Checked):
     """How clients score candidates, and the query that asks them.
 
     Attributes:
@@ -82,14 +82,12 @@ class Scorer:
     plan: Plan
     kind: ScoreKind = "per_prompt"
     noise: ScoreNoise = "projected"
-    max_texts: int = 64
+    max_texts: PositiveInt = 64
     execution: Execution = dataclasses.field(default_factory=Execution)
     query: Query = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        checks.one_of("kind", self.kind, (*_CENTRING, "nn_histogram"))
-        checks.one_of("noise", self.noise, ("projected", "every_score"))
-        checks.positive_int("max_texts", self.max_texts)
+        super().__post_init__()
         _check(self.plan)
         # Made once: a release asks for the very object that the algorithm states.
         object.__setattr__(self, "query", self._query())

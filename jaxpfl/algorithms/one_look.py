@@ -30,16 +30,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxpfl import checks
 from jaxpfl.algorithms.frechet import moments, witness
 from jaxpfl.algorithms.fred.query import PrivateMoments
 from jaxpfl.algorithms.fred.scores import estimate
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.query import Query
 
 
 @dataclass(frozen=True)
-class MomentRewards:
+class MomentRewards(Checked):
     """Rewards of candidates by moments that were released once; takes a `Scorer`'s place in POPri.
 
     Attributes:
@@ -49,13 +49,9 @@ class MomentRewards:
     """
 
     target: PrivateMoments = field(repr=False)
-    rounds: int
+    rounds: PositiveInt
     kind: Literal["frechet", "mean"] = "frechet"
     queries: tuple[Query, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
-        checks.positive_int("rounds", self.rounds)
-        checks.one_of("kind", self.kind, ("frechet", "mean"))
 
     def of(self, embeddings_KxJxD: Any, candidates_KxJ: np.ndarray) -> np.ndarray:
         """The rewards of a round's responses, float32 [prompts, responses]; asks nobody.

@@ -28,7 +28,8 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
-from jaxpfl.checks import non_negative, non_negative_int, one_of, positive_int, real
+from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, PositiveFraction, PositiveInt
+from jaxpfl.checks import non_negative_int, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.releaser import Release
 from jaxpfl.models import adapter_trees
@@ -44,7 +45,7 @@ from jaxpfl.text.preference.responses import last_tokens, pairs_of_texts
 
 
 @dataclass(frozen=True)
-class PopriSettings:
+class PopriSettings(Checked):
     """POPri's settings; the defaults are the paper's (section 5, appendix B).
 
     Attributes:
@@ -64,33 +65,27 @@ class PopriSettings:
       lora: settings of the adapters.
     """
 
-    prompts: int = 1_800
-    responses: int = 10
-    rejected_rank: int = 5
+    prompts: PositiveInt = 1_800
+    responses: PositiveInt = 10
+    rejected_rank: PositiveInt = 5
     format: FewShot = POPRI
-    prompt_tokens: int = 256
-    new_tokens: int = 85
-    response_tokens: int = 64
-    least_words: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
+    prompt_tokens: PositiveInt = 256
+    new_tokens: PositiveInt = 85
+    response_tokens: PositiveInt = 64
+    least_words: NonNegativeInt = 1
+    temperature: NonNegative = 1.0
+    top_p: PositiveFraction = 1.0
     preference: PreferenceSettings = field(default_factory=PreferenceSettings)
     optimizer: Literal["fresh", "carried"] = "fresh"
     lora: LoRA = field(default_factory=LoRA)
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "responses", "prompt_tokens", "new_tokens", "response_tokens"):
-            positive_int(name, getattr(self, name))
-        if not 2 <= positive_int("rejected_rank", self.rejected_rank) <= self.responses:
+        super().__post_init__()
+        if not 2 <= self.rejected_rank <= self.responses:
             raise InputError(
                 f"rejected_rank must lie in 2 .. {self.responses}, the number of responses to a "
                 f"prompt, found {self.rejected_rank}"
             )
-        one_of("optimizer", self.optimizer, ("fresh", "carried"))
-        non_negative_int("least_words", self.least_words)
-        non_negative("temperature", self.temperature)
-        if not 0 < real("top_p", self.top_p) <= 1:
-            raise InputError(f"top_p must be above 0 and at most 1, found {self.top_p!r}")
 
     @property
     def decoding(self) -> Decoding:

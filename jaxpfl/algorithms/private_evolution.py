@@ -31,7 +31,7 @@ import numpy as np
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
-from jaxpfl.checks import non_negative, non_negative_int, one_of, positive_int
+from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.releaser import Release
 from jaxpfl.text.columns import from_byte_rows, to_byte_rows
@@ -47,7 +47,7 @@ class Vary(Protocol):
 
 
 @dataclass(frozen=True)
-class EvolutionSettings:
+class EvolutionSettings(Checked):
     """How texts evolve.
 
     Attributes:
@@ -63,19 +63,14 @@ class EvolutionSettings:
     """
 
     form: Form = "pre_text"
-    population: int = 1_800
-    threshold: float = 0.0
-    lookahead: int = 4
-    variations: int = 3
-    max_bytes: int = 4_096
+    population: PositiveInt = 1_800
+    threshold: NonNegative = 0.0
+    lookahead: NonNegativeInt = 4
+    variations: PositiveInt = 3
+    max_bytes: PositiveInt = 4_096
 
     def __post_init__(self) -> None:
-        one_of("form", self.form, ("pre_text", "aug_pe"))
-        positive_int("population", self.population)
-        non_negative("threshold", self.threshold)
-        non_negative_int("lookahead", self.lookahead)
-        positive_int("variations", self.variations)
-        positive_int("max_bytes", self.max_bytes)
+        super().__post_init__()
         if self.form == "aug_pe" and self.population % (1 + self.variations):
             raise InputError(
                 f"population must be a multiple of 1 + variations = {1 + self.variations} in "

@@ -181,11 +181,7 @@ def as_written(directory: Path, failure: str) -> Iterator[None]:
 
 
 def finished(directory: Path, system: str) -> dict[str, Any]:
-    """The record of a finished run.
-
-    Raises:
-      InputError: it is missing, or not that of a run of this system.
-    """
+    """The record of a finished run."""
     path = directory / RESULT
     record = files.read_record(path) if path.exists() else {}
     if record.get("system") != system:

@@ -103,11 +103,7 @@ def choose_corpus(
 
 
 def named(candidates: Sequence[str]) -> dict[str, str]:
-    """Returns sources by name, from SOURCE or NAME=SOURCE; the default is the source's own name.
-
-    Raises:
-      InputError: two candidates have one name.
-    """
+    """Returns sources by name, from SOURCE or NAME=SOURCE; the default is the source's own name."""
     sources: dict[str, str] = {}
     for given in candidates:
         match = _NAMED.fullmatch(given)

@@ -31,11 +31,7 @@ def system_of(name: Any) -> System:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
-    """Reads the config of any system from a YAML file and the command line.
-
-    Raises:
-      InputError: as `from_mapping`, or the file cannot be read, or is that of a sweep.
-    """
+    """Reads the config of any system from a YAML file and the command line."""
     mapping = reader.read_mapping(path)
     if isinstance(mapping, Mapping) and "base" in mapping:
         raise InputError(f"{path}: a config with the key base is a sweep, for `jaxpfl sweep`")

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxpfl.checks import positive_int, real
+from jaxpfl.checked import Checked, PositiveInt
+from jaxpfl.checks import real
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import OOV, Params
 from jaxpfl.models.layers.recurrence import CIFG, Weights, cifg_step, run
@@ -53,7 +54,7 @@ class CIFGLayer(nnx.Module):
 
 
 @dataclass(frozen=True)
-class CIFGLanguageModel(RecurrentModel):
+class CIFGLanguageModel(Checked, RecurrentModel):
     """A CIFG-LSTM language model; batches hold "tokens" int32 [B, L + 1].
 
     A row is bos, words, eos, padding (-1). Every token except bos and padding is a target, end of
@@ -71,11 +72,11 @@ class CIFGLanguageModel(RecurrentModel):
       oov: the id of out-of-vocabulary words; None for characters and the like.
     """
 
-    vocab_size: int = 10_000
-    embedding: int = 96
-    hidden: int = 670
-    projection: int = 96
-    layers: int = 1
+    vocab_size: PositiveInt = 10_000
+    embedding: PositiveInt = 96
+    hidden: PositiveInt = 670
+    projection: PositiveInt = 96
+    layers: PositiveInt = 1
     tied: bool = True
     peepholes: bool = False
     output_bias_prior: tuple[float, ...] | None = None
@@ -83,8 +84,7 @@ class CIFGLanguageModel(RecurrentModel):
     name: str = "cifg_lstm"
 
     def __post_init__(self):
-        for field in ("vocab_size", "embedding", "hidden", "projection", "layers"):
-            positive_int(field, getattr(self, field))
+        super().__post_init__()
         if self.tied and self.projection != self.embedding:
             raise InputError(
                 f"projection must equal embedding ({self.embedding}) when tied, "

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxpfl.checks import positive_int
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.models.base import Classifier, NetworkModel, Params
 from jaxpfl.models.layers.convolution import Form, Padding, check_images, convolve
 
@@ -86,7 +86,7 @@ class Network(nnx.Module):
 
 
 @dataclass(frozen=True)
-class CNN(NetworkModel, Classifier):
+class CNN(Checked, NetworkModel, Classifier):
     """An image classifier; batches hold "image" [B, H, W, C] and "label" int32 [B].
 
     Float images are used as they are; uint8 images are divided by 255. Initial kernels are
@@ -102,15 +102,14 @@ class CNN(NetworkModel, Classifier):
 
     name: str
     image_shape: tuple[int, int, int]
-    classes: int
+    classes: PositiveInt
     features: tuple[tuple[int, bool], ...]
-    hidden: int
+    hidden: PositiveInt
     form: Form = "auto"
 
     def __post_init__(self):
+        super().__post_init__()
         check_images(self.image_shape, self.form)
-        positive_int("classes", self.classes)
-        positive_int("hidden", self.hidden)
 
     def _network(self, key: Array) -> Network:
         return Network(self, key)

@@ -31,6 +31,7 @@ from flax import nnx
 from jax import Array
 
 from jaxpfl import checks
+from jaxpfl.checked import Checked, Positive, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params, split
 from jaxpfl.models.layers.convolution import Form, check_images, convolve, upsample_convolve
@@ -166,7 +167,7 @@ class Critic(nnx.Module):
 
 
 @dataclass(frozen=True)
-class GAN:
+class GAN(Checked):
     """Generator, critic and their losses, Wasserstein's with gradient penalty (Gulrajani 2017).
 
     Batches hold "image" [B, H, W, C], uint8 (0 .. 255) or float32 (0 .. 1) with 0 = paper and 1 =
@@ -180,22 +181,21 @@ class GAN:
     """
 
     image_shape: tuple[int, int, int] = (28, 28, 1)
-    width: float = 1.0
-    noise: int = 128
+    width: Positive = 1.0
+    noise: PositiveInt = 128
     form: Form = "auto"
     name: str = "gan"
 
     columns = ("image",)
 
     def __post_init__(self):
+        super().__post_init__()
         check_images(self.image_shape, self.form)
         if any(size % 4 for size in self.image_shape[:2]):
             raise InputError(
                 "image_shape: height and width must be multiples of 4, found "
                 f"{self.image_shape[0]} x {self.image_shape[1]}"
             )
-        checks.positive("width", self.width)
-        checks.positive_int("noise", self.noise)
 
     def scaled(self, features: int) -> int:
         """The number of channels or units at this width, for the paper's number `features`."""

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxpfl.checks import non_negative_int, positive_int
+from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
 from jaxpfl.models.base import Classifier, Params
 
 
 @dataclass(frozen=True)
-class MLP(Classifier):
+class MLP(Checked, Classifier):
     """Features to classes; batches hold "features" float [B, features] and "label" int32 [B].
 
     Each feature x becomes arcsinh(x), which is x near 0 and sign(x) log(2 |x|) far from it: the
@@ -24,17 +24,12 @@ class MLP(Classifier):
       hidden: width of the hidden layer of rectified linear units; 0 for logistic regression.
     """
 
-    features: int
-    classes: int
-    hidden: int = 64
+    features: PositiveInt
+    classes: PositiveInt
+    hidden: NonNegativeInt = 64
     name: str = "classifier_mlp"
 
     columns = ("features", "label")
-
-    def __post_init__(self):
-        positive_int("features", self.features)
-        positive_int("classes", self.classes)
-        non_negative_int("hidden", self.hidden)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxpfl.checks import positive_int
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params, require_below
 from jaxpfl.models.layers.embedding import look_up
 from jaxpfl.models.layers.output_layer import next_token_loss
@@ -111,7 +111,7 @@ class LSTMLayer(nnx.Module):
 
 
 @dataclass(frozen=True)
-class LSTMLanguageModel(RecurrentModel):
+class LSTMLanguageModel(Checked, RecurrentModel):
     """An LSTM language model; batches hold "tokens" int32 [B, L + 1], padded with -1 at the end.
 
     Matrices begin Glorot-uniform, forget biases as 1, embeddings small and uniform.
@@ -121,15 +121,11 @@ class LSTMLanguageModel(RecurrentModel):
       embedding, hidden, layers: sizes.
     """
 
-    vocab_size: int = 90
-    embedding: int = 8
-    hidden: int = 256
-    layers: int = 2
+    vocab_size: PositiveInt = 90
+    embedding: PositiveInt = 8
+    hidden: PositiveInt = 256
+    layers: PositiveInt = 2
     name: str = "lstm"
-
-    def __post_init__(self):
-        for field in ("vocab_size", "embedding", "hidden", "layers"):
-            positive_int(field, getattr(self, field))
 
     def _network(self, key: Array) -> RecurrentNetwork:
         keys = [jax.random.fold_in(key, i) for i in range(self.layers + 2)]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from jaxpfl.checks import positive_int
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Batch, Classifier, NetworkModel, Params
 from jaxpfl.models.layers.convolution import Form, check_images, convolve
@@ -118,7 +118,7 @@ class Network(nnx.Module):
 
 
 @dataclass(frozen=True)
-class ResNet(NetworkModel, Classifier):
+class ResNet(Checked, NetworkModel, Classifier):
     """ResNet-18; batches hold "image" [B, H, W, C], uint8 or float, and "label" int32 [B].
 
     With 100 classes, 3 channels and a width of 64 it has 11,227,812 parameters. Initial kernels are
@@ -137,26 +137,25 @@ class ResNet(NetworkModel, Classifier):
     """
 
     image_shape: tuple[int, int, int] = (32, 32, 3)
-    classes: int = 100
-    crop: int = 24
-    width: int = 64
-    stages: tuple[int, ...] = (2, 2, 2, 2)
-    groups: int = 2
+    classes: PositiveInt = 100
+    crop: PositiveInt = 24
+    width: PositiveInt = 64
+    stages: tuple[PositiveInt, ...] = (2, 2, 2, 2)
+    groups: PositiveInt = 2
     form: Form = "convolution"
     name: str = "resnet18"
 
     def __post_init__(self):
+        super().__post_init__()
         check_images(self.image_shape, self.form)
-        for field in ("classes", "crop", "width", "groups"):
-            positive_int(field, getattr(self, field))
-        for blocks in self.stages:
-            positive_int("stages", blocks)
         if self.crop > min(self.image_shape[:2]):
             raise InputError(
                 f"crop must fit into image_shape = {list(self.image_shape)}, found {self.crop}"
             )
         if self.width % self.groups:
-            raise InputError(f"width must be a multiple of groups = {self.groups}")
+            raise InputError(
+                f"width must be a multiple of groups = {self.groups}, found {self.width}"
+            )
 
     def _network(self, key: Array) -> Network:
         return Network(self, key)

@@ -15,6 +15,7 @@ from typing import Literal, Self
 import dp_accounting
 
 from jaxpfl import checks
+from jaxpfl.checked import Checked
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, confirmation, events
 from jaxpfl.privacy.accounting import Accountant
@@ -26,7 +27,7 @@ _IN_WORDS = {"add_or_remove_one": "add or remove one", "replace_one": "replace o
 
 
 @dataclasses.dataclass(frozen=True)
-class Guarantee:
+class Guarantee(Checked):
     """(epsilon, delta) of one event, with what the two numbers refer to.
 
     Attributes:
@@ -44,9 +45,7 @@ class Guarantee:
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
-        checks.one_of("unit", self.unit, ("client", "example"))
-        checks.one_of("adjacency", self.adjacency, tuple(_IN_WORDS))
-        checks.one_of("accountant", self.accountant, tuple(accounting.ACCOUNTANTS))
+        super().__post_init__()
         if self.private:
             checks.open_fraction("delta", self.delta)
 

@@ -99,7 +99,10 @@ def test_a_sweeps_table_and_points_have_the_label(swept):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"simulated": {**SIMULATED, "clients_per_round": 4}}, "simulated.clients_per_round must be at least"),
+        (
+            {"simulated": {**SIMULATED, "clients_per_round": 4}},
+            "simulated.clients_per_round must be at least",
+        ),
         ({"simulated": {**SIMULATED, "delta": 0}}, r"simulated\.delta"),
         ({"privacy": {"private": False}}, "simulated must be absent where privacy.private"),
         (

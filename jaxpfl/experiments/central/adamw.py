@@ -6,16 +6,14 @@ it is Adam. As usual, weight decay acts on kernels only, not on biases, norms an
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import optax
 
-from jaxpfl import checks
-from jaxpfl.experiments.config.checked import (
+from jaxpfl.checked import (
     Checked,
     NonNegative,
-    NonNegativeInt,
     Positive,
     PositiveInt,
 )
@@ -29,7 +27,7 @@ class Training(Checked):
     Attributes:
       epochs: passes over the examples, each in a new order.
       batch_size: examples per step; a smaller last batch is padded and masked.
-      learning_rate: the peak, reached after `warmup_steps`.
+      learning_rate: in the first step.
       schedule: "cosine", down to zero at the last step, or "constant".
       weight_decay: of kernels; it is multiplied by the learning rate.
       clip_norm: bound of the gradient's global L2 norm; None for no bound.
@@ -38,28 +36,15 @@ class Training(Checked):
     epochs: PositiveInt = 1
     batch_size: PositiveInt = 160
     learning_rate: Positive = 2e-4
-    schedule: str = "cosine"
-    warmup_steps: NonNegativeInt = 0
+    schedule: Literal["cosine", "constant"] = "cosine"
     weight_decay: NonNegative = 0.01
     clip_norm: Positive | None = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.one_of("schedule", self.schedule, ("cosine", "constant"))
 
     def learning_rates(self, steps: int) -> Callable[[Any], Any]:
         """The learning rate as a function of the step, 0 .. steps - 1."""
         if self.schedule == "constant":
-            tail = optax.constant_schedule(self.learning_rate)
-        else:
-            decayed_over = max(steps - self.warmup_steps, 1)
-            tail = optax.cosine_decay_schedule(self.learning_rate, decayed_over)
-        if not self.warmup_steps:
-            return tail
-        # The ramp does not begin at zero, which would waste the first step.
-        first = self.learning_rate / self.warmup_steps
-        ramp = optax.linear_schedule(first, self.learning_rate, max(self.warmup_steps - 1, 1))
-        return optax.join_schedules([ramp, tail], [self.warmup_steps])
+            return optax.constant_schedule(self.learning_rate)
+        return optax.cosine_decay_schedule(self.learning_rate, max(steps, 1))
 
     def optimizer(self, steps: int) -> optax.GradientTransformation:
         """AdamW for `steps` steps, without the clipping, which `training` does."""

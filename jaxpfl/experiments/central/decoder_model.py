@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.experiments.central.adamw import Training
-from jaxpfl.experiments.config.checked import Checked, PositiveInt
 from jaxpfl.models.decoder.config import DecoderConfig
 
 

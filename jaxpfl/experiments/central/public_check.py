@@ -45,9 +45,6 @@ class PrivateContent:
 
         Args:
           what: names the corpus in the message, such as "data.public = 'x.jsonl'".
-
-        Raises:
-          InputError: the corpus is refused. How much is shared is private, so it is not said.
         """
         column = _compared(corpus, self._clients)
         if column is None:

@@ -48,10 +48,6 @@ class PublishedModel:
 
         Args:
           trained: whether its own weights, and not only adapters, are trained.
-
-        Raises:
-          InputError: it is nowhere to be found, is not a language model that we compute, has
-            another model's tokeniser, or cannot be had as the section asks.
         """
         folder = hub.resolve(settings.path)
         model = described(settings, folder, name)
@@ -92,9 +88,6 @@ class PublishedModel:
 
         Args:
           mesh: the devices that the weights are dealt to; None = the default device.
-
-        Raises:
-          InputError, CorruptFile: as `pretrained.load` and `adapters.load`.
         """
         settings = self.settings
         dtype = "float32" if trained else settings.dtype

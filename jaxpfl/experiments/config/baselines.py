@@ -4,8 +4,8 @@ rows of numbers."""
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.checked import Checked, NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)

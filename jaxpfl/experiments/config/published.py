@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.checked import Checked, PositiveInt
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.decoder.config import LoRA
 

@@ -99,7 +99,7 @@ def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]
 
 
 def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of `--section.key VALUE` arguments by key; the last one of a key counts."""
+    """The values of `--section.key VALUE` arguments by key; the last one of a key counts."""
     valid = dict(_keys(kind))
     for argument in arguments:
         if not argument.isascii() and argument != argument.encode("utf-8", "replace").decode():

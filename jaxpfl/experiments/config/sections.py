@@ -8,8 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.checked import (
+from jaxpfl.checked import (
     Checked,
     NonNegative,
     NonNegativeInt,
@@ -17,6 +16,7 @@ from jaxpfl.experiments.config.checked import (
     Positive,
     PositiveInt,
 )
+from jaxpfl.errors import InputError
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.gaussian import Correlation
 from jaxpfl.privacy.participation import Sampling

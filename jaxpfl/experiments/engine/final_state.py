@@ -19,11 +19,7 @@ from jaxpfl.privacy.plan import Plan
 
 
 def planned(folder: Path, config: Mapping[str, Any]) -> Plan:
-    """The plan of the finished run in a folder, which must have begun with this config.
-
-    Raises:
-      InputError: the run is not finished, or began with another config.
-    """
+    """The plan of the finished run in a folder, which must have begun with this config."""
     run = files.read_record(folder / "run.json", {"config": dict, "plan": dict})
     result = files.read_record(folder / "result.json", {"rounds": int})
     if run["config"] != config:

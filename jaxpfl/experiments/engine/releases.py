@@ -98,12 +98,7 @@ class Releases:
 
     @classmethod
     def finished(cls, directory: Path, described: str, ledger: Ledger | None) -> Self:
-        """For reading the artifacts of a finished run; nothing is asked or computed.
-
-        Raises:
-          InputError: the run began with another config than `described`.
-          CorruptFile: its record is missing or damaged.
-        """
+        """For reading the artifacts of a finished run; nothing is asked or computed."""
         folder = directory / FOLDER
         run = _hash(described) if ledger is None else _begun(folder, described)
         if run is None:

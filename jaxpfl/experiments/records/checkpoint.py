@@ -310,7 +310,7 @@ def _placed(restored: Any, like: Any) -> Any:
 
 
 def _require_room(path: Path, leaves: dict[str, Any]) -> None:
-    """Refuses a checkpoint that the disk has no room for, before Orbax logs a page of tracebacks."""
+    """Refuses what the disk has no room for, before Orbax logs a page of tracebacks."""
     needed = sum(leaf.nbytes + _BYTES_PER_ARRAY for leaf in leaves.values()) + _METADATA_BYTES
     if shutil.disk_usage(path.parent).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

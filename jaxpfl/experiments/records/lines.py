@@ -56,11 +56,7 @@ class MetricsFile:
         self._cut(len(self._lines))
 
     def append(self, round: int, record: dict[str, Any]) -> None:
-        """Writes the record of `round`; if the file holds another, it and all later ones go.
-
-        Raises:
-          CorruptFile: earlier rounds are missing.
-        """
+        """Writes the record of `round`; if the file holds another, it and all later ones go."""
         line = json.dumps(files.jsonable(record), ensure_ascii=False, allow_nan=False).encode()
         if round < len(self._lines) and self._lines[round] == line:
             return

@@ -49,11 +49,7 @@ class Study:
         return Description({}, {}, {name: PlannedRelease.of_rounds(plan) for name, plan in plans})
 
     def shared(self) -> "tuple[Algorithm, Population]":
-        """The one algorithm that clients are asked by, whose rounds several processes share.
-
-        Raises:
-          InputError: this config asks clients besides the algorithm's rounds.
-        """
+        """The one algorithm that clients are asked by, whose rounds several processes share."""
         raise InputError("this kind of run needs one process, found several of jax.distributed")
 
 

@@ -151,11 +151,7 @@ class _Entries:
         self._path, self._entries = path, entries
 
     def get(self, name: str, kind: type, default: Any = None) -> Any:
-        """An entry of this type, or the default.
-
-        Raises:
-          InputError: it has another type, or is missing and has no default.
-        """
+        """An entry of this type, or the default."""
         found = self._entries.get(name, default)
         if kind is float and type(found) is int:
             found = float(found)

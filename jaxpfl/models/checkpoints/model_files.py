@@ -36,7 +36,7 @@ def expect_file(path: Path) -> Path:
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Reads the object in a JSON file; with `optional`, a file that is missing gives an empty one."""
+    """The object in a JSON file; with `optional`, a missing file gives an empty one."""
     if optional and not path.is_file():
         return {}
     return files.read_record(expect_file(path))

@@ -48,11 +48,7 @@ def read_tokenizer(path: Path) -> Any:
 
 
 def framed(tokenizer: Any, path: Path) -> tuple[list[int], list[int]]:
-    """The ids of the text "a", alone and with the tokens that the tokenizer puts around a text.
-
-    Raises:
-      CorruptFile: the tokenizer, which came from this path, cannot encode it.
-    """
+    """The ids of the text "a", alone and with the tokens that the tokenizer puts around a text."""
     with faults(f"{path}: the tokenizer cannot encode the text 'a'"):
         plain = tokenizer.encode("a", add_special_tokens=False).ids
         return plain, tokenizer.encode("a", add_special_tokens=True).ids

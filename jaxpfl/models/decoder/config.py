@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.checks import one_of, positive_float32, positive_int
 from jaxpfl.errors import InputError
 
-MODEL_TYPES = ("gpt2", "llama", "mistral", "qwen2")
+Architecture = Literal["gpt2", "llama", "mistral", "qwen2"]
+MODEL_TYPES = get_args(Architecture)
 ACTIVATION_NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -87,15 +89,15 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
-class LoRA:
+class LoRA(Checked):
     """The rank of adapters and the linear maps that have them, by default POPri's (Hou 2025)."""
 
-    rank: int = 4
+    rank: PositiveInt = 4
     alpha: float = 8.0
     targets: tuple[str, ...] = PROJECTIONS
 
     def __post_init__(self):
-        positive_int("rank", self.rank)
+        super().__post_init__()
         positive_float32("alpha", self.alpha)
         if not self.targets or len(set(self.targets)) != len(self.targets):
             raise InputError(
@@ -110,7 +112,7 @@ class LoRA:
 
 
 @dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(Checked):
     """The architecture and the sizes of a decoder.
 
     Attributes:
@@ -133,28 +135,26 @@ class DecoderConfig:
       initializer_range: standard deviation of random weights.
     """
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    layers: int
-    heads: int
+    model_type: Architecture
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
     kv_heads: int = 0
     head_size: int = 0
     inner_size: int = 0
-    positions: int = 1_024
+    positions: PositiveInt = 1_024
     norm_epsilon: float = 1e-5
     activation: str = ""
     tied: bool | None = None
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
-    window: int | None = None
+    window: PositiveInt | None = None
     initializer_range: float = 0.02
 
     def __post_init__(self):
-        one_of("model_type", self.model_type, MODEL_TYPES)
+        super().__post_init__()
         gpt2 = self.model_type == "gpt2"
-        for field in ("vocab_size", "hidden_size", "layers", "heads", "positions"):
-            positive_int(field, getattr(self, field))
         if gpt2 or not self.head_size:
             check_multiple("hidden_size", self.hidden_size, "heads", self.heads)
         fill_in(
@@ -180,7 +180,6 @@ class DecoderConfig:
         elif self.head_size % 2:
             raise InputError(f"head_size must be even for rotary positions, found {self.head_size}")
         if self.window is not None:
-            positive_int("window", self.window)
             one_of("the model_type of a decoder with a window", self.model_type, ("mistral",))
 
     def biased(self, projection: str) -> bool:
@@ -192,7 +191,7 @@ class DecoderConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Reads the values of a config.json; fields that it does not have take their defaults."""
-        model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
+        model_type: Any = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         names = _GPT2_NAMES if model_type == "gpt2" else _LLAMA_NAMES
         given = read_fields(values, names, _FIXED.get(model_type, {}))
         for name, ours in names.items():

@@ -18,7 +18,7 @@ padding is never a target, and no real token sees it.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpfl.checks import one_of
+from jaxpfl.checked import Checked
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Batch, LossModel, Metrics, Params, masked_loss, split
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
@@ -100,7 +100,7 @@ def _norm(config: DecoderConfig) -> Norm:
 
 
 @dataclass(frozen=True)
-class Decoder(LossModel):
+class Decoder(Checked, LossModel):
     """A decoder language model.
 
     The parameters are {"embed": {"token" [V, H], "position" [positions, H] (gpt2)}, "layers":
@@ -124,13 +124,10 @@ class Decoder(LossModel):
     config: DecoderConfig
     lora: LoRA | None = None
     int8: bool = False
-    compute: str = "float32"
+    compute: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
 
     columns = ("tokens",)
-
-    def __post_init__(self):
-        one_of("compute", self.compute, ("float32", "bfloat16"))
 
     @property
     def name(self) -> str:

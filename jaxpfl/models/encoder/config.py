@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
+from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
 from jaxpfl.checks import non_negative_int, one_of, positive_float32, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.decoder.config import (
@@ -54,7 +55,7 @@ _FIXED: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class EncoderConfig:
+class EncoderConfig(Checked):
     """The architecture and the sizes of an encoder; the defaults are BERT-base's.
 
     Attributes:
@@ -75,31 +76,29 @@ class EncoderConfig:
     """
 
     model_type: str = "bert"
-    vocab_size: int = 30_522
-    hidden_size: int = 768
-    layers: int = 12
-    heads: int = 12
+    vocab_size: PositiveInt = 30_522
+    hidden_size: PositiveInt = 768
+    layers: PositiveInt = 12
+    heads: PositiveInt = 12
     inner_size: int = 0
     activation: str = "gelu"
-    positions: int = 512
-    segments: int = 2
+    positions: PositiveInt = 512
+    segments: PositiveInt = 2
     norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
     embedding_size: int = 0
     groups: int = 0
-    pad: int = 0
+    pad: NonNegativeInt = 0
 
     def __post_init__(self):
+        super().__post_init__()
         one_of("model_type", self.model_type, MODEL_TYPES)
-        for field in ("vocab_size", "hidden_size", "layers", "heads", "positions", "segments"):
-            positive_int(field, getattr(self, field))
         size = self.hidden_size
         fill_in(self, inner_size=4 * size, embedding_size=size, groups=self.layers)
         for field in ("inner_size", "embedding_size", "groups"):
             positive_int(field, getattr(self, field))
         for field in ("norm_epsilon", "initializer_range"):
             object.__setattr__(self, field, positive_float32(field, getattr(self, field)))
-        non_negative_int("pad", self.pad)
         one_of("activation", self.activation, ACTIVATION_NAMES)
         check_multiple("hidden_size", size, "heads", self.heads)
         if self.groups > self.layers:

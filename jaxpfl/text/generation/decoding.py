@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-from jaxpfl.checks import non_negative, positive_int, real
-from jaxpfl.errors import InputError
+from jaxpfl.checked import Checked, NonNegative, PositiveFraction, PositiveInt
 from jaxpfl.text.generation.stop import check_stop
 
 
 @dataclass(frozen=True)
-class Decoding:
+class Decoding(Checked):
     """Settings of text generation.
 
     Attributes:
@@ -23,14 +22,11 @@ class Decoding:
       InputError: a setting is out of its range; the message names it.
     """
 
-    max_new_tokens: int = 64
-    temperature: float = 1.0
-    top_p: float = 1.0
+    max_new_tokens: PositiveInt = 64
+    temperature: NonNegative = 1.0
+    top_p: PositiveFraction = 1.0
     stop: tuple[str, ...] = ()
 
     def __post_init__(self):
-        positive_int("max_new_tokens", self.max_new_tokens)
-        non_negative("temperature", self.temperature)
-        if not 0 < real("top_p", self.top_p) <= 1:
-            raise InputError(f"top_p must be greater than 0 and at most 1, found {self.top_p!r}")
+        super().__post_init__()
         object.__setattr__(self, "stop", check_stop(self.stop))

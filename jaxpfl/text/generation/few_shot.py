@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 
 
 @dataclass(frozen=True)
-class FewShot:
+class FewShot(Checked):
     """The format of prompts and responses.
 
     Attributes:
@@ -31,7 +32,7 @@ class FewShot:
         does so.
     """
 
-    shots: int = 3
+    shots: PositiveInt = 3
     head: str = "List of 6 diverse original text samples:\n\n"
     heading: str = "Original Text Sample {number}\n"
     after: str = "\n\n"
@@ -39,7 +40,7 @@ class FewShot:
     flatten: bool = True
 
     def __post_init__(self) -> None:
-        positive_int("shots", self.shots)
+        super().__post_init__()
         try:
             self.heading.format(number=1)
         except (IndexError, KeyError, ValueError) as error:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxpfl.checks import open_fraction, positive_int
+from jaxpfl.checked import Checked, OpenFraction, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.checkpoints import pretrained
@@ -37,7 +37,7 @@ _MASKS = ("[MASK]", "<mask>")
 
 
 @dataclass(frozen=True)
-class Continue:
+class Continue(Checked):
     """Keeps the first tokens of a text, which a decoder continues.
 
     Attributes:
@@ -48,14 +48,10 @@ class Continue:
     """
 
     writer: LanguageModel
-    kept: float = 0.5
-    tokens: int = 64
+    kept: OpenFraction = 0.5
+    tokens: PositiveInt = 64
     decoding: Decoding = field(default_factory=Decoding)
     clean: Callable[[str], str] = str.strip
-
-    def __post_init__(self) -> None:
-        open_fraction("kept", self.kept)
-        positive_int("tokens", self.tokens)
 
     def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
         """One variation of each text; a text whose variation would be empty stays as it is."""
@@ -73,7 +69,7 @@ class Continue:
 
 
 @dataclass(frozen=True)
-class MaskAndFill:
+class MaskAndFill(Checked):
     """Masks three of ten tokens at random and draws others from a masked language model.
 
     At least one token of each text is masked.
@@ -91,11 +87,11 @@ class MaskAndFill:
     mask_id: int
     first_id: int
     last_id: int
-    tokens: int = 64
+    tokens: PositiveInt = 64
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_fits(self.tokeniser, self.model.vocab_size)
-        positive_int("tokens", self.tokens)
 
     def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
         """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""

@@ -51,11 +51,6 @@ class OOVRates:
         words = int(self.words_T.sum())
         return int(self.oov_T.sum()) / words if words else float("nan")
 
-    def standard_error_T(self) -> np.ndarray:
-        """The standard error of `rate_T` if sentences are drawn independently; NaN where it is."""
-        rate_T = self.rate_T
-        return np.sqrt(rate_T * (1 - rate_T) / np.maximum(self.words_T, 1))
-
 
 def check_token_rows(name: str, tokens: np.ndarray) -> None:
     """Refuses what is not a two-dimensional array of integers."""

@@ -17,7 +17,7 @@ are computed once.
 import dataclasses
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpfl.checks import non_negative, one_of, positive, positive_int
+from jaxpfl.checked import Checked, NonNegative, Positive, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
@@ -39,7 +39,7 @@ from jaxpfl.text.preference.pairs import Pairs, Rows, lengths, padded_lengths, r
 
 
 @dataclass(frozen=True)
-class PreferenceSettings:
+class PreferenceSettings(Checked):
     """How adapters are tuned; the defaults are POPri's.
 
     Attributes:
@@ -61,33 +61,18 @@ class PreferenceSettings:
         keeps the model's. Adapters are float32.
     """
 
-    loss: str = "dpo"
-    tau: float = 0.01
-    epochs: int = 2
-    batch_size: int = 24
-    learning_rate: float = 8e-7
-    final_learning_rate: float = 3e-7
-    weight_decay: float = 0.0
-    clip_norm: float | None = 1.0
-    microbatch_size: int | None = None
-    multiple: int = 64
+    loss: Literal["dpo", "ipo"] = "dpo"
+    tau: Positive = 0.01
+    epochs: PositiveInt = 2
+    batch_size: PositiveInt = 24
+    learning_rate: Positive = 8e-7
+    final_learning_rate: NonNegative = 3e-7
+    weight_decay: NonNegative = 0.0
+    clip_norm: Positive | None = 1.0
+    microbatch_size: PositiveInt | None = None
+    multiple: PositiveInt = 64
     remat: bool = False
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        one_of("loss", self.loss, tuple(_LOSSES))
-        for name in ("tau", "learning_rate"):
-            positive(name, getattr(self, name))
-        for name in ("final_learning_rate", "weight_decay"):
-            non_negative(name, getattr(self, name))
-        for name in ("epochs", "batch_size", "multiple"):
-            positive_int(name, getattr(self, name))
-        if self.clip_norm is not None:
-            positive("clip_norm", self.clip_norm)
-        if self.microbatch_size is not None:
-            positive_int("microbatch_size", self.microbatch_size)
-        if self.dtype is not None:
-            one_of("dtype", self.dtype, ("float32", "bfloat16"))
+    dtype: Literal["float32", "bfloat16"] | None = None
 
     def computing(self, model: Decoder) -> Decoder:
         """The model with the settings of its computations."""

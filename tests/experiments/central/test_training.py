@@ -19,7 +19,7 @@ from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import Progress
 
-SETTINGS = Training(epochs=3, batch_size=8, learning_rate=0.03, warmup_steps=4, weight_decay=0.1)
+SETTINGS = Training(epochs=3, batch_size=8, learning_rate=0.03, weight_decay=0.1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +74,7 @@ def _reference(columns: Any, settings: Training, seed: int) -> tuple[np.ndarray,
             gradient = 2 * x[rows].T @ residuals / len(rows)
             if settings.clip_norm is not None:
                 gradient *= min(1.0, settings.clip_norm / np.linalg.norm(gradient))
-            if step < settings.warmup_steps:
-                rate = settings.learning_rate * (step + 1) / settings.warmup_steps
-            else:
-                share = (step - settings.warmup_steps) / (steps - settings.warmup_steps)
-                rate = settings.learning_rate * 0.5 * (1 + np.cos(np.pi * share))
+            rate = settings.learning_rate * 0.5 * (1 + np.cos(np.pi * step / steps))
             step += 1
             m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
             move = m / (1 - 0.9**step) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
@@ -92,9 +88,7 @@ def _flat(params: Any) -> np.ndarray:
     return np.concatenate([params["kernel"], params["bias"][None]])
 
 
-@pytest.mark.parametrize(
-    "changed", [{}, {"clip_norm": None}, {"warmup_steps": 0, "batch_size": 64}]
-)
+@pytest.mark.parametrize("changed", [{}, {"clip_norm": None, "batch_size": 64}])
 def test_it_is_adamw_with_clipping_and_a_cosine(changed):
     settings, columns = dataclasses.replace(SETTINGS, **changed), _columns()
     found = fit(MODEL, START, columns, settings, seed=3)

@@ -53,11 +53,7 @@ class Candidates:
         return open_public(self.sources[source], self._public, self._private, what)
 
     def sample(self, source: str, column: str, limit: int, seed: int) -> Population:
-        """At most `limit` randomly drawn examples of one source, as one client with one column.
-
-        Raises:
-          InputError: the source has no such column, or no examples.
-        """
+        """At most `limit` randomly drawn examples of one source, as one client with one column."""
         population = self.population(source)
         values = _column(population, source, column)
         values = take(values, np.sort(_order(population, source, seed)[:limit]))
@@ -83,9 +79,6 @@ class Candidates:
           examples: the number of examples, held-out ones included.
           valid: the fraction of each part of a mixture that is held out.
           columns: the columns that the model reads; `encoder` makes "tokens" from "text".
-
-        Raises:
-          InputError: the sources have too few examples.
         """
         train: dict[str, list[Column]] = {column: [] for column in columns}
         held: dict[str, list[Column]] = {column: [] for column in columns}

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxpfl import checks
+from jaxpfl.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.baselines import (
     BaselineModelConfig,
     CharacterModelConfig,
     FeatureModelConfig,
 )
-from jaxpfl.experiments.config.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,

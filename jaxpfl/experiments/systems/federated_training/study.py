@@ -216,11 +216,7 @@ class Prepared(Study):
 
 
 def prepare(config: Config) -> Prepared:
-    """Reads the data, splits it by client, makes the vocabulary, calibrates the plans.
-
-    Raises:
-      InputError: a source cannot be read, or its parts do not fit together.
-    """
+    """Reads the data, splits it by client, makes the vocabulary, calibrates the plans."""
     clients, model = read_clients(config.data), config.model
     parts = split_clients(clients, config.data)
     if config.evaluation.source is not None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining
+from jaxpfl.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
     DataConfig,

@@ -6,15 +6,14 @@ Every field is PUBLIC, as in all configs.
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from jaxpfl import checks
 from jaxpfl.algorithms.candidate_scores import ScoreKind
 from jaxpfl.algorithms.popri import PopriSettings
 from jaxpfl.algorithms.private_evolution import EvolutionSettings
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
-from jaxpfl.experiments.config.checked import Checked, PositiveInt
 from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
 from jaxpfl.experiments.config.sections import (
     DataConfig,
@@ -88,15 +87,11 @@ class PopriConfig(PopriSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.one_of("reward", self.reward, ("scores", "moments"))
-        checks.one_of("corpus", self.corpus, ("all", "nearest"))
         if self.corpus == "nearest" and self.reward != "moments":
             raise InputError(
                 "popri.corpus must be 'all' with popri.reward 'scores', found 'nearest': only the "
                 "moments of one look show it; `jaxpfl fred` is a release of its own"
             )
-        checks.one_of("checkpoint", self.checkpoint, ("last", "nearest"))
-        checks.one_of("final_prompts", self.final_prompts, ("samples", "best_responses"))
 
 
 @dataclass(frozen=True)
@@ -111,15 +106,11 @@ class EvolutionConfig(EvolutionSettings):
       fine_tuning: the training of the generator's adapters on the selected texts, in `pe_sft`.
     """
 
-    max_texts: int = 8
+    max_texts: PositiveInt = 8
     fill_model: str | None = None
     fine_tuning: Training = field(
         default_factory=lambda: Training(epochs=3, batch_size=32, learning_rate=0.001)
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive_int("max_texts", self.max_texts)
 
 
 @dataclass(frozen=True)

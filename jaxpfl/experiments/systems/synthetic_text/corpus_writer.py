@@ -145,9 +145,6 @@ class CorpusWriter:
 
     Attributes:
       progress: whether progress bars are shown on stderr.
-
-    Raises:
-      InputError: a published model of the config cannot be used.
     """
 
     config: SyntheticTextConfig

@@ -198,12 +198,7 @@ class Prepared(Study):
 
 
 def prepare(config: SyntheticTextConfig) -> Prepared:
-    """Reads the clients of a study and refuses what cannot be carried out; releases nothing.
-
-    Raises:
-      InputError: a source cannot be read, the clients have no texts, a corpus contains their data,
-        the privacy target cannot be met, or a library or model is missing.
-    """
+    """Reads the clients of a study and refuses what cannot be carried out; releases nothing."""
     clients = read_clients(config.data)
     if "text" not in clients.columns:
         raise InputError(
