@@ -45,7 +45,7 @@ def configs(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
-    table = "a table: .csv, .jsonl or .parquet"
+    table = "a table: .csv, .tsv, .jsonl or .parquet; or a folder, or a path with *"
     parser.add_argument("file", metavar="FILE", help=table)
     common.add_path(parser, "--out", "CONFIG", "what to write (default: NAME-OF-FILE.yaml)")
     for name, text in _COLUMNS.items():
@@ -53,7 +53,10 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 
 def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
-    out = arguments.out or Path(Path(arguments.file).name.partition(".")[0] + ".yaml")
+    path = Path(arguments.file)
+    # Of a path with *, the folder has a name.
+    name = path.parent.name or "table" if "*" in path.name else path.name
+    out = arguments.out or Path(name.partition(".")[0] + ".yaml")
     if out.exists():
         raise InputError(f"{out} exists already; choose another file with --out")
     from jaxpfl.experiments.init import init as written

@@ -4,18 +4,21 @@
     digits?clients=100&alpha=0.5&seed=0    scikit-learn's digits, dealt to clients
     huggingface:OWNER/NAME?revision=HEX    any data set of the hub, a row = a client; with
                                            &part=train&config=NAME and the options of a table
-    PATH.jsonl, .csv, .parquet,            a table, a row = an example; with ?client=FIELD
-      .jsonl.gz, .csv.gz                   &text=FIELD&label=FIELD&features=FIELD,FIELD
-                                           &columns=FIELD,FIELD&split=sentences&min_examples=5, each
-                                           optional, see `readers.examples.Layout`; ?client=* makes
-                                           each row a client
+    PATH.jsonl, .csv, .tsv, .parquet,      a table, a row = an example; with ?client=FIELD
+      .jsonl.gz, .csv.gz, .tsv.gz          &text=FIELD&label=FIELD&features=FIELD,FIELD
+                                           &columns=FIELD,FIELD&split=sentences&min_examples=5
+                                           &encoding=latin-1, each optional, see
+                                           `readers.examples.Layout`; ?client=* makes each row a
+                                           client
     the same with ?client=FIELD|value      tables larger than memory, in one file, on the hub, or in
-      or FIELD|domain, FOLDER?client=FIELD all such files of a folder; |domain is a URL's host
+      or FIELD|domain, FOLDER?client=FIELD all such files of a folder, or that a path with * fits;
+      or PATH/*.csv?client=FIELD           |domain is a URL's host
+    FOLDER?client=FIELD                    what `datasets` saved to disk; with a table's options
     PATH.npz                               NumPy arrays of images, labels and client ids; with
                                            ?client=ARRAY&image=ARRAY&label=ARRAY&min_examples=5,
                                            each optional ("client", "images", "labels")
     PATH.txt, PATH.txt.gz                  plain text: one client, an example is a paragraph;
-                                           with ?split=sentences or ?split=lines
+                                           with ?split=sentences or ?split=lines, &encoding=latin-1
     PATH.tar.gz, PATH.tar.xz               an archive of .txt files: a client is a file; with
                                            ?split=...&min_examples=5
     PATH.sqlite                            a data set of TensorFlow Federated; with ?dataset=emnist
@@ -66,6 +69,16 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _HUB_TEXTS = ("text", "data", "abstract")
 
 
+def _encoding(name: str) -> str:
+    try:
+        "".encode(name)
+    except LookupError:
+        raise InputError(
+            f"encoding must be one that Python knows, such as latin-1 or cp1252, found {name!r}"
+        ) from None
+    return name
+
+
 def _names(value: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in value.split(","))
 
@@ -84,9 +97,10 @@ _KINDS: dict[str, _Options] = {
     "docstrings": {},
     "digits": {"clients": int, "alpha": float, "seed": int},
     "huggingface": {**dict.fromkeys(_ON_HUB, str), **_TABLE},
-    "table": _TABLE,
+    "table": {**_TABLE, "encoding": _encoding},
+    "saved": _TABLE,
     "npz": {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int},
-    "text": _TEXT,
+    "text": {**_TEXT, "encoding": _encoding},
     "tff": {"dataset": tuple(SCHEMAS), "split": str, "form": str, "min_examples": int},
     "folder": {},
 }
@@ -139,14 +153,21 @@ class _Named:
     def grouped(self) -> bool:
         """Whether it is a table whose rows are grouped by client on the disk."""
         is_table = self.kind in ("table", "huggingface")
-        folder = not self.word and self.place.is_dir()
-        return is_table and (folder or "|" in self.options.get("client", ""))
+        several = self.place.is_dir() or ("*" in self.head and not self.place.is_file())
+        return is_table and (several or "|" in self.options.get("client", ""))
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a file or folder, or files that a path with * fits."""
+        return self.place.exists() or (self.kind == "table" and bool(table.files_of(self.place)))
 
     @property
     def kind(self) -> str:
         """One of `_KINDS`; "" for a path that none is known of."""
         if self.word:
             return self.word
+        if any((self.place / f"dataset_{each}.json").is_file() for each in ("info", "dict")):
+            return "saved"
         if self.place.is_dir():
             # Of a stored population there are no options.
             return "table" if self.options and not storage.is_stored(self.place) else "folder"
@@ -158,11 +179,14 @@ class _Named:
             return
         path = self.path
         if self.kind == "folder" and not storage.is_stored(path):
-            made = "expected one made by Population.save or `jaxpfl convert`"
-            raise InputError(f"source {self.source!r}: a folder without a manifest, {made}")
+            raise InputError(
+                f"source {self.source!r}: a folder without a manifest, expected one made by "
+                "Population.save or `jaxpfl convert`; of a folder of tables, name the field of "
+                f"clients, as in {self.head}?client=FIELD"
+            )
         if not self.kind and (path.exists() or not holding(self.source)):
             raise self.unknown(path)
-        if not self.kind or not path.exists():
+        if not self.kind or not self.exists:
             known = holding(self.source)
             hint = f"; `jaxpfl data get {known}` fetches it, or says how to make it"
             what = f"source {self.source!r}: there is no such file"
@@ -188,7 +212,7 @@ class _Named:
 
     def layout(self, options: Mapping[str, Any]) -> Layout:
         """Which fields of a table are what."""
-        given = {name: each for name, each in options.items() if name not in _ON_HUB}
+        given = {name: options[name] for name in options if name not in (*_ON_HUB, "encoding")}
         if self.word:
             given.setdefault("client", EACH_ROW)
         try:
@@ -196,7 +220,7 @@ class _Named:
         except InputError as error:
             raise InputError(f"source {self.source!r}: {error}") from None
         if self.grouped and layout.client == EACH_ROW:
-            raise InputError(f"source {self.source!r}: client=* is for one file, found a folder")
+            raise InputError(f"source {self.source!r}: client=* is for one file, found several")
         return layout
 
     def title(self, options: Mapping[str, Any]) -> str:
@@ -259,8 +283,12 @@ def _read(named: _Named, options: dict[str, Any]) -> Population:
     if named.grouped:
         with _stream_grouped(named, options) as found:
             return collect(found)
+    if named.kind == "saved":
+        frame = hugging_face.saved(named.path)
+        return population_of(read_frame(named.head, frame, layout.fields), layout, named.head)
     if not named.word:
-        return population_of(table.read_table(named.path, layout.fields), layout, named.head)
+        rows = table.read_table(named.path, layout.fields, encoding=options.get("encoding"))
+        return population_of(rows, layout, named.head)
     frame = hugging_face.load(named.name, **_of_hub(options))
     if not {"text", "label", "features"} & options.keys():
         known = [each for each in _HUB_TEXTS if each in frame.column_names]
@@ -299,7 +327,7 @@ def _stream_grouped(
         rows = hugging_face.rows_of_hub(named.name, _of_hub(options))
         read = partial(table.read_mappings, named.name, rows)
     else:
-        read = partial(table.read_table, named.path)
+        read = partial(table.read_table, named.path, encoding=options.get("encoding"))
     return stream_of(read, named.layout(options), named.title(options), folder)
 
 
@@ -307,7 +335,7 @@ def why_missing(source: str) -> str:
     """Why a source is not available, or "" if it is; reads no data and asks no hub."""
     named = _Named(source)
     named.scheme()
-    here = bool(named.word) or named.place.exists()
+    here = bool(named.word) or named.exists
     if here:
         named.require_known()
     elif not named.kind and (named.place.suffix or not named.place.parent.name):
@@ -316,7 +344,7 @@ def why_missing(source: str) -> str:
     kind = named.kind or ("table" if named.options else "folder")
     options = _typed(named.source, named.options, _KINDS[kind])
     options.pop("min_examples", None)
-    if kind in ("table", "huggingface"):
+    if kind in ("table", "saved", "huggingface"):
         named.layout(options)
     if named.word == "huggingface":
         return "it is on the Hugging Face hub, which was not asked"

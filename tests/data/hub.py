@@ -17,6 +17,9 @@ class Rows:
         assert kind == "arrow"
         return Rows(self.table.select(columns))
 
+    def __len__(self):
+        return len(self.table)
+
     def iter(self, rows):
         for start in range(0, len(self.table), rows):
             yield self.table.slice(start, rows)

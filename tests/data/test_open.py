@@ -58,7 +58,7 @@ def test_environment_variable_is_expanded_and_not_shown(path, monkeypatch):
         ("digits?seed=1&seed=2", "given twice"),
         ("digits?seed", "NAME=VALUE"),
         ("nowhere.jsonl", "there is no such file"),
-        ("nowhere.tsv", "unknown source"),
+        ("nowhere.tab", "unknown source"),
         ("", "must be a path or a string"),
     ],
 )
@@ -69,9 +69,9 @@ def test_bad_source_is_refused_with_the_nearest_name(source, expected):
 
 
 def test_other_files_and_folders_are_refused(tmp_path):
-    (tmp_path / "table.tsv").write_text("a,b\n")
+    (tmp_path / "table.tab").write_text("a,b\n")
     with pytest.raises(InputError, match=r"ending in \.jsonl"):
-        open_population(tmp_path / "table.tsv")
+        open_population(tmp_path / "table.tab")
     with pytest.raises(InputError, match="a folder without a manifest"):
         open_population(tmp_path)
 

@@ -2,6 +2,7 @@
 file's name."""
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import io
@@ -10,7 +11,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 from jaxpfl.errors import CorruptFile, InputError
 
@@ -62,28 +63,60 @@ def decoded(content: bytes) -> tuple[str, int]:
 
 
 def lines(
-    stream: IO[bytes], where: str, called: str = "line", most: int | None = None
+    stream: Any,
+    where: str,
+    called: str = "line",
+    most: int | None = None,
+    encoding: str | None = None,
 ) -> Iterator[str]:
     """The lines of a text with their ends; a byte order mark at its start is skipped.
 
     Args:
+      stream: bytes, of which some can be seen before they are read (`peek`).
       where, called: begin messages, as in "{where}, {called} 3".
       most: bytes of all lines together; a longer text is refused.
+      encoding: None: UTF-8, or UTF-16 where its byte order mark is at the start.
     """
     number = read = 0
-    while line := stream.readline(MAX_AT_ONCE + 1):
-        number += 1
-        read += len(line)
-        if len(line) > MAX_AT_ONCE:
-            raise InputError(
-                f"{where}, {called} {number}: longer than the {MAX_AT_ONCE} bytes of a line"
-            )
-        if most is not None and read > most:
-            raise InputError(f"{where}: longer than the {most} bytes of a file")
-        text, bad = decoded(line)
-        if bad:
-            raise InputError(f"{where}, {called} {number}: byte {bad} is not valid UTF-8")
-        yield text.removeprefix("\ufeff") if number == 1 else text
+    with _decoding(stream, encoding) as opened:
+        while line := _line(opened, f"{where}, {called} {number + 1}"):
+            number += 1
+            read += len(line)
+            if len(line) > MAX_AT_ONCE:
+                raise InputError(
+                    f"{where}, {called} {number}: longer than the {MAX_AT_ONCE} bytes of a line"
+                )
+            if most is not None and read > most:
+                raise InputError(f"{where}: longer than the {most} bytes of a file")
+            text, bad = (line, 0) if isinstance(line, str) else decoded(line)
+            if bad:
+                raise InputError(
+                    f"{where}, {called} {number}: byte {bad} is not valid UTF-8; if it is of "
+                    "another encoding, name that, as in ?encoding=latin-1"
+                )
+            yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+@contextlib.contextmanager
+def _decoding(stream: Any, encoding: str | None) -> Iterator[Any]:
+    """The stream, if it is of UTF-8; else one of texts, whose end leaves the stream open."""
+    if encoding is None and stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        encoding = "utf-16"
+    if encoding is None:
+        yield stream
+        return
+    text = io.TextIOWrapper(stream, encoding, newline="\n")
+    try:
+        yield text
+    finally:
+        with contextlib.suppress(ValueError):  # it is closed already
+            text.detach()
+
+
+def _line(stream: Any, where: str) -> str | bytes:
+    with contextlib.suppress(UnicodeError):  # which holds the content
+        return stream.readline(MAX_AT_ONCE + 1)
+    raise InputError(f"{where}, or one of those after it, is not valid {stream.encoding}")
 
 
 class _Forward:

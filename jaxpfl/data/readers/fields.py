@@ -88,7 +88,9 @@ class Fields:
             if known.count(name) != 1:
                 found = ", ".join(map(repr, known)) or "none"
                 problem = "there is no field" if name not in known else "there are two fields"
-                raise InputError(f"{source}: {problem} {name!r}, found {found}")
+                hint = "; client=FIELD names whose a row is, client=* makes each row a client"
+                hint = hint if "client" in self._uses[name] else ""
+                raise InputError(f"{source}: {problem} {name!r}, found {found}{hint}")
 
     def require_schema(self, source: str, schema: pa.Schema) -> None:
         """Refuses a table with a field of a type that no field can hold, before any row is read."""

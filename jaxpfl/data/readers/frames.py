@@ -58,7 +58,14 @@ def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
 
 
 def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch | pa.Table]:
+    if isinstance(frame, dict):
+        raise InputError(f"{name}: choose one of its parts: {', '.join(map(repr, frame))}")
     if hasattr(frame, "column_names") and hasattr(frame, "with_format"):
+        if not hasattr(frame, "__len__"):
+            raise InputError(
+                f"{name}: expected a datasets.Dataset, found an {type(frame).__name__}, whose rows "
+                "can be read once: save it, or make it a Dataset by Dataset.from_list(list(it))"
+            )
         # The rows that were selected of a data set, in its order; its whole table has others.
         fields.require(name, frame.column_names)
         yield from frame.with_format("arrow", columns=list(fields.names)).iter(_ROWS)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import InputError
+from jaxpfl.errors import CorruptFile, InputError
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -55,6 +55,22 @@ def load(
     except Exception as error:
         known = isinstance(error, OSError)
         raise _unread(name, revision, error) from (error if known else None)
+
+
+def saved(folder: Path) -> Any:
+    """The `datasets.Dataset` that `save_to_disk` wrote to a folder: the rows that were selected."""
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise _not_installed(str(folder)) from error
+    try:
+        return datasets.load_from_disk(str(folder))
+    # As for `load`.
+    except Exception as error:
+        raise CorruptFile(
+            f"{folder}: the library datasets cannot read what it saved there "
+            f"({type(error).__name__})"
+        ) from None
 
 
 def rows_of_hub(name: str, which: dict[str, Any]) -> Iterator[dict[str, Any]]:

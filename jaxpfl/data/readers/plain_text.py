@@ -1,7 +1,8 @@
 """Plain text: a file, or an archive of files; each file is a client.
 
 Policy, the same on every platform:
-- Files must be valid UTF-8 (a byte order mark at the start is skipped); lines end in \\n or \\r\\n.
+- A file is in UTF-8, in UTF-16 with a byte order mark, or in the encoding that a user names, and
+  what is not valid in it is refused; lines end in \\n or \\r\\n.
   `readers.prose` makes them examples. A file without examples is a client without examples.
 - .gz and .xz checksums are verified to the end of the file.
 - Of an archive's files (see `compressed.members`), those whose names end in .txt are read, except
@@ -31,13 +32,18 @@ _BLOCK = 65_536
 
 
 def read_plain_text(
-    path: Path, *, split: str = "paragraphs", name: str | None = None
+    path: Path,
+    *,
+    split: str = "paragraphs",
+    encoding: str | None = None,
+    name: str | None = None,
 ) -> Population:
     """Reads a .txt or .txt.gz file, or a .tar.gz or .tar.xz archive of .txt files.
 
     Args:
       path: the file.
       split: what an example is: "paragraphs", "sentences" or "lines".
+      encoding: None: UTF-8, or UTF-16 where its byte order mark is at the start.
       name: of the population; by default the path.
 
     Returns:
@@ -53,7 +59,8 @@ def read_plain_text(
     sizes: list[int] = []
     with errors_of(path):
         for client, where, stream in _files(path):
-            texts = pieces(lines(stream, where, most=compressed.MAX_FILE_BYTES), split)
+            most = compressed.MAX_FILE_BYTES
+            texts = pieces(lines(stream, where, most=most, encoding=encoding), split)
             client_ids.append(client)
             sizes.append(0)
             while block := list(islice(texts, _BLOCK)):

@@ -2,9 +2,10 @@
 
 A new format is a function that gives the rows with some fields, and a line of `_READERS`. A folder
 of shards is read file by file, in the order of their names, its folders included; all files with
-these endings belong to it.
+these endings belong to it. A path with * stands for all files that it fits (`glob.glob`).
 """
 
+import glob
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -15,28 +16,35 @@ from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.errors import InputError
 
 _ROWS = 2_048
-_READERS: dict[str, Callable[[Path, Fields], Iterator[Rows]]] = {
-    **dict.fromkeys((".jsonl", ".jsonl.gz", ".csv", ".csv.gz"), text_tables.read_text),
-    ".parquet": parquet_files.read_parquet,
+_TEXTS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
+_READERS: dict[str, Callable[[Path, Fields, str | None], Iterator[Rows]]] = {
+    **dict.fromkeys(_TEXTS, text_tables.read_text),
+    ".parquet": lambda path, fields, _: parquet_files.read_parquet(path, fields),
 }
 
 ENDINGS = tuple(_READERS)
 
 
-def read_table(path: Path, fields: Fields) -> Iterator[Rows]:
-    """The rows of a file, or of the shards of a folder, in bounded memory."""
+def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> Iterator[Rows]:
+    """The rows of a file, or of the shards of a folder, in bounded memory.
+
+    Args:
+      encoding: of files of text; None: UTF-8, or UTF-16 with a byte order mark.
+    """
     for file in files_of(path):
         read = next((each for end, each in _READERS.items() if file.name.endswith(end)), None)
         if read is None:
             endings = ", ".join(ENDINGS)
             raise InputError(f"{file}: expected a table, a name ending in {endings}")
-        yield from read(file, fields)
+        yield from read(file, fields, encoding)
 
 
 def files_of(path: Path) -> list[Path]:
-    """The shards of a folder, or the file itself."""
+    """The shards of a folder, the files that a path with * fits, or the file itself."""
     if path.is_file():
         return [path]
+    if not path.exists():
+        return sorted(map(Path, glob.glob(str(path), recursive=True)))
     found = sorted(each for each in path.rglob("*") if each.name.endswith(ENDINGS))
     if not found:
         raise InputError(f"{path}: expected a folder of {', '.join(ENDINGS)} files, found none")

@@ -1,20 +1,23 @@
-"""JSON lines (.jsonl) and CSV (.csv), as they are or gzipped: a row is a mapping.
+"""JSON lines (.jsonl), CSV (.csv) and TSV (.tsv), as they are or gzipped: a row is a mapping.
 
 Policy, the same on every platform:
-- A file must be valid UTF-8 (a byte order mark at its start is skipped); the checksum of .gz is
-  verified. Lines end in \\n or \\r\\n. A row has at most 16 MiB.
+- A file is in UTF-8, in UTF-16 with a byte order mark, or in the encoding that a user names; no
+  other is guessed, and what is not valid in it is refused. The checksum of .gz is verified. Lines
+  end in \\n or \\r\\n. A row has at most 16 MiB.
 - JSON lines: an object a line. Blank lines are skipped, but counted in row numbers. Texts are not
   changed (see `data.columns`): NUL stays, an empty text is an example, and only a lone surrogate
   escape becomes U+FFFD.
-- CSV (RFC 4180): a header, then as many fields in each row. Fields in double quotes may hold
-  commas, line ends and doubled quotes. Rows are counted as in a spreadsheet: the header is row 1;
-  blank lines are skipped and not counted. Client ids and texts are what is written. Of other
-  fields, the first row says whether they are numbers, booleans (true, false) or strings, and later
-  rows must agree; spaces around numbers are ignored. An empty text is an example; an empty number
-  is refused.
+- CSV (RFC 4180): a header, then as many fields in each row. Of comma, semicolon and tab, the first
+  that gives a header with the wanted fields separates them; in .tsv it is the tab. Fields in double
+  quotes may hold separators, line ends and doubled quotes. Rows are counted as in a spreadsheet:
+  the header is row 1; blank lines are skipped and not counted. Client ids and texts are what is
+  written. Of other fields, the first row says whether they are numbers, booleans (true, false) or
+  strings, and later rows must agree; spaces around numbers are ignored. An empty text is an
+  example; an empty number is refused.
 """
 
 import csv
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,16 +29,17 @@ from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.errors import CorruptFile, InputError
 
 _BLOCK_CHARACTERS = 2**22
+_TSV = (".tsv", ".tsv.gz")
 
 # The number of a row in its file, its values, and its characters.
 _Row = tuple[int, Mapping[str, Any], int]
 
 
 def _is_csv(path: Path) -> bool:
-    return path.name.endswith((".csv", ".csv.gz"))
+    return path.name.endswith((".csv", ".csv.gz", *_TSV))
 
 
-def read_text(path: Path, fields: Fields) -> Iterator[Rows]:
+def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows]:
     """The rows of a file, in blocks."""
     numbers: list[int] = []
     found: list[Mapping[str, Any]] = []
@@ -46,7 +50,7 @@ def read_text(path: Path, fields: Fields) -> Iterator[Rows]:
         columns = {name: [row.get(name) for row in found] for name in fields.names}
         return fields.rows(str(path), numbers, columns, typed)
 
-    for number, row, size in _rows(path, fields):
+    for number, row, size in _rows(path, fields, encoding):
         numbers.append(number)
         found.append(row)
         left -= size
@@ -57,22 +61,20 @@ def read_text(path: Path, fields: Fields) -> Iterator[Rows]:
         yield block()
 
 
-def _rows(path: Path, fields: Fields) -> Iterator[_Row]:
+def _rows(path: Path, fields: Fields, encoding: str | None) -> Iterator[_Row]:
     number = 0
     try:
         with errors_of(path), open_binary(path) as file:
-            rows = (
-                _csv_rows(path, file, fields) if _is_csv(path) else _json_rows(path, file, fields)
-            )
-            for number, row, size in rows:
+            read = _csv_rows if _is_csv(path) else _json_rows
+            for number, row, size in read(path, file, fields, encoding):
                 yield number, row, size
     except CorruptFile as error:
         behind = f" after row {number}" if number else ""
         raise CorruptFile(f"{error}{behind}") from None
 
 
-def _json_rows(path: Path, file: BinaryIO, fields: Fields) -> Iterator[_Row]:
-    for number, line in enumerate(lines(file, str(path), "row"), 1):
+def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) -> Iterator[_Row]:
+    for number, line in enumerate(lines(file, str(path), "row", encoding=encoding), 1):
         text = line.strip(" \t\r\n")
         if not text:
             continue
@@ -109,21 +111,24 @@ def _refuse_constant(constant: str) -> None:
 _DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
-def _csv_rows(path: Path, file: BinaryIO, fields: Fields) -> Iterator[_Row]:
+def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) -> Iterator[_Row]:
     most = compressed.MAX_AT_ONCE
     csv.field_size_limit(most)
     number, left, names = 1, most, None
 
     def counted() -> Iterator[str]:
         nonlocal left
-        for line in lines(file, str(path)):
+        for line in lines(file, str(path), encoding=encoding):
             left -= len(line)
             if left < 0:
                 raise InputError(f"{path}, row {number}: longer than the {most} bytes of a row")
             yield line
 
     try:
-        for row in csv.reader(counted(), strict=True):
+        text = counted()
+        header = next(filter(str.strip, text), "")
+        separator = _separator(path, header, fields)
+        for row in csv.reader(itertools.chain([header], text), delimiter=separator, strict=True):
             size, left = most - left, most
             if not row:
                 continue
@@ -133,7 +138,7 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields) -> Iterator[_Row]:
             elif len(row) != len(names):
                 raise InputError(
                     f"{path}, row {number}: expected {len(names)} fields, as in the header, found "
-                    f"{len(row)}; a field with a comma or line end must be in double quotes"
+                    f"{len(row)}; a field with a separator or line end must be in double quotes"
                 )
             else:
                 yield number, dict(zip(names, row, strict=True)), size
@@ -145,3 +150,13 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields) -> Iterator[_Row]:
         raise InputError(f"{where}: a quote must end its field or be doubled") from None
     if names is None:
         raise InputError(f"{path}: expected a header, found an empty file")
+
+
+def _separator(path: Path, header: str, fields: Fields) -> str:
+    """What separates the fields: the first of three that gives a header with those wanted."""
+    if path.name.endswith(_TSV):
+        return "\t"
+    for each in ",;\t":
+        if {*fields.names} <= {*next(csv.reader([header], delimiter=each), ())}:
+            return each
+    return ","

@@ -1,0 +1,137 @@
+"""Files as people have them: separators, encodings, several files at once, saved data sets."""
+
+import csv
+import gzip
+import io
+import re
+
+import pytest
+
+import jaxpfl as jp
+from jaxpfl.data.open import why_missing
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments.init import init
+
+ROWS = [("u1", 'grüße; "you", x\ty'), ("u2", "two\nlines"), ("u1", "z")]
+COLUMNS = "client=user&text=said"
+
+
+def table(separator: str = ",", encoding: str = "utf-8", name: str = "x.csv") -> bytes:
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, delimiter=separator)
+    writer.writerows([("user", "said"), *ROWS])
+    content = file.getvalue().encode(encoding)
+    return gzip.compress(content) if name.endswith(".gz") else content
+
+
+def texts(source: str) -> list[str]:
+    return [str(text) for text in jp.data.open(source).columns["text"]]
+
+
+@pytest.fixture
+def expected(tmp_path) -> list[str]:
+    (tmp_path / "plain.csv").write_bytes(table())
+    found = texts(f"{tmp_path / 'plain.csv'}?{COLUMNS}")
+    assert sorted(found) == sorted(text for _, text in ROWS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "encoding", "option"),
+    [
+        ("x.csv", ";", "utf-8", ""),
+        ("x.csv", "\t", "utf-8-sig", ""),
+        ("x.tsv", "\t", "utf-8", ""),
+        ("x.tsv.gz", "\t", "utf-16", ""),
+        ("x.csv", ",", "utf-16", ""),
+        ("x.csv.gz", ";", "cp1252", "&encoding=cp1252"),
+        ("x.csv", ",", "utf-32-be", "&encoding=utf-32-be"),
+    ],
+)
+def test_separators_and_encodings(tmp_path, expected, name, separator, encoding, option):
+    (tmp_path / name).write_bytes(table(separator, encoding, name))
+    source = f"{tmp_path / name}?{COLUMNS}{option}"
+    assert texts(source) == expected
+    assert why_missing(source) == ""
+    # The same clients from a file that is grouped on the disk.
+    grouped = source.replace("client=user", "client=user|value")
+    assert sorted(texts(grouped)) == sorted(expected)
+
+
+def test_other_texts_have_encodings_too(tmp_path):
+    lines = '{"client": "a", "text": "é"}\n{"client": "b", "text": "ü"}\n'
+    (tmp_path / "x.jsonl").write_bytes(lines.encode("utf-16"))
+    assert texts(str(tmp_path / "x.jsonl")) == ["é", "ü"]
+    (tmp_path / "x.txt").write_bytes("é one\n\nü two".encode("latin-1"))
+    assert texts(f"{tmp_path / 'x.txt'}?encoding=latin-1") == ["é one", "ü two"]
+
+
+@pytest.mark.parametrize(
+    ("content", "option", "said"),
+    [
+        (table(encoding="latin-1"), "", r"line 2: byte \d+ is not valid UTF-8.*encoding=latin-1"),
+        (table(encoding="utf-16")[:-3], "", "not valid utf-16"),
+        (table(encoding="latin-1"), "&encoding=ascii", "not valid ascii"),
+        (table(), "&encoding=klingon", "encoding must be one that Python knows"),
+        (table(), "&encoding=hex", "encoding must be one that Python knows"),
+        (table("|"), "", "there is no field 'user'"),
+    ],
+)
+def test_what_is_not_the_encoding_is_refused(tmp_path, content, option, said):
+    (tmp_path / "x.csv").write_bytes(content)
+    with pytest.raises(InputError, match=said) as refused:
+        jp.data.open(f"{tmp_path / 'x.csv'}?{COLUMNS}{option}")
+    error = refused.value
+    assert error.__context__ is None or error.__suppress_context__
+    assert "gr" not in str(error).replace("grouped", "")
+
+
+def test_a_path_with_a_star_is_all_files_that_it_fits(tmp_path):
+    (tmp_path / "2025").mkdir()
+    for place in ("a.csv", "b.csv", "2025/c.csv"):
+        (tmp_path / place).write_bytes(table(";"))
+    (tmp_path / "a.txt").write_text("not a table")
+    for pattern, files in (("*.csv", 2), ("**/*.csv", 3), ("2025/*", 0), ("*/c.csv", 1)):
+        source = f"{tmp_path / pattern}?{COLUMNS}"
+        if not files:
+            with pytest.raises(InputError, match="ending in"):
+                jp.data.open(source)
+            continue
+        clients = jp.data.open(source)
+        assert (len(clients), clients.num_examples) == (2, 3 * files)
+        assert why_missing(source) == ""
+    assert why_missing(f"{tmp_path / 'z*.csv'}?{COLUMNS}")
+    with pytest.raises(InputError, match="one file, found several"):
+        jp.data.open(f"{tmp_path / '*.csv'}?client=*&text=said")
+
+
+def test_a_config_can_be_made_for_several_files(tmp_path):
+    rows = "".join(f"u{number % 30};some words\n" for number in range(60))
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(f"user;said\n{rows}")
+    for file in (tmp_path, tmp_path / "*.csv"):
+        assert "clients: 30 " in init(str(file), client="user", text="said")
+    with pytest.raises(InputError, match=re.escape("?client=FIELD")):
+        init(str(tmp_path))
+
+
+def test_saved_data_sets_keep_the_rows_that_were_selected(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    whole = datasets.Dataset.from_dict({"user": ["a", "b", "a"], "said": ["x", "y", "z"]})
+    chosen = whole.filter(lambda row: row["user"] == "a")
+    chosen.save_to_disk(tmp_path / "saved")
+    assert texts(f"{tmp_path / 'saved'}?{COLUMNS}") == ["x", "z"]
+    parts = datasets.DatasetDict({"train": chosen, "test": whole})
+    parts.save_to_disk(tmp_path / "parts")
+    assert texts(f"{tmp_path / 'parts' / 'train'}?{COLUMNS}") == ["x", "z"]
+    with pytest.raises(InputError, match="choose one of its parts: 'train', 'test'"):
+        jp.data.open(f"{tmp_path / 'parts'}?{COLUMNS}")
+    with pytest.raises(InputError, match="choose one of its parts"):
+        jp.data.from_dataframe(parts, client="user", text="said")
+    with pytest.raises(InputError, match="IterableDataset"):
+        jp.data.from_dataframe(whole.to_iterable_dataset(), client="user", text="said")
+    for shard in (tmp_path / "saved").glob("*.arrow"):
+        shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(CorruptFile, match="saved"):
+        jp.data.open(f"{tmp_path / 'saved'}?{COLUMNS}")
