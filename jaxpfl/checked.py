@@ -6,6 +6,7 @@ image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
 schedule: Literal["cosine", "constant"] = "cosine"
 """
 
+import types
 import typing
 from collections.abc import Iterator
 from functools import cache, partial
@@ -28,24 +29,27 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        for name, check in _checks(type(self)):
+        for name, check, of_each in _checks(type(self)):
             value = getattr(self, name)
-            for each in value if isinstance(value, tuple) else (value,):
+            for each in value if of_each and isinstance(value, tuple | list) else (value,):
                 if each is not None:
                     check(name, each)
 
 
 @cache
-def _checks(kind: type) -> tuple[tuple[str, Any], ...]:
+def _checks(kind: type) -> tuple[tuple[str, Any, bool], ...]:
+    """For each field its checks, and whether they are for the elements of a tuple."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return tuple((name, check) for name, hint in hints.items() for check in _of_hint(hint))
+    found = ((name, *each) for name, hint in hints.items() for each in _of_hint(hint))
+    return tuple(dict.fromkeys(found))
 
 
-def _of_hint(hint: Any) -> Iterator[Any]:
-    """The checks of a type, of the members of a union and of the elements of a tuple."""
-    found = []
-    for part in (hint, *typing.get_args(hint)):
-        if typing.get_origin(part) is Literal:
-            yield partial(checks.one_of, allowed=typing.get_args(part))
-        found += [each for each in getattr(part, "__metadata__", ()) if each not in found]
-    yield from found
+def _of_hint(hint: Any, of_each: bool = False) -> Iterator[tuple[Any, bool]]:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        yield partial(checks.one_of, allowed=typing.get_args(hint)), of_each
+    for check in getattr(hint, "__metadata__", ()):
+        yield check, of_each
+    if origin in (typing.Union, types.UnionType, tuple):
+        for part in typing.get_args(hint):
+            yield from _of_hint(part, of_each or origin is tuple)

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.columns import Column, describe
 from jaxpfl.data.mapped import Mapped
 from jaxpfl.data.population import Population, check_client_indices
@@ -53,7 +54,7 @@ class Bucket(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CohortSpec:
+class CohortSpec(Checked):
     """Public caps and shapes of a cohort.
 
     Attributes:
@@ -71,20 +72,17 @@ class CohortSpec:
       InputError: a value out of range.
     """
 
-    batch_size: int
-    max_examples: int
-    epochs: int = 1
-    ladder: tuple[int, ...] | None = None
-    clients_per_bucket: int | None = None
+    batch_size: PositiveInt
+    max_examples: PositiveInt
+    epochs: PositiveInt = 1
+    ladder: tuple[PositiveInt, ...] | None = None
+    clients_per_bucket: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_examples", "epochs"):
-            checks.positive_int(name, getattr(self, name))
-        if self.clients_per_bucket is not None:
-            checks.positive_int("clients_per_bucket", self.clients_per_bucket)
+        super().__post_init__()
         if self.ladder is None:
             return
-        rungs = [checks.positive_int("ladder", rung) for rung in self.ladder]
+        rungs = self.ladder
         if not rungs or any(low >= high for low, high in itertools.pairwise(rungs)):
             raise InputError(f"ladder must be increasing numbers of steps, found {self.ladder}")
         if rungs[-1] < self.max_steps:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpfl import checks
+from jaxpfl.checked import Checked, NonNegativeInt, OpenFraction, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.description import PlannedRelease
 from jaxpfl.experiments.registry import system_of
@@ -30,7 +30,7 @@ SIMULATED = "SIMULATED: canaries in place of clients; no client was read, and no
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditSettings:
+class AuditSettings(Checked):
     """How much is played.
 
     Attributes:
@@ -42,17 +42,11 @@ class AuditSettings:
       seed: of the game.
     """
 
-    canaries: int = 1_000
-    runs: int = 8
-    rounds: int = 20
-    confidence: float = 0.99
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("canaries", "runs", "rounds"):
-            checks.positive_int(name, getattr(self, name))
-        checks.open_fraction("confidence", self.confidence)
-        checks.non_negative_int("seed", self.seed)
+    canaries: PositiveInt = 1_000
+    runs: PositiveInt = 8
+    rounds: PositiveInt = 20
+    confidence: OpenFraction = 0.99
+    seed: NonNegativeInt = 0
 
 
 def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dict[str, Any]:

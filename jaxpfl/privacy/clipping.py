@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl import checks
+from jaxpfl.checked import Checked, OpenFraction, Positive
 from jaxpfl.errors import InputError
 
 PyTree = Any
@@ -43,7 +44,7 @@ LARGEST_CLIP_NORM = 1e12
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Checked):
     """Adaptive quantile clipping (Andrew et al. 2021, Algorithm 1).
 
     Each client also sends b_i - 1/2, where b_i is 1 if its update's norm is at most the clip norm,
@@ -57,15 +58,9 @@ class AdaptiveClip:
         clients; None = 0.05 times the planned clients per round.
     """
 
-    target_quantile: float = 0.5
-    learning_rate: float = 0.2
-    indicator_noise: float | None = None
-
-    def __post_init__(self):
-        checks.open_fraction("target_quantile", self.target_quantile)
-        checks.positive("adaptive learning_rate", self.learning_rate)
-        if self.indicator_noise is not None:
-            checks.positive("indicator_noise", self.indicator_noise)
+    target_quantile: OpenFraction = 0.5
+    learning_rate: Positive = 0.2
+    indicator_noise: Positive | None = None
 
     def indicator_noise_std(self, clients_per_round: int) -> float:
         """Returns sigma_b, in clients."""
