@@ -122,7 +122,7 @@ def test_a_planted_error_of_shapes_is_bad_input(tiny, monkeypatch):
         (["--training.clients-per-round", "4001"], "clients_per_round"),
         (["--privacy.delta", "1e-3"], "delta"),
         (["--training.batch-size", "1000000000"], "steps of 1,000,000,000 examples would take"),
-        (["--data.source", "clients.tab"], "clients.tsv"),
+        (["--data.source", "clients.tab"], "clients.tab"),
         (["--data.source", "$NOT_SET/a.jsonl?klient=b"], "klient"),
         (["--data.public", "dokstrings:numpy"], "docstrings"),
     ],
