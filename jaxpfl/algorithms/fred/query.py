@@ -293,6 +293,6 @@ def public_moments(
             f"corpus {corpus.name!r} has no examples, expected at least one to compute moments from"
         )
     running = RunningMoments(embedder.dimension, clip_norm)
-    for _, vectors_NxD in embedded(corpus, embedder, progress=progress):
+    for _, vectors_NxD in embedded(corpus, embedder, progress=progress, public=True):
         running.add(vectors_NxD)
     return running.result()

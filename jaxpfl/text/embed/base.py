@@ -10,8 +10,10 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.progress import Progress
 
-# Examples handed to an embedder at a time: enough to sort by length, few enough to hold.
+# Examples of a piece: few enough to hold.
 _CHUNK = 16_384
+# Handed to an embedder at a time: enough to sort by length, few enough to show how far it has come.
+_CALL = 2_048
 
 
 class Embedder(Protocol):
@@ -56,12 +58,13 @@ def embed(population: Population, embedder: Embedder, *, progress: bool = False)
 
 
 def embedded(
-    population: Population, embedder: Embedder, *, progress: bool = False
+    population: Population, embedder: Embedder, *, progress: bool = False, public: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the rows of `embed` in pieces, for corpora whose embeddings do not fit in memory.
 
     A piece is the numbers of some rows, int64 [n], and their vectors, float32 [n, d]. Each row is
-    in one piece; their order is not specified. Errors as `embed`.
+    in one piece; their order is not specified. Progress is shown in examples where their number is
+    public. Errors as `embed`.
     """
     if embedder.column not in population.columns:
         raise InputError(
@@ -71,21 +74,26 @@ def embedded(
     column = population.columns[embedder.column]
     if embedder.column == "text" and isinstance(column, np.ndarray):
         raise InputError(f"population {population.name!r}: column 'text' must hold text")
-    done, label = 0, f"embedding with {embedder.name}"
-    with Progress(label, total=100, progress=progress, step="percent") as bar:
+    done, label = 0, f"embedding {population.name} with {embedder.name}"
+    total, step = (len(column), embedder.column) if public else (100, "percent")
+    with Progress(label, total=total, progress=progress, step=step) as bar:
         for rows, examples, position_of_row in _chunks(column):
-            found = np.asarray(embedder(examples))
-            if found.shape != (len(examples), embedder.dimension):
-                raise InputError(
-                    f"embedder {embedder.name!r} returned shape {found.shape}, expected "
-                    f"{(len(examples), embedder.dimension)}"
-                )
+            parts, here = [], len(rows) / len(examples)
+            for start in range(0, len(examples), _CALL):
+                given = examples[start : start + _CALL]
+                parts.append(np.asarray(embedder(given)))
+                if parts[-1].shape != (len(given), embedder.dimension):
+                    raise InputError(
+                        f"embedder {embedder.name!r} returned shape {parts[-1].shape}, expected "
+                        f"{(len(given), embedder.dimension)}"
+                    )
+                bar.update(total * (done + round(here * (start + len(given)))) // len(column))
+            found = np.concatenate(parts)
             # A text that occurs very often must not make a piece large.
             for start in range(0, len(rows), _CHUNK):
                 piece = slice(start, start + _CHUNK)
                 yield rows[piece], found[position_of_row[piece]]
             done += len(rows)
-            bar.update(100 * done // len(column))
 
 
 def embeddings_of(population: Population) -> np.ndarray:
