@@ -16,7 +16,6 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.privacy import events
-from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.privacy.verify import FORMAT, digest_of, least_missed
 
@@ -90,6 +89,13 @@ def _of(
     runs = dict.fromkeys(charge.run for charge in ledger.charges)
     asked = {(charge.run, charge.label) for charge in ledger.charges}
     curve = _curve(ledger, delta)
+
+    def spent(run: str) -> float:
+        if delta is None:
+            return math.inf
+        own = [charge for charge in ledger.charges if charge.run == run]
+        return guarantee_of(own, delta, ledger.unit).epsilon()
+
     return {
         "name": name,
         "unit": ledger.unit,
@@ -111,10 +117,7 @@ def _of(
         "queries": [dict(query) for query in queries if (query["run"], query["label"]) in asked],
         "delta": delta,
         "epsilon": _finite(math.inf if delta is None else ledger.spent(delta)),
-        "runs": {
-            run: _finite(math.inf if delta is None else _guarantee(ledger, run, delta).epsilon())
-            for run in runs
-        },
+        "runs": {run: _finite(spent(run)) for run in runs},
         "curve": curve,
         "trade_off": [
             {"false_positives": level, "false_negatives": least_missed(level, curve)}
@@ -129,10 +132,6 @@ def _curve(ledger: Ledger, delta: float | None) -> list[dict[str, float]]:
     deltas = () if delta is None else sorted({delta, *DELTAS}, reverse=True)
     found = [{"delta": each, "epsilon": ledger.spent(each)} for each in deltas]
     return [point for point in found if math.isfinite(point["epsilon"])]
-
-
-def _guarantee(ledger: Ledger, run: str, delta: float) -> Guarantee:
-    return guarantee_of([each for each in ledger.charges if each.run == run], delta, ledger.unit)
 
 
 def _finite(epsilon: float) -> float | None:

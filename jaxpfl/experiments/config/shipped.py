@@ -29,7 +29,8 @@ def names() -> list[str]:
     """The names of all configs: paths below `folder()` without the suffix, "/" between parts."""
     found = (path.relative_to(folder()) for path in folder().rglob(f"*{_SUFFIX}"))
     # Those of the papers, which are many, come last.
-    return [path.with_suffix("").as_posix() for path in sorted(found, key=_papers_last)]
+    ordered = sorted((len(path.parts), path.with_suffix("").as_posix()) for path in found)
+    return [name for _, name in ordered]
 
 
 def find(given: str | Path) -> Path:
@@ -121,7 +122,3 @@ def _settings(name: str) -> str:
     own = re.sub(r"(^|\s)#.*", "", text)
     base = re.search(r"^base: (\S+)\.yaml", own, re.M)
     return _settings((Path(name).parent / base[1]).as_posix()) + own if base else own
-
-
-def _papers_last(path: Path) -> tuple[int, str]:
-    return len(path.parts), path.as_posix()

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
         row |= {"mean": mean, "deviation": deviation, "runs": len(done), "points": len(group)}
         if closed is not None:
             row["gap"], row["gap_deviation"] = _mean_and_deviation([closed[i] for i in group])
-        mark = _all_marks(done)
+        mark = " and ".join(dict.fromkeys(each["mark"] for each in done if each["mark"]))
         rows.append({**row, "private": not mark, "mark": mark})
     return rows
 
@@ -197,7 +197,3 @@ def _mean_and_deviation(values: list[float | None]) -> tuple[float | None, float
     if not found or len(found) < len(values):
         return None, None
     return statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None
-
-
-def _all_marks(rows: Iterable[Mapping[str, Any]]) -> str:
-    return " and ".join(dict.fromkeys(row["mark"] for row in rows if row["mark"]))

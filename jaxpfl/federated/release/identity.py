@@ -48,10 +48,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _kind(device: Any) -> str:
-    return device.device_kind
-
-
 def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> Any:
     """A query's client function as JAX traces it for one client, see `client.traced`.
 
@@ -86,6 +82,7 @@ def described(query: Query, program: str, content: str, fingerprint: str, enviro
       environment: of the processes that compute them, as `environment` describes it.
     """
     execution = query.execution
+    kinds = np.vectorize(lambda device: device.device_kind, otypes=[object])
     return json.dumps(
         {
             "population": fingerprint,
@@ -96,7 +93,7 @@ def described(query: Query, program: str, content: str, fingerprint: str, enviro
             "chunk": execution.chunk,
             "accumulator": str(execution.accumulator),
             # Nested as the mesh is.
-            "mesh": np.vectorize(_kind, otypes=[object])(execution.devices.devices).tolist(),
+            "mesh": kinds(execution.devices.devices).tolist(),
             "environment": environment,
         },
         sort_keys=True,

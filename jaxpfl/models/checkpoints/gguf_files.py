@@ -201,7 +201,9 @@ def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> 
         raw = np.asarray(content[begin : begin + size])
         try:
             kind = library.GGMLQuantizationType(place.kind)
-            values = library.quants.dequantize(_typed(raw, place.kind), kind)
+            # Numbers that are not quantised have their own dtype.
+            typed = raw.view({0: np.float32, 1: np.float16}.get(place.kind, np.uint8))
+            values = library.quants.dequantize(typed, kind)
         except NotImplementedError:
             raise InputError(f"{path}: tensor {name!r} is quantised in an unknown way") from None
         values = finite(f"{path}: tensor {name!r}", values.astype(np.float32, copy=False))
@@ -292,11 +294,6 @@ def _places(
             raise CorruptFile(f"{path}: damaged or cut off: tensor {name!r} ends behind the file")
         found[name] = begin, length
     return found
-
-
-def _typed(raw: np.ndarray, kind: int) -> np.ndarray:
-    """Bytes as `dequantize` takes them: numbers that are not quantised have their own dtype."""
-    return raw.view({0: np.float32, 1: np.float16}.get(kind, np.uint8))
 
 
 def _their_name(name: str) -> str:

@@ -13,10 +13,6 @@ from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
 from jaxpfl.experiments.systems.oov_concatenation.study import BOTH
 
 
-def _spaces(world: Mapping[str, Any]) -> int:
-    return sum(" " in each["word"] for each in world["top_words"])
-
-
 def _share(world: Mapping[str, Any]) -> str:
     return f"{100 * world['probability']:g} %"
 
@@ -29,7 +25,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     source, spaced = record["vocabulary"]["source"], []
     for each in worlds:
         first, overall = percent(each["oov_by_position"][0]), percent(each["oov_overall"])
-        spaces = f"{_spaces(each)} of {len(each['top_words'])}"
+        top = [" " in word["word"] for word in each["top_words"]]
+        spaces = f"{sum(top)} of {len(top)}"
         spaced.append((f"bug in {_share(each)}", first, overall, spaces))
     return Page(
         title="Which words does the vocabulary lack? Federated language models",
