@@ -13,7 +13,7 @@ from jaxpfl.progress import Progress
 # Examples of a piece: few enough to hold.
 _CHUNK = 16_384
 # Handed to an embedder at a time: enough to sort by length, few enough to show how far it has come.
-_CALL = 2_048
+_CALL = 4_096
 
 
 class Embedder(Protocol):
