@@ -2,7 +2,8 @@
 
     python -m tools.audits                       # all of them, half an hour
     python -m tools.audits quickstart popri      # those whose name contains a word
-    python -m tools.audits --write               # docs/auditing.md's tables from the stored rows
+    python -m tools.audits --write               # docs/auditing.md's tables and its figure, from
+                                                 # the stored rows
 
 Each release is played for as long as `--seconds` of processor time allow, whatever is seen, with
 all of its clients as canaries, or 16,384 of them. Configs of sweeps and of the papers are not
@@ -29,12 +30,26 @@ from jaxpfl.experiments import registry
 from jaxpfl.experiments.audit import AuditSettings, game_of, judged
 from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.engine.description import PlannedRelease
+from jaxpfl.experiments.report import plots
 from jaxpfl.federated.audits.canaries import LENGTH, Played, of_one_example
 from jaxpfl.privacy.auditing import Trials
 from jaxpfl.privacy.ledger import guarantee_of
 
 RESULTS = "audits"
 PAGE = Path(__file__).parents[1] / "docs" / "auditing.md"
+FIGURE = PAGE.with_name("audits.png")
+# What the figure shows of the rows: a release of each system.
+SHOWN = {
+    "FreD": ("fred_pipeline", "FreD"),
+    "DP-FedAvg, images": ("digits_cnn", "rounds"),
+    "DP-FedAvg, words": ("irc_word_lm", "rounds"),
+    "DP-FTRL": ("popri_small, DP-FTRL", "rounds"),
+    "Federated metrics": ("gan_inversion", "each of two histograms of users' accuracy"),
+    "Private evolution": ("popri_small, private evolution", "rounds"),
+    "POPri": ("popri_small", "rounds"),
+    "One look": ("one_look", "moments"),
+    "Secure sum": ("jp.secure_release", "discrete_gaussian"),
+}
 MARKS = {
     "system": ("<!-- systems: written by tools/audits.py --write -->", "<!-- end of systems -->"),
     "worse": ("<!-- worse: written by tools/audits.py --write -->", "<!-- end of worse -->"),
@@ -188,6 +203,22 @@ def systems_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def drawn(rows: list[dict[str, Any]]) -> Any:
+    """The figure of the stated epsilons, and of the bounds below them."""
+    found = {(row["system"], row["release"]): row for row in rows if row["audit"] == "system"}
+    chosen = [found[key] for key in SHOWN.values()]
+    places = range(len(chosen), 0, -1)
+    stated, bounds = ([row[name] for row in chosen] for name in ("epsilon", "bound"))
+    axes = plots.axes("What an audit shows, and what is stated", width=6.4, height=3.8)
+    axes.hlines(places, bounds, stated, color=plots.PALE, linewidth=3)
+    axes.scatter(bounds, places, color=plots.ACCENT, zorder=3, label="at least (99 % confidence)")
+    axes.scatter(stated, places, color=plots.INK, marker="|", s=150, label="at most, as stated")
+    axes.set_yticks(places, SHOWN)
+    axes.set_xlim(left=0)
+    axes.legend(fontsize=9, frameon=False, loc="upper center", ncols=2, bbox_to_anchor=(0.4, -0.2))
+    return plots.labelled(axes, "epsilon", "")
+
+
 def worse_table(rows: list[dict[str, Any]]) -> str:
     """The rows of tools/audit.py as a table in Markdown."""
     titles = ("release", "trials", "stated epsilon", "bounds, least to largest", "flagged")
@@ -224,11 +255,12 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=20, help="of processor time for each (default: 20)"
     )
-    parser.add_argument("--write", action="store_true", help="only write the tables of the docs")
+    parser.add_argument("--write", action="store_true", help="only write the docs from the rows")
     parser.add_argument("words", nargs="*", help="of the names of configs (default: all)")
     arguments = parser.parse_args()
     if arguments.write:
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), stored()), encoding="utf-8")
+        drawn(stored()).savefig(FIGURE)
         return 0
     exceeded = False
     for audit in audits():

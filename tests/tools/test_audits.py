@@ -11,6 +11,13 @@ def test_the_page_has_the_tables_of_the_stored_rows():
     assert audits.written(page, audits.stored()) == page, "run python -m tools.audits --write"
 
 
+def test_the_figure_shows_a_release_of_each_system():
+    axes = audits.drawn(audits.stored()).axes[0]
+    assert [each.get_text() for each in axes.get_yticklabels()] == list(audits.SHOWN)
+    bounds, stated = (each.get_offsets()[:, 0] for each in axes.collections[1:])
+    assert (bounds < stated).all()
+
+
 @pytest.mark.long
 def test_every_private_release_was_audited_and_none_exceeds_what_it_states():
     stored = {(row["system"], row["release"]): row for row in audits.stored() if "system" in row}
