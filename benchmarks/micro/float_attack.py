@@ -10,12 +10,11 @@ so is the sum: of a released number v and a supposed sum s, the difference v - s
 float32, which by a wrong s it often does not (Mironov 2012, "On significance of the least
 significant bits for differential privacy", of Laplace noise). One impossible coordinate decides.
 
-    as released      what `jp.release` returns
-    on a grid        the same, rounded to multiples of 1/32 of the noise's deviation before anyone
-                     sees it: post-processing, which adds 0.03 % to the variance. Thousands of
-                     float32 noises lead to each of its values, so only likelihood is left
-    secure release   `jp.secure_release`, whose noise is discrete and exact, at multiplier 1; its
-                     bound is that of a Gaussian with as much noise
+    float32          the sum plus float32 noise, as `jp.release` gave it until 2026-11-26
+    as released      what `jp.release` gives: that, rounded to multiples of 1/32 of the noise's
+                     deviation. Thousands of float32 noises lead to each of them, so only
+                     likelihood is left
+    secure release   `jp.secure_release`, whose noise is discrete and exact, at multiplier 1
 
 `right` is the share of right guesses, and `impossible` the share of coordinates that a wrong
 supposition cannot explain.
@@ -32,6 +31,7 @@ import tyro
 from benchmarks import harness
 
 STEP = 2.0**-5
+"""Of the grid of a release with noise of deviation 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Config:
     """Releases of each kind and size, half of them with the client's update."""
 
     dimensions: tuple[int, ...] = (16, 256, 4_096)
-    releases: int = 100
+    releases: int = 400
 
 
 def impossible(value_D: np.ndarray, sum_D: np.ndarray) -> np.ndarray:
@@ -55,13 +55,27 @@ def impossible(value_D: np.ndarray, sum_D: np.ndarray) -> np.ndarray:
     return ~explained_D
 
 
-def guess(value_D: np.ndarray, other_D: np.ndarray, update_D: np.ndarray, bits: bool) -> bool:
-    """Whether the update is in the sum: by its low bits, if they decide, else by likelihood."""
-    if bits:
-        sums = other_D, other_D + update_D
-        without, within = (int(impossible(value_D, each).sum()) for each in sums)
-        if without != within:
-            return without > within
+def out_of_the_grid(value_D: np.ndarray, sum_D: np.ndarray, step: float) -> np.ndarray:
+    """Where no float32 noise makes the sum the released value of a grid, bool [D]."""
+    noise_D = (value_D.astype(np.float64) - sum_D).astype(np.float32)
+    noisy_D = (sum_D + noise_D.astype(np.float64)).astype(np.float32)
+    return np.round(noisy_D / step) * step != value_D
+
+
+def guess(
+    without: np.ndarray,
+    within: np.ndarray,
+    value_D: np.ndarray,
+    other_D: np.ndarray,
+    update_D: np.ndarray,
+) -> bool:
+    """Whether the update is in the sum: by its low bits, if they decide, else by likelihood.
+
+    Args:
+      without, within: where the released value is impossible without, or with, the update.
+    """
+    if without.sum() != within.sum():
+        return bool(without.sum() > within.sum())
     return bool((value_D - other_D) @ update_D > update_D @ update_D / 2)
 
 
@@ -77,7 +91,13 @@ def _contribution(broadcast, examples, key):
 
 def measured(dimension: int, releases: int) -> list[dict]:
     """The rows of one size."""
+    import jax
+    import jax.numpy as jnp
+
     import jaxpfl as jp
+    from jaxpfl.federated.double_word import DoubleWord
+    from jaxpfl.federated.release.accumulators import rounded_sum
+    from jaxpfl.privacy.mechanisms import standard_normal
 
     # A norm a little below the clip norm, so that nothing is rescaled.
     update_D, other_D = (
@@ -91,7 +111,7 @@ def measured(dimension: int, releases: int) -> list[dict]:
     )
     secure = jp.SecureSum(2, clip_norm=1.0, noise_multiplier=1.0)
     right: dict[str, list[bool]] = {}
-    unexplained = []
+    unexplained: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(releases):
             coin = number % 2 == 1
@@ -104,15 +124,23 @@ def measured(dimension: int, releases: int) -> list[dict]:
             exact = jp.secure_release(
                 _contribution, clients, secure, delta=1e-5, ledger=path.with_suffix(".s"), **common
             )
-            grid_D = (np.round(value_D / STEP) * STEP).astype(np.float32)
-            wrong = other if coin else other + update
-            unexplained.append(impossible(value_D, wrong).mean())
-            for name, shown_D, bits in (
-                ("as released", value_D, True),
-                ("on a grid", grid_D, False),
-                ("secure release", exact.value, False),
+            sums = other, other + update
+            noise = standard_normal(jax.random.key(number, impl="threefry4x32"), (dimension,))
+            high = sums[coin].astype(np.float32)
+            pair = DoubleWord(
+                jnp.asarray(high), jnp.asarray((sums[coin] - high).astype(np.float32))
+            )
+            float_D = np.asarray(rounded_sum(pair, noise))
+            none = np.zeros(dimension, bool)
+            for name, shown_D, (without, within) in (
+                ("float32", float_D, [impossible(float_D, each) for each in sums]),
+                ("as released", value_D, [out_of_the_grid(value_D, each, STEP) for each in sums]),
+                ("secure release", exact.value, (none, none)),
             ):
-                right.setdefault(name, []).append(guess(shown_D, other, update, bits) == coin)
+                right.setdefault(name, []).append(
+                    guess(without, within, shown_D, other, update) == coin
+                )
+                unexplained.setdefault(name, []).append((without if coin else within).mean())
     return [
         {
             "dimensions": dimension,
@@ -120,7 +148,7 @@ def measured(dimension: int, releases: int) -> list[dict]:
             "releases": releases,
             "right": float(np.mean(each)),
             "exact_gaussian": 0.5 * math.erfc(-0.999 / math.sqrt(8)),
-            "impossible": float(np.mean(unexplained)) if name == "as released" else None,
+            "impossible": float(np.mean(unexplained[name])),
         }
         for name, each in right.items()
     ]

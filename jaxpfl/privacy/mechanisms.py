@@ -54,6 +54,23 @@ def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return total * jnp.float32(0.5**0.5)
 
 
+def on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:
+    """Rounds noisy float32 values to multiples of 2^-6 to 2^-5 standard deviations of their noise.
+
+    Without it, low bits tell what was added to the noise: of a supposed sum, the difference must be
+    a float32 (Mironov 2012, "On significance of the least significant bits"). Thousands of float32
+    draws lead to each value of the grid. It is post-processing, and adds 0.03 % to the variance.
+
+    Args:
+      std: of the noise, a float32 scalar; without noise, 0, the values stay.
+    """
+    exponent = jax.lax.bitcast_convert_type(std, jnp.uint32) & jnp.uint32(0x7F800000)
+    step = jax.lax.bitcast_convert_type(exponent, jnp.float32) * jnp.float32(2.0**-5)
+    # No noise has a deviation below 1e-18. In steps of 2^-70, a float32 from 2^-47 on is whole.
+    step = jnp.maximum(step, jnp.float32(2.0**-70))
+    return jnp.round(noisy / step) * step
+
+
 def coordinates(tree: PyTree) -> int:
     """Returns the number of coordinates of a pytree of arrays or shapes."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

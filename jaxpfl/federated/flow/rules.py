@@ -80,7 +80,8 @@ _SAME = {
     "stop_gradient",
 }
 # Of each coordinate by itself.
-_EACH = {"add", "sub", "mul", "div", "neg", "max", "min", "convert_element_type", "integer_pow"}
+_EACH = {"add", "sub", "mul", "div", "neg", "max", "min", "round"}
+_EACH |= {"convert_element_type", "integer_pow"}
 # The same numbers elsewhere; operands after the first are places.
 _MOVED = _SAME | {
     "all_gather",

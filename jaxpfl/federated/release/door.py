@@ -50,7 +50,7 @@ from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.summing import Engine, Layout, Sums, accumulate, zero_sums
 from jaxpfl.federated.release.vector import Shapes, dealt, exchanged, gathered
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
-from jaxpfl.privacy.mechanisms import coordinates, standard_normal
+from jaxpfl.privacy.mechanisms import coordinates, on_grid, standard_normal
 from jaxpfl.privacy.plan import Plan
 
 PyTree = Any
@@ -104,6 +104,8 @@ def _release(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Adds up the devices and the noise: (noisy sum [W], noisy sum of indicators, name).
 
+    With noise, both are rounded to a grid, so that low bits tell nothing of what was summed.
+
     The sum is one vector of padded length, whatever the shapes of the contributions, so that doors
     with vectors of equal length share one compiled program.
 
@@ -130,6 +132,8 @@ def _release(
         # Of a coordinate of the padding, which is used for nothing else.
         below = below + drawn_W[-1] * below_std
     value_W = dealt(mesh, accumulator.add_noise(total_W, noise_W, clip_norm))
+    if private:
+        value_W, below = on_grid(value_W, value_std), on_grid(below, below_std)
     # An output of threefry like any other, which is used for nothing else.
     return value_W, below, jax.random.key_data(name_key)
 
