@@ -100,11 +100,10 @@ def measured(dimension: int, releases: int) -> list[dict]:
     from jaxpfl.privacy.mechanisms import standard_normal
 
     # A norm a little below the clip norm, so that nothing is rescaled.
-    update_D, other_D = (
-        np.float32(0.999 * each / np.linalg.norm(each))
-        for each in np.random.default_rng(0).normal(size=(2, dimension))
-    )
-    update, other = update_D.astype(np.float64), other_D.astype(np.float64)
+    random_2xD = np.random.default_rng(0).normal(size=(2, dimension))
+    random_2xD *= 0.999 / np.linalg.norm(random_2xD, axis=1, keepdims=True)
+    update_D, other_D = (np.asarray(each, np.float32) for each in random_2xD)
+    update, other = (np.asarray(each, np.float64) for each in (update_D, other_D))
     everyone = jp.Poisson(2, 2)
     plan = jp.Plan(
         rounds=1, clip=jp.Clip(1.0), noise=jp.Noise(1.0), participation=everyone, delta=1e-5
