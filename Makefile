@@ -49,7 +49,7 @@ demo: .venv/installed
 # and `make test-newest` has it where numbers are computed.
 # Two processes: most of a test's time is one compilation after the other. The files that take
 # longest come first (tests/conftest.py), so that both end together.
-PYTEST_PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST_PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 COMPUTING = $(patsubst %,tests/%,algorithms federated models privacy statistical text)
 
 test: lint

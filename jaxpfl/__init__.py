@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from jaxpfl.federated.release.one_release import release as release
     from jaxpfl.federated.release.query import Execution as Execution
     from jaxpfl.federated.release.query import Query as Query
-    from jaxpfl.federated.release.secure_release import SecureRelease as SecureRelease
     from jaxpfl.federated.release.secure_release import secure_release as secure_release
     from jaxpfl.privacy.clipping import AdaptiveClip as AdaptiveClip
     from jaxpfl.privacy.clipping import Clip as Clip

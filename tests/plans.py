@@ -23,14 +23,13 @@ def flat_plan(
     clip_norm: Any,
     noise_multiplier: Any,
     sampling: Any = "poisson",
-    clipping: Any = "flat",
     adaptive_clip: AdaptiveClip | None = None,
     noise: Any = "independent",
     **others: Any,
 ) -> Plan:
     """The plan with these parts; `others` are fields of `Plan` itself."""
     return Plan(
-        clip=Clip(clip_norm, clipping, adaptive_clip),
+        clip=Clip(clip_norm, adaptive_clip),
         noise=Noise(noise_multiplier, noise),
         participation=participation.of(sampling, population, clients_per_round),
         **others,
@@ -43,13 +42,12 @@ def flat_calibrated(
     clients_per_round: Any,
     clip_norm: Any,
     sampling: Any = "poisson",
-    clipping: Any = "flat",
     adaptive_clip: AdaptiveClip | None = None,
     **others: Any,
 ) -> Plan:
     """`Plan.calibrated` with these parts; `others` are its other arguments."""
     return Plan.calibrated(
-        clip=Clip(clip_norm, clipping, adaptive_clip),
+        clip=Clip(clip_norm, adaptive_clip),
         participation=participation.of(sampling, population, clients_per_round),
         **others,
     )
@@ -61,12 +59,11 @@ def flat_without_privacy(
     clients_per_round: Any,
     clip_norm: Any = 1e6,
     sampling: Any = "poisson",
-    clipping: Any = "flat",
     **others: Any,
 ) -> Plan:
     """`Plan.without_privacy` with these parts; `others` are its other arguments."""
     return Plan.without_privacy(
-        clip=Clip(clip_norm, clipping),
+        clip=Clip(clip_norm),
         participation=participation.of(sampling, population, clients_per_round),
         **others,
     )

@@ -122,7 +122,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run(
             clients=jp.data.from_clients({c: {"x": np.zeros(2)} for c in IMAGES}),
         ),
-        "'image' only x",
+        "'image' found x",
     ),
     "images of another shape": (
         lambda: run(algorithm=fed_avg(jp.models.classifier_cnn((28, 28, 1), 3))),

@@ -67,7 +67,7 @@ ALSO = {
     "popri_small": {
         "DP-FedAvg": ["--method", "fed_avg"],
         "DP-FTRL": ["--method", "fed_avg", "--privacy.sampling", "cyclic"]
-        + ["--privacy.noise", "tree"],
+        + ["--privacy.noise", "banded"],
         "private evolution": ["--method", "private_evolution"],
         "PE+SFT": ["--method", "pe_sft"],
     }

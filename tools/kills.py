@@ -101,7 +101,7 @@ def _fed_avg(folder: Path) -> tuple[Path, tuple[str, ...]]:
 
 def _dp_ftrl(folder: Path) -> tuple[Path, tuple[str, ...]]:
     path, _ = _fed_avg(folder)
-    return path, ("--privacy.sampling", "cyclic", "--privacy.noise", "tree")
+    return path, ("--privacy.sampling", "cyclic", "--privacy.noise", "banded")
 
 
 def _stages(folder: Path) -> tuple[Path, tuple[str, ...]]:

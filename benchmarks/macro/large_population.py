@@ -68,7 +68,7 @@ print(json.dumps({"whole": done - began, "split": split - done, "part": end - sp
 PACK = """
 import json, os, pathlib, sys, time
 import numpy as np
-from jaxpfl.data import CohortSpec, Population, open, pack
+from jaxpfl.data import CohortSpec, Population, open, Cohort
 from jaxpfl.data.sequences import Padded
 folder, size, rounds, cold = sys.argv[1], *map(int, sys.argv[2:])
 clients = open(folder)
@@ -78,7 +78,7 @@ spec = CohortSpec(batch_size=16, max_examples=256)
 
 def seconds(population, chosen, round):
     began = time.perf_counter()
-    examples = sum(int(bucket.mask.sum()) for bucket in pack(population, chosen, spec, seed=1,
+    examples = sum(int(bucket.mask.sum()) for bucket in Cohort(population, chosen, spec, seed=1,
                                                              round=round))
     return time.perf_counter() - began, examples
 

@@ -259,7 +259,7 @@ class ClientStep:
         @jax.jit
         def step(broadcast: Any, examples: Examples, key: jax.Array) -> Any:
             found = contribution(self.function, broadcast, examples, key)
-            factors, _, counts = clip_factors(found, "flat", bound)
+            factors, _, counts = clip_factors(found, bound)
             return jax.tree.map(lambda x, by: jnp.where(counts, x * by, 0.0), found, factors)
 
         held = jax.device_put((self.broadcast, self.examples), jax.devices()[0])

@@ -74,7 +74,7 @@ print(json.dumps({"open": opened - began, "split": chosen - opened, "hash": hash
 SAMPLE = """
 import json, os, pathlib, sys, time
 import numpy as np
-from jaxpfl.data import CohortSpec, Population, open, pack
+from jaxpfl.data import CohortSpec, Population, open, Cohort
 from jaxpfl.text.tokenisers.public_words import public_words
 folder, length, cohort, most, repeats = sys.argv[1], *map(int, sys.argv[2:])
 mapped = public_words(folder, None).encode(open(folder), length)
@@ -89,7 +89,7 @@ def seconds(name, round):
     generator = np.random.default_rng(round)
     began = time.perf_counter()
     chosen = np.flatnonzero(generator.random(inside) < cohort / inside)
-    buckets = pack(population[name], chosen, spec, seed=1, round=round)
+    buckets = Cohort(population[name], chosen, spec, seed=1, round=round)
     examples = sum(int(bucket.mask.sum()) for bucket in buckets)
     return time.perf_counter() - began, examples
 

@@ -38,7 +38,7 @@ def main(config: Config) -> list[dict]:
 
     import jaxpfl as jp
     from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import Compensated, Execution, FixedPoint, Query, RunSecret, client_mesh
+    from jaxpfl.federated import Execution, Query, RunSecret, client_mesh
     from jaxpfl.federated.release.door import Door, Keys
 
     mesh = client_mesh()
@@ -70,9 +70,9 @@ def main(config: Config) -> list[dict]:
     keys = Keys(secret.key("train", ""), secret.key("noise", ""), secret.words_of("checksum", ""))
     shape = jax.ShapeDtypeStruct((config.coordinates,), jnp.float32)
 
-    def door(chunk, accumulator=None):
+    def door(chunk, plan=plan):
         chunk = chunk or clients // mesh.size
-        execution = Execution(mesh, chunk, accumulator or Compensated())
+        execution = Execution(mesh, chunk)
         query = Query("update", stored_update, plan, jp.CohortSpec(1, 1), execution=execution)
         opened, clip_norm = Door(query, shape), jnp.float32(plan.clip_norm)
         return lambda: opened(None, (bucket,), clip_norm, keys).value
@@ -97,7 +97,8 @@ def main(config: Config) -> list[dict]:
     }
     for chunk in config.chunks:
         functions[f"door, chunk {chunk or 'all'}"] = door(chunk)
-    functions["door, fixed point"] = door(1, FixedPoint(max_clients=plan.population))
+    exact = dataclasses.replace(plan, noise=jp.Noise(1.0, "exact"))
+    functions["door, exact noise"] = door(1, exact)
     seconds = harness.interleaved(functions, config.repeats)
 
     gigabytes = updates_CxD.nbytes / 1e9

@@ -108,7 +108,7 @@ def measured(dimension: int, releases: int) -> list[dict]:
     plan = jp.Plan(
         rounds=1, clip=jp.Clip(1.0), noise=jp.Noise(1.0), participation=everyone, delta=1e-5
     )
-    secure = jp.SecureSum(2, clip_norm=1.0, noise_multiplier=1.0)
+    in_steps = dataclasses.replace(plan, noise=jp.Noise(1.0, "exact"))
     right: dict[str, list[bool]] = {}
     unexplained: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -120,8 +120,8 @@ def measured(dimension: int, releases: int) -> list[dict]:
             common = {"broadcast": (update_D, other_D), "cohort": jp.CohortSpec(1, 1)}
             path = Path(folder) / f"{number}.jsonl"
             value_D = jp.release(_contribution, clients, plan, ledger=path, **common).value
-            exact = jp.secure_release(
-                _contribution, clients, secure, delta=1e-5, ledger=path.with_suffix(".s"), **common
+            exact = jp.release(
+                _contribution, clients, in_steps, ledger=path.with_suffix(".e"), **common
             )
             sums = other, other + update
             noise = standard_normal(jax.random.key(number, impl="threefry4x32"), (dimension,))
@@ -134,7 +134,7 @@ def measured(dimension: int, releases: int) -> list[dict]:
             for name, shown_D, (without, within) in (
                 ("float32", float_D, [impossible(float_D, each) for each in sums]),
                 ("as released", value_D, [out_of_the_grid(value_D, each, STEP) for each in sums]),
-                ("secure release", exact.value, (none, none)),
+                ("exact", exact.value, (none, none)),
             ):
                 right.setdefault(name, []).append(
                     guess(without, within, shown_D, other, update) == coin

@@ -30,7 +30,7 @@ class Config:
 
 def main(config: Config) -> list[dict]:
     harness.use_cpu_devices(1)
-    from jaxpfl.data import CohortSpec, Population, pack
+    from jaxpfl.data import Cohort, CohortSpec, Population
 
     rng = np.random.default_rng(0)
     offsets = np.append(0, np.cumsum(rng.integers(1, 2 * config.examples, config.clients)))
@@ -42,7 +42,7 @@ def main(config: Config) -> list[dict]:
     spec, everyone = CohortSpec(16, 64), np.arange(config.clients)
 
     def packed(blocks: tuple[int, ...] | None) -> int:
-        buckets = pack(stored, everyone, spec, seed=0, round=0, shards=4, blocks=blocks)
+        buckets = Cohort(stored, everyone, spec, seed=0, round=0, shards=4, blocks=blocks)
         return sum(int(bucket.mask.sum()) for bucket in buckets)
 
     blocks_of = {count: tuple(range(4 // count)) for count in config.processes}

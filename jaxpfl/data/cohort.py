@@ -128,10 +128,21 @@ class PackingStats:
 
 @dataclass(eq=False, repr=False)
 class Cohort:
-    """The clients of one round, packed bucket by bucket as it is iterated over; see `pack`.
+    """Packs clients into buckets of `spec.capacity`, one at a time, as it is iterated over.
 
     Attributes:
+      population: its numeric columns are packed.
+      clients: int [cohort], indices of different clients; no indices give no buckets.
+      seed, round: what shuffles and subsets follow from; whole numbers >= 0.
+      shards: number of equal blocks that the clients axis consists of, one per device. A bucket's
+        clients are dealt to the blocks in turn, so that devices have similar work.
+      blocks: the numbers of the blocks that the buckets consist of, in this order; None = all. Of
+        other blocks' clients no example is read.
       stats: of the slots that the latest iteration has yielded so far. PRIVATE.
+
+    Raises:
+      InputError: an index is out of range or occurs twice, `shards` does not divide the capacity,
+        a block is not one of the shards, or no column is numeric.
     """
 
     population: Population
@@ -144,64 +155,78 @@ class Cohort:
     blocks: tuple[int, ...] | None = None
     stats: PackingStats = field(init=False, default_factory=PackingStats)
 
+    def __post_init__(self) -> None:
+        self.clients = check_client_indices(self.clients, len(self.population))
+        self.seed = checks.non_negative_int("seed", self.seed)
+        self.round = checks.non_negative_int("round", self.round)
+        capacity, shards, blocks = self.spec.capacity, self.shards, self.blocks
+        if capacity % checks.positive_int("shards", shards):
+            raise InputError(
+                f"clients_per_bucket = {capacity} is not a multiple of {shards} shards"
+            )
+        wanted = np.arange(shards) if blocks is None else np.asarray(blocks, np.int64)
+        if len(np.unique(wanted)) != len(wanted) or not np.isin(wanted, np.arange(shards)).all():
+            raise InputError(f"blocks must be different ones of {shards} shards, found {blocks}")
+        self._columns = self.population.numeric()
+        if not self._columns:
+            found = ", ".join(f"{k}: {describe(v)}" for k, v in self.population.columns.items())
+            raise InputError(
+                f"a cohort needs a numeric column, found {found}: encode the text first"
+            )
+        self._layout = _Layout(capacity // shards, shards, wanted)
+
     def __iter__(self) -> Iterator[Bucket]:
-        stats = self.stats = PackingStats()
-        buckets = pack(
-            self.population,
-            self.clients,
-            self.spec,
-            seed=self.seed,
-            round=self.round,
-            shards=self.shards,
-            blocks=self.blocks,
-        )
-        for bucket in buckets:
+        stats, spec, offsets = PackingStats(), self.spec, self.population.offsets
+        self.stats, chosen = stats, self.clients
+        keys = client_keys(self.population, chosen, self.seed)
+        used = np.minimum(offsets[chosen + 1] - offsets[chosen], spec.max_examples)
+        steps = spec.epochs * -(-used // spec.batch_size)
+        # Ties by index: the order in which the cohort was given changes nothing.
+        largest_first = np.lexsort((chosen, -steps))
+        chosen, keys, steps = chosen[largest_first], keys[largest_first], steps[largest_first]
+        capacity, rungs, packed = spec.capacity, spec.rungs, self._layout.slots
+        for start in range(0, len(chosen), capacity):
+            clients_b, keys_b = (each[start : start + capacity] for each in (chosen, keys))
+            steps_b = steps[start : start + capacity]
+            # Of the largest client of all blocks: a bucket has one shape wherever it is packed.
+            rung = next(rung for rung in rungs if rung >= steps_b[0])
+            here, slots = self._layout.deal(len(clients_b))
+            clients_b, keys_b, steps_b = clients_b[here], keys_b[here], steps_b[here]
+
+            mask = np.zeros((packed, rung * spec.batch_size), bool)
+            rows = np.zeros((packed, rung * spec.batch_size), np.int64)
+            sizes_b = offsets[clients_b + 1] - offsets[clients_b]
+            # Most of a cohort may hold one example each, which has only one order.
+            single_b = sizes_b == 1
+            places = np.ix_(slots[single_b], np.arange(spec.epochs) * spec.batch_size)
+            mask[places], rows[places] = True, offsets[clients_b[single_b], None]
+            for slot, client, words, size in zip(
+                *(each[sizes_b > 1] for each in (slots, clients_b, keys_b, sizes_b)), strict=True
+            ):
+                orders = _orders((self.seed, self.round), words, int(size), spec)
+                width = -(-len(orders[0]) // spec.batch_size) * spec.batch_size
+                for epoch, order in enumerate(orders):
+                    place = slice(epoch * width, epoch * width + len(order))
+                    mask[slot, place] = True
+                    rows[slot, place] = order + offsets[client]
+
+            shape = (packed, rung, spec.batch_size)
+            mask, rows = mask.reshape(shape), rows.reshape(shape)
+            bucket = Bucket(
+                batches={
+                    name: _gather(column, rows, mask) for name, column in self._columns.items()
+                },
+                mask=mask,
+                steps=np.zeros(packed, np.int32),
+                weight=np.zeros(packed, np.float32),
+                key=np.zeros((packed, 2), np.uint32),
+            )
+            bucket.steps[slots] = steps_b
+            bucket.weight[slots] = 1.0
+            bucket.key[slots] = keys_b
             stats.examples += int(bucket.mask.sum())
-            stats.run_slots += int(bucket.steps.sum()) * self.spec.batch_size
+            stats.run_slots += int(bucket.steps.sum()) * spec.batch_size
             yield bucket
-
-
-def pack(
-    population: Population,
-    clients_idx: Any,
-    spec: CohortSpec,
-    *,
-    seed: int,
-    round: int,
-    shards: int = 1,
-    blocks: tuple[int, ...] | None = None,
-) -> Iterator[Bucket]:
-    """Packs clients of `population` into buckets of `spec.capacity`, one at a time.
-
-    Args:
-      population: its numeric columns are packed.
-      clients_idx: int [cohort], indices of different clients; no indices give no buckets.
-      seed, round: what shuffles and subsets follow from; whole numbers >= 0.
-      shards: number of equal blocks that the clients axis consists of, one per device. A bucket's
-        clients are dealt to the blocks in turn, so that devices have similar work.
-      blocks: the numbers of the blocks that the buckets consist of, in this order; None = all. Of
-        other blocks' clients no example is read.
-
-    Raises:
-      InputError: an index is out of range or occurs twice, `shards` does not divide the capacity,
-        a block is not one of the shards, or no column is numeric. It is raised by the call itself,
-        not at the first bucket.
-    """
-    chosen = check_client_indices(clients_idx, len(population))
-    seed, round = checks.non_negative_int("seed", seed), checks.non_negative_int("round", round)
-    capacity = spec.capacity
-    if capacity % checks.positive_int("shards", shards):
-        raise InputError(f"clients_per_bucket = {capacity} is not a multiple of {shards} shards")
-    wanted = np.arange(shards) if blocks is None else np.asarray(blocks, np.int64)
-    if len(np.unique(wanted)) != len(wanted) or not np.isin(wanted, np.arange(shards)).all():
-        raise InputError(f"blocks must be different ones of {shards} shards, found {blocks}")
-    columns = population.numeric()
-    if not columns:
-        found = ", ".join(f"{k}: {describe(v)}" for k, v in population.columns.items())
-        raise InputError(f"a cohort needs a numeric column, found {found}: encode the text first")
-    layout = _Layout(capacity // shards, shards, wanted)
-    keys = client_keys(population, chosen, seed)
-    return _buckets(population.offsets, columns, (chosen, keys), spec, layout, (seed, round))
 
 
 def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> np.ndarray:
@@ -238,62 +263,6 @@ class _Layout(NamedTuple):
         position = np.arange(clients)
         here = np.flatnonzero(places[position % self.shards] >= 0)
         return here, places[here % self.shards] * self.width + here // self.shards
-
-
-def _buckets(
-    offsets: np.ndarray,
-    columns: dict[str, Column],
-    clients: tuple[np.ndarray, np.ndarray],
-    spec: CohortSpec,
-    layout: _Layout,
-    address: tuple[int, int],
-) -> Iterator[Bucket]:
-    """Packs clients of these indices and keys; their shuffles follow from keys and address."""
-    chosen, keys = clients
-    used = np.minimum(offsets[chosen + 1] - offsets[chosen], spec.max_examples)
-    steps = spec.epochs * -(-used // spec.batch_size)
-    # Ties by index: the order in which the cohort was given changes nothing.
-    largest_first = np.lexsort((chosen, -steps))
-    chosen, keys, steps = chosen[largest_first], keys[largest_first], steps[largest_first]
-    capacity, rungs, packed = spec.capacity, spec.rungs, layout.slots
-    for start in range(0, len(chosen), capacity):
-        clients_b, keys_b = (each[start : start + capacity] for each in (chosen, keys))
-        steps_b = steps[start : start + capacity]
-        # Of the largest client of all blocks, so that a bucket has one shape wherever it is packed.
-        rung = next(rung for rung in rungs if rung >= steps_b[0])
-        here, slots = layout.deal(len(clients_b))
-        clients_b, keys_b, steps_b = clients_b[here], keys_b[here], steps_b[here]
-
-        mask = np.zeros((packed, rung * spec.batch_size), bool)
-        rows = np.zeros((packed, rung * spec.batch_size), np.int64)
-        sizes_b = offsets[clients_b + 1] - offsets[clients_b]
-        # Most of a cohort may hold one example each, which has only one order.
-        single_b = sizes_b == 1
-        places = np.ix_(slots[single_b], np.arange(spec.epochs) * spec.batch_size)
-        mask[places], rows[places] = True, offsets[clients_b[single_b], None]
-        for slot, client, words, size in zip(
-            *(each[sizes_b > 1] for each in (slots, clients_b, keys_b, sizes_b)), strict=True
-        ):
-            orders = _orders(address, words, int(size), spec)
-            width = -(-len(orders[0]) // spec.batch_size) * spec.batch_size
-            for epoch, order in enumerate(orders):
-                place = slice(epoch * width, epoch * width + len(order))
-                mask[slot, place] = True
-                rows[slot, place] = order + offsets[client]
-
-        shape = (packed, rung, spec.batch_size)
-        mask, rows = mask.reshape(shape), rows.reshape(shape)
-        bucket = Bucket(
-            batches={name: _gather(column, rows, mask) for name, column in columns.items()},
-            mask=mask,
-            steps=np.zeros(packed, np.int32),
-            weight=np.zeros(packed, np.float32),
-            key=np.zeros((packed, 2), np.uint32),
-        )
-        bucket.steps[slots] = steps_b
-        bucket.weight[slots] = 1.0
-        bucket.key[slots] = keys_b
-        yield bucket
 
 
 def _orders(

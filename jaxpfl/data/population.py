@@ -63,7 +63,7 @@ class Population:
     Attributes:
       columns: name -> numpy array [examples, ...], pyarrow large_string array [examples], or token
         ids (see `data.sequences`). Numbers and texts of a file are verified whole when their name
-        is looked up; `numeric`, `examples` and `data.pack` verify no more than they read.
+        is looked up; `numeric`, `examples` and `data.Cohort` verify no more than they read.
       offsets: int64 [clients + 1], from 0 to the number of examples, non-decreasing.
       client_ids: pyarrow large_string array [clients], all different. PRIVATE.
       name: the source's name, as given to `data.open`. Public.

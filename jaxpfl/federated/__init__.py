@@ -28,15 +28,12 @@ if TYPE_CHECKING:
     from jaxpfl.federated.clients.optimizers import optimizer as optimizer
     from jaxpfl.federated.flow.check import InformationFlow as InformationFlow
     from jaxpfl.federated.mesh import client_mesh as client_mesh
-    from jaxpfl.federated.release.accumulators import Compensated as Compensated
-    from jaxpfl.federated.release.accumulators import FixedPoint as FixedPoint
     from jaxpfl.federated.release.one_release import OneRelease as OneRelease
     from jaxpfl.federated.release.query import Execution as Execution
     from jaxpfl.federated.release.query import Query as Query
     from jaxpfl.federated.release.releaser import Release as Release
     from jaxpfl.federated.release.releaser import Released as Released
     from jaxpfl.federated.release.releaser import Releaser as Releaser
-    from jaxpfl.federated.release.secure_release import SecureRelease as SecureRelease
     from jaxpfl.privacy.secret import RunSecret as RunSecret
 
 __getattr__, __dir__, __all__ = lazy.face(__name__)

@@ -276,22 +276,14 @@ def _rdp(leaf: dp_accounting.DpEvent) -> np.ndarray:
     if isinstance(leaf, dp_accounting.PoissonSampledDpEvent):
         return _poisson_rdp(*rate_and_multiplier(leaf))
     if isinstance(leaf, dp_accounting.ZCDpEvent):
-        return np.array([_concentrated_rdp(leaf, order) for order in RDP_ORDERS])
+        # The bounds are proven at whole orders. Between them, (order - 1) times the divergence is
+        # convex (van Erven and Harremoes 2014, Corollary 2), and 0 at order 1.
+        whole = np.arange(1.0, RDP_ORDERS[-1] + 1)
+        bounds = np.interp(RDP_ORDERS, whole, (whole - 1) * (leaf.xi + leaf.rho * whole))
+        return bounds / (np.array(RDP_ORDERS) - 1)
     account = rdp.RdpAccountant(list(RDP_ORDERS), dp_accounting.NeighboringRelation.REPLACE_ONE)
     account.compose(leaf)
     return account.rdp
-
-
-def _concentrated_rdp(leaf: dp_accounting.ZCDpEvent, order: float) -> float:
-    """The Renyi divergence of a secure sum, whose bounds are proven at whole orders from 2 on.
-
-    Between them, (order - 1) times the divergence is convex (van Erven and Harremoes 2014,
-    Corollary 2), and 0 at order 1; and the divergence grows with the order.
-    """
-    below = max(1, math.floor(order))
-    share = order - below
-    bounds = [(whole - 1) * (leaf.xi + leaf.rho * whole) for whole in (below, below + 1)]
-    return ((1 - share) * bounds[0] + share * bounds[1]) / (order - 1)
 
 
 def _total_rdp(releases: _FrozenCounts) -> list[float]:

@@ -1,7 +1,6 @@
 """Clipping: what bounds a client's influence.
 
-A contribution is a pytree of arrays. `flat` clips its L2 norm over all leaves to S. `per_layer`
-clips each of L leaves to S / sqrt(L), so that the whole still has norm at most S (McMahan et al.
+A contribution is a pytree of arrays, whose L2 norm over all leaves is clipped to S (McMahan et al.
 2018, section 3.2). All arithmetic is float32 at least, whatever the contribution's type.
 
 Guarantees for every input, with S from SMALLEST_CLIP_NORM on:
@@ -15,8 +14,7 @@ Guarantees for every input, with S from SMALLEST_CLIP_NORM on:
 | any, with a smaller S      | zero as a whole: squares underflow, and the norm would be wrong   |
 
 The result is therefore always finite and of L2 norm at most S (1 + 1e-6), and zero stays zero. "To
-the bit" excludes subnormal numbers, which devices may flush to zero. With "per_layer" the second
-line holds for each leaf and its share.
+the bit" excludes subnormal numbers, which devices may flush to zero.
 
 Contributions are not scaled before they are squared, which would take 13 to 25 % more time. Squares
 below 1.2e-38 are flushed to zero, so that values below 1.1e-19 are missing from the norm; but with
@@ -25,7 +23,7 @@ S >= 1e-12 even 1e8 of them, in a contribution of norm S, are less than 6e-7 of 
 
 import dataclasses
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +33,6 @@ from jaxpfl.checked import Checked, OpenFraction, Positive
 from jaxpfl.errors import InputError
 
 PyTree = Any
-Clipping = Literal["flat", "per_layer"]
 
 # Between them the clip is exact. A plan's clip norm and an adaptive one stay in this range; no
 # contribution needs a larger one.
@@ -87,12 +84,10 @@ class Clip:
 
     Attributes:
       norm: S, the L2 bound; under adaptive clipping that of the first round.
-      kind: "flat" or "per_layer".
       adaptive: None for a constant norm.
     """
 
     norm: float
-    kind: Clipping = "flat"
     adaptive: AdaptiveClip | None = None
 
     def __post_init__(self) -> None:
@@ -102,27 +97,18 @@ class Clip:
                 f"clip_norm must lie in [1e-12, 1e12], found {self.norm:g}: a smaller norm cannot "
                 "be computed exactly in float32, and no contribution needs a larger one"
             )
-        checks.one_of("clipping", self.kind, ("flat", "per_layer"))
-        if self.adaptive is None:
-            return
-        if not isinstance(self.adaptive, AdaptiveClip):
-            raise InputError(f"adaptive_clip must be an AdaptiveClip, found {self.adaptive!r}")
-        if self.kind == "per_layer":
-            raise InputError(
-                "adaptive_clip follows a quantile of the whole update's norm, so it needs "
-                "clipping = 'flat', found 'per_layer'"
-            )
+        if self.adaptive is not None:
+            checks.instance("adaptive_clip", self.adaptive, AdaptiveClip, "an AdaptiveClip")
 
 
-@partial(jax.jit, static_argnames=("clipping", "ordered"))
+@partial(jax.jit, static_argnames=("ordered",))
 def clip_factors(
-    contribution: PyTree, clipping: Clipping, clip_norm: jax.Array, ordered: bool = False
+    contribution: PyTree, clip_norm: jax.Array, ordered: bool = False
 ) -> tuple[PyTree, jax.Array, jax.Array]:
     """Returns what one client's contribution must be multiplied by to be clipped.
 
     Args:
       contribution: pytree of arrays of any real type.
-      clipping: "flat" or "per_layer".
       clip_norm: S, float32 scalar; with infinity only contributions that are not finite change.
       ordered: the norm is added up in one order, so that the same contribution has the same bits of
         factor in every program. It takes some five times as long. Without it, XLA chooses an order
@@ -141,13 +127,9 @@ def clip_factors(
     # A NaN or an infinity anywhere makes the norm NaN or infinite. The constant is compared as
     # float32, so that the smallest clip norm itself is accepted.
     finite = jnp.isfinite(norm) & (clip_norm >= jnp.float32(SMALLEST_CLIP_NORM))
-    if clipping == "flat":
-        factors = [_factor(norm, clip_norm)] * len(leaves)
-    elif clipping == "per_layer":
-        share = clip_norm / jnp.sqrt(jnp.float32(len(leaves)))
-        factors = [_factor(jnp.sqrt(square), share) for square in squares]
-    else:
-        raise ValueError(f"clipping must be 'flat' or 'per_layer', found {clipping!r}")
+    # min(1, S / norm), with 1 at norm 0.
+    factor = jnp.where(norm > clip_norm, clip_norm / jnp.maximum(norm, clip_norm), jnp.float32(1))
+    factors = [factor] * len(leaves)
     return jax.tree.unflatten(structure, factors), jnp.where(finite, norm, jnp.inf), finite
 
 
@@ -176,8 +158,3 @@ def _pairwise_sum(values: list[jax.Array]) -> jax.Array:
         return sum(values, jnp.float32(0))
     half = len(values) // 2
     return _pairwise_sum(values[:half]) + _pairwise_sum(values[half:])
-
-
-def _factor(norm: jax.Array, bound: jax.Array) -> jax.Array:
-    """min(1, bound / norm), with 1 at norm 0."""
-    return jnp.where(norm > bound, bound / jnp.maximum(norm, bound), jnp.float32(1))

@@ -17,7 +17,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting
 from jaxpfl.privacy.guarantee import Guarantee, Unit
 
-Correlation = Literal["independent", "tree", "banded"]
+NoiseKind = Literal["independent", "exact", "banded"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,13 @@ class Noise:
 
     Attributes:
       multiplier: z.
-      correlation: "independent" for new noise in every round; with cyclic participation also
-        "tree" or "banded" (see `privacy.correlated_noise`).
+      kind: "independent" for new noise in every round, in float32; "exact" for the same in whole
+        numbers (see `privacy.exact_noise`); "banded", with cyclic participation, for DP-FTRL's (see
+        `privacy.correlated_noise`).
     """
 
     multiplier: float
-    correlation: Correlation = "independent"
+    kind: NoiseKind = "independent"
 
     def __post_init__(self) -> None:
         z = checks.positive("noise_multiplier", self.multiplier)
@@ -39,12 +40,12 @@ class Noise:
             # Beyond, the accountants leave the range of their numbers.
             raise InputError(f"noise_multiplier must lie in 1e-6 .. 1e6, found {z:g}")
         object.__setattr__(self, "multiplier", z)
-        checks.one_of("noise", self.correlation, get_args(Correlation))
+        checks.one_of("noise", self.kind, get_args(NoiseKind))
 
     @property
     def correlated(self) -> bool:
         """Whether rounds share noise."""
-        return self.correlation != "independent"
+        return self.kind == "banded"
 
 
 def on_everyone(multipliers: Iterable[float], delta: float, unit: Unit = "client") -> Guarantee:

@@ -21,9 +21,9 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, events, gaussian, participation
 from jaxpfl.privacy.accounting import Accountant
-from jaxpfl.privacy.clipping import AdaptiveClip, Clip, Clipping
+from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.events import Adjacency
-from jaxpfl.privacy.gaussian import Correlation, Noise
+from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit
 from jaxpfl.privacy.participation import Participation, Sampling
 from jaxpfl.privacy.simulated import LargerPopulation, both_statements
@@ -83,7 +83,7 @@ class Plan:
         self._check_delta()
         if self.correlated and self.sampling != "cyclic":
             raise InputError(
-                f"noise = {self.noise.correlation!r} needs sampling = 'cyclic', where a client "
+                f"noise = {self.noise.kind!r} needs sampling = 'cyclic', where a client "
                 f"takes part once an epoch, found {self.sampling!r}"
             )
         if self.accountant is not None:
@@ -104,8 +104,8 @@ class Plan:
                 "unit = 'example' needs sampling = 'poisson', where each example takes part by "
                 f"itself, found {self.sampling!r}"
             )
-        if self.adaptive_clip is not None or self.clipping != "flat":
-            raise InputError("unit = 'example' needs clipping = 'flat' and no adaptive_clip")
+        if self.adaptive_clip is not None:
+            raise InputError("unit = 'example' needs a constant clip norm: no adaptive_clip")
 
     def _check_delta(self) -> None:
         checks.open_fraction("delta", self.delta)
@@ -128,7 +128,7 @@ class Plan:
         rounds: int,
         clip: Clip,
         participation: Participation,
-        correlation: Correlation = "independent",
+        noise: NoiseKind = "independent",
         unit: Unit = "client",
         accountant: Accountant | None = None,
         allow_large_delta: str | None = None,
@@ -154,7 +154,7 @@ class Plan:
             rounds=rounds,
             # An adaptive clip would check the noise multiplier, which is not known yet.
             clip=dataclasses.replace(clip, adaptive=None),
-            noise=Noise(1.0, correlation),
+            noise=Noise(1.0, noise),
             participation=participation,
             delta=delta,
             unit=unit,
@@ -166,13 +166,13 @@ class Plan:
             trial._check_prior_releases(prior_releases, target)
 
         def composed_guarantee(z: float) -> Guarantee:
-            alone = dataclasses.replace(trial, noise=Noise(z, correlation)).guarantee()
+            alone = dataclasses.replace(trial, noise=Noise(z, noise)).guarantee()
             return dataclasses.replace(
                 alone, event=dp_accounting.ComposedDpEvent([*prior, alone.event])
             )
 
         z = gaussian.smallest_multiplier(composed_guarantee, target)
-        return dataclasses.replace(trial, noise=Noise(z, correlation), clip=clip)
+        return dataclasses.replace(trial, noise=Noise(z, noise), clip=clip)
 
     def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:
         for leaf in events.counts(prior):
@@ -299,10 +299,6 @@ class Plan:
         return self.clip.norm
 
     @property
-    def clipping(self) -> Clipping:
-        return self.clip.kind
-
-    @property
     def adaptive_clip(self) -> AdaptiveClip | None:
         return self.clip.adaptive
 
@@ -312,14 +308,19 @@ class Plan:
         return 0.0 if self.noise is None else self.noise.multiplier
 
     @property
-    def correlation(self) -> Correlation:
-        """The noise's correlation between rounds; "independent" without noise."""
-        return "independent" if self.noise is None else self.noise.correlation
+    def noise_kind(self) -> NoiseKind:
+        """See `Noise`; "independent" without noise."""
+        return "independent" if self.noise is None else self.noise.kind
 
     @property
     def correlated(self) -> bool:
         """Whether rounds share noise."""
         return self.noise is not None and self.noise.correlated
+
+    @property
+    def bands(self) -> int:
+        """Of correlated noise: the rounds of an epoch, or all if they are fewer."""
+        return min(self.rounds_per_epoch, self.rounds)
 
     @property
     def indicator_noise_std(self) -> float:
@@ -405,10 +406,9 @@ class Plan:
             "sampling": self.sampling,
             "rounds": self.rounds,
             "clip_norm": self.clip_norm,
-            "clipping": self.clipping,
             "adaptive_clip": self.adaptive_clip and dataclasses.asdict(self.adaptive_clip),
             "noise_multiplier": self.noise_multiplier,
-            "noise": self.correlation,
+            "noise": self.noise_kind,
             "delta": self.delta,
             "accountant": self.accountant,
             "private": self.private,
@@ -427,7 +427,7 @@ class Plan:
             noise = (fields["noise_multiplier"], fields["noise"])
             return cls(
                 rounds=fields["rounds"],
-                clip=Clip(fields["clip_norm"], fields["clipping"], adaptive),
+                clip=Clip(fields["clip_norm"], adaptive),
                 noise=Noise(*noise) if fields["private"] else None,
                 participation=participation.of(
                     fields["sampling"], fields["population"], fields["clients_per_round"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import Population
-from jaxpfl.data.cohort import pack
+from jaxpfl.data.cohort import Cohort
 from jaxpfl.federated import ClientSteps, Execution, Query, Released, client_mesh
 from jaxpfl.federated.release.door import Door
 from jaxpfl.federated.release.identity import traced
@@ -46,7 +46,7 @@ def sent(query, clients, broadcast, execution):
     asked = Query("q", of_one(query.client_fn), plan, query.cohort, execution=execution)
     columns = read_columns(query, clients) | {"self": clients.columns["self"]}
     door = Door(asked, traced(asked, broadcast, columns).out_info)
-    buckets = pack(clients, np.arange(count), asked.cohort, seed=7, round=1)
+    buckets = Cohort(clients, np.arange(count), asked.cohort, seed=7, round=1)
     return jax.device_get(door(broadcast, buckets, jnp.float32(NO_CLIP), keys()).value)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.cli import main
-from jaxpfl.data import CohortSpec, Population, blocks, mapped, pack
+from jaxpfl.data import Cohort, CohortSpec, Population, blocks, mapped
 from jaxpfl.data.blocks import BlockHashes, Blocks, root_of
 from jaxpfl.data.check import check
 from jaxpfl.data.columns import read
@@ -63,7 +63,7 @@ def flip(path, position=-1):
 def packed(population, chosen):
     kept = {"x": population.numeric()["x"], "label": population.numeric()["label"]}
     kept["tokens"] = Padded(population.columns["tokens"], 5)
-    return list(pack(population.with_columns(kept), chosen, SPEC, seed=1, round=1))
+    return list(Cohort(population.with_columns(kept), chosen, SPEC, seed=1, round=1))
 
 
 @pytest.mark.parametrize("name", ["x", "label", "tokens"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jaxpfl.data import Cohort, CohortSpec, Population, from_clients, pack
+from jaxpfl.data import Cohort, CohortSpec, Population, from_clients
 from jaxpfl.data.cohort import client_keys
 from jaxpfl.data.mapped import Mapped
 from jaxpfl.errors import InputError
@@ -26,7 +26,7 @@ def population_of(sizes) -> Population:
 
 
 def packed(population, clients, spec, **options):
-    return list(pack(population, clients, spec, **{"seed": 0, "round": 0, **options}))
+    return list(Cohort(population, clients, spec, **{"seed": 0, "round": 0, **options}))
 
 
 def client_of(seed=0) -> dict[tuple[int, ...], int]:
@@ -303,7 +303,7 @@ def test_packing_is_lazy():
 def test_bad_cohort_is_refused_before_the_first_bucket(clients, options, expected):
     """TRUST 12."""
     with pytest.raises(InputError, match=expected):
-        pack(
+        Cohort(
             population_of([2, 2]),
             clients,
             CohortSpec(1, 2, clients_per_bucket=4),
@@ -315,7 +315,7 @@ def test_text_alone_cannot_be_packed():
     """TRUST 7: refused before round 0."""
     population = from_clients({"a": {"text": ["x"]}})
     with pytest.raises(InputError, match="needs a numeric column, found text: text"):
-        pack(population, [0], CohortSpec(1, 1), seed=0, round=0)
+        Cohort(population, [0], CohortSpec(1, 1), seed=0, round=0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpfl.data import CohortSpec, Population, pack
+from jaxpfl.data import Cohort, CohortSpec, Population
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import InputError
 from jaxpfl.models import PAD
@@ -107,7 +107,7 @@ def test_a_cohort_of_ids_is_that_of_rows_in_memory(clients):
     rows = Padded(clients.columns["tokens"], 6)
     lazy, made = (clients.with_columns({"tokens": each}) for each in (rows, np.asarray(rows)))
     for chosen in ([0, 1, 2, 3, 4], [4, 2], [0]):
-        buckets = [pack(each, chosen, spec, seed=1, round=2) for each in (lazy, made)]
+        buckets = [Cohort(each, chosen, spec, seed=1, round=2) for each in (lazy, made)]
         for found, expected in itertools.zip_longest(*buckets):
             assert np.array_equal(found.batches["tokens"], expected.batches["tokens"])
             assert np.array_equal(found.mask, expected.mask)
@@ -115,4 +115,4 @@ def test_a_cohort_of_ids_is_that_of_rows_in_memory(clients):
 
 def test_ids_without_a_length_are_no_rows(clients):
     with pytest.raises(InputError, match="token ids uint16"):
-        pack(clients, [1], CohortSpec(batch_size=4, max_examples=12), seed=1, round=1)
+        Cohort(clients, [1], CohortSpec(batch_size=4, max_examples=12), seed=1, round=1)

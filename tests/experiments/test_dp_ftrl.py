@@ -44,9 +44,8 @@ def _charged(path):
     return [(charge.round, charge.label) for charge in Ledger.read(path).charges]
 
 
-@pytest.mark.parametrize("noise", ["tree", pytest.param("banded", marks=pytest.mark.long)])
-def test_run_charges_an_epoch_at_its_first_round(clients, tmp_path, noise):
-    made = algorithm(noise)
+def test_run_charges_an_epoch_at_its_first_round(clients, tmp_path):
+    made = algorithm("banded")
     plan = made.queries[0].plan
     result = jp.run(made, clients, ledger=tmp_path / "ledger.jsonl", out=tmp_path / "run")
     assert _charged(tmp_path / "ledger.jsonl") == [(1, "fed_avg"), (4, "fed_avg"), (7, "fed_avg")]
@@ -59,7 +58,7 @@ def test_run_charges_an_epoch_at_its_first_round(clients, tmp_path, noise):
 
 def test_a_round_of_an_epoch_that_cannot_be_paid_is_not_begun(clients, tmp_path):
     """TRUST 30: two epochs fit, the third does not; six rounds were run."""
-    made = algorithm("tree")
+    made = algorithm("banded")
     plan = made.queries[0].plan
     limit = 0.5 * (plan.epsilon(6) + plan.epsilon(7))
     with pytest.raises(jp.BudgetExhausted):
@@ -107,10 +106,9 @@ def _elsewhere(monkeypatch, name, value):
     monkeypatch.setattr(identity, "environment", lambda: changed)
 
 
-@pytest.mark.parametrize("noise", ["tree", pytest.param("banded", marks=pytest.mark.long)])
-def test_correlated_noise_goes_on_only_where_it_began(clients, tmp_path, monkeypatch, begun, noise):
+def test_correlated_noise_goes_on_only_where_it_began(clients, tmp_path, monkeypatch, begun):
     """TRUST 33: it is made again by address; with anything else changed it is refused."""
-    go_on = begun(noise)
+    go_on = begun("banded")
     before = _charged(tmp_path / "parts.jsonl")
     assert before == [(1, "fed_avg"), (4, "fed_avg")]
     for name, value in (
@@ -127,7 +125,7 @@ def test_correlated_noise_goes_on_only_where_it_began(clients, tmp_path, monkeyp
     assert _charged(tmp_path / "parts.jsonl") == before
     again = go_on()
     whole = jp.run(
-        algorithm(noise),
+        algorithm("banded"),
         clients,
         ledger=tmp_path / "whole.jsonl",
         out=tmp_path / "whole",

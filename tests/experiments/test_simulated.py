@@ -106,7 +106,7 @@ def test_a_sweeps_table_and_points_have_the_label(swept):
         ({"simulated": {**SIMULATED, "delta": 0}}, r"simulated\.delta"),
         ({"privacy": {"private": False}}, "simulated must be absent where privacy.private"),
         (
-            {"privacy": {**CONFIG["privacy"], "sampling": "cyclic", "noise": "tree"}},
+            {"privacy": {**CONFIG["privacy"], "sampling": "cyclic", "noise": "banded"}},
             "cannot be simulated by fewer clients",
         ),
     ],

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.federated import Compensated, FixedPoint
 from jaxpfl.federated.double_word import DoubleWord
+from jaxpfl.federated.release.accumulators import Compensated, FixedPoint, noisy_halves
+from jaxpfl.privacy.exact_noise import STEPS
 
 DIM = 64
 BLOCK = 4_096
@@ -103,7 +104,8 @@ def summed(accumulator, leaves_KxD: np.ndarray, devices: int):
 def merged(accumulator, sums, leaves_KxD):
     def add(index, sums):
         row = jax.lax.dynamic_slice_in_dim(leaves_KxD, index, 1)
-        subtotal = accumulator.add(accumulator.start(sums), row, jnp.ones(1), ONE)
+        scale = accumulator.scale(ONE, ONE)
+        subtotal = accumulator.add(accumulator.start(sums), row, jnp.ones(1), scale)
         return accumulator.merge(sums, subtotal)
 
     return jax.lax.fori_loop(0, len(leaves_KxD), add, sums)
@@ -144,15 +146,15 @@ def test_the_devices_sums_may_cancel(devices):
         assert abs(total[column] - exact) <= 2.0**-70 * largest * devices + 2.0**-44 * abs(exact)
 
 
-@pytest.mark.parametrize("accumulator", [compensated, FixedPoint(max_clients=4_000)])
+@pytest.mark.parametrize("accumulator", [compensated, FixedPoint()])
 def test_equal_sums_have_equal_bits(accumulator):
     """Whatever the order and the devices: what the noise's key is bound to does not depend on them.
 
     Multiples of 2^-12, of which no running sum of a pair loses a bit.
     """
     rng = np.random.default_rng(0)
-    scale = 1e-2 if isinstance(accumulator, FixedPoint) else 1e5
-    terms = np.round(rng.normal(size=(999, 40)) * scale * 2.0**12) * 2.0**-12
+    size = 1e2 if isinstance(accumulator, FixedPoint) else 1e5
+    terms = np.round(rng.normal(size=(999, 40)) * size * 2.0**12) * 2.0**-12
     terms[:, 0] = 0
     terms[500:999, 1] = -terms[:499, 1]
     terms = terms.astype(np.float32)
@@ -160,7 +162,8 @@ def test_equal_sums_have_equal_bits(accumulator):
     exact = np.array([math.fsum(column) for column in terms.T.astype(np.float64)])
     if isinstance(accumulator, FixedPoint):
         whole = np.asarray(first.high, np.int64) * 2**16 + np.asarray(first.low)
-        np.testing.assert_array_equal(whole * 2.0**-accumulator.bits, exact)
+        steps = np.trunc(terms * np.asarray(accumulator.scale(ONE, ONE))).astype(np.int64)
+        np.testing.assert_array_equal(whole, steps.sum(0))
         assert np.all((np.asarray(first.low) >= 0) & (np.asarray(first.low) < 2**16))
     else:
         np.testing.assert_array_equal(in_float64(first), exact)
@@ -191,24 +194,41 @@ def test_noise_is_added_before_anything_is_rounded():
     )
 
 
-def test_noise_is_added_to_fixed_point_sums_before_anything_is_rounded():
-    fixed, clip_norm = FixedPoint(max_clients=100_000), jnp.float32(0.25)
-    unit = 0.25 / 2**fixed.bits
-    whole = np.array([2**44 + 12_345, -(2**44) - 54_321, 2**30 - 1, 0])
-    total = DoubleWord(jnp.asarray(whole >> 16, jnp.int32), jnp.asarray(whole & 0xFFFF, jnp.int32))
-    noise = np.array([-(2.0**44), 2.0**44, 3.0, 5.0]) * unit
-    released = fixed.add_noise(total, jnp.asarray(noise, jnp.float32), clip_norm)
-    np.testing.assert_array_equal(released, np.float32([12_345, -54_321, 2**30 + 2, 5]) * unit)
-    plain = fixed.add_noise(total, None, clip_norm)
-    np.testing.assert_array_equal(plain, (whole * unit).astype(np.float32))
+def test_whole_noise_is_added_before_anything_is_rounded():
+    """Sums of 2^44 and noise that nearly cancels them; carries of both signs."""
+    fixed = FixedPoint()
+    whole = np.array([2**44 + 12_345, -(2**44) - 54_321, 2**30 - 1, 0, -1, 2**16 - 1])
+    noise = np.array([-(2**30), 2**30, 3, 5, -(2**16), 1])
+    for shift in (0, 2**44 - 2**30):
+        moved = whole - np.sign(whole) * shift
+        total = DoubleWord(*(jnp.asarray(x, jnp.int32) for x in (moved >> 16, moved & 0xFFFF)))
+        released = fixed.add_noise(total, jnp.asarray(noise, jnp.int32), ONE)
+        np.testing.assert_array_equal(released, (moved + noise).astype(np.float32))
 
 
-@pytest.mark.parametrize("accumulator", [compensated, FixedPoint(max_clients=10**5)])
-def test_noise_has_its_scale_in_the_release(accumulator):
-    noise = np.random.default_rng(0).normal(size=1_000).astype(np.float32) * np.float32(3.0)
-    zero = accumulator.join_devices(accumulator.zeros(noise, 2))
-    released = accumulator.add_noise(zero, jnp.asarray(noise), jnp.float32(0.7))
-    np.testing.assert_allclose(released, noise, rtol=3e-7)
+def test_noise_has_its_scale_in_the_release():
+    noise = np.random.default_rng(0).normal(size=1_000)
+    floats, steps = (noise * 3).astype(np.float32), (noise * STEPS).astype(np.int32)
+    for accumulator, drawn, at_scale in (
+        (compensated, floats, floats),
+        # z S = 2.1, as the plan has it, and by 2^-16 more.
+        (FixedPoint(), steps, 2.1 * steps / STEPS),
+    ):
+        zero = accumulator.join_devices(accumulator.zeros(floats, 2))
+        scale = accumulator.scale(jnp.float32(0.7), jnp.float32(3))
+        released = accumulator.add_noise(zero, jnp.asarray(drawn), scale)
+        np.testing.assert_allclose(released, at_scale, rtol=2e-5)
+
+
+@pytest.mark.parametrize("std", [0.05, 2.5, 250.0, 17_000.0])
+def test_a_sum_of_halves_has_at_least_the_noise_that_it_is_to_have(std):
+    """TRUST 26: whole steps to a half; the sum is in it, and noise of `std` or hardly more."""
+    steps = (np.random.default_rng(0).normal(size=100_000) * STEPS).astype(np.int32)
+    for halves in (0.0, 7.5, -20.0 * std // 1):
+        found = np.asarray(noisy_halves(jnp.float32(halves), jnp.asarray(steps), jnp.float32(std)))
+        noise = found.astype(np.float64) - halves
+        assert abs(noise.mean()) < 5 * std / len(steps) ** 0.5
+        assert std * 0.99 < noise.std() < std * 1.05
 
 
 @pytest.mark.parametrize("clients", [4, 16])

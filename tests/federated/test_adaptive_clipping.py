@@ -149,7 +149,7 @@ def test_thousands_of_rounds_stay_where_the_clip_is_exact(below):
     assert path[-1] == path[-2] == pytest.approx(limit, rel=1e-6)
     for scale in (1e6, 2.0, 1e-3):
         update = np.full(50, scale * limit / 50**0.5, np.float32)
-        factors, _, counts = clip_factors({"x": update}, "flat", clip_norm)
+        factors, _, counts = clip_factors({"x": update}, clip_norm)
         norm = np.linalg.norm(np.asarray(update * factors["x"], np.float64))
         assert bool(counts)
         assert norm == pytest.approx(min(scale, 1) * limit, rel=1e-6)

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Compensated, FixedPoint, client_mesh
+from jaxpfl.federated import client_mesh
+from jaxpfl.federated.release.accumulators import FixedPoint
+from jaxpfl.privacy.clipping import clip_factors
+from jaxpfl.privacy.exact_noise import STEPS
 from tests.federated.cohorts import (
     DIM,
     SHAPE,
@@ -15,13 +18,12 @@ from tests.federated.cohorts import (
     clipped_sum,
     door,
     held_vector,
+    keys,
     no_noise,
     plan,
     through,
     vectors,
 )
-
-ACCUMULATORS = [Compensated(), FixedPoint(max_clients=10_000)]
 
 
 def summed(buckets, *, broadcast=ZERO, chosen=None, key=None, client_fn=held_vector, **execution):
@@ -30,20 +32,19 @@ def summed(buckets, *, broadcast=ZERO, chosen=None, key=None, client_fn=held_vec
     return np.asarray(through(opened, broadcast, buckets, key).value["a"])
 
 
-@pytest.mark.parametrize("accumulator", ACCUMULATORS, ids=["compensated", "fixed"])
 @pytest.mark.parametrize("chunk", [None, 1, 2, 4])
-def test_sum_of_clipped_contributions_is_the_plain_loops(accumulator, chunk):
+def test_sum_of_clipped_contributions_is_the_plain_loops(chunk):
     values = vectors(8, scale=1.5)
-    found = summed([bucket_of(values)], chunk=chunk, accumulator=accumulator)
+    found = summed([bucket_of(values)], chunk=chunk)
     np.testing.assert_allclose(found, clipped_sum(values, 1.0), rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("accumulator", ACCUMULATORS, ids=["compensated", "fixed"])
+@pytest.mark.parametrize("chosen", [no_noise(), plan(noise="exact")], ids=["float", "exact"])
 @pytest.mark.parametrize("padding", [np.nan, 1.0])
-def test_padding_contributes_nothing(accumulator, padding):
+def test_padding_contributes_nothing(chosen, padding):
     """TRUST 23: padding clients hold NaN, or what would count, and still add exactly 0."""
     values = vectors(8)
-    settings = {"accumulator": accumulator, "chunk": 4}
+    settings = {"chosen": chosen, "chunk": 4}
     plain = summed([bucket_of(values)], **settings)
     padded = summed([bucket_of(values, 16, padding)], **settings)
     parts = [bucket_of(values[:5], 8, padding), bucket_of(values[5:], 8, padding)]
@@ -86,7 +87,7 @@ def test_empty_round_releases_noise_only():
 
 
 def test_removing_a_client_moves_the_sum_by_at_most_the_clip_norm():
-    """TRUST 16: random and adversarial neighbours, both ways of clipping."""
+    """TRUST 16: random and adversarial neighbours."""
     rng = np.random.default_rng(1)
     shape = {"a": jax.ShapeDtypeStruct((DIM,), jnp.float32), "b": SHAPE["a"]}
 
@@ -94,36 +95,29 @@ def test_removing_a_client_moves_the_sum_by_at_most_the_clip_norm():
         value = examples.batches["x"][0, 0]
         return {"a": value, "b": jnp.flip(value) * 3.0}
 
-    for clipping in ("flat", "per_layer"):
-        opened = door(two_leaves, no_noise(clipping=clipping), shape)
-        for scale in (1e-20, 1e-3, 1.0, 1e4, 1e18):
-            values = (scale * rng.normal(size=(4, DIM))).astype(np.float32)
-            without = bucket_of(values[:3], slots=4)
-            full, less = (
-                jax.device_get(through(opened, ZERO, [bucket]).value)
-                for bucket in (bucket_of(values), without)
-            )
-            moved = np.concatenate([full[name] - less[name] for name in ("a", "b")])
-            # The difference of two float32 sums of four clients carries their rounding.
-            assert np.linalg.norm(moved.astype(np.float64)) <= 1.0 + 1e-6
+    opened = door(two_leaves, no_noise(), shape)
+    for scale in (1e-20, 1e-3, 1.0, 1e4, 1e18):
+        values = (scale * rng.normal(size=(4, DIM))).astype(np.float32)
+        without = bucket_of(values[:3], slots=4)
+        full, less = (
+            jax.device_get(through(opened, ZERO, [bucket]).value)
+            for bucket in (bucket_of(values), without)
+        )
+        moved = np.concatenate([full[name] - less[name] for name in ("a", "b")])
+        # The difference of two float32 sums of four clients carries their rounding.
+        assert np.linalg.norm(moved.astype(np.float64)) <= 1.0 + 1e-6
 
 
-def test_fixed_point_never_lengthens_a_contribution():
-    """TRUST 16: rounding is towards zero, so S stays the sensitivity."""
-    for seed in range(20):
-        value = vectors(1, scale=10.0, seed=seed)
-        sums = FixedPoint(max_clients=100)
-        found = summed([bucket_of(value, 2)], accumulator=sums, chosen=no_noise(population=100))
-        assert np.linalg.norm(found.astype(np.float64)) <= 1.0 + 1e-6
+def exact(**changes):
+    return {"chosen": plan(noise="exact", **changes)}
 
 
-def test_fixed_point_release_is_the_same_bits_in_any_order_and_layout():
-    """TRUST 22, 23, 27: reversed clients, other chunks, buckets and devices; noise once, too.
+def test_exact_noise_is_the_same_bits_in_any_order_and_layout():
+    """TRUST 22, 23, 27, 50: reversed clients, other chunks, buckets and devices; noise once, too.
 
     Noise is bound to the sum, so equal noise also says that the sums are equal to the bit.
     """
-    values = vectors(8, scale=3.0)
-    settings = dict(accumulator=FixedPoint(max_clients=10_000), chosen=plan(noise_multiplier=3.0))
+    values, settings = vectors(8, scale=3.0), exact(noise_multiplier=3.0)
     first = summed([bucket_of(values)], **settings)
     for other in (
         summed([bucket_of(values[::-1].copy())], **settings),
@@ -132,16 +126,55 @@ def test_fixed_point_release_is_the_same_bits_in_any_order_and_layout():
         summed([bucket_of(values)], **settings, mesh=client_mesh(1), chunk=8),
     ):
         np.testing.assert_array_equal(other, first)
-    assert np.abs(first - clipped_sum(values, 1.0)).max() > 0.1  # there is noise at all
+    assert np.abs(first - clipped_sum(values, 1.0)).max() > 0.1
 
 
-def test_fixed_point_refuses_a_population_that_could_overflow():
-    """TRUST 27: the bound is checked when constructed."""
-    with pytest.raises(InputError, match="fraction"):
-        FixedPoint(max_clients=2**34)
-    widest = FixedPoint(max_clients=2**17)
-    # The largest sum that can occur stays inside int32 in its high part.
-    assert 2**17 * 2 ** (widest.bits - 16) <= 2**30
+@pytest.mark.parametrize("multiplier", [0.05, 1.0, 300.0])
+@pytest.mark.parametrize("clip_norm", [1e-6, 0.3, 1e5])
+def test_exact_noise_is_added_to_the_sum_at_the_plans_scale(multiplier, clip_norm):
+    """The same clients often: 2,000 coordinates of the mean of noisy sums less the exact sum."""
+    values = np.tile(vectors(4, scale=100.0), (1, 400)) * np.float32(clip_norm)
+    shape = {"a": jax.ShapeDtypeStruct((values.shape[1],), jnp.float32)}
+    settings = exact(noise_multiplier=multiplier, clip_norm=clip_norm)
+    opened = door(held_vector, settings["chosen"], shape)
+    zero = jnp.zeros(values.shape[1])
+    sums = clipped_sum(values, clip_norm) / clip_norm
+    noise = [
+        np.asarray(through(opened, zero, [bucket_of(values)], keys(k)).value["a"], np.float64)
+        / clip_norm
+        - sums
+        for k in range(4)
+    ]
+    flat = np.concatenate(noise) / multiplier
+    assert abs(flat.std() - 1) < 5 / (2 * flat.size) ** 0.5
+    assert abs(flat.mean()) < 5 / flat.size**0.5
+
+
+def test_exact_sums_move_by_less_than_the_noise_is_for():
+    """TRUST 16, 50: a client's whole steps are shorter than STEPS / z, as charged, to the step."""
+    sums = FixedPoint()
+    for seed in range(20):
+        value = vectors(1, scale=10.0**seed, seed=seed)
+        z, clip_norm = jnp.float32(0.7), jnp.float32(3.3)
+        scale = sums.scale(clip_norm, z)
+        factor, _, finite = clip_factors(jnp.asarray(value[0]), clip_norm, ordered=True)
+        start = sums.start(sums.zeros(jnp.zeros(DIM), 1))
+        total = sums.add(start, jnp.asarray(value), factor[None], scale)
+        whole = np.asarray(total.high).astype(np.int64) * 2**16 + np.asarray(total.low)
+        bound = STEPS / np.float64(z)
+        assert bool(finite)
+        assert np.linalg.norm(whole.astype(np.float64)) < bound
+        if seed > 1:
+            assert np.linalg.norm(whole.astype(np.float64)) > bound * (1 - 1e-4)
+
+
+def test_exact_noise_that_is_too_small_for_its_steps_is_refused():
+    """TRUST 27: with a population so large, or noise so small, sums could wrap around."""
+    with pytest.raises(InputError, match="noise multiplier"):
+        door(held_vector, exact(noise_multiplier=1e-3)["chosen"], SHAPE)
+    large = exact(noise_multiplier=0.1, population=2**27, delta=1e-9)["chosen"]
+    with pytest.raises(InputError, match="noise multiplier"):
+        door(held_vector, large, SHAPE)
 
 
 def test_fixed_point_refuses_a_chunk_whose_low_halves_could_wrap():
@@ -149,7 +182,7 @@ def test_fixed_point_refuses_a_chunk_whose_low_halves_could_wrap():
     with pytest.raises(InputError, match="32000"):
         summed(
             [bucket_of(vectors(32_001))],
-            accumulator=FixedPoint(max_clients=100_000),
+            chosen=exact(population=100_000)["chosen"],
             mesh=client_mesh(1),
             chunk=32_001,
         )

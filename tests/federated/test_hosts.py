@@ -62,7 +62,6 @@ if count == "2":
 import numpy as np
 import optax
 import jaxpfl as jp
-from jaxpfl.federated.release.accumulators import Compensated, FixedPoint
 
 values = np.random.default_rng(0).normal(size=(60, 5, 8)).astype(np.float32)
 clients = jp.data.from_clients(
@@ -75,11 +74,10 @@ model = jp.models.from_functions(
 people = dict(rounds=4, clip=jp.Clip(0.5), participation=jp.Poisson(60, 20))
 plan = jp.Plan.without_privacy(**people)
 if private == "private":
-    plan = jp.Plan(noise=jp.Noise(1.0), delta=1e-3, **people)
+    plan = jp.Plan(noise=jp.Noise(1.0, sums), delta=1e-3, **people)
 algorithm = jp.algorithms.fed_avg(
     model, client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan,
-    cohort=jp.CohortSpec(2, 4, clients_per_bucket=8),
-    execution=jp.Execution(accumulator=FixedPoint(60) if sums == "fixed" else Compensated()))
+    cohort=jp.CohortSpec(2, 4, clients_per_bucket=8))
 budget = jp.Budget(2.5, 1e-3) if "budget" in also else None
 result = jp.run(algorithm, clients, ledger=out + "/ledger.jsonl", out=out, every=2,
                 reproducible_noise=True, budget=budget)
@@ -91,13 +89,12 @@ GAN = (
     + """
 images = np.random.default_rng(0).integers(0, 256, (60, 4, 4, 4, 1)).astype(np.uint8)
 clients = jp.data.from_clients({str(k): {"image": images[k, : k % 4]} for k in range(60)})
-plan = jp.Plan(rounds=3, clip=jp.Clip(0.1), participation=jp.Poisson(60, 20), noise=jp.Noise(1.0),
-               delta=1e-3)
+plan = jp.Plan(rounds=3, clip=jp.Clip(0.1), participation=jp.Poisson(60, 20), delta=1e-3,
+               noise=jp.Noise(1.0, "exact"))
 algorithm = jp.algorithms.fed_avg_gan(
     jp.models.GAN((4, 4, 1), width=0.02, noise=4), client=optax.sgd(0.01),
     generator=optax.sgd(0.02), server=optax.sgd(1.0), plan=plan,
-    cohort=jp.CohortSpec(2, 4, clients_per_bucket=8),
-    execution=jp.Execution(accumulator=FixedPoint(60)))
+    cohort=jp.CohortSpec(2, 4, clients_per_bucket=8))
 result = jp.run(algorithm, clients, ledger=out + "/ledger.jsonl", out=out, every=2,
                 reproducible_noise=True)
 leaves = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(result.params)]
@@ -124,9 +121,9 @@ def trained(
 def test_two_processes_make_the_releases_and_the_ledger_of_one_with_as_many_devices(
     tmp_path: Path,
 ) -> None:
-    (alone,) = trained(tmp_path, 1, "fixed", "private")
-    assert trained(tmp_path, 2, "fixed", "private") == [alone, alone]
-    one, two = (Chain.read(tmp_path / f"{n} fixed private/ledger.jsonl").lines for n in (1, 2))
+    (alone,) = trained(tmp_path, 1, "exact", "private")
+    assert trained(tmp_path, 2, "exact", "private") == [alone, alone]
+    one, two = (Chain.read(tmp_path / f"{n} exact private/ledger.jsonl").lines for n in (1, 2))
     # Charges and releases, which are bound to the bits of the sum; the keys of the ledgers differ.
     assert one[1:] == two[1:]
     assert sum("event" in line for line in two) == 4
@@ -135,9 +132,9 @@ def test_two_processes_make_the_releases_and_the_ledger_of_one_with_as_many_devi
 
 @pytest.mark.long
 def test_two_processes_train_a_gan_as_one_does(tmp_path: Path) -> None:
-    (alone,) = trained(tmp_path, 1, "fixed", "private", script=GAN)
+    (alone,) = trained(tmp_path, 1, "exact", "private", script=GAN)
     assert np.isfinite(alone).all()
-    assert trained(tmp_path, 2, "fixed", "private", script=GAN) == [alone, alone]
+    assert trained(tmp_path, 2, "exact", "private", script=GAN) == [alone, alone]
 
 
 @pytest.mark.long
@@ -150,7 +147,7 @@ def test_two_processes_add_up_compensated_sums_as_one_does(tmp_path: Path) -> No
 @pytest.mark.long
 def test_an_exhausted_budget_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
     address, out = free_address(), tmp_path / "run"
-    arguments = [address, str(out), "fixed", "private", "budget"]
+    arguments = [address, str(out), "exact", "private", "budget"]
     started = [start(["-c", TRAIN, "2", str(index), *arguments]) for index in range(2)]
     found = [
         line

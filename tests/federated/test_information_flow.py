@@ -17,7 +17,6 @@ from jaxpfl.errors import InformationLeak, InputError
 from jaxpfl.federated import (
     ClientSteps,
     Execution,
-    FixedPoint,
     LocalTraining,
     Query,
     check_information_flow,
@@ -62,21 +61,21 @@ def small(**changes) -> Plan:
         (small(), {}),
         (small(), {"mesh": client_mesh(1), "chunk": 1}),
         (small(), {"mesh": client_mesh(2, model=2), "chunk": 2}),
-        (small(clipping="per_layer"), {"mesh": client_mesh(1), "chunk": 4}),
         (small(adaptive_clip=AdaptiveClip(indicator_noise=1.0)), {}),
-        (small(), {"accumulator": FixedPoint(max_clients=100)}),
+        (small(noise="exact"), {"mesh": client_mesh(1), "chunk": 4}),
+        (small(noise="exact", adaptive_clip=AdaptiveClip(indicator_noise=1.0)), {}),
         (
             Plan(
                 rounds=8,
                 clip=Clip(1.0),
-                noise=Noise(1.0, "tree"),
+                noise=Noise(1.0, "banded"),
                 participation=Cyclic(CLIENTS, 2),
                 delta=1e-2,
             ),
             {},
         ),
     ],
-    ids=["flat", "alone", "split", "per_layer", "adaptive", "fixed", "tree"],
+    ids=["flat", "alone", "split", "adaptive", "exact", "exact and adaptive", "banded"],
 )
 def test_a_release_depends_on_clients_by_noisy_sums_alone(of, execution):
     found = check_information_flow(query(of=of, **execution), population(), np.zeros(DIM, "f4"))

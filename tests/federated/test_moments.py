@@ -10,7 +10,7 @@ import pytest
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query
+from jaxpfl.federated import LocalTraining, Query
 from jaxpfl.federated.clients.client import Examples, contribution
 from jaxpfl.federated.clients.moments import ClientMoment, from_half, half_shape, to_half
 from tests.federated.cohorts import door, through
@@ -189,8 +189,8 @@ def test_no_bound_is_relied_on_that_is_not_stated():
     everyone = dict(population=21, clients_per_round=21, rounds=1, noise_multiplier=1.0, delta=1e-3)
     plan = flat_plan(**everyone, clip_norm=CLIP, unit="example")
 
-    def query(fn, **execution):
-        return Query("asked", fn, plan, CohortSpec(4, 12), execution=Execution(**execution))
+    def query(fn, plan=plan):
+        return Query("asked", fn, plan, CohortSpec(4, 12))
 
     query(ClientMoment("sum", CLIP))
     with pytest.raises(InputError, match="example_bound"):
@@ -199,8 +199,9 @@ def test_no_bound_is_relied_on_that_is_not_stated():
         query(LocalTraining(None, None))  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="up to 0.8"):
         query(ClientMoment("sum", 0.8))
-    with pytest.raises(InputError, match="fixed-point"):
-        query(ClientMoment("sum", CLIP), accumulator=FixedPoint(100))
+    exact = flat_plan(**everyone, clip_norm=CLIP, unit="example", noise="exact")
+    with pytest.raises(InputError, match="unit = 'client'"):
+        query(ClientMoment("sum", CLIP), exact)
 
 
 def test_with_the_unit_client_the_door_clips_whatever_the_function_states():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import jaxpfl as jp
 from jaxpfl.data import from_clients
-from jaxpfl.data.cohort import CohortSpec, pack
+from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.errors import InputError
 from jaxpfl.federated import ClientSteps, Execution, Query, client_mesh
 from jaxpfl.federated.release.door import Door, Keys
@@ -37,7 +37,7 @@ def exact_sum(client_fn, held, spec, chunk, broadcast=1.0):
     query = Query("q", client_fn, plan, spec, execution=Execution(client_mesh(1), chunk))
     broadcast = jnp.float32(broadcast)
     like = traced(query, broadcast, clients.columns).out_info
-    buckets = pack(clients, np.arange(len(clients)), query.cohort, seed=7, round=1)
+    buckets = Cohort(clients, np.arange(len(clients)), query.cohort, seed=7, round=1)
     opened = Door(query, like)
     found = opened(broadcast, buckets, jnp.float32(CLIP), keys())
     return np.asarray(jax.tree.leaves(found.value)[0], np.float64)
@@ -160,7 +160,7 @@ def contribution_beside(client_fn, others, spec, chunk):
     plan = no_noise(population=count, clients_per_round=count, clip_norm=1e12)
     query = Query("q", chosen, plan, spec, execution=Execution(client_mesh(1), chunk))
     opened = Door(query, traced(query, (), clients.columns).out_info)
-    buckets = pack(clients, np.arange(count), query.cohort, seed=7, round=1)
+    buckets = Cohort(clients, np.arange(count), query.cohort, seed=7, round=1)
     return jax.device_get(opened((), buckets, jnp.float32(1e12), keys()).value)
 
 

@@ -30,7 +30,7 @@ GIVEN = Labelled(
 
 
 def factors_of(contributions, bound):
-    return jax.vmap(lambda leaf: clip_factors(leaf, "flat", bound)[0])(contributions)
+    return jax.vmap(lambda leaf: clip_factors(leaf, bound)[0])(contributions)
 
 
 def total_of(given, bound=None):

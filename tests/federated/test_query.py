@@ -5,7 +5,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Execution, FixedPoint, Query, client_mesh
+from jaxpfl.federated import Execution, Query, client_mesh
 from jaxpfl.federated.release import query
 from tests.federated.cohorts import held_vector, plan
 
@@ -60,26 +60,6 @@ def test_blocks_of_examples_count_and_not_examples(monkeypatch):
     assert blocks(960) == 64
     monkeypatch.setattr(query, "default_chunk", lambda mesh: 100)
     assert blocks(960) == 200
-
-
-@pytest.mark.parametrize(
-    ("participation", "most"),
-    [(jp.Poisson(300, 20), 300), (jp.FixedSize(300, 20), 20), (jp.Cyclic(300, 20), 300)],
-    ids=["poisson", "fixed", "cyclic"],
-)
-def test_fixed_point_sums_are_for_everybody_who_may_take_part(participation, most):
-    """TRUST 16, 27: whole numbers wrap around, and one client would move a sum without bound."""
-    planned = jp.Plan(
-        clip=jp.Clip(1.0), participation=participation, rounds=2, noise=jp.Noise(1.0), delta=1e-6
-    )
-
-    def asked(clients):
-        execution = Execution(accumulator=FixedPoint(max_clients=clients))
-        return Query("asked", held_vector, planned, jp.CohortSpec(4, 8), execution=execution)
-
-    asked(most)
-    with pytest.raises(InputError, match=f"{most - 1}.*{most}"):
-        asked(most - 1)
 
 
 @pytest.mark.parametrize(

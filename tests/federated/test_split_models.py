@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 import jaxpfl as jp
 from jaxpfl.data.cohort import Bucket, CohortSpec
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query, client_mesh
+from jaxpfl.federated import Execution, LocalTraining, Query, client_mesh
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.federated.release import identity
 from jaxpfl.models import adapter_trees
@@ -62,7 +62,7 @@ def change(made, mesh, *, clients=8, chunk=None):
     return through(opened, broadcast, [bucket]).value
 
 
-def stored_sum(mesh, accumulator=None, chosen=None, chunk=1):
+def stored_sum(mesh, chosen=None, chunk=1):
     """The release of 13 stored vectors, in a leaf that can be split and one that cannot."""
 
     def stored(broadcast, examples, key):
@@ -72,8 +72,8 @@ def stored_sum(mesh, accumulator=None, chosen=None, chunk=1):
     values = (3 * np.random.default_rng(2).normal(size=(13, 29))).astype(np.float32)
     shapes = {"a": (4, 6), "b": (5,)}
     like = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
-    settings = dict(mesh=mesh, accumulator=accumulator or FixedPoint(10_000), chunk=chunk)
-    opened = door(stored, chosen or no_noise(), like, **settings)
+    chosen = plan(noise="exact") if chosen is None else chosen
+    opened = door(stored, chosen, like, mesh=mesh, chunk=chunk)
     # The second bucket leaves some replicas without a client.
     found = through(opened, (), [bucket_of(values[:8]), bucket_of(values[8:], slots=8)])
     return flat(found.value), np.asarray(found.name)
@@ -83,18 +83,18 @@ def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def test_fixed_point_sums_and_noise_have_the_bits_of_one_device():
-    alone, name = stored_sum(client_mesh(1), chosen=plan())
-    split, same_name = stored_sum(client_mesh(2, model=2), chosen=plan())
+def test_exact_sums_and_noise_have_the_bits_of_one_device():
+    alone, name = stored_sum(client_mesh(1))
+    split, same_name = stored_sum(client_mesh(2, model=2))
     np.testing.assert_array_equal(split, alone)
     np.testing.assert_array_equal(same_name, name)
 
 
 # As a user's process compiles, which the tests' own flags do not. It prints the sums' bits.
 OPTIMISED = """
-from tests.federated.test_split_models import client_mesh, plan, stored_sum
+from tests.federated.test_split_models import client_mesh, stored_sum
 for devices, model, chunk in ((1, 1, 1), (1, 1, 2), (2, 2, 1)):
-    value, name = stored_sum(client_mesh(devices, model=model), chosen=plan(), chunk=chunk)
+    value, name = stored_sum(client_mesh(devices, model=model), chunk=chunk)
     print(value.tobytes().hex(), name.tolist())
 """
 
@@ -153,8 +153,8 @@ from tests.federated.test_split_models import *
 rows = []
 for devices, model in ((1, 1), (2, 1), (2, 2), (4, 2), (8, 2)):
     mesh = client_mesh(devices, model=model)
-    row = {"sum": stored_sum(mesh)[0].tobytes().hex()}
-    row["noise"], row["name"] = (part.tobytes().hex() for part in stored_sum(mesh, chosen=plan()))
+    value, name = (part.tobytes().hex() for part in stored_sum(mesh))
+    row = {"noise": value, "name": name}
     # Five clients leave replicas with more and with less to do.
     row["mlp"] = flat(change(mlp_training(), mesh, clients=5, chunk=1)).tolist()
     rows.append(row)
@@ -171,7 +171,7 @@ def test_many_devices_release_the_bits_of_one_and_train_as_it_does():
     first, *others, alone, split = json.loads(said.splitlines()[-1])
     assert len(others) == 4
     for row in others:
-        for name in ("sum", "noise", "name"):
+        for name in ("noise", "name"):
             assert row[name] == first[name]
         np.testing.assert_allclose(row["mlp"], first["mlp"], atol=1e-6)
     np.testing.assert_allclose(split["lora"], alone["lora"], atol=1e-6)

@@ -10,13 +10,12 @@ from hypothesis.extra import numpy as hnp
 
 from jaxpfl.privacy import clipping
 
-KINDS = ("flat", "per_layer")
 BOUND = 0.7
 
 
-def clip_contribution(tree, kind, bound):
+def clip_contribution(tree, bound):
     """The clipped contribution, its norm before and whether it counts, as the door has them."""
-    factors, norm, counts = clipping.clip_factors(tree, kind, bound)
+    factors, norm, counts = clipping.clip_factors(tree, bound)
     clipped = jax.tree.map(
         lambda leaf, factor: jnp.where(counts, leaf.astype(jnp.float32) * factor, 0.0),
         tree,
@@ -25,7 +24,7 @@ def clip_contribution(tree, kind, bound):
     return clipped, norm, counts
 
 
-clip = jax.jit(clip_contribution, static_argnums=1)
+clip = jax.jit(clip_contribution)
 
 
 def contribution(scale: float, seed: int = 0, dtype=jnp.float32):
@@ -39,7 +38,7 @@ def contribution(scale: float, seed: int = 0, dtype=jnp.float32):
 
 def norm_of(tree) -> jax.Array:
     """The L2 norm as the clip finds it."""
-    return clipping.clip_factors(tree, "flat", jnp.float32(jnp.inf))[1]
+    return clipping.clip_factors(tree, jnp.float32(jnp.inf))[1]
 
 
 def exact_norm(tree) -> float:
@@ -48,15 +47,14 @@ def exact_norm(tree) -> float:
     )
 
 
-def clipped(tree, kind: str, bound: float = BOUND):
-    return clip(tree, kind, jnp.float32(bound))
+def clipped(tree, bound: float = BOUND):
+    return clip(tree, jnp.float32(bound))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @given(exponent=st.floats(-30, 18), seed=st.integers(0, 2**32 - 1), bound=st.floats(1e-3, 1e3))
-def test_the_norm_never_exceeds_the_bound(kind, exponent, seed, bound):
+def test_the_norm_never_exceeds_the_bound(exponent, seed, bound):
     """TRUST 16: at most S (1 + 1e-6), whatever comes in, overflow of the norm included."""
-    result, _, _ = clipped(contribution(10.0**exponent, seed), kind, bound)
+    result, _, _ = clipped(contribution(10.0**exponent, seed), bound)
     assert exact_norm(result) <= float(np.float32(bound)) * (1 + 1e-6)
 
 
@@ -77,13 +75,12 @@ nine = st.integers(-149, 128).flatmap(up_to) | hnp.arrays(np.float32, 9)
 norms = st.floats(-12, 12).map(lambda exponent: 10.0**exponent)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @given(values=nine, bound=norms)
-def test_whatever_the_float32_the_clip_is_exact_or_zero(kind, values, bound):
+def test_whatever_the_float32_the_clip_is_exact_or_zero(values, bound):
     """TRUST 2, 3, 16: over all of float32 and of a plan's clip norms, every line of the table."""
     bound = np.float32(bound)
     tree = {"a": values[:4].reshape(2, 2), "b": values[4:8], "c": values[8]}
-    result, norm, counts = jax.tree.map(np.asarray, clip(tree, kind, bound))
+    result, norm, counts = jax.tree.map(np.asarray, clip(tree, bound))
     exact = exact_norm(tree) if np.all(np.isfinite(values)) else np.inf
     found = np.concatenate([np.ravel(result[name]) for name in "abc"])
     assert np.all(np.isfinite(found))
@@ -94,28 +91,25 @@ def test_whatever_the_float32_the_clip_is_exact_or_zero(kind, values, bound):
     if exact > OVERFLOWS * (1 - 1e-6) and not counts:
         return
     assert counts and abs(float(norm) - exact) <= 1e-6 * exact + 1e-18
-    share = {"flat": 1.0, "per_layer": 3**-0.5}[kind]
+    factor = min(1.0, float(bound) / exact) if exact else 1.0
     for name in "abc":
-        own = exact if kind == "flat" else exact_norm(tree[name])
-        factor = min(1.0, float(bound) * share / own) if own else 1.0
         wanted = tree[name].astype(np.float64) * factor
-        if own <= float(bound) * share * (1 - 1e-6):
+        if exact <= float(bound) * (1 - 1e-6):
             kept = np.where(np.abs(wanted) < TINY, result[name], tree[name])
             np.testing.assert_array_equal(result[name], kept)
         np.testing.assert_allclose(result[name], wanted, rtol=1e-6, atol=1.01 * TINY)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bound", [0.0, 1e-45, 5e-36, 1e-20, 9.9e-13, np.nan])
-def test_a_clip_norm_too_small_for_float32_squares_lets_nothing_through(kind, bound):
+def test_a_clip_norm_too_small_for_float32_squares_lets_nothing_through(bound):
     """TRUST 16: where the norm would be wrong by 10^6 the contribution is zero."""
-    result, norm, counts = clipped(contribution(1e-30), kind, bound)
+    result, norm, counts = clipped(contribution(1e-30), bound)
     assert not bool(counts) and np.isposinf(float(norm))
     assert exact_norm(result) == 0
     for extreme in (clipping.SMALLEST_CLIP_NORM, clipping.LARGEST_CLIP_NORM):
-        result, _, counts = clipped(contribution(1e15), kind, extreme)
+        result, _, counts = clipped(contribution(1e15), extreme)
         assert bool(counts)
-        assert exact_norm(result) == pytest.approx(extreme, rel=1e-6 if kind == "flat" else 0.5)
+        assert exact_norm(result) == pytest.approx(extreme, rel=1e-6)
 
 
 def test_values_whose_squares_are_flushed_do_not_add_up():
@@ -123,13 +117,12 @@ def test_values_whose_squares_are_flushed_do_not_add_up():
     smallest = clipping.SMALLEST_CLIP_NORM
     leaf = np.full(10**6, 1.05e-19, np.float32)
     leaf[0] = smallest
-    result, _, _ = clip({"x": leaf}, "flat", jnp.float32(smallest))
+    result, _, _ = clip({"x": leaf}, jnp.float32(smallest))
     missing = exact_norm(result) ** 2 - float(np.asarray(result["x"])[0]) ** 2
     whole = np.sqrt(float(np.float32(smallest)) ** 2 + 100 * missing)
     assert whole <= smallest * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("leaves", "size"),
     [
@@ -138,91 +131,76 @@ def test_values_whose_squares_are_flushed_do_not_add_up():
         for size in (1, 1_000, 5_000, 60_000)
     ],
 )
-def test_sums_of_many_equal_squares_do_not_drift(kind, leaves, size):
+def test_sums_of_many_equal_squares_do_not_drift(leaves, size):
     """TRUST 16: float32 sums one after the other would be off by 1e-5 and more."""
     for value in (0.7345, 0.5123, 0.9001):
         tree = [np.full(size, value, np.float32)] * leaves
-        result, norm, _ = clipped(tree, kind, 0.01)
+        result, norm, _ = clipped(tree, 0.01)
         assert exact_norm(result) <= 0.01 * (1 + 1e-6)
         assert float(norm) == pytest.approx(exact_norm(tree), rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("leaf", ["kernel", "bias", "scalar"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_value_that_is_not_finite_zeroes_the_whole_contribution(kind, leaf, bad):
+def test_one_value_that_is_not_finite_zeroes_the_whole_contribution(leaf, bad):
     """TRUST 2: no leaf survives, the output is finite, and the client is reported."""
     tree = contribution(0.01)
     tree[leaf] = jnp.ravel(tree[leaf]).at[0].set(bad).reshape(tree[leaf].shape)
-    result, norm, finite = clipped(tree, kind)
+    result, norm, finite = clipped(tree)
     assert not bool(finite)
     assert np.isposinf(float(norm))
     assert all(not np.any(np.asarray(x)) for x in jax.tree.leaves(result))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("huge", [3e19, 1e30, 3e38])
-def test_a_norm_that_overflows_is_not_let_through(kind, huge):
+def test_a_norm_that_overflows_is_not_let_through(huge):
     """TRUST 2: finite values whose squares overflow float32 become zero, not NaN."""
     tree = contribution(0.01)
     tree["bias"] = jnp.full(5, huge, jnp.float32)
-    result, norm, finite = clipped(tree, kind)
+    result, norm, finite = clipped(tree)
     assert not bool(finite)
     assert np.isposinf(float(norm))
     assert exact_norm(result) == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_zero_stays_zero(kind):
+def test_zero_stays_zero():
     """TRUST 3: and no division by zero, also where only one leaf is zero."""
     zero = jax.tree.map(jnp.zeros_like, contribution(1.0))
-    result, norm, finite = clipped(zero, kind)
+    result, norm, finite = clipped(zero)
     assert bool(finite)
     assert float(norm) == 0
     assert exact_norm(result) == 0
     part = contribution(1.0) | {"bias": jnp.zeros(5)}
-    result, _, finite = clipped(part, kind)
+    result, _, finite = clipped(part)
     assert bool(finite)
     assert not np.any(np.asarray(result["bias"]))
     assert exact_norm(result) > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_within_the_bound_nothing_changes(kind):
+def test_within_the_bound_nothing_changes():
     """TRUST 3: bit for bit."""
     tree = contribution(1e-4)
-    result, norm, _ = clipped(tree, kind)
+    result, norm, _ = clipped(tree)
     assert float(norm) == pytest.approx(exact_norm(tree), rel=1e-6)
     jax.tree.map(np.testing.assert_array_equal, result, tree)
 
 
-def test_flat_clipping_keeps_the_direction_and_reaches_the_bound():
+def test_clipping_keeps_the_direction_and_reaches_the_bound():
     tree = contribution(3.0)
-    result, norm, _ = clipped(tree, "flat")
+    result, norm, _ = clipped(tree)
     factor = BOUND / exact_norm(tree)
     assert float(norm) == pytest.approx(exact_norm(tree), rel=1e-6)
     for found, given_ in zip(jax.tree.leaves(result), jax.tree.leaves(tree), strict=True):
         np.testing.assert_allclose(found, np.asarray(given_) * factor, rtol=1e-5)
 
 
-def test_per_layer_clipping_bounds_each_leaf_by_its_share():
-    """McMahan et al. 2018, section 3.2: S / sqrt(L) each; a small leaf is left alone."""
-    tree = contribution(3.0) | {"scalar": jnp.float32(1e-3)}
-    result, _, _ = clipped(tree, "per_layer")
-    share = BOUND / np.sqrt(3)
-    assert exact_norm(result["kernel"]) == pytest.approx(share, rel=1e-6)
-    assert exact_norm(result["bias"]) == pytest.approx(share, rel=1e-6)
-    assert float(result["scalar"]) == float(tree["scalar"])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int8, jnp.int32])
-def test_narrow_types_are_clipped_in_float32(kind, dtype):
+def test_narrow_types_are_clipped_in_float32(dtype):
     """TRUST 19: norm and result are those of the same values in float32."""
     narrow = contribution(20.0, dtype=dtype)
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
-    result, norm, finite = clipped(narrow, kind)
-    expected, expected_norm, _ = clipped(wide, kind)
+    result, norm, finite = clipped(narrow)
+    expected, expected_norm, _ = clipped(wide)
     assert bool(finite)
     assert norm.dtype == jnp.float32
     assert float(norm) == float(expected_norm)
@@ -237,8 +215,3 @@ def test_a_sum_of_squares_beyond_a_narrow_type_is_right():
     ones = {"x": jnp.ones(100_000, jnp.bfloat16)}
     assert float(norm_of(ones)) == pytest.approx(100_000**0.5, rel=1e-6)
     assert float(norm_of({"x": jnp.full(4, 100, jnp.int8)})) == 200
-
-
-def test_an_unknown_clipping_is_refused():
-    with pytest.raises(ValueError, match="'flat' or 'per_layer'"):
-        clip_contribution(contribution(1.0), "global", jnp.float32(1))  # type: ignore

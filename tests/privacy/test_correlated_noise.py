@@ -22,7 +22,6 @@ FIELDS = dict(
     delta=1e-5,
     sampling="cyclic",
 )
-CORRELATED = pytest.mark.parametrize("noise", ["tree", "banded"])
 
 
 def inverse_of_bands(bands: int, rounds: int) -> np.ndarray:
@@ -34,31 +33,13 @@ def inverse_of_bands(bands: int, rounds: int) -> np.ndarray:
 
 
 def mixing(noise, rounds, per_epoch):
-    """The matrix from independent draws (columns, by address) to the noise of each round."""
-    if noise == "independent":
-        return np.eye(rounds)
-    if noise == "banded":
-        return inverse_of_bands(per_epoch, rounds)
-    columns, rows = {}, []
-    for round in range(1, rounds + 1):
-        found = correlated_noise.tree_terms(round, per_epoch)
-        row = {}
-        for address, weight in zip(map(tuple, found.addresses), found.weights, strict=True):
-            assert address not in row
-            row[address] = weight
-            columns.setdefault(address, len(columns))
-        rows.append(row)
-    matrix = np.zeros((rounds, len(columns)))
-    for index, row in enumerate(rows):
-        for address, weight in row.items():
-            matrix[index, columns[address]] = weight
-    return matrix
+    """The matrix from independent draws (columns, by round) to the noise of each round."""
+    return np.eye(rounds) if noise == "independent" else inverse_of_bands(per_epoch, rounds)
 
 
-@CORRELATED
 @pytest.mark.parametrize("per_epoch", [1, 2, 3, 7, 8, 10])
 @pytest.mark.parametrize("epochs", [1, 2, 3])
-def test_sensitivity_of_an_epoch_is_one(noise, per_epoch, epochs):
+def test_sensitivity_of_an_epoch_is_one(per_epoch, epochs):
     """Noise B Z hides a shift x as well as (x^T (B B^T)^-1 x)^(1/2) says: the Mahalanobis length.
 
     A client that takes part once an epoch, in the same place, shifts the releases by an adaptively
@@ -66,7 +47,7 @@ def test_sensitivity_of_an_epoch_is_one(noise, per_epoch, epochs):
     looked for over all signs. The squared length is at most 1 an epoch, and some place reaches it.
     """
     rounds = per_epoch * epochs
-    matrix = mixing(noise, rounds, per_epoch)
+    matrix = mixing("banded", rounds, per_epoch)
     precision = np.linalg.inv(matrix @ matrix.T)
     worst = 0.0
     for place in range(per_epoch):
@@ -75,20 +56,7 @@ def test_sensitivity_of_an_epoch_is_one(noise, per_epoch, epochs):
         # Largest for unit shifts of free direction: at most the sum of absolute entries.
         worst = max(worst, np.abs(block).sum())
     assert worst <= epochs * (1 + 1e-9)
-    assert worst > epochs * (1 - 1e-9) or noise == "tree"
-
-
-def test_a_tree_is_what_the_paper_describes():
-    """Prefix sums carry one draw of deviation sqrt(levels) for every node of their binary form."""
-    matrix = mixing("tree", 10, 10)
-    prefixes = np.cumsum(matrix, axis=0)
-    for count, row in enumerate(prefixes, 1):
-        used = row[row != 0]
-        np.testing.assert_allclose(used, 2.0)  # sqrt of ceil(log2(10 + 1)) = 4
-        assert len(used) == count.bit_count()
-    # A restart: the second epoch shares no draw with the first.
-    both = mixing("tree", 20, 10)
-    assert not np.any(np.any(both[:10] != 0, axis=0) & np.any(both[10:] != 0, axis=0))
+    assert worst > epochs * (1 - 1e-9)
 
 
 def test_correlated_noise_makes_prefix_sums_quieter():
@@ -98,18 +66,17 @@ def test_correlated_noise_makes_prefix_sums_quieter():
         prefixes = np.cumsum(mixing(noise, 64, 64), axis=0)
         return float(np.mean(np.sum(prefixes**2, axis=1)))
 
-    independent, tree, banded = map(mean_variance, ("independent", "tree", "banded"))
+    independent, banded = map(mean_variance, ("independent", "banded"))
     assert independent == pytest.approx(32.5)
-    # 7 levels, and about half of a round's bits are set.
-    assert 15 < tree < 25
+    # Of a tree: 7 levels, and 192 of the bits of 1 .. 64 are set, and one for 64 itself.
+    tree = 7 * np.mean([count.bit_count() for count in range(1, 65)])
     assert banded < tree / 4
 
 
-@CORRELATED
-def test_the_door_adds_this_noise(noise):
+def test_the_door_adds_this_noise():
     """The stream's noise at z S = 1, whatever the sum and the release's own keys are."""
-    plan, like = flat_plan(**FIELDS, noise=noise), jax.ShapeDtypeStruct((3,), jnp.float32)
-    stream = NoiseStream(noise, plan.rounds_per_epoch, training_root(3), 3)
+    plan, like = flat_plan(**FIELDS, noise="banded"), jax.ShapeDtypeStruct((3,), jnp.float32)
+    stream = NoiseStream(plan.bands, training_root(3), 3)
     opened = door(lambda broadcast, examples, key: broadcast, plan, like)
     for round in (1, 2, 8):
         shared = stream.noise(round)
@@ -119,7 +86,7 @@ def test_the_door_adds_this_noise(noise):
         assert np.all(np.abs(shared) > 1e-3)
 
 
-@pytest.mark.parametrize("noise", ["independent", "tree", "banded"])
+@pytest.mark.parametrize("noise", ["independent", "banded"])
 def test_with_more_than_half_a_round_everyone_takes_part_and_pays_in_each(noise):
     """R = 1: noise z S in every round, each a Gaussian on everyone, and the mean is of everyone."""
     fields = FIELDS | {"population": 50, "clients_per_round": 26, "rounds": 3}
@@ -145,7 +112,7 @@ def test_means_are_of_the_cohorts_that_are_expected():
     assert np.mean(sizes) == pytest.approx(plan.denominator, abs=0.7)
 
 
-@pytest.mark.parametrize("noise", ["independent", "tree", "banded"])
+@pytest.mark.parametrize("noise", ["independent", "banded"])
 def test_cost_is_one_gaussian_an_epoch(noise):
     plan = flat_plan(**FIELDS, noise=noise)
     assert plan.rounds_per_epoch == 7
@@ -160,16 +127,15 @@ def test_cost_is_one_gaussian_an_epoch(noise):
     assert "add or remove one client" in plan.statement()
 
 
-@CORRELATED
-def test_calibrated_to_an_epsilon(noise):
+def test_calibrated_to_an_epsilon():
     target = {k: v for k, v in FIELDS.items() if k != "noise_multiplier"}
-    plan = flat_calibrated(epsilon=3.0, correlation=noise, **target)
+    plan = flat_calibrated(epsilon=3.0, noise="banded", **target)
     assert 2.99 < plan.epsilon() <= 3.0 and plan.confirmed_epsilon() <= 3.0
     alone = flat_calibrated(epsilon=3.0, **target)
     assert plan.noise_multiplier == alone.noise_multiplier
     prior = dp_accounting.GaussianDpEvent(3.0)
     assert flat_calibrated(
-        epsilon=3.0, correlation=noise, prior_releases=prior, **target
+        epsilon=3.0, noise="banded", prior_releases=prior, **target
     ).noise_multiplier > 1.05 * (plan.noise_multiplier)
 
 
@@ -186,8 +152,8 @@ def test_everyone_takes_part_once_an_epoch():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"noise": "tree", "sampling": "poisson"}, "noise = 'tree' needs sampling = 'cyclic'"),
-        ({"noise": "trees"}, "noise must be one of 'independent', 'tree', 'banded'"),
+        ({"noise": "banded", "sampling": "poisson"}, "noise = 'banded' needs sampling = 'cyclic'"),
+        ({"noise": "bands"}, "noise must be one of 'independent', 'exact', 'banded'"),
         ({"unit": "example"}, "unit = 'example' needs sampling = 'poisson'"),
     ],
 )

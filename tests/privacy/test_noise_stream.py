@@ -1,4 +1,4 @@
-"""Banded and tree noise round after round, against dense float64 matrices and jax_privacy's."""
+"""Banded noise round after round, against dense float64 matrices and jax_privacy's."""
 
 import functools
 
@@ -15,11 +15,10 @@ from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.mechanisms import standard_normal
 
 WIDTH = 12
-KINDS = pytest.mark.parametrize("kind", ["tree", "banded"])
 
 
-def stream(kind="banded", per_epoch=4, seed=0, width=WIDTH) -> NoiseStream:
-    return NoiseStream(kind, per_epoch, training_root(seed), width)
+def stream(per_epoch=4, seed=0, width=WIDTH) -> NoiseStream:
+    return NoiseStream(per_epoch, training_root(seed), width)
 
 
 def rounds_of(noises: NoiseStream, rounds) -> np.ndarray:
@@ -101,39 +100,19 @@ def test_covariance_over_rounds_is_the_strategys_and_no_other():
     assert not covariance_is_right(forgotten, 3)
 
 
-@KINDS
-def test_a_resumed_stream_gives_the_same_bits(kind):
+def test_a_resumed_stream_gives_the_same_bits():
     """From the start to any round at once, again, backwards: as round after round."""
-    straight = rounds_of(stream(kind), range(1, 15))
+    straight = rounds_of(stream(), range(1, 15))
     for rounds in ([14], [1, 5, 6, 14], [3, 3, 2, 14, 13, 1]):
-        found = rounds_of(stream(kind), rounds)
+        found = rounds_of(stream(), rounds)
         np.testing.assert_array_equal(found, straight[np.array(rounds) - 1])
-    assert not np.any(rounds_of(stream(kind, seed=1), range(1, 15)) == straight)
+    assert not np.any(rounds_of(stream(seed=1), range(1, 15)) == straight)
 
 
-def test_the_trees_noise_is_its_terms():
-    """Sums of draws that are shared between rounds, each by its address."""
-
-    @jax.jit
-    def draw(address_3):
-        key = jax.lax.fori_loop(
-            0, 3, lambda i, key: jax.random.fold_in(key, address_3[i]), training_root(0)
-        )
-        return standard_normal(key, (WIDTH,))
-
-    noises = stream("tree", per_epoch=5)
-    for round in range(1, 12):
-        made = correlated_noise.tree_terms(round, 5)
-        drawn = [draw(jnp.asarray(address, jnp.uint32)) for address in made.addresses]
-        wanted = made.weights @ np.asarray(drawn, np.float64)
-        np.testing.assert_allclose(noises.noise(round), wanted, rtol=1e-5, atol=1e-5)
-
-
-@KINDS
-def test_one_program_serves_all_rounds(kind):
-    noises = stream(kind, per_epoch=6)
+def test_one_program_serves_all_rounds():
+    noises = stream(per_epoch=6)
     noises.noise(1)
-    compiled = {"tree": correlated_noise._weighted, "banded": correlated_noise._advance}[kind]
+    compiled = correlated_noise._advance
     before = compiled._cache_size()
     for round in (2, 3, 7, 20, 4):
         noises.noise(round)
@@ -142,16 +121,13 @@ def test_one_program_serves_all_rounds(kind):
 
 def test_what_is_no_stream_is_refused():
     """TRUST 20: as for every noise, typed threefry4x32 keys only; and no round 0, free of noise."""
-    with pytest.raises(InputError, match="kind"):
-        stream("independent")
-    with pytest.raises(InputError, match="rounds_per_epoch"):
+    with pytest.raises(InputError, match="bands"):
         stream(per_epoch=0)
     with pytest.raises(InputError, match="width"):
         stream(width=0)
     with pytest.raises(InputError, match="threefry4x32"):
-        NoiseStream("banded", 3, jax.random.key(0), WIDTH)
+        NoiseStream(3, jax.random.key(0), WIDTH)
     with pytest.raises(InputError, match="typed JAX key"):
-        NoiseStream("tree", 3, jnp.zeros(4, jnp.uint32), WIDTH)
-    for kind in ("tree", "banded"):
-        with pytest.raises(InputError, match="round must"):
-            stream(kind).noise(0)
+        NoiseStream(3, jnp.zeros(4, jnp.uint32), WIDTH)
+    with pytest.raises(InputError, match="round must"):
+        stream().noise(0)

@@ -81,7 +81,7 @@ def test_no_reason_allows_a_delta_of_one(delta):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("sampling", "Poisson"), ("sampling", None), ("clipping", "global"), ("accountant", "prv")],
+    [("sampling", "Poisson"), ("sampling", None), ("noise", "tree"), ("accountant", "prv")],
 )
 def test_an_unknown_choice_is_refused_with_the_known_ones(field, value):
     with pytest.raises(InputError, match=rf"{field} must be one of '"):
@@ -255,14 +255,13 @@ def test_a_plan_survives_json(options):
     assert Plan.from_dict(json.loads(json.dumps(bare.to_dict()))) == bare
 
 
-def test_the_unit_example_needs_poisson_sampling_and_a_flat_constant_clip():
+def test_the_unit_example_needs_poisson_sampling_and_a_constant_clip():
     plan = flat_plan(**FIELDS, unit="example")
     assert "unit = example, adjacency = add or remove one example" in plan.statement()
     assert Plan.from_dict(plan.to_dict()) == plan
     for bad in (
         FIELDS | {"unit": "example", "sampling": "fixed"},
         FIELDS | {"unit": "example", "sampling": "cyclic"},
-        FIELDS | {"unit": "example", "clipping": "per_layer"},
         FIELDS | {"unit": "example", "adaptive_clip": AdaptiveClip()},
         FIELDS | {"unit": "record"},
     ):

@@ -18,7 +18,7 @@ from jaxpfl.checked import (
 )
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.accounting import Accountant
-from jaxpfl.privacy.gaussian import Correlation
+from jaxpfl.privacy.gaussian import NoiseKind
 from jaxpfl.privacy.participation import Sampling
 
 PUBLIC_PART = "split:public"
@@ -123,8 +123,8 @@ class PrivacyConfig(Checked):
       clip_norm: L2 bound of one client's update; under adaptive clipping, the initial bound.
       adaptive: private quantile clipping (Andrew et al. 2021), at `target_quantile`.
       sampling: which clients take part in a round, see `privacy.participation`.
-      noise: "tree" and "banded" are DP-FTRL's noise, correlated between rounds; they need
-        `sampling: cyclic`.
+      noise: "exact" is drawn and added in whole numbers (`privacy.exact_noise`); "banded" is
+        DP-FTRL's, correlated between rounds, and needs `sampling: cyclic`.
       accountant: None takes PLD where it supports the mechanism, else RDP.
       ledger: the file to charge; None means `ledger.jsonl` in the run directory. Runs on one
         population that share a budget name the same file.
@@ -136,11 +136,10 @@ class PrivacyConfig(Checked):
     noise_multiplier: Positive | None = None
     delta: OpenFraction | None = None
     clip_norm: Positive = 0.3
-    clipping: Literal["flat", "per_layer"] = "flat"
     adaptive: bool = False
     target_quantile: OpenFraction = 0.5
     sampling: Sampling = "poisson"
-    noise: Correlation = "independent"
+    noise: NoiseKind = "independent"
     accountant: Accountant | None = None
     ledger: str | None = None
     budget_epsilon: Positive | None = None

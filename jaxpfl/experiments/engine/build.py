@@ -152,7 +152,7 @@ def build_plan(
         plan = build_plan(planned, larger, simulated.population, prior_releases)
         return plan.simulated_by(here, privacy.delta)
     sampled = participation.of(privacy.sampling, population, training.clients_per_round)
-    clip = Clip(privacy.clip_norm, privacy.clipping)
+    clip = Clip(privacy.clip_norm)
     if not privacy.private:
         return Plan.without_privacy(rounds=training.rounds, clip=clip, participation=sampled)
     assert privacy.delta is not None
@@ -166,7 +166,7 @@ def build_plan(
         "accountant": privacy.accountant,
     }
     if privacy.epsilon is not None:
-        calibration = {"correlation": privacy.noise, "prior_releases": prior_releases}
+        calibration = {"noise": privacy.noise, "prior_releases": prior_releases}
         return Plan.calibrated(epsilon=privacy.epsilon, **calibration, **shared)
     assert privacy.noise_multiplier is not None
     return Plan(noise=Noise(privacy.noise_multiplier, privacy.noise), **shared)

@@ -191,10 +191,10 @@ def cached_plan(
     """`build_plan`; plans that differ only in what costs nothing share a calibration."""
     if privacy.adaptive or not privacy.private or simulated is not None:
         return build_plan(privacy, training, clients, simulated=simulated)
-    plain = replace(privacy, clip_norm=1.0, clipping="flat", ledger=None, budget_epsilon=None)
+    plain = replace(privacy, clip_norm=1.0, ledger=None, budget_epsilon=None)
     shape = TrainingConfig(training.rounds, training.clients_per_round)
     found = _calibrated(plain, shape, clients)
-    return replace(found, clip=Clip(privacy.clip_norm, privacy.clipping))
+    return replace(found, clip=Clip(privacy.clip_norm))
 
 
 _calibrated = lru_cache(maxsize=256)(build_plan)

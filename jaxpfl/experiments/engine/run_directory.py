@@ -27,7 +27,7 @@ from jaxpfl.experiments.engine.cost import stamped
 from jaxpfl.experiments.engine.setting import Setting, Tracking, stamp_of
 from jaxpfl.experiments.records.certify import described
 from jaxpfl.federated.release.identity import environment
-from jaxpfl.federated.release.query import read_columns
+from jaxpfl.federated.release.query import read_columns, require_population
 from jaxpfl.models.base import Checking
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
@@ -191,13 +191,7 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
         if len(values) > 1:
             raise InputError(f"all queries of {name!r} must {shared}")
     for query in queries:
-        plan = query.plan
-        held = len(population) if plan.unit == "client" else population.num_examples
-        if held != plan.population:
-            raise InputError(
-                f"the plan is for a population of {plan.population} {plan.unit}s, the data has "
-                "another number, for which its epsilon is not valid"
-            )
+        require_population(query, population)
         slots, replicas = query.cohort.capacity, query.execution.replicas
         if slots % replicas:
             raise InputError(
@@ -206,14 +200,9 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
             )
         if query.prepare is not None:
             continue
-        for column in query.columns or ():
-            if column not in population.columns:
-                found = ", ".join(sorted(population.columns)) or "none"
-                raise InputError(
-                    f"{name!r} reads a column {column!r}, but the data has only: {found}"
-                )
+        columns = read_columns(query, population)
         if isinstance(query.client_fn, Checking):
-            query.client_fn.check(read_columns(query, population))
+            query.client_fn.check(columns)
 
 
 def saved_secret(

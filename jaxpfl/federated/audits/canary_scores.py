@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import linalg, special
 
-from jaxpfl.privacy.correlated_noise import band_weights, tree_terms
+from jaxpfl.privacy.correlated_noise import band_weights
 from jaxpfl.privacy.plan import Plan
 
 
@@ -91,7 +91,7 @@ def _contributions(plan: Plan, rounds: int) -> tuple[np.ndarray, np.ndarray]:
         return place_RxT, np.eye(rounds)
     # Divided by a root of the noise's covariance, the rounds have independent noise. The signs are
     # of what is observed, not of the noise, and must be as they were for that.
-    root_TxT = noise_root(plan.correlation, cycle, rounds)
+    root_TxT = noise_root(plan.bands, rounds)
     place_RxT = linalg.solve_triangular(root_TxT, (place_RxT * sign_T).T, lower=True).T
     return place_RxT, sign_T[:, None] * root_TxT
 
@@ -108,28 +108,11 @@ def _cyclic_likelihood(
     return special.logsumexp(exponent_RxM, axis=0) - math.log(len(place_RxT))
 
 
-def noise_root(correlation: str, rounds_per_epoch: int, rounds: int) -> np.ndarray:
-    """A lower triangular root of the covariance of rounds' correlated noise, at unit scale.
-
-    Args:
-      correlation: "tree" or "banded", see `privacy.correlated_noise`.
-    """
-    rows_TxD = np.zeros((rounds, 0))
-    if correlation == "banded":
-        weights = band_weights(rounds_per_epoch)
-        rows_TxD = np.zeros((rounds, rounds))
-        for row in range(rounds):
-            rows_TxD[row, row] = weights[0]
-            for back in range(1, min(row, rounds_per_epoch - 1) + 1):
-                rows_TxD[row] -= weights[back] * rows_TxD[row - back]
-        return rows_TxD
-    terms = [tree_terms(round, rounds_per_epoch) for round in range(1, rounds + 1)]
-    places: dict[tuple[int, ...], int] = {}
-    for each in terms:
-        for address in each.addresses.tolist():
-            places.setdefault(tuple(address), len(places))
-    rows_TxD = np.zeros((rounds, len(places)))
-    for row, each in enumerate(terms):
-        for address, weight in zip(each.addresses.tolist(), each.weights, strict=True):
-            rows_TxD[row, places[tuple(address)]] += weight
-    return np.linalg.cholesky(rows_TxD @ rows_TxD.T)
+def noise_root(bands: int, rounds: int) -> np.ndarray:
+    """A lower triangular root of the covariance of rounds' correlated noise, at unit scale."""
+    weights, rows_TxD = band_weights(bands), np.zeros((rounds, rounds))
+    for row in range(rounds):
+        rows_TxD[row, row] = weights[0]
+        for back in range(1, min(row, bands - 1) + 1):
+            rows_TxD[row] -= weights[back] * rows_TxD[row - back]
+    return rows_TxD

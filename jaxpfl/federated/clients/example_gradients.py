@@ -106,7 +106,7 @@ def _at_once(size: int, entries: int) -> int:
 
 
 def _flat_factors(held: PyTree, clip_norm: float) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    factors, norm, finite = clip_factors(held, "flat", jnp.float32(clip_norm))
+    factors, norm, finite = clip_factors(held, jnp.float32(clip_norm))
     return jax.tree.leaves(factors), norm, finite
 
 

@@ -66,7 +66,7 @@ class Steps(NamedTuple):
 
     Attributes:
       compute: what one client computes, whose results are private.
-      clip: `(contribution, kind, bound) -> (factors, norm, finite)`.
+      clip: `(contribution, bound) -> (factors, norm, finite)`.
       scale: `(rows, factors) -> rows`.
       bind: `(key, secrets, sum) -> key`.
       draw: `key -> noise`.
@@ -78,8 +78,8 @@ class Steps(NamedTuple):
     clip: Callable
     scale: Callable
     bind: Callable
-    draw: Callable
-    add_noise: Callable
+    draw: Sequence[Callable]
+    add_noise: Sequence[Callable]
     rules: Sequence[Callable] = ()
 
 
@@ -107,8 +107,8 @@ class Analysis:
             _definition(steps.clip): self._clip,
             _definition(steps.scale): self._scale,
             _definition(steps.bind): self._bind,
-            _definition(steps.draw): self._draw,
-            _definition(steps.add_noise): self._add_noise,
+            **{_definition(each): self._draw for each in steps.draw},
+            **{_definition(each): self._add_noise for each in steps.add_noise},
         }
 
     def closed(

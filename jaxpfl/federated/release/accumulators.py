@@ -11,18 +11,18 @@ the order of clients, chunks or devices, and are those that secure aggregation w
 The running sums hold one partial sum per device, [devices, ...] over the `clients` axis. On a
 device a bucket is added chunk by chunk to a subtotal (`start`, `add`), which is then added to the
 running sums (`merge`). `join_devices` adds up the devices, and `add_noise` the noise, and rounds.
+`scale` says how many steps of the accumulator a value of 1 has.
 """
 
 import dataclasses
-import math
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.federated.double_word import DoubleWord, plus, two_sum
+from jaxpfl.privacy.exact_noise import STEPS
 
 PyTree = Any
 
@@ -119,6 +119,12 @@ class Compensated:
     """
 
     ordered_norms: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+
+    def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
+        """1: values are added as they are."""
+        del noise_multiplier
+        return jnp.ones_like(clip_norm)
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
         """Running sums of nothing, [devices, ...] for each leaf."""
@@ -129,10 +135,10 @@ class Compensated:
         return _map_pairs(lambda pair: jnp.zeros_like(pair.high[0]), sums)
 
     def add(
-        self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, clip_norm: jax.Array
+        self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, scale: jax.Array
     ) -> PyTree:
         """Adds float leaves [chunk, ...], each times its client's factor [chunk]."""
-        del clip_norm
+        del scale
 
         def add(total, leaf_C, factor_C):
             return total + jnp.sum(scaled(leaf_C, factor_C), axis=0)
@@ -147,15 +153,14 @@ class Compensated:
         """Adds the devices' partial sums [devices, ...] up to float32 pairs of leaves [...]."""
         return _map_pairs(lambda pair: _joined(_few(pair)), sums)
 
-    def add_noise(self, total: PyTree, noise: PyTree | None, clip_norm: jax.Array) -> PyTree:
+    def add_noise(self, total: PyTree, noise: PyTree | None, scale: jax.Array) -> PyTree:
         """Returns total + noise as float32 leaves [...], rounded once, after the addition.
 
         Args:
           total: from `join_devices`.
-          noise: float32 leaves [...], or None.
-          clip_norm: S, float32 scalar.
+          noise: float32 leaves [...] or None; if `exact`, int32 leaves, in steps.
         """
-        del clip_norm
+        del scale
         if noise is None:
             return _map_pairs(lambda pair: pair.high + pair.low, total)
         return _map_pairs(rounded_sum, total, noise)
@@ -170,36 +175,33 @@ def rounded_sum(pair: DoubleWord, noise: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class FixedPoint:
-    """Exact integer sums: the same bits for every order, chunking and device layout.
+    """Exact integer sums, of plans with exact noise: the same bits for every order and layout.
 
     A contribution is multiplied by its clip factor before it becomes integers. Its norm is
     therefore added up in one order (`privacy.clipping.clip_factors`), which takes longer: XLA
     chooses another order for each chunk and for a split model.
 
-    A clipped value v in [-S, S] is stored as trunc(v / S * 2^bits). It is rounded TOWARDS ZERO, so
-    that a contribution's L2 norm never grows and the sensitivity stays S. The integer is split into
-    a low half of 16 bits and a signed high part, each summed in int32.
-
-    Attributes:
-      max_clients: the largest possible cohort; for Poisson sampling the whole population. The
-        number of fraction bits is the largest for which no sum can overflow.
+    A clipped value is counted in steps of the noise's standard deviation / `exact_noise.STEPS`. It
+    is rounded TOWARDS ZERO, so that a contribution's L2 norm never grows and the sensitivity stays
+    S. The integer is split into a low half of 16 bits and a signed high part, each summed in int32.
     """
 
-    max_clients: int
     ordered_norms: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
-    def __post_init__(self):
-        checks.positive_int("max_clients", self.max_clients)
-        if self.bits < 12:
+    @staticmethod
+    def require_room(clients: int, noise_multiplier: float) -> None:
+        """Refuses noise so small that a sum of so many clients in steps of it could overflow."""
+        least = max(clients / 2**26, 2**-9)
+        if noise_multiplier < least:
             raise InputError(
-                f"fixed-point sums over {self.max_clients} clients would keep {self.bits} fraction "
-                "bits, at least 12 are needed: use compensated sums"
+                f"exact noise for {clients} clients needs a noise multiplier of at least "
+                f"{least:g}, found {noise_multiplier:g}: its steps would be too small to add up"
             )
 
-    @property
-    def bits(self) -> int:
-        """Fraction bits: |high part| <= 2^(bits - 16) per client, summed below 2^30."""
-        return min(29, 45 - math.ceil(math.log2(max(self.max_clients, 2))))
+    def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
+        """Steps of a value of 1, fewer by what rounding may add to a clipped contribution."""
+        return jnp.float32(STEPS * (1 - 2**-16)) / (noise_multiplier * clip_norm)
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
         """As `Compensated.zeros`."""
@@ -210,10 +212,9 @@ class FixedPoint:
         return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), sums)
 
     def add(
-        self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, clip_norm: jax.Array
+        self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, scale: jax.Array
     ) -> PyTree:
         """As `Compensated.add`. No value overflows: scaled leaves have norm at most S."""
-        scale = jnp.float32(2.0**self.bits) / clip_norm
         chunk = jax.tree.leaves(leaves_C)[0].shape[0]
         if chunk > 32_000:
             raise InputError(f"fixed-point sums need chunks of at most 32000, found {chunk}")
@@ -246,23 +247,27 @@ class FixedPoint:
 
         return _map_pairs(join, sums)
 
-    def add_noise(self, total: PyTree, noise: PyTree | None, clip_norm: jax.Array) -> PyTree:
-        """As `Compensated.add_noise`."""
-        # Added in units of 2^-bits S, where the sum is exact; rounding after it is harmless.
-        unit = clip_norm / jnp.float32(2.0**self.bits)
-        scale = jnp.float32(2.0**self.bits) / clip_norm
+    def add_noise(self, total: PyTree, noise: PyTree, scale: jax.Array) -> PyTree:
+        """As `Compensated.add_noise`, in steps, in which the sum is exact."""
+        return _map_pairs(lambda pair, noise: whole_sum(pair, noise) / scale, total, noise)
 
-        def in_float32(pair):
-            # Both parts have at most 24 bits.
-            upper = (pair.high >> 8).astype(jnp.float32) * jnp.float32(2.0**24)
-            lower = ((pair.high & 0xFF) << 16) | pair.low
-            return two_sum(upper, lower.astype(jnp.float32))
 
-        if noise is None:
-            return _map_pairs(lambda pair: in_float32(pair).high * unit, total)
-        return _map_pairs(
-            lambda pair, noise: rounded_sum(in_float32(pair), noise * scale) * unit, total, noise
-        )
+@jax.jit
+def whole_sum(pair: DoubleWord, noise: jax.Array) -> jax.Array:
+    """The exact sum of whole numbers, high and low parts, and int32 noise; then as float32."""
+    low = pair.low + (noise & 0xFFFF)
+    high = pair.high + (noise >> 16) + (low >> 16)
+    # Both parts have at most 24 bits.
+    upper = (high >> 8).astype(jnp.float32) * jnp.float32(2.0**24)
+    lower = ((high & 0xFF) << 16) | (low & 0xFFFF)
+    return upper + lower.astype(jnp.float32)
+
+
+def noisy_halves(halves: jax.Array, noise: jax.Array, std: jax.Array) -> jax.Array:
+    """A sum of halves, float32, plus int32 noise in steps of at least std / `STEPS`."""
+    half = (jnp.float32(STEPS / 2) / jnp.maximum(std, jnp.float32(1e-3))).astype(jnp.int32)
+    total = (halves * jnp.float32(2)).astype(jnp.int32) * half + noise
+    return total.astype(jnp.float32) / (jnp.int32(2) * half).astype(jnp.float32)
 
 
 Accumulator = Compensated | FixedPoint

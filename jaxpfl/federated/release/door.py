@@ -44,12 +44,13 @@ from jaxpfl.federated.mesh import (
     shardings,
     shares,
 )
-from jaxpfl.federated.release.accumulators import Accumulator
+from jaxpfl.federated.release.accumulators import Accumulator, noisy_halves
 from jaxpfl.federated.release.checksum import bound_to_bits
 from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.summing import Engine, Layout, Sums, accumulate, zero_sums
 from jaxpfl.federated.release.vector import Shapes, dealt, exchanged, gathered
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
+from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.mechanisms import coordinates, on_grid, standard_normal
 from jaxpfl.privacy.plan import Plan
 
@@ -104,7 +105,7 @@ def _release(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Adds up the devices and the noise: (noisy sum [W], noisy sum of indicators, name).
 
-    With noise, both are rounded to a grid, so that low bits tell nothing of what was summed.
+    With noise, both are on a grid, so that low bits tell nothing of what was summed.
 
     The sum is one vector of padded length, whatever the shapes of the contributions, so that doors
     with vectors of equal length share one compiled program.
@@ -120,20 +121,23 @@ def _release(
     key = bound_to_bits(keys.noise, keys.checksum, (total_W, scales), mesh)
     # Both at once, which compiles one program instead of two.
     noise_key, name_key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(2))
-    noise_W = None
-    if private:
-        padded = total_W.high.size
+    noise_W, padded = None, total_W.high.size
+    # The indicators get that of a coordinate of the padding, which is used for nothing else.
+    if private and accumulator.exact:
+        noise_W = exact_normal(noise_key, padded, mesh)
+        below = noisy_halves(below, noise_W[-1], below_std)
+    elif private:
         if shared_P is None:
             drawn_W = dealt(mesh, standard_normal(noise_key, (padded,)))
         else:
             own = standard_normal(noise_key, (padded - shared_P.size,))
             drawn_W = jnp.concatenate([shared_P, own])
         noise_W = drawn_W * value_std
-        # Of a coordinate of the padding, which is used for nothing else.
-        below = below + drawn_W[-1] * below_std
-    value_W = dealt(mesh, accumulator.add_noise(total_W, noise_W, clip_norm))
-    if private:
-        value_W, below = on_grid(value_W, value_std), on_grid(below, below_std)
+        below = on_grid(below + drawn_W[-1] * below_std, below_std)
+    scale = accumulator.scale(clip_norm, noise_multiplier)
+    value_W = dealt(mesh, accumulator.add_noise(total_W, noise_W, scale))
+    if private and not accumulator.exact:
+        value_W = on_grid(value_W, value_std)
     # An output of threefry like any other, which is used for nothing else.
     return value_W, below, jax.random.key_data(name_key)
 
@@ -191,7 +195,7 @@ class Door:
     """The door of one query, for contributions of given shapes.
 
     One function is compiled for each bucket shape, and shared by all doors with equal client
-    functions, clipping, chunks, accumulators and meshes, whatever their cohort sizes, clip norms
+    functions, chunks, accumulators and meshes, whatever their cohort sizes, clip norms
     and noise. Only one bucket is in memory at a time, and not the cohort.
 
     Args:
@@ -226,8 +230,9 @@ class Door:
         Raises:
           InputError: a bucket cannot be split evenly among devices, or a share into chunks.
         """
-        plan, accumulator = self.query.plan, self.query.execution.accumulator
+        plan, accumulator = self.query.plan, self.query.accumulator
         sums = zero_sums(accumulator, self._layout, self._like)
+        noise_multiplier = np.float32(plan.value_noise_std(1.0))
         own = len(shares(self.mesh))
         for bucket in cohort:
             # What is only traced is the whole bucket, not a process's share of it.
@@ -235,7 +240,7 @@ class Door:
             slots = slots if traced else slots * replicas(self.mesh) // own
             engine = self._engine(self._chunk_of(slots))
             bucket = bucket if traced else put_shares(bucket, self.mesh)
-            given = engine, broadcast, sums, bucket, clip_norm, keys.train
+            given = engine, broadcast, sums, bucket, clip_norm, noise_multiplier, keys.train
             shape = bucket.mask.shape
             if shape not in self._compiled and not traced:
                 # Ahead, so that the compiler's memory is free before the clients' is taken.
@@ -255,7 +260,7 @@ class Door:
             DoubleWord(exchanged(self.mesh, halves.pop()), low),
             below,
             clip_norm,
-            np.float32(plan.value_noise_std(1.0)),
+            noise_multiplier,
             np.float32(plan.indicator_noise_std),
             keys,
             shared_noise_P,
@@ -278,7 +283,7 @@ class Door:
         bucket = self.bucket(columns)
         chunk = self._chunk_of(self.query.cohort.capacity)
         add = functools.partial(accumulate, self._engine(chunk))
-        jax.eval_shape(add, broadcast, self._sums(), bucket, _shape(), _key())
+        jax.eval_shape(add, broadcast, self._sums(), bucket, _shape(), _shape(), _key())
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bucket)), chunk
 
     def programs(
@@ -294,7 +299,7 @@ class Door:
           device its share of the coordinates of one half of all sums; "release": adds up devices
           and noise; "gather": the result, whole on every device.
         """
-        plan, accumulator = self.query.plan, self.query.execution.accumulator
+        plan, accumulator = self.query.plan, self.query.accumulator
         everywhere = functools.partial(_placed, NamedSharding(self.mesh, PartitionSpec()))
         sums = self._layout.placed(self._sums())
         scalar, key = everywhere(_shape()), everywhere(_key())
@@ -335,7 +340,7 @@ class Door:
         places = shardings(self.query.client_fn, self.mesh, broadcast)
         placed = jax.tree.map(lambda leaf, place: _placed(place, leaf), broadcast, places)
         scalar, key = everywhere(_shape()), everywhere(_key())
-        return accumulate.trace(engine, placed, sums, bucket, scalar, key)
+        return accumulate.trace(engine, placed, sums, bucket, scalar, _shape(), key)
 
     def bucket(self, columns: Mapping[str, Any], steps: int | None = None) -> Bucket:
         """The shapes of a bucket of so many steps; None = of the largest shape."""
@@ -354,7 +359,7 @@ class Door:
         return Bucket(**parts)
 
     def _sums(self) -> Sums:
-        accumulator = self.query.execution.accumulator
+        accumulator = self.query.accumulator
         return jax.eval_shape(functools.partial(zero_sums, accumulator, self._layout, self._like))
 
     @property
@@ -365,8 +370,8 @@ class Door:
     def _engine(self, chunk: int) -> Engine:
         query = self.query
         clips = query.plan.unit == "client"
-        accumulator = query.execution.accumulator
-        return Engine(query.client_fn, query.plan.clipping, clips, accumulator, chunk, self._layout)
+        accumulator = query.accumulator
+        return Engine(query.client_fn, clips, accumulator, chunk, self._layout)
 
     def _chunk_of(self, slots: int) -> int:
         """The chunk for buckets of this many slots; it divides a replica's share of them."""

@@ -91,7 +91,6 @@ def described(query: Query, program: str, content: str, fingerprint: str, enviro
             "program": program,
             "cohort": str(query.cohort),
             "chunk": execution.chunk,
-            "accumulator": str(execution.accumulator),
             # Nested as the mesh is.
             "mesh": kinds(execution.devices.devices).tolist(),
             "environment": environment,

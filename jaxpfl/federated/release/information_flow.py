@@ -13,8 +13,10 @@ this order:
 | `clip_factors`    | the bound is the round's clip norm, which is public                         |
 | `scaled`          | a contribution is multiplied by its own factor, row by row                  |
 | `bound_to_bits`   | the noise's key follows from a secret key and the checksum of what is summed|
-| `standard_normal` | a draw for each coordinate, with such a key, and with each key once         |
-| `rounded_sum`     | noise of a public size is added to sums of such products, on all coordinates|
+| `standard_normal`,| a draw for each coordinate, with such a key, and with each key once         |
+| `exact_normal`    |                                                                             |
+| `rounded_sum`,    | noise of a public size is added to sums of such products, on all coordinates|
+| `whole_sum`       |                                                                             |
 
 Steps are recognised by where their functions are defined. That each does what its name says, that
 one client moves a sum of scaled contributions by at most S, and that the noise has the plan's size
@@ -37,11 +39,12 @@ from jaxpfl.federated.clients.client import COMPUTING, RULES
 from jaxpfl.federated.flow.analysis import Steps, require_followed
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.flow.check import InformationFlow, Labelled, check_program
-from jaxpfl.federated.release.accumulators import rounded_sum, scaled
+from jaxpfl.federated.release.accumulators import rounded_sum, scaled, whole_sum
 from jaxpfl.federated.release.checksum import bound_to_bits
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.clipping import clip_factors
+from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.mechanisms import standard_normal
 
 PyTree = Any
@@ -51,8 +54,8 @@ STEPS = Steps(
     clip=clip_factors,
     scale=scaled,
     bind=bound_to_bits,
-    draw=standard_normal,
-    add_noise=rounded_sum,
+    draw=(standard_normal, exact_normal),
+    add_noise=(rounded_sum, whole_sum),
     rules=RULES,
 )
 

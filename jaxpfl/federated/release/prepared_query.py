@@ -144,9 +144,7 @@ class PreparedQuery:
 
         if self.noise is None:
             plan, root = self.query.plan, key_from_words(work.shared.tolist())
-            self.noise = NoiseStream(
-                plan.correlation, plan.rounds_per_epoch, root, self.door.coordinates
-            )
+            self.noise = NoiseStream(plan.bands, root, self.door.coordinates)
         return self.noise
 
 

@@ -36,7 +36,6 @@ class Execution:
         devices, each with a copy of the model.
       chunk: clients vmapped together on one copy of the model, a divisor of its share of a bucket.
         None = the largest divisor up to the backend's default.
-      accumulator: how clipped contributions are added up.
 
     Raises:
       InputError: a value out of range, or a mesh that clients cannot be dealt to.
@@ -44,7 +43,6 @@ class Execution:
 
     mesh: Mesh | None = None
     chunk: int | None = None
-    accumulator: Accumulator = Compensated()  # noqa: RUF009 (frozen, without state)
 
     def __post_init__(self) -> None:
         if self.chunk is not None:
@@ -81,7 +79,7 @@ class Query:
         mean of its embeddings: a map from the population to one with as many clients. The result
         for a client must not depend on other clients, nor, where the unit is the example, that of
         an example on others, or else the plan's sensitivity does not hold.
-      execution: devices, chunk and accumulator.
+      execution: devices and chunk.
 
     Where the plan's unit is the example, those that take part do so once, in blocks of
     `cohort.max_examples`, whoever holds them. With a cap on a client's examples, another one could
@@ -89,8 +87,8 @@ class Query:
 
     Raises:
       InputError: the plan's unit is the example, and `client_fn` has no `example_bound` or one that
-        exceeds the clip norm, examples would be used more than once, or sums are fixed-point; or
-        fixed-point sums are for fewer clients than may take part in a round.
+        exceeds the clip norm, examples would be used more than once, or noise is exact; or exact
+        noise is too small for the population.
     """
 
     label: str
@@ -118,8 +116,12 @@ class Query:
             # One public shape: which of several a client gets would depend on other clients.
             one_shape = dataclasses.replace(self.cohort, ladder=(self.cohort.max_steps,))
             object.__setattr__(self, "cohort", one_shape)
+        if self.plan.noise_kind == "exact":
+            if self.plan.unit == "example":
+                raise InputError("noise = 'exact' needs unit = 'client', whose clip sets its steps")
+            # All clients may take part in the same round.
+            FixedPoint.require_room(self.plan.population, self.plan.value_noise_std(1.0))
         if self.plan.unit == "client":
-            self._require_sums_that_fit()
             return
         bound = getattr(self.client_fn, "example_bound", None)
         if bound is None:
@@ -136,21 +138,11 @@ class Query:
             raise InputError(
                 f"with unit = 'example' each is used once, found epochs = {self.cohort.epochs}"
             )
-        if not isinstance(self.execution.accumulator, Compensated):
-            raise InputError(
-                "fixed-point sums need unit = 'client': their range is set by its clip"
-            )
 
-    def _require_sums_that_fit(self) -> None:
-        """Fixed-point sums of more clients than they are for would wrap around."""
-        accumulator, plan = self.execution.accumulator, self.plan
-        # With the other kinds of participation everybody may take part in the same round.
-        most = plan.clients_per_round if plan.sampling == "fixed" else plan.population
-        if isinstance(accumulator, FixedPoint) and accumulator.max_clients < most:
-            raise InputError(
-                f"query {self.label!r}: fixed-point sums are for max_clients = "
-                f"{accumulator.max_clients}, but {most} clients may take part in one round"
-            )
+    @property
+    def accumulator(self) -> Accumulator:
+        """How clipped contributions are added up."""
+        return FixedPoint() if self.plan.noise_kind == "exact" else Compensated()
 
     def _fitting(self) -> int:
         """The capacity of buckets that keep all devices busy."""
@@ -166,6 +158,17 @@ class Query:
         wanted = min(given or default_chunk(self.execution.devices), -(-2 * planned // replicas))
         share = max(wanted, -(-least // replicas))
         return replicas * (share if given is None else -(-share // given) * given)
+
+
+def require_population(query: Query, population: Population) -> None:
+    """Refuses a population of another size than the plan's."""
+    plan = query.plan
+    units = len(population) if plan.unit == "client" else population.num_examples
+    if plan.population != units:
+        raise InputError(
+            f"the plan of query {query.label!r} is for a population of {plan.population} "
+            f"{plan.unit}s, the data has another number, for which its epsilon is not valid"
+        )
 
 
 def prepared(query: Query, population: Population) -> Population:

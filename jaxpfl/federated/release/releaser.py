@@ -37,7 +37,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import require_one_process, shardings
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Facts, PreparedQuery, Summed, Work
-from jaxpfl.federated.release.query import Query, arrays
+from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.privacy.simulated import SIMULATED
@@ -360,13 +360,7 @@ class Releaser:
                 f"the ledger protects each {self.ledger.unit}, query {query.label!r} each "
                 f"{plan.unit}: they must protect the same unit"
             )
-        population = self._population
-        units = len(population) if plan.unit == "client" else population.num_examples
-        if plan.population != units:
-            raise InputError(
-                f"the plan of query {query.label!r} is for a population of {plan.population} "
-                f"{plan.unit}s, the data has another number, for which its epsilon is not valid"
-            )
+        require_population(query, self._population)
 
     def _prepare(self, query: Query, broadcast: PyTree) -> PreparedQuery:
         """What is kept of the query; traces the client function before anything is charged."""

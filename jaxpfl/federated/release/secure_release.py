@@ -7,7 +7,6 @@ are computed as in every release, and the rest on the host, client by client.
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
 from jaxpfl.federated.mesh import client_mesh, require_one_process
 from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.one_release import OneRelease
 from jaxpfl.federated.release.prepared_query import PreparedQuery
 from jaxpfl.federated.release.query import Execution, Query, arrays
 from jaxpfl.federated.release.releaser import Releaser
@@ -39,23 +39,6 @@ from jaxpfl.privacy.secure_sum import SecureSum
 PyTree = Any
 
 
-@dataclass(frozen=True)
-class SecureRelease:
-    """One noisy sum and what it cost; public.
-
-    Attributes:
-      value: the noisy SUM of clipped updates, numpy float64, shaped like one contribution.
-      privacy: the guarantee of this release alone, in one line.
-      overflow_probability: an upper bound on the probability that a coordinate left the range.
-      ledger: the guarantee of everything that was charged to the ledger, in one line.
-    """
-
-    value: PyTree
-    privacy: str
-    overflow_probability: float
-    ledger: str = field(repr=False)
-
-
 def secure_release(
     client_fn: ClientFn,
     clients: Population,
@@ -68,8 +51,10 @@ def secure_release(
     label: str = "secure release",
     budget: Budget | None = None,
     dropped: int = 0,
-) -> SecureRelease:
-    """Charges the ledger, and returns the sum of all clients' messages.
+) -> OneRelease:
+    """Charges the ledger, and returns the sum of all clients' messages, in float64.
+
+    The probability that a coordinate left the range is stated with the guarantee.
 
     Called again, it makes and charges another release.
 
@@ -124,12 +109,9 @@ def secure_release(
         total = guarantee_of(opened.charges, delta, plan.unit)
     cost = Guarantee(event, delta, accountant="rdp")
     like = identity.traced(query, broadcast, prepared.clients.columns).out_info
-    return SecureRelease(
-        cut(secure.value(total_P), like, np.reshape),
-        cost.statement(),
-        secure.overflow_probability(coordinates),
-        total.statement(),
-    )
+    overflow = f"; a sum overflows with probability {secure.overflow_probability(coordinates):.1g}"
+    value = cut(secure.value(total_P), like, np.reshape)
+    return OneRelease(value, cost.statement() + overflow, total.statement())
 
 
 def _messages(

@@ -17,7 +17,7 @@ from jaxpfl.federated.double_word import DoubleWord
 from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
 from jaxpfl.federated.release.accumulators import Accumulator
 from jaxpfl.federated.release.vector import Shapes
-from jaxpfl.privacy.clipping import Clipping, clip_factors
+from jaxpfl.privacy.clipping import clip_factors
 
 PyTree = Any
 
@@ -98,7 +98,6 @@ class Engine:
     """The static part of compiled functions, which doors with equal engines share."""
 
     client_fn: ClientFn
-    clipping: Clipping
     clips: bool  # False where the client function bounds each example itself
     accumulator: Accumulator
     chunk: int
@@ -119,14 +118,16 @@ def accumulate(
     sums: Sums,
     bucket: Bucket,
     clip_norm: jax.Array,
+    noise_multiplier: jax.Array,
     key: jax.Array,
 ) -> Sums:
     """Adds one bucket's clipped contributions to the running sums."""
 
     accumulator, layout = engine.accumulator, engine.layout
     bound = clip_norm if engine.clips else jnp.float32(jnp.inf)
+    scale = accumulator.scale(clip_norm, noise_multiplier)
 
-    def on_one_replica(broadcast, sums, bucket, clip_norm, bound, key):
+    def on_one_replica(broadcast, sums, bucket, clip_norm, bound, scale, key):
         def add_chunk(index, carry):
             subtotal, below_sum = carry
             part = jax.tree.map(
@@ -145,9 +146,7 @@ def accumulate(
                     real = bucket.weight > 0
                     found = jax.tree.map(lambda leaf: jax.lax.select_n(real, leaf, leaf), found)
                 # The norm of whole leaves: sums of parts would be rounded in another way.
-                known = clip_factors(
-                    layout.whole(found), engine.clipping, bound, accumulator.ordered_norms
-                )
+                known = clip_factors(layout.whole(found), bound, accumulator.ordered_norms)
                 return found, *known
 
             if engine.chunk == 1:
@@ -163,7 +162,7 @@ def accumulate(
             below_C = jnp.where(norm_C <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
             below = jnp.sum(jnp.where(real_C, below_C, jnp.float32(0.0)))
             added = _add_all_that_count(
-                accumulator, subtotal, leaves_C, factors_C, real_C & finite_C, clip_norm
+                accumulator, subtotal, leaves_C, factors_C, real_C & finite_C, scale
             )
             return layout.split(added), below_sum + below
 
@@ -181,15 +180,15 @@ def accumulate(
         mesh=layout.mesh,
         # Inside, the compiler splits the work of a replica among its devices.
         axis_names={CLIENTS},
-        in_specs=(everywhere, by_client, by_client, everywhere, everywhere, everywhere),
+        in_specs=(everywhere, by_client, by_client, *[everywhere] * 4),
         out_specs=by_client,
         # Replication checking would insert sums of gradients over devices.
         check_vma=False,
-    )(broadcast, sums, bucket, clip_norm, bound, key)
+    )(broadcast, sums, bucket, clip_norm, bound, scale, key)
     return layout.placed(added) if layout.splits else added
 
 
-def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, clip_norm):
+def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, scale):
     """Adds a chunk's contributions, leaving out padding and what is not finite.
 
     Rows are skipped and not masked: with a select among the values, XLA's CPU backend does not
@@ -198,7 +197,7 @@ def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, cl
     """
 
     def everyone(subtotal):
-        return accumulator.add(subtotal, leaves_C, factors_C, clip_norm)
+        return accumulator.add(subtotal, leaves_C, factors_C, scale)
 
     def one_by_one(subtotal):
         def add_row(index, subtotal):
@@ -207,7 +206,7 @@ def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, cl
             )
             return jax.lax.cond(
                 counts_C[index],
-                lambda total: accumulator.add(total, leaf_1, factor_1, clip_norm),
+                lambda total: accumulator.add(total, leaf_1, factor_1, scale),
                 lambda total: total,
                 subtotal,
             )

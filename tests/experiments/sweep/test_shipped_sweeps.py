@@ -19,7 +19,7 @@ def test_clients_per_round_compares_three_methods_at_one_epsilon():
     sent = {(each.method, each.privacy.sampling, each.privacy.noise) for each in configs}
     assert sent == {
         ("fed_avg", "poisson", "independent"),
-        ("fed_avg", "cyclic", "tree"),
+        ("fed_avg", "cyclic", "banded"),
         ("popri", "poisson", "independent"),
     }
     assert sweep.x == "training.clients_per_round"

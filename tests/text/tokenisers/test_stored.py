@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpfl.cli import main
-from jaxpfl.data import CohortSpec, Population, from_clients, pack
+from jaxpfl.data import Cohort, CohortSpec, Population, from_clients
 from jaxpfl.data import open as open_population
 from jaxpfl.data.columns import text_array
 from jaxpfl.data.convert import convert
@@ -136,7 +136,7 @@ def test_a_command_writes_tokens_that_train_as_the_text_does(posts, counts, tmp_
     both = [built(posts, str(counts)), built(str(out), str(out))]
     spec = CohortSpec(batch_size=2, max_examples=4)
     chosen = np.arange(len(both[0]))
-    buckets = (pack(clients, chosen, spec, seed=1, round=1) for clients in both)
+    buckets = (Cohort(clients, chosen, spec, seed=1, round=1) for clients in both)
     for found, expected in zip(*buckets, strict=True):
         assert np.array_equal(found.batches["tokens"], expected.batches["tokens"])
     with Ledger(tmp_path / "ledger.jsonl", text) as ledger:

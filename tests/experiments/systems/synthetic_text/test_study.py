@@ -30,7 +30,7 @@ METHODS = {
     "public": (),
     "generator": (),
     "fed_avg": (),
-    "dp_ftrl": ("--privacy.sampling", "cyclic", "--privacy.noise", "tree"),
+    "dp_ftrl": ("--privacy.sampling", "cyclic", "--privacy.noise", "banded"),
     "private_evolution": (),
     "pre_text": ("--evolution.form", "pre_text", "--evolution.threshold", "0.5"),
     "pe_sft": (),

@@ -27,10 +27,10 @@ from jaxpfl.text.embed import embedder
         ("popri", ("--privacy.adaptive", "True"), "privacy.adaptive must be false"),
         (
             "popri",
-            ("--privacy.sampling", "cyclic", "--privacy.noise", "tree"),
+            ("--privacy.sampling", "cyclic", "--privacy.noise", "banded"),
             "must be 'poisson' or 'fixed'",
         ),
-        ("fed_avg", ("--privacy.noise", "tree"), "needs sampling = 'cyclic'"),
+        ("fed_avg", ("--privacy.noise", "banded"), "needs sampling = 'cyclic'"),
         ("popri", ("--privacy.delta", "0.45"), "delta = 0.45 is not below 1 / population"),
         ("popri", ("--training.clients_per_round", "61"), "exceeds the population"),
         ("popri", ("--embedder", "hashd:32"), "did you mean 'hashed'"),

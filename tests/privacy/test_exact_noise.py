@@ -1,0 +1,104 @@
+"""The exact Gaussian in whole steps: its probabilities, its tails, and what is charged for it."""
+
+import math
+from decimal import Context, Decimal
+
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxpfl.errors import InputError
+from jaxpfl.federated import client_mesh
+from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Noise, Plan, Poisson, exact_noise
+from jaxpfl.privacy.exact_noise import STEPS, exact_normal
+from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION
+
+COUNT = 400_000
+
+
+def draws(seed: int, count: int = COUNT) -> np.ndarray:
+    key = jax.random.key(seed, impl=NOISE_IMPLEMENTATION)
+    return np.asarray(exact_normal(key, count, client_mesh()))
+
+
+def p_value(drawn_N: np.ndarray, width: int) -> float:
+    """Of the chi-squared test of counts in intervals of `width` steps against the normal CDF."""
+    edges = np.arange(-3 * STEPS, 3 * STEPS + 1, width)
+    counts = np.histogram(drawn_N, [-(2**31), *edges, 2**31])[0]
+    expected = np.diff(scipy.stats.norm.cdf([-np.inf, *(edges / STEPS), np.inf])) * len(drawn_N)
+    return float(scipy.stats.chisquare(counts, expected).pvalue)
+
+
+# Cells of the proposal, halves of them, and parts that cells do not divide.
+@pytest.mark.parametrize("width", [STEPS // 16, STEPS // 32, STEPS // 48])
+def test_its_probabilities_are_those_of_a_rounded_down_gaussian(width):
+    drawn = draws(seed=1, count=2_000_000)
+    assert p_value(drawn, width) > 1e-3
+    # A deviation that is 1 % off, or a shift by 1 % of it, shows.
+    assert p_value((drawn * 1.01).astype(np.int64), width) < 1e-6
+    assert p_value(drawn + STEPS // 100, width) < 1e-6
+
+
+def test_without_its_coins_the_proposals_have_other_probabilities(monkeypatch):
+    """Each proposal is kept: weights of whole cells, uniform within."""
+    less = exact_noise._less
+    words = iter([less, lambda *_: np.bool_(False), lambda *_: np.bool_(False)] * 100)
+    monkeypatch.setattr(exact_noise, "_less", lambda *numbers: next(words)(*numbers))
+    assert p_value(draws(seed=1, count=COUNT + 2), STEPS // 48) < 1e-6
+
+
+def test_its_low_bits_are_uniform():
+    low = draws(seed=2) & 0xFFFF
+    assert scipy.stats.chisquare(np.bincount(low >> 6, minlength=1024)).pvalue > 1e-3
+    assert scipy.stats.chisquare(np.bincount(low & 0x3F, minlength=64)).pvalue > 1e-3
+
+
+def test_draws_that_wait_for_room_are_finished_alike(monkeypatch):
+    """Where more coordinates are left after the first toss than are continued at a time."""
+    monkeypatch.setattr(exact_noise, "_room", lambda count: 500)
+    assert p_value(draws(seed=3, count=COUNT + 4), STEPS // 16) > 1e-3
+
+
+def test_the_table_has_the_weights_of_the_cells_to_80_bits():
+    below, other = exact_noise._alias_table()
+    share = [0] * 256
+    for slot, words in enumerate(below.tolist()):
+        number = (words[0] << 64) | (words[1] << 32) | words[2]
+        share[slot] += number
+        share[other[slot]] += 2**96 - number
+    exact, total = Context(prec=60), sum(share)
+    weights = [exact.exp(exact.divide(Decimal(-k * k), Decimal(512))) for k in range(16 * 14)]
+    for k, weight in enumerate(weights):
+        wanted = exact.divide(weight, sum(weights))
+        found = exact.divide(Decimal(share[k]), Decimal(total))
+        assert abs(found - wanted) < Decimal(2) ** -88, k
+    # Draws beyond the last cell are left out, and less likely than 2^-140.
+    assert share[224:] == [0] * 32
+    assert math.erfc(14 / math.sqrt(2)) < 2.0**-140
+
+
+def test_a_plan_with_it_costs_what_gaussian_noise_costs():
+    target = dict(epsilon=2.0, delta=1e-6, rounds=100, clip=Clip(1.0))
+    sampled = Poisson(100_000, 500)
+    exact, other = (
+        Plan.calibrated(**target, participation=sampled, noise=kind)
+        for kind in ("exact", "independent")
+    )
+    assert exact.noise_multiplier == other.noise_multiplier
+    assert exact.event() == other.event()
+    assert Plan.from_dict(exact.to_dict()) == exact
+
+
+def test_it_is_drawn_anew_in_every_round():
+    assert not Noise(1.0, "exact").correlated
+    epochs = Plan(8, Clip(1.0), Noise(1.0, "exact"), Cyclic(8, 2), 1e-2)
+    assert not epochs.correlated
+    with pytest.raises(InputError, match="noise"):
+        Noise(1.0, "precise")  # type: ignore
+
+
+def test_under_adaptive_clipping_it_has_the_larger_multiplier():
+    clip = Clip(1.0, adaptive=AdaptiveClip(0.5))
+    plan = Plan(2, clip, Noise(1.0, "exact"), Poisson(100, 20), 1e-3)
+    assert plan.value_noise_std(1.0) > 1.0
