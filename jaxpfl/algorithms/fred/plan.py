@@ -20,7 +20,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.moments import ClientMoment, Moment
 from jaxpfl.privacy import gaussian
 from jaxpfl.privacy.clipping import Clip
-from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
@@ -67,6 +67,7 @@ class FredPlan:
         client. Where the unit is the example all examples are used: with a cap, removing one
         example would let another one in, which doubles the sensitivity.
       population: the number of units, if it is declared public; else None.
+      noise: "independent" or, where the unit is the client, "exact" (`privacy.exact_noise`).
       private: False only for plans made by `without_privacy`.
       simulates: a larger population whose noise is scaled down to these units, see `simulated_by`;
         None for a plan whose guarantee is that of its own units.
@@ -78,6 +79,7 @@ class FredPlan:
     unit: Unit = "client"
     max_examples: int = 64
     population: int | None = None
+    noise: NoiseKind = "independent"
     private: bool = True
     simulates: LargerPopulation | None = None
 
@@ -85,6 +87,7 @@ class FredPlan:
         if not 1e-6 <= checks.positive("clip_norm", self.clip_norm) <= 1e6:
             raise InputError(f"clip_norm must lie in [1e-6, 1e6], found {self.clip_norm:g}")
         checks.one_of("unit", self.unit, ("client", "example"))
+        checks.one_of("noise", self.noise, ("independent", "exact"))
         checks.positive_int("max_examples", self.max_examples)
         if self.population is not None:
             checks.positive_int("population", self.population)
@@ -118,11 +121,10 @@ class FredPlan:
         *,
         epsilon: float,
         delta: float,
-        clip_norm: float = 1.0,
         unit: Unit = "client",
-        max_examples: int = 64,
         population: int | None = None,
         split: Split | None = None,
+        **settings: Any,
     ) -> Self:
         """Returns the plan with the least noise that is (epsilon, delta)-private.
 
@@ -134,6 +136,7 @@ class FredPlan:
           population: the number of units, where that is public. None: it is released with noise.
           split: the shares of mu^2. None: `Split()`, or equal shares for mean and covariance where
             `population` is given.
+          settings: fields such as `clip_norm`, `max_examples` and `noise`.
 
         Raises:
           InputError: a value is out of range, the split gives a share to a count that is public,
@@ -153,10 +156,9 @@ class FredPlan:
         return cls(
             multipliers=_three(total / math.sqrt(s) if s else math.inf for s in shares),
             delta=delta,
-            clip_norm=clip_norm,
             unit=unit,
-            max_examples=max_examples,
             population=population,
+            **settings,
         )
 
     @classmethod
@@ -254,7 +256,7 @@ class FredPlan:
             Plan(
                 rounds=1,
                 clip=Clip(sensitivity),
-                noise=Noise(z) if self.private else None,
+                noise=Noise(z, self.noise) if self.private else None,
                 participation=Poisson(units, units),
                 delta=self.delta,
                 unit=self.unit,

@@ -94,7 +94,8 @@ class Study(base.Study):
         if not privacy.private:
             return FredPlan.without_privacy(**bounds)
         assert settings.epsilon is not None and delta is not None, "the config checks it"
-        return FredPlan.calibrated(epsilon=settings.epsilon, delta=delta, **bounds)
+        noise = "exact" if privacy.noise == "exact" else "independent"
+        return FredPlan.calibrated(epsilon=settings.epsilon, delta=delta, noise=noise, **bounds)
 
     @cached_property
     def plan(self) -> Plan:

@@ -48,7 +48,8 @@ def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
         return FredPlan.without_privacy(max_examples=most)
     assert privacy.epsilon is not None and privacy.delta is not None, "the config checks it"
     delta = privacy.delta if larger is None else larger.delta
-    plan = FredPlan.calibrated(epsilon=privacy.epsilon, delta=delta, max_examples=most)
+    kind = privacy.noise
+    plan = FredPlan.calibrated(epsilon=privacy.epsilon, delta=delta, max_examples=most, noise=kind)
     return plan if larger is None else plan.simulated_by(clients, privacy.delta, larger.population)
 
 
