@@ -139,8 +139,8 @@ def test_two_processes_train_a_gan_as_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_two_processes_add_up_compensated_sums_as_one_does(tmp_path: Path) -> None:
-    (alone,) = trained(tmp_path, 1, "compensated", "without")
-    for found in trained(tmp_path, 2, "compensated", "without"):
+    (alone,) = trained(tmp_path, 1, "independent", "without")
+    for found in trained(tmp_path, 2, "independent", "without"):
         np.testing.assert_allclose(found, alone, rtol=1e-6)
 
 
@@ -254,7 +254,7 @@ def faulty(tmp_path: Path, fault: str) -> tuple[list[tuple[int, str, str]], list
     """What two processes say and the lines of the ledger, if there is one."""
     script = TRAIN.replace("values = ", FAULTS[fault] + "\nvalues = ", 1)
     address, out = free_address(), tmp_path / "run"
-    arguments = [address, str(out), "compensated", "private"]
+    arguments = [address, str(out), "independent", "private"]
     found = ended([start(["-c", script, "2", str(index), *arguments]) for index in range(2)])
     assert all(code for code, _, _ in found), found
     path = out / "ledger.jsonl"
@@ -325,7 +325,7 @@ def test_a_pair_of_processes_can_fail_once_and_run_again_but_not_twice_at_a_time
 ) -> None:
     script = TRAIN.split("budget = ")[0] + TWICE
     address, out = free_address(), str(tmp_path / "run")
-    arguments = [address, out, "compensated", "private"]
+    arguments = [address, out, "independent", "private"]
     found = ended([start(["-c", script, "2", str(index), *arguments]) for index in range(2)])
     for code, said, errors in found:
         assert code == 0, errors
