@@ -78,18 +78,21 @@ def noise_of_indicators(chosen, clip_norm) -> float:
 # A vector of sums is padded to a multiple of 512, whose last coordinate is a leaf's own at most.
 @pytest.mark.parametrize("width", [DIM, 512])
 def test_the_indicators_noise_is_no_noise_of_the_sum(width):
-    """Noise that two releases share cancels in their difference, and protects neither."""
+    """Noise that two releases share cancels in their difference, and protects neither.
+
+    Both are on grids of up to 1/32 of their noise's deviation, so that shared noise differs by 0.04.
+    """
     adaptive = AdaptiveClip(target_quantile=0.5, learning_rate=1.0, indicator_noise=1.0)
     chosen = plan(adaptive_clip=adaptive)
     opened = door(held_vector, chosen, {"a": jax.ShapeDtypeStruct((width,), jnp.float32)})
     apart = np.zeros(width)
-    for index in range(3):
+    for index in range(6):
         found = through(opened, ZERO, [], keys(index), clip_norm=jnp.float32(1.0))
         drawn = noise_of_indicators(chosen, found.clip_norm)
         value_D = np.asarray(found.value["a"], np.float64) / chosen.value_noise_std(1.0)
         assert abs(drawn) > 1e-3
         apart = np.maximum(apart, np.abs(np.abs(value_D) - abs(drawn)))
-    assert apart.min() > 1e-3
+    assert apart.min() > 0.05
 
 
 def test_the_indicators_noise_has_the_plans_size():
