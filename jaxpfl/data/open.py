@@ -74,7 +74,7 @@ def _encoding(name: str) -> str:
         "".encode(name)
     except LookupError:
         raise InputError(
-            f"encoding must be one that Python knows, such as latin-1 or cp1252, found {name!r}"
+            f"a source's encoding must be one that Python knows, such as latin-1, found {name!r}"
         ) from None
     return name
 

@@ -80,7 +80,7 @@ def noise_of_indicators(chosen, clip_norm) -> float:
 def test_the_indicators_noise_is_no_noise_of_the_sum(width):
     """Noise that two releases share cancels in their difference, and protects neither.
 
-    Both are on grids of up to 1/32 of their noise's deviation, so that shared noise differs by 0.04.
+    Both are on grids of up to 1/32 of their noise's deviation: shared noise differs by 0.04.
     """
     adaptive = AdaptiveClip(target_quantile=0.5, learning_rate=1.0, indicator_noise=1.0)
     chosen = plan(adaptive_clip=adaptive)

@@ -265,7 +265,8 @@ def whole_sum(pair: DoubleWord, noise: jax.Array) -> jax.Array:
 
 def noisy_halves(halves: jax.Array, noise: jax.Array, std: jax.Array) -> jax.Array:
     """A sum of halves, float32, plus int32 noise in steps of at least std / `STEPS`."""
-    half = (jnp.float32(STEPS / 2) / jnp.maximum(std, jnp.float32(1e-3))).astype(jnp.int32)
+    half = jnp.float32(STEPS / 2 * (1 - 2**-16)) / jnp.maximum(std, jnp.float32(1e-3))
+    half = half.astype(jnp.int32)
     total = (halves * jnp.float32(2)).astype(jnp.int32) * half + noise
     return total.astype(jnp.float32) / (jnp.int32(2) * half).astype(jnp.float32)
 
