@@ -14,7 +14,7 @@ significant bits for differential privacy", of Laplace noise). One impossible co
     as released      what `jp.release` gives: that, rounded to multiples of 1/32 of the noise's
                      deviation. Thousands of float32 noises lead to each of them, so only
                      likelihood is left
-    secure release   `jp.secure_release`, whose noise is discrete and exact, at multiplier 1
+    exact            what it gives with `Noise(1.0, "exact")`, whole steps of deviation / 2^20
 
 `right` is the share of right guesses, and `impossible` the share of coordinates that a wrong
 supposition cannot explain.
