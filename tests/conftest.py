@@ -24,10 +24,13 @@ _QUICK = (
     " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
     " --xla_cpu_parallel_codegen_split_count=1"
 )
+# XLA ends a process whose devices do not meet within 40 s, as on a machine that is too busy.
+_PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=1200"
 _flags = os.environ.get("XLA_FLAGS", "")
 _FULL = os.environ.get("JAXPFL_TEST_XLA") == "full"
-if not _FULL and _QUICK not in _flags:
-    os.environ["XLA_FLAGS"] = f"{_flags} {_QUICK}".strip()
+if _PATIENT not in _flags:
+    wanted = _PATIENT if _FULL else f"{_PATIENT} {_QUICK}"
+    os.environ["XLA_FLAGS"] = f"{_flags} {wanted}".strip()
 
 from jaxpfl import compilation_cache
 
