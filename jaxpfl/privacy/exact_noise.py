@@ -10,9 +10,9 @@ exp(-(k / 16)^2 / 2) and uniformly, and kept with probability exp(-x (2 k + x) /
 made of comparisons of uniform numbers (Karney 2016, "Sampling exactly from the normal
 distribution", Algorithm B; von Neumann 1951).
 
-Uniform numbers have 96 bits, and draws beyond 14 standard deviations are left out. The distribution
-of a coordinate is within 2^-90 of the exact one (total variation), which adds less than 2^-50 to
-the delta of 2^40 coordinates.
+Uniform numbers, threefry's, have 96 bits, and draws beyond 13 standard deviations are left out. The
+distribution of a coordinate is within 2^-90 of the exact one (total variation), which adds at most
+(1 + exp(epsilon)) 2^-50 to the delta of 2^40 coordinates.
 """
 
 from decimal import Context, Decimal
