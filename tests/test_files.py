@@ -155,12 +155,20 @@ def test_the_archive_of_these_tests_is_one():
 
 
 @pytest.mark.parametrize("content", HOSTILE_ARRAYS.values(), ids=HOSTILE_ARRAYS.keys())
-def test_an_array_that_is_not_what_it_claims_is_refused(content, tmp_path):
+def test_an_array_that_is_not_what_it_claims_is_refused(content, tmp_path, monkeypatch):
     """TRUST 39: before any memory is taken for it."""
     path = tmp_path / "x.npz"
     path.write_bytes(content)
+    asked, empty = [0], np.empty
+
+    def counted(size, dtype):
+        asked.append(size)
+        return empty(min(size, len(content)), dtype)
+
+    monkeypatch.setattr(np, "empty", counted)
     with pytest.raises(CorruptFile, match=r"x\.npz: is not an \.npz file of numbers and texts"):
         files.read_npz(path)
+    assert max(asked) <= len(content)
     with pytest.raises(CorruptFile, match=r"y\.npz: cannot be read: No such file"):
         files.read_npz(tmp_path / "y.npz")
 
