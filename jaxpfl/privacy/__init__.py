@@ -15,9 +15,10 @@ profile        a composition's delta at every epsilon, for audits
 simulated      noise as if more clients took part than there are: no guarantee
 events         the kinds of release, and their form in a file
 clipping       bounds a client's contribution
-mechanisms     draws the noise
+mechanisms     draws the noise, in float32
+exact_noise    draws it in whole steps, exactly
 secure_sum     noise shares of the clients, and what their sum costs
-discrete_noise integer noise, drawn exactly
+discrete_noise the discrete Gaussian, for these shares
 secret         the secret that a run's cohorts, shuffles and noise follow from
 keys           where randomness comes from
 """

@@ -183,6 +183,12 @@ PLANTED = [
     ),
     (
         "algorithms/one.py",
+        "def f():\n    exact_noise.exact_normal(key, count, mesh)\n",
+        2,
+        "draws noise",
+    ),
+    (
+        "algorithms/one.py",
         "from jaxpfl.federated.release.door import Door\n",
         1,
         "imports federated.release",

@@ -14,7 +14,7 @@ It may be imported by `hosts`, `audits` and everyone above. To trust a release, 
     identity           everything that a release depends on
     information_flow   proves that a release tells nothing but its noisy sum; with `federated.flow`
 
-and of `privacy`: `plan`, `clipping`, `mechanisms`, `keys`, `secret`, `ledger` and its `chain`; then
+and of `privacy`: `plan`, `clipping`, `mechanisms`, `exact_noise`, `keys`, `secret`, `ledger`; then
 `federated.clients.client`, which hands a client function its own examples, and `federated.mesh`.
 `one_release` and `secure_release` are ways to ask once, without an algorithm.
 """
