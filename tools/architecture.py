@@ -88,7 +88,10 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "shares rounds among processes": (r"(^|\.)SharedRounds$", {"experiments/engine/shared_run.py"}),
     "opens the door": (r"(^|\.)Door$", {PREPARED}),
     "makes noise that rounds share": (r"(^|\.)NoiseStream$", {PREPARED}),
-    "draws noise": (r"(^|mechanisms\.)(gaussian_noise_like|standard_normal|exact_normal)$", NOISE),
+    "draws noise": (
+        r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$|(^|\.)exact_normal$",
+        NOISE,
+    ),
 }
 IMPORTS: dict[str, set[str]] = {
     "federated.release.door": {PREPARED, FLOW},
