@@ -161,18 +161,14 @@ class Cohort:
         self.round = checks.non_negative_int("round", self.round)
         capacity, shards, blocks = self.spec.capacity, self.shards, self.blocks
         if capacity % checks.positive_int("shards", shards):
-            raise InputError(
-                f"clients_per_bucket = {capacity} is not a multiple of {shards} shards"
-            )
+            raise InputError(f"clients_per_bucket = {capacity} is no multiple of {shards} shards")
         wanted = np.arange(shards) if blocks is None else np.asarray(blocks, np.int64)
         if len(np.unique(wanted)) != len(wanted) or not np.isin(wanted, np.arange(shards)).all():
             raise InputError(f"blocks must be different ones of {shards} shards, found {blocks}")
         self._columns = self.population.numeric()
         if not self._columns:
             found = ", ".join(f"{k}: {describe(v)}" for k, v in self.population.columns.items())
-            raise InputError(
-                f"a cohort needs a numeric column, found {found}: encode the text first"
-            )
+            raise InputError(f"a cohort needs a numeric column, found {found}: encode text first")
         self._layout = _Layout(capacity // shards, shards, wanted)
 
     def __iter__(self) -> Iterator[Bucket]:

@@ -26,8 +26,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxpfl.privacy.keys import require_noise_key
 
-STEPS = 2**20
-"""Of one standard deviation."""
+STEPS = 2**20  # of one standard deviation
 
 _CELLS, _MOST, _WORDS = 16, 14, 3  # cells of a deviation; deviations; words of a uniform number
 

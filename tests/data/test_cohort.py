@@ -293,7 +293,7 @@ def test_packing_is_lazy():
         ([2], {}, r"must lie in 0 \.\. 1"),
         ([-1], {}, r"must lie in 0 \.\. 1"),
         ([0.5], {}, "whole numbers"),
-        ([0], {"shards": 3}, "not a multiple of 3 shards"),
+        ([0], {"shards": 3}, "no multiple of 3 shards"),
         ([0], {"shards": 2, "blocks": (2,)}, "blocks must be different ones of 2 shards"),
         ([0], {"shards": 2, "blocks": (0, 0)}, "blocks must be different ones of 2 shards"),
         ([0], {"seed": -1}, "seed"),

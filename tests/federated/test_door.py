@@ -1,5 +1,7 @@
 """The door: what it sums, whom it counts, and that nothing else gets through."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from jaxpfl.errors import InputError
 from jaxpfl.federated import client_mesh
 from jaxpfl.federated.release.accumulators import FixedPoint
+from jaxpfl.privacy import AdaptiveClip
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.exact_noise import STEPS
 from tests.federated.cohorts import (
@@ -175,6 +178,11 @@ def test_exact_noise_that_is_too_small_for_its_steps_is_refused():
     large = exact(noise_multiplier=0.1, population=2**27, delta=1e-9)["chosen"]
     with pytest.raises(InputError, match="noise multiplier"):
         door(held_vector, large, SHAPE)
+    few = dict(population=100_000, clients_per_round=10_000, delta=1e-6)
+    for std, refused in ((9.0, True), (11.0, False)):
+        chosen = exact(adaptive_clip=AdaptiveClip(indicator_noise=std), **few)["chosen"]
+        with pytest.raises(InputError, match="indicator_noise") if refused else nullcontext():
+            door(held_vector, chosen, SHAPE)
 
 
 def test_fixed_point_refuses_a_chunk_whose_low_halves_could_wrap():

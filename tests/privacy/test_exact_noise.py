@@ -10,7 +10,7 @@ import scipy.stats
 
 from jaxpfl.errors import InputError
 from jaxpfl.federated import client_mesh
-from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Noise, Plan, Poisson, exact_noise
+from jaxpfl.privacy import Clip, Cyclic, Noise, Plan, Poisson, exact_noise
 from jaxpfl.privacy.exact_noise import STEPS, exact_normal
 from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION
 
@@ -96,9 +96,3 @@ def test_it_is_drawn_anew_in_every_round():
     assert not epochs.correlated
     with pytest.raises(InputError, match="noise"):
         Noise(1.0, "precise")  # type: ignore
-
-
-def test_under_adaptive_clipping_it_has_the_larger_multiplier():
-    clip = Clip(1.0, adaptive=AdaptiveClip(0.5))
-    plan = Plan(2, clip, Noise(1.0, "exact"), Poisson(100, 20), 1e-3)
-    assert plan.value_noise_std(1.0) > 1.0

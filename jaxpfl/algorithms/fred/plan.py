@@ -87,7 +87,6 @@ class FredPlan:
         if not 1e-6 <= checks.positive("clip_norm", self.clip_norm) <= 1e6:
             raise InputError(f"clip_norm must lie in [1e-6, 1e6], found {self.clip_norm:g}")
         checks.one_of("unit", self.unit, ("client", "example"))
-        checks.one_of("noise", self.noise, ("independent", "exact"))
         checks.positive_int("max_examples", self.max_examples)
         if self.population is not None:
             checks.positive_int("population", self.population)

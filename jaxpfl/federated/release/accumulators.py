@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxpfl.errors import InputError
 from jaxpfl.federated.double_word import DoubleWord, plus, two_sum
 from jaxpfl.privacy.exact_noise import STEPS
+from jaxpfl.privacy.plan import Plan
 
 PyTree = Any
 
@@ -190,14 +191,19 @@ class FixedPoint:
     exact: ClassVar[bool] = True
 
     @staticmethod
-    def require_room(clients: int, noise_multiplier: float) -> None:
-        """Refuses noise so small that a sum of so many clients in steps of it could overflow."""
-        least = max(clients / 2**26, 2**-9)
-        if noise_multiplier < least:
-            raise InputError(
-                f"exact noise for {clients} clients needs a noise multiplier of at least "
-                f"{least:g}, found {noise_multiplier:g}: its steps would be too small to add up"
-            )
+    def require_room(plan: Plan) -> None:
+        """Refuses steps in which everyone's values, or four rounds' indicators, could overflow."""
+        least = max(plan.population / 2**26, 2**-9)
+        few, std = plan.clients_per_round / 1000, plan.indicator_noise_std
+        for name, found, needed in (
+            ("noise multiplier", plan.value_noise_std(1.0), least),
+            ("indicator_noise", std or few, few),
+        ):
+            if found < needed:
+                raise InputError(
+                    f"exact noise needs a larger {name} for so many clients, at least {needed:g}, "
+                    f"found {found:g}: sums in steps of it could overflow"
+                )
 
     def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
         """Steps of a value of 1, fewer by what rounding may add to a clipped contribution."""

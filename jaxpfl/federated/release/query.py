@@ -119,8 +119,7 @@ class Query:
         if self.plan.noise_kind == "exact":
             if self.plan.unit == "example":
                 raise InputError("noise = 'exact' needs unit = 'client', whose clip sets its steps")
-            # All clients may take part in the same round.
-            FixedPoint.require_room(self.plan.population, self.plan.value_noise_std(1.0))
+            FixedPoint.require_room(self.plan)
         if self.plan.unit == "client":
             return
         bound = getattr(self.client_fn, "example_bound", None)
