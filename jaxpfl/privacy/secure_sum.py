@@ -33,7 +33,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy.discrete_noise import LARGEST_DEVIATION, Words, discrete_gaussian
+from jaxpfl.privacy.discrete_noise import LARGEST_DEVIATION, discrete_gaussian
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +102,12 @@ class SecureSum:
         exact = self.clip_norm / self.step + math.sqrt(coordinates) / 2
         return exact * (1 + 1e-9)  # for the rounding of the clip itself
 
-    def message(self, update_P: np.ndarray, words: Words) -> np.ndarray:
+    def message(self, update_P: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Returns what one client sends, uint64 [P], below 2^bits.
 
         Args:
           update_P: real numbers [P], at least one. One with a NaN or an infinity counts as zero.
-          words: the client's own randomness, for this message alone.
+          generator: the client's own randomness, for this message alone.
 
         Raises:
           InputError: the update is not a vector.
@@ -115,7 +115,7 @@ class SecureSum:
         update_P = np.asarray(update_P, np.float64)
         if update_P.ndim != 1 or not update_P.size:
             raise InputError(f"an update must be a vector, found shape {update_P.shape}")
-        noise_P = discrete_gaussian(words, self.deviation, update_P.size)
+        noise_P = discrete_gaussian(generator, self.deviation, update_P.size)
         sent_P = self._quantised(update_P) + noise_P
         # Two's complement: the lowest bits of a negative number are its residue.
         return sent_P.astype(np.uint64) & self._mask

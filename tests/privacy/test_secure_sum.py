@@ -8,18 +8,17 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Guarantee, events, secure_sum
-from jaxpfl.privacy.discrete_noise import Words
 from jaxpfl.privacy.secure_sum import SecureSum
 
 SECURE = SecureSum(clients=6, clip_norm=1.0, noise_multiplier=1.0)
 
 
-def words(client: int) -> Words:
-    return Words(client.to_bytes(32, "little"))
+def generator(client: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=client))
 
 
 def messages(secure: SecureSum, updates_CxP: np.ndarray) -> list[np.ndarray]:
-    return [secure.message(update_P, words(i)) for i, update_P in enumerate(updates_CxP)]
+    return [secure.message(update_P, generator(i)) for i, update_P in enumerate(updates_CxP)]
 
 
 def updates(clients: int = 6, coordinates: int = 50, scale: float = 1.0) -> np.ndarray:
@@ -98,10 +97,10 @@ def test_no_update_moves_the_sum_by_more_than_the_sensitivity(coordinates):
         np.eye(coordinates)[0] * (1 + 1e-15),
         *np.random.default_rng(0).normal(size=(20, coordinates)),
     ]
-    zero_P = secure.message(np.zeros(coordinates), words(0)).astype(np.int64)
+    zero_P = secure.message(np.zeros(coordinates), generator(0)).astype(np.int64)
     reached = 0.0
     for update_P in tried:
-        moved_P = secure.message(update_P, words(0)).astype(np.int64) - zero_P
+        moved_P = secure.message(update_P, generator(0)).astype(np.int64) - zero_P
         moved_P = (moved_P + 2**31) % 2**32 - 2**31
         norm = math.sqrt(sum(int(each) ** 2 for each in moved_P))
         assert norm <= secure.sensitivity(coordinates)
@@ -243,7 +242,7 @@ def test_settings_out_of_range_are_refused(wrong):
 
 def test_updates_of_another_shape_are_refused():
     with pytest.raises(InputError, match="vector"):
-        SECURE.message(np.zeros((2, 2)), words(0))
-    sent = [SECURE.message(np.zeros(size), words(0)) for size in (3, 3, 3, 3, 3, 2)]
+        SECURE.message(np.zeros((2, 2)), generator(0))
+    sent = [SECURE.message(np.zeros(size), generator(0)) for size in (3, 3, 3, 3, 3, 2)]
     with pytest.raises(InputError, match="equal lengths"):
         SECURE.add(sent)

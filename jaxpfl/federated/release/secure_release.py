@@ -26,7 +26,6 @@ from jaxpfl.federated.release.prepared_query import PreparedQuery
 from jaxpfl.federated.release.query import Execution, Query, arrays
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.clipping import Clip
-from jaxpfl.privacy.discrete_noise import Words
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
@@ -129,8 +128,8 @@ def _messages(
         update_P = np.concatenate(
             [leaf.ravel() for leaf in jax.tree.leaves(update)], dtype=np.float64
         )
-        share = bytes.fromhex(secret.digest("noise share", str(client)))
-        yield secure.message(update_P, Words(share))
+        share = np.random.Philox(key=secret.seed("noise share", str(client)))
+        yield secure.message(update_P, np.random.Generator(share))
 
 
 @partial(jax.jit, static_argnames=("client_fn",))
