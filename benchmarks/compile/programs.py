@@ -71,6 +71,7 @@ def _released(
     Args:
       clients_per_device: or per copy of the model, which `model` devices share.
     """
+    from benchmarks.compile.release_programs import release_programs
     from jaxpfl.data.cohort import CohortSpec
     from jaxpfl.federated.audits.rehearsal import size_of
     from jaxpfl.federated.release import identity
@@ -87,7 +88,7 @@ def _released(
     steps = spec.rungs[-1]
     trips = (clients_per_device // chunk, steps)
     work = f"{clients_per_device} clients of {steps} batches of {batch_size}, {chunk} at a time"
-    for what, traced in door.programs(params, columns).items():
+    for what, traced in release_programs(door, params, columns).items():
         adds = what == "accumulate"
         yield Program(what, traced, trips if adds else (), size_of(contribution), adds * work)
 

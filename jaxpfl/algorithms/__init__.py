@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from jaxpfl.algorithms.fed_avg_gan import GANState as GANState
     from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining as GeneratorTraining
     from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan as fed_avg_gan
-    from jaxpfl.algorithms.fed_sgd import FedSGDState as FedSGDState
     from jaxpfl.algorithms.fed_sgd import fed_sgd as fed_sgd
     from jaxpfl.algorithms.federated_metrics import MetricsPlan as MetricsPlan
     from jaxpfl.algorithms.federated_metrics import federated_metrics as federated_metrics

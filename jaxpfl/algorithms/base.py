@@ -12,7 +12,7 @@ from dp_accounting import ComposedDpEvent, DpEvent
 from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated.clients.optimizers import require_optimizer
+from jaxpfl.federated.clients.optimizers import require_optimizer, updated
 from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.releaser import Release, Releaser
 from jaxpfl.models.base import initialised
@@ -99,9 +99,7 @@ def server_step(optimizer, params, state, release, divisor):
       (parameters, optimiser state, L2 norm of the gradient).
     """
     gradient = jax.tree.map(lambda leaf: leaf / divisor, release)
-    # Optax mixes integer and float types in places; its results are float32 all the same.
-    with jax.numpy_dtype_promotion("standard"):
-        updates, state = optimizer.update(gradient, state, params)
+    updates, state = updated(optimizer, gradient, state, params)
     return optax.apply_updates(params, updates), state, optax.tree.norm(gradient)
 
 

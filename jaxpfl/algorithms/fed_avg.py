@@ -32,7 +32,9 @@ from jaxpfl.algorithms.base import (
 )
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
+from jaxpfl.federated.clients.client import ClientFn, Stepping
 from jaxpfl.federated.clients.local_training import LocalTraining
+from jaxpfl.federated.clients.optimizers import require_optimizer
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.models import adapter_trees
@@ -57,7 +59,7 @@ class FedAvgState(NamedTuple):
 def fed_avg(
     model: Model,
     *,
-    client: optax.GradientTransformation,
+    client: optax.GradientTransformation | ClientFn,
     server: optax.GradientTransformation,
     plan: Plan,
     cohort: CohortSpec | None = None,
@@ -69,7 +71,9 @@ def fed_avg(
 
     Args:
       model: what is trained: one of `jaxpfl.models`, or your own, `models.from_functions`.
-      client: the clients' optimiser, e.g. `optax.sgd(0.5)`.
+      client: the clients' optimiser, e.g. `optax.sgd(0.5)`; or what a client computes, which is
+        `federated.LocalTraining` with settings, as in FedProx and FedNova, or a client function of
+        your own that gets the parameters (with `frozen`, both) and returns their change.
       server: the server's optimiser, e.g. `optax.sgd(1.0, momentum=0.9, nesterov=True)`; plain
         averaging is `optax.sgd(1.0)`.
       plan: privacy of the whole run.
@@ -88,12 +92,18 @@ def fed_avg(
     Metrics of a step, all public: `clip_norm` (float32, as used in this round) and `update_norm`
     (float32, L2 norm of the noisy mean update).
     """
-    require_parts(model, plan, client=client, server=server)
+    if isinstance(client, optax.GradientTransformation):
+        client = LocalTraining(model, client, adapters=frozen is not None)
+    elif not isinstance(client, Stepping) and not callable(client):
+        require_optimizer("client", client)
+    require_parts(model, plan, server=server)
+    if isinstance(client, LocalTraining) and client.adapters != (frozen is not None):
+        raise InputError("a LocalTraining must have adapters = True with `frozen`, and only then")
     execution = Execution() if execution is None else execution
     cohort = CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort
     update = Query(
         "update",
-        LocalTraining(model, client, adapters=frozen is not None),
+        client,
         plan,
         cohort,
         columns=None if model.columns is None else tuple(model.columns),
@@ -117,8 +127,9 @@ def fed_avg(
         return jax.device_put(state, everywhere)
 
     def step(state, release, round):
-        del round
         broadcast = state.params if frozen is None else (state.params, frozen)
+        if isinstance(client, LocalTraining):
+            broadcast = client.scheduled(broadcast, round)
         found = release(update, broadcast, clip_norm=used_clip_norm(plan, state.clip_norm))
         params, server_state, update_norm = server_step(
             server, state.params, state.server, found.value, -plan.denominator

@@ -33,6 +33,7 @@ from jaxpfl.algorithms.base import Algorithm, initial_params, require_parts, ser
 from jaxpfl.algorithms.fed_avg import used_clip_norm
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.models.gan import GAN, to_range, with_statistics
 from jaxpfl.privacy.keys import GENERATOR_IMAGES
@@ -103,9 +104,7 @@ class CriticTraining:
         gradients, statistics = jax.grad(gan.critic_loss, has_aux=True)(
             local, drawn, image, real, share_B
         )
-        # Optax mixes integer and float types in places; its results are float32 all the same.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, optimizer_state = self.optimizer.update(gradients, optimizer_state, local)
+        updates, optimizer_state = updated(self.optimizer, gradients, optimizer_state, local)
         trained = optax.apply_updates(local, _but_statistics(updates))
         return with_statistics(trained, statistics), optimizer_state
 
@@ -157,8 +156,7 @@ def train_generator(gan, optimizer, batch, generator, optimizer_state, critic, s
         generator, optimizer_state, loss_sum, left_out = carry
         noise = gan.draw_noise(jax.random.fold_in(key, index), batch)
         loss, gradients = jax.value_and_grad(gan.generator_loss)(generator, critic, noise)
-        with jax.numpy_dtype_promotion("standard"):
-            updates, new_state = optimizer.update(gradients, optimizer_state, generator)
+        updates, new_state = updated(optimizer, gradients, optimizer_state, generator)
         trained = optax.apply_updates(generator, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(trained))
         generator, optimizer_state = jax.tree.map(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jaxpfl.federated.clients.clipped_gradients import ClippedGradients as ClippedGradients
     from jaxpfl.federated.clients.evaluation import correct_examples as correct_examples
     from jaxpfl.federated.clients.local_training import LocalTraining as LocalTraining
+    from jaxpfl.federated.clients.local_training import Proximal as Proximal
+    from jaxpfl.federated.clients.local_training import per_step as per_step
     from jaxpfl.federated.clients.optimizers import optimizer as optimizer
     from jaxpfl.federated.flow.check import InformationFlow as InformationFlow
     from jaxpfl.federated.mesh import client_mesh as client_mesh

@@ -18,7 +18,6 @@ clipping       bounds a client's contribution
 mechanisms     draws the noise, in float32
 exact_noise    draws it in whole steps, exactly
 secure_sum     noise shares of the clients, and what their sum costs
-discrete_noise the discrete Gaussian, for these shares
 secret         the secret that a run's cohorts, shuffles and noise follow from
 keys           where randomness comes from
 """

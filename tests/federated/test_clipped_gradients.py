@@ -38,7 +38,7 @@ def vector(tree) -> np.ndarray:
 
 def summed(held, clip_norm=CLIP) -> np.ndarray:
     client = jax.jit(partial(contribution, ClippedGradients(LinearModel(), clip_norm)))
-    return vector(client(PARAMS, held, jax.random.key(0)))
+    return -vector(client(PARAMS, held, jax.random.key(0)))
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (1,), (4, 4, 2), (4, 0, 3)])

@@ -154,7 +154,7 @@ def test_sums_of_shares_that_are_too_narrow_stay_below_the_bound_that_knows_it(d
         total = np.convolve(total, one / one.sum(), mode="same")
     beyond = 0.0
     for sensitivity in (1, 2):
-        bounds = secure_sum._discrete_gaussian(sensitivity, shares * deviation**2, shares, 1)
+        bounds = secure_sum._renyi_bounds(sensitivity, shares * deviation**2, shares, 1)
         for order in (2, 4, 8):
             exact = exact_divergence(total, sensitivity, order)
             assert all(exact <= xi + rho * order for rho, xi in bounds)
@@ -172,7 +172,7 @@ def test_tau_is_its_series(shares, deviation):
     terms = (math.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)) for k in range(1, shares))
     tau = 10 * math.fsum(terms)
     shift = sensitivity / (deviation * math.sqrt(shares))
-    found = secure_sum._discrete_gaussian(sensitivity, shares * deviation**2, shares, coordinates)
+    found = secure_sum._renyi_bounds(sensitivity, shares * deviation**2, shares, coordinates)
     expected = [(shift**2 / 2, coordinates * tau), ((shift + math.sqrt(7) * tau) ** 2 / 2, 0.0)]
     for each, wanted in zip(found, expected, strict=True):
         assert each == pytest.approx(wanted, rel=1e-12, abs=0)

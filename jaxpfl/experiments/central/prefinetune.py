@@ -27,6 +27,7 @@ import optax
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.training import Columns, Fitted, batches, validate
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
+from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.models.base import Model, summarise
 
 
@@ -147,9 +148,7 @@ def _epoch(
             return model.loss(params, examples, mask_B)[0]
 
         value, gradients = jax.value_and_grad(loss)(params)
-        # Optax mixes integer and float types in places; its results are float32 all the same.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, trace = optimizer.update(gradients, trace, params)
+        updates, trace = updated(optimizer, gradients, trace, params)
         return (optax.apply_updates(params, updates), trace), value
 
     (params, trace), losses = jax.lax.scan(step, (params, trace), (rows_SxB, mask_SxB))

@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.records.checkpoint import Checkpoints
+from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Metrics, Model, Params, columns_read, initialised, summarise
 from jaxpfl.progress import Progress
@@ -269,9 +270,7 @@ def run(
             norm = optax.tree.norm(gradients) * mean
             factor = mean * settings.clip_norm / jnp.maximum(norm, settings.clip_norm)
         gradients = jax.tree.map(lambda leaf: leaf * factor, gradients)
-        # Optax mixes integer and float types in places; its results are float32 all the same.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, moments = optimizer.update(gradients, state.moments, state.params)
+        updates, moments = updated(optimizer, gradients, state.moments, state.params)
         seen = {
             "loss_sum": state.seen["loss_sum"] + total,
             "count": state.seen["count"] + count,

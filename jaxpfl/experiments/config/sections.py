@@ -173,10 +173,27 @@ class OptimizerConfig(Checked):
 
 
 @dataclass(frozen=True)
+class AlgorithmConfig(Checked):
+    """What clients do differently from FedAvg, see docs/algorithms.md; only `fed_prox` has `mu`."""
+
+    name: Literal["fed_avg", "fed_prox", "fed_nova"] = "fed_avg"
+    mu: Positive | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.mu is not None) != (self.name == "fed_prox"):
+            raise InputError(
+                "training.algorithm.mu must be given for fed_prox, and for it alone, found "
+                f"{self.mu} for {self.name}"
+            )
+
+
+@dataclass(frozen=True)
 class TrainingConfig(Checked):
     """The rounds.
 
     Attributes:
+      schedule: of the clients' learning rate over the rounds, from `client.learning_rate` to 0.
       max_examples: examples of one client that an epoch uses at most.
       clients_per_bucket: bounds memory; rounded up to a multiple of the number of devices. None
         takes 64, or more where the devices need more to be busy.
@@ -191,6 +208,8 @@ class TrainingConfig(Checked):
     epochs: PositiveInt = 1
     client: OptimizerConfig = OptimizerConfig(learning_rate=0.5)
     server: OptimizerConfig = OptimizerConfig(name="nesterov", learning_rate=1.0)
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
     clients_per_bucket: PositiveInt | None = None
     chunk: PositiveInt | None = None
     model_devices: PositiveInt = 1

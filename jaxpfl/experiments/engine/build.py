@@ -31,6 +31,7 @@ from jaxpfl.experiments.config.sections import (
     PrivacyConfig,
     TrainingConfig,
 )
+from jaxpfl.federated.clients.local_training import LocalTraining, Proximal, per_step
 from jaxpfl.federated.clients.optimizers import optimizer
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release.query import Execution
@@ -178,13 +179,30 @@ def build_fed_avg(
     """Builds DP-FedAvg from a section `training`; `start`, `frozen` as in `algorithms.fed_avg`."""
     return fed_avg(
         model,
-        client=build_optimizer(training.client),
+        client=_build_client(model, training, adapters=frozen is not None),
         server=build_optimizer(training.server),
         plan=plan,
         cohort=build_cohort(training),
         execution=build_execution(training),
         start=start,
         frozen=frozen,
+    )
+
+
+def _build_client(model: Model, training: TrainingConfig, adapters: bool) -> LocalTraining:
+    algorithm, rounds = training.algorithm, training.rounds
+    schedule = None
+    if training.schedule == "linear":
+        schedule = optax.linear_schedule(1.0, 0.0, rounds)
+    elif training.schedule == "cosine":
+        schedule = optax.cosine_decay_schedule(1.0, rounds)
+    return LocalTraining(
+        model,
+        build_optimizer(training.client),
+        adapters,
+        penalty=None if algorithm.mu is None else Proximal(algorithm.mu),
+        transform=per_step if algorithm.name == "fed_nova" else None,
+        schedule=schedule,
     )
 
 

@@ -261,9 +261,7 @@ class Gradients:
         clip_norm = plan.clip_norm if clip is None else float(clip)
         broadcast = jnp.full(self.canaries, alternating(round) * plan.clip_norm, jnp.float32)
         found = release(self.queries[number], broadcast, clip_norm=clip)
-        # A client sends a change of parameters, and an example adds its gradient.
-        sign = alternating(round) * (1 if plan.unit == "client" else -1)
-        seen_M = sign * np.asarray(found.value, np.float64) / clip_norm
+        seen_M = alternating(round) * np.asarray(found.value, np.float64) / clip_norm
         return Shown(seen_M, None if plan.adaptive_clip is None else found.clip_norm)
 
 

@@ -1,15 +1,17 @@
-"""What a client does in DP-SGD: the sum of its examples' clipped gradients.
+"""What a client does in DP-SGD: it adds up its examples' clipped gradients.
 
 Source: Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1:
 
-    sum_i g_i min(1, S / ||g_i||),      g_i the gradient of example i's loss
+    - sum_i g_i min(1, S / ||g_i||),      g_i the gradient of example i's loss
+
+with a minus, so that it is a change of the parameters, like that of `LocalTraining`.
 
 What becomes of an example follows `privacy.clipping`, with an example in the place of a client:
 
 | an example                              | adds                                                  |
 |-----------------------------------------|-------------------------------------------------------|
-| whose gradient has a norm of at most S  | its gradient                                          |
-| with a larger norm                      | its gradient times S / norm                           |
+| whose gradient has a norm of at most S  | minus its gradient                                    |
+| with a larger norm                      | minus its gradient times S / norm                     |
 | with a NaN, an infinity, or an overflow | exactly 0; the other examples add what they would     |
 | that is padding                         | exactly 0, whatever values it has                     |
 
@@ -33,7 +35,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class ClippedGradients(OfModel):
-    """A client function by steps: the sum of the clipped gradients of its examples' losses.
+    """A client function by steps: minus the sum of the clipped gradients of its examples' losses.
 
     Attributes:
       model: the loss of an example is its `loss(params, batch, mask)` of a batch of that example
@@ -68,7 +70,7 @@ class ClippedGradients(OfModel):
         if isinstance(self.model, Augmenting):
             batch = self.model.augment(batch, key)
         added = clipped_sum(loss, params, batch, mask_B, self.clip_norm)
-        return jax.tree.map(jnp.add, total, added)
+        return jax.tree.map(jnp.subtract, total, added)
 
     def finish(self, params: PyTree, total: PyTree) -> PyTree:
         """Returns a sum like `params`; exactly 0 for a client without examples."""

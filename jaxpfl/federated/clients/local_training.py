@@ -1,15 +1,21 @@
-"""What a client does in federated averaging: some steps of SGD on its own examples."""
+"""What a client does in federated averaging: some steps of SGD on its own examples.
+
+Algorithms that only differ in a client's loss, or in what it makes of its change before it is
+clipped, are settings of `LocalTraining`: docs/algorithms.md has one for each.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxpfl import checks
 from jaxpfl.federated.clients.client import Batch, of_one_client
+from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Augmenting, Checking, Model, traced_platform
@@ -37,6 +43,37 @@ class OfModel:
 
 
 @dataclasses.dataclass(frozen=True)
+class Proximal:
+    """FedProx's penalty, `mu / 2 ||params - broadcast||^2` (Li et al. 2020, Algorithm 2)."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mu", checks.non_negative("mu", self.mu))
+
+    def __call__(self, params: PyTree, broadcast: PyTree) -> jax.Array:
+        apart = jax.tree.map(jnp.subtract, params, broadcast)
+        return self.mu / 2 * optax.tree.norm(apart, squared=True)
+
+
+def per_step(change: PyTree, steps: jax.Array, key: jax.Array) -> PyTree:
+    """FedNova's normalisation: the change divided by the client's own number of steps.
+
+    That is d_i of Wang et al. 2020, section 4, for plain SGD. The server's learning rate takes the
+    place of tau_eff, which must be public. A client without steps sends zeros.
+    """
+    del key
+    return jax.tree.map(lambda leaf: leaf / jnp.maximum(steps, 1), change)
+
+
+class Scheduled(NamedTuple):
+    """A broadcast whose optimiser's steps are multiplied by a factor, a float32 scalar."""
+
+    params: PyTree
+    factor: Any
+
+
+@dataclasses.dataclass(frozen=True)
 class LocalTraining(OfModel):
     """A client function by steps: trains from the broadcast parameters and returns the change.
 
@@ -50,38 +87,75 @@ class LocalTraining(OfModel):
       optimizer: any optax optimiser.
       adapters: whether the broadcast is a pair, LoRA adapters and the base that they belong to
         (`adapter_trees.split`); only the adapters are trained.
+      penalty: `(params, broadcast) -> scalar` of trained parameters, which is added to the loss of
+        each step, such as `Proximal(0.1)`; None adds nothing.
+      transform: `(change, steps, key) -> contribution`, of one client and before its clip, such as
+        `per_step`. `steps` is a float32 scalar, the client's own number of steps; `key` is its own
+        in this round. None sends the change.
+      schedule: `(rounds done) -> factor` of every step of the optimiser, any schedule of optax. The
+        factor is broadcast, so that one program serves all rounds. None is a factor of 1.
     """
 
     optimizer: optax.GradientTransformation
     adapters: bool = False
+    penalty: Callable[[PyTree, PyTree], jax.Array] | None = None
+    transform: Callable[[PyTree, jax.Array, jax.Array], PyTree] | None = None
+    schedule: optax.Schedule | None = None
+
+    def scheduled(self, params: PyTree, round: int) -> PyTree:
+        """What clients get in a round, from 1: the parameters, and the factor if there is one."""
+        if self.schedule is None:
+            return params
+        return Scheduled(params, jnp.asarray(self.schedule(round - 1), jnp.float32))
+
+    def shardings(self, mesh: Mesh, params: PyTree) -> PyTree:
+        """As `OfModel`; the factor of a broadcast is on all devices."""
+        if not isinstance(params, Scheduled):
+            return super().shardings(mesh, params)
+        places = super().shardings(mesh, params.params)
+        return Scheduled(places, NamedSharding(mesh, PartitionSpec()))
+
+    def _given(self, broadcast: PyTree) -> tuple[PyTree, PyTree]:
+        """The trained parameters of a broadcast, and the base of adapters, or None."""
+        whole = broadcast.params if isinstance(broadcast, Scheduled) else broadcast
+        return whole if self.adapters else (whole, None)
 
     def init(self, params: PyTree, key: jax.Array) -> PyTree:
-        """The broadcast parameters, and the optimiser's state."""
-        del key  # nothing is drawn
-        local = params[0] if self.adapters else params
-        return local, self.optimizer.init(local)
+        """The broadcast parameters, the optimiser's state and what `transform` needs."""
+        local, _ = self._given(params)
+        drawn = () if self.transform is None else (jnp.int32(0), key)
+        return local, self.optimizer.init(local), drawn
 
     def step(
         self, params: PyTree, state: PyTree, batch: Batch, mask: jax.Array, key: jax.Array
     ) -> PyTree:
         """One step of the optimiser on one batch."""
-        local, optimizer_state = state
+        local, optimizer_state, drawn = state
+        start, base = self._given(params)
 
         def loss(local, batch, mask):
-            whole = adapter_trees.join(local, params[1]) if self.adapters else local
+            whole = adapter_trees.join(local, base) if self.adapters else local
             return self.model.loss(whole, batch, mask)[0]
 
         if isinstance(self.model, Augmenting):
             batch = self.model.augment(batch, key)
         gradients = _of_leading_rows(jax.grad(loss), local, batch, mask)
-        # Optax mixes integer and float types in some places; the results are still float32.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, optimizer_state = self.optimizer.update(gradients, optimizer_state, local)
-        return optax.apply_updates(local, updates), optimizer_state
+        if self.penalty is not None:
+            pull = jax.grad(self.penalty)(local, start)
+            gradients = jax.tree.map(jnp.add, gradients, pull)
+        updates, optimizer_state = updated(self.optimizer, gradients, optimizer_state, local)
+        if isinstance(params, Scheduled):
+            updates = jax.tree.map(lambda leaf: params.factor * leaf, updates)
+        drawn = (drawn[0] + 1, drawn[1]) if drawn else ()
+        return optax.apply_updates(local, updates), optimizer_state, drawn
 
     def finish(self, params: PyTree, state: PyTree) -> PyTree:
         """Returns params_after - params_before; exactly 0 for a client without examples."""
-        return jax.tree.map(jnp.subtract, state[0], params[0] if self.adapters else params)
+        local, _, drawn = state
+        change = jax.tree.map(jnp.subtract, local, self._given(params)[0])
+        if self.transform is None:
+            return change
+        return self.transform(change, drawn[0].astype(jnp.float32), drawn[1])
 
 
 def _of_leading_rows(

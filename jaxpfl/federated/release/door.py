@@ -280,57 +280,16 @@ class Door:
         Raises:
           InputError: as `__call__`.
         """
-        bucket = self.bucket(columns)
-        chunk = self._chunk_of(self.query.cohort.capacity)
-        add = functools.partial(accumulate, self._engine(chunk))
-        jax.eval_shape(add, broadcast, self._sums(), bucket, _shape(), _shape(), _key())
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bucket)), chunk
-
-    def programs(
-        self, broadcast: PyTree, columns: Mapping[str, np.ndarray]
-    ) -> dict[str, jax.stages.Traced]:
-        """Traces a release's programs for the devices of the mesh, which need not be available.
-
-        Args:
-          broadcast, columns: as for `trace`.
-
-        Returns:
-          "accumulate": adds a bucket of the largest shape to the sums; "exchange": gives each
-          device its share of the coordinates of one half of all sums; "release": adds up devices
-          and noise; "gather": the result, whole on every device.
-        """
-        plan, accumulator = self.query.plan, self.query.accumulator
-        everywhere = functools.partial(_placed, NamedSharding(self.mesh, PartitionSpec()))
-        sums = self._layout.placed(self._sums())
-        scalar, key = everywhere(_shape()), everywhere(_key())
-        exchange = exchanged.trace(self.mesh, _halves(sums.contributions)[0])
-        by_share = NamedSharding(self.mesh, PartitionSpec(None, self.mesh.axis_names))
-        half = _placed(by_share, exchange.out_info)
-        keys = Keys(key, key, everywhere(_shape((4,), np.uint32)))
-        scalars = (scalar, scalar, scalar)
-        release = _release.trace(
-            accumulator,
-            self.mesh,
-            plan.private,
-            DoubleWord(half, half),
-            sums.below,
-            *scalars,
-            keys,
-            None,
-        )
-        by_share = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
-        value = _placed(by_share, release.out_info[0])
-        return {
-            "accumulate": self.largest_sum(broadcast, columns),
-            "exchange": exchange,
-            "release": release,
-            "gather": gathered.trace(self.mesh, value, self._like),
-        }
+        self.largest_sum(broadcast, columns)
+        leaves = jax.tree.leaves(self.bucket(columns))
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return size, self._chunk_of(self.query.cohort.capacity)
 
     def largest_sum(
         self, broadcast: PyTree, columns: Mapping[str, np.ndarray]
     ) -> jax.stages.Traced:
-        """Traces what adds a bucket of the largest shape to the sums, as `programs` does."""
+        """Traces what adds a bucket of the largest shape to the sums, on the devices of the mesh,
+        which need not be available."""
         by_client, everywhere = (
             functools.partial(_placed, NamedSharding(self.mesh, spec))
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())

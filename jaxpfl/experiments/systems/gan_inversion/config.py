@@ -129,4 +129,7 @@ class GanInversionConfig(Checked):
                 "histograms of users' accuracy are private releases, and must be absent where it "
                 f"is false, found {self.selection.epsilon}"
             )
+        training = self.training
+        if training.algorithm.name != "fed_avg" or training.schedule != "constant":
+            raise InputError("training.algorithm and training.schedule are not for a GAN")
         check_study("privacy", self.privacy, self.scaled_up)
