@@ -28,7 +28,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checked import Checked, NonNegative, Positive, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
@@ -275,5 +274,7 @@ def _sum(total: Any, found: Any) -> Any:
 def _apply(
     settings: PreferenceSettings, steps: int, adapters: Params, state: Any, gradients: Params
 ) -> tuple[Params, Any]:
-    updates, state = updated(settings.optimizer(steps), gradients, state, adapters)
+    # Optax mixes integer and float types in places, with float32 results.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = settings.optimizer(steps).update(gradients, state, adapters)
     return optax.apply_updates(adapters, updates), state
