@@ -1,20 +1,26 @@
 """Configs: what is refused, and with which words."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
-from jaxpfl.experiments.config import reader
+from jaxpfl.experiments.config import reader, shipped
 from jaxpfl.experiments.config.sections import (
+    AlgorithmConfig,
     DataConfig,
     ImageModelConfig,
     LanguageModelConfig,
     SplitConfig,
+    TrainingConfig,
 )
-from jaxpfl.experiments.engine.build import read_clients, split_clients
+from jaxpfl.experiments.engine.build import build_fed_avg, read_clients, split_clients
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.federated import Proximal, per_step
+from jaxpfl.models import MLP
+from tests.plans import flat_without_privacy
 
 TEXT = """\
 data: {source: "docstrings:scipy", public: "docstrings:numpy"}
@@ -218,6 +224,41 @@ def test_overrides_reach_every_section_and_keep_their_types(tmp_path):
     assert config.model.hidden == 9
     assert config.run.reproducible_noise
     assert config.privacy.accountant == "rdp"
+
+
+def test_an_algorithm_is_chosen_by_its_name_and_has_its_own_settings(tmp_path):
+    name, mu = "--training.algorithm.name", "--training.algorithm.mu"
+    proximal = _load(tmp_path, TEXT, name, "fed_prox", mu, "0.5")
+    assert proximal.training.algorithm == AlgorithmConfig("fed_prox", 0.5)
+    for wrong in ([name, "fed_prox"], [name, "fed_nova", mu, "0.1"], [name, "fed_prox", mu, "0"]):
+        assert "mu" in _refused(tmp_path, TEXT, *wrong)
+    assert "fed_nova" in _refused(tmp_path, TEXT, name, "scaffold")
+    with pytest.raises(InputError, match="not for a GAN"):
+        registry.load(shipped.find("gan_inversion"), ["--training.schedule", "linear"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "penalty", "transform", "last"),
+    [
+        ({}, None, None, None),
+        ({"algorithm": AlgorithmConfig("fed_prox", 0.5)}, Proximal(0.5), None, None),
+        ({"algorithm": AlgorithmConfig("fed_nova")}, None, per_step, None),
+        ({"schedule": "linear"}, None, None, 0.25),
+        ({"schedule": "cosine"}, None, None, (1 - 0.5**0.5) / 2),
+    ],
+)
+def test_clients_compute_what_the_config_says(settings, penalty, transform, last):
+    """The factor of the last of four rounds is that of three quarters of the schedule."""
+    training = TrainingConfig(rounds=4, clients_per_round=10, **settings)
+    plan = flat_without_privacy(population=100, clients_per_round=10, rounds=4, clip_norm=1.0)
+    (query,) = build_fed_avg(MLP(4, 3), training, plan).queries
+    client: Any = query.client_fn
+    assert (client.penalty, client.transform) == (penalty, transform)
+    if last is None:
+        assert client.scheduled(0, 4) == 0
+    else:
+        assert client.scheduled(0, 1).factor == 1
+        assert client.scheduled(0, 4).factor == pytest.approx(last)
 
 
 def test_a_split_must_sum_to_one(tmp_path):
