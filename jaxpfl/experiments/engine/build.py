@@ -177,7 +177,7 @@ def build_fed_avg(
     model: Model, training: TrainingConfig, plan: Plan, start: Any = None, frozen: Any = None
 ) -> Algorithm:
     """Builds DP-FedAvg from a section `training`; `start`, `frozen` as in `algorithms.fed_avg`."""
-    return fed_avg(
+    algorithm = fed_avg(
         model,
         client=_build_client(model, training, adapters=frozen is not None),
         server=build_optimizer(training.server),
@@ -187,6 +187,7 @@ def build_fed_avg(
         start=start,
         frozen=frozen,
     )
+    return algorithm._replace(name=training.algorithm.name)
 
 
 def _build_client(model: Model, training: TrainingConfig, adapters: bool) -> LocalTraining:
