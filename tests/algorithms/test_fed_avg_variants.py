@@ -144,7 +144,8 @@ def test_a_client_function_of_ones_own_takes_the_place_of_local_training(tmp_pat
     [
         (3, "client must be an optimiser"),
         (local(adapters=True), "adapters"),
-        (local(transform=lambda change, steps, key: jnp.int32(0)), "tree of float arrays"),
+        (local(transform=lambda change, steps, key: {"w": change["w"]}), "shapes like"),
+        (local(transform=lambda change, steps, key: jax.tree.map(jnp.int32, change)), "float"),
     ],
 )
 def test_what_clients_cannot_compute_is_refused(client, message, tmp_path):

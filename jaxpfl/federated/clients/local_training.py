@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl import checks
+from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch, of_one_client
 from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.federated.mesh import shardings
@@ -155,7 +156,11 @@ class LocalTraining(OfModel):
         change = jax.tree.map(jnp.subtract, local, self._given(params)[0])
         if self.transform is None:
             return change
-        return self.transform(change, drawn[0].astype(jnp.float32), drawn[1])
+        sent = self.transform(change, drawn[0].astype(jnp.float32), drawn[1])
+        expected, found = (jax.tree.map(jnp.shape, tree) for tree in (change, sent))
+        if found != expected:
+            raise InputError(f"transform must return shapes like {expected}, found {found}")
+        return sent
 
 
 def _of_leading_rows(
