@@ -131,6 +131,9 @@ def fed_avg(
         if isinstance(client, LocalTraining):
             broadcast = client.scheduled(broadcast, round)
         found = release(update, broadcast, clip_norm=used_clip_norm(plan, state.clip_norm))
+        shapes, sent = (jax.tree.map(jnp.shape, tree) for tree in (state.params, found.value))
+        if shapes != sent:
+            raise InputError(f"client must return a change shaped like {shapes}, found {sent}")
         params, server_state, update_norm = server_step(
             server, state.params, state.server, found.value, -plan.denominator
         )

@@ -144,6 +144,7 @@ def test_a_client_function_of_ones_own_takes_the_place_of_local_training(tmp_pat
     [
         (3, "client must be an optimiser"),
         (local(adapters=True), "adapters"),
+        (lambda broadcast, examples, key: jnp.zeros(2), "shaped like"),
         (local(transform=lambda change, steps, key: {"w": change["w"]}), "shapes like"),
         (local(transform=lambda change, steps, key: jax.tree.map(jnp.int32, change)), "float"),
     ],
