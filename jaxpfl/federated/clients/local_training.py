@@ -124,7 +124,8 @@ class LocalTraining(OfModel):
     def init(self, params: PyTree, key: jax.Array) -> PyTree:
         """The broadcast parameters, the optimiser's state and what `transform` needs."""
         local, _ = self._given(params)
-        drawn = () if self.transform is None else (jnp.int32(0), key)
+        # Words, because a step hands the state on, and a key may be used but once.
+        drawn = self.transform and (jnp.int32(0), jax.random.bits(key, (2,), jnp.uint32))
         return local, self.optimizer.init(local), drawn
 
     def step(
@@ -147,7 +148,7 @@ class LocalTraining(OfModel):
         updates, optimizer_state = updated(self.optimizer, gradients, optimizer_state, local)
         if isinstance(params, Scheduled):
             updates = jax.tree.map(lambda leaf: params.factor * leaf, updates)
-        drawn = (drawn[0] + 1, drawn[1]) if drawn else ()
+        drawn = drawn and (drawn[0] + 1, drawn[1])
         return optax.apply_updates(local, updates), optimizer_state, drawn
 
     def finish(self, params: PyTree, state: PyTree) -> PyTree:
@@ -156,7 +157,8 @@ class LocalTraining(OfModel):
         change = jax.tree.map(jnp.subtract, local, self._given(params)[0])
         if self.transform is None:
             return change
-        sent = self.transform(change, drawn[0].astype(jnp.float32), drawn[1])
+        key = jax.random.wrap_key_data(drawn[1], impl="threefry2x32")
+        sent = self.transform(change, drawn[0].astype(jnp.float32), key)
         expected, found = (jax.tree.map(jnp.shape, tree) for tree in (change, sent))
         if found != expected:
             raise InputError(f"transform must return shapes like {expected}, found {found}")
