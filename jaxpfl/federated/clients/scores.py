@@ -34,8 +34,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
+from jaxpfl import cores
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients import score_rows
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
 
@@ -58,7 +58,7 @@ class ScoreSpace(NamedTuple):
         solved_D = scipy.linalg.solve_triangular(
             self.factor_DxD, np.asarray(coordinates_D), trans=1, lower=True, check_finite=False
         )
-        return score_rows.times(self.rows_KxJxD, solved_D)
+        return self.rows_KxJxD @ solved_D
 
     def orthogonal_noise(self, key: jax.Array, std: jax.Array) -> jax.Array:
         """Returns noise in the directions that no client's scores have, float32 [K, J].
@@ -82,8 +82,41 @@ def score_space(candidates_KxJxD: jax.Array | np.ndarray, centring: Centring) ->
       centring: "none"; "all": scores sum to 0 over all candidates; "prompt": over the responses
         to each prompt. Candidates that are all alike then score exactly 0.
     """
-    rows_KxJxD, gram_DxD = score_rows.rows_and_gram(np.asarray(candidates_KxJxD), centring)
-    return ScoreSpace(rows_KxJxD, score_rows.factor(gram_DxD))
+    given_KxJxD = np.asarray(candidates_KxJxD, np.float32)
+    rows_KxJxD = np.array(unit_rows(given_KxJxD))
+    if centring != "none":
+        prompts, _, dim = given_KxJxD.shape
+        shape = (prompts if centring == "prompt" else 1, -1, dim)
+        _centre_each(given_KxJxD.reshape(shape), rows_KxJxD.reshape(shape))
+    rows_MxD = rows_KxJxD.reshape(-1, rows_KxJxD.shape[2])
+    with np.errstate(all="ignore"):
+        return ScoreSpace(rows_KxJxD, _factor(rows_MxD.T @ rows_MxD))
+
+
+def _centre_each(given_GxTxD: np.ndarray, rows_GxTxD: np.ndarray) -> None:
+    """Subtracts each group's mean; groups that were given as one row become exactly 0."""
+    # The first row is subtracted before the mean, so that rows that are nearly alike lose little.
+    rows_GxTxD -= rows_GxTxD[:, :1].copy()
+    rows_GxTxD -= rows_GxTxD.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+    rows_GxTxD[(given_GxTxD == given_GxTxD[:, :1]).all(axis=(1, 2))] = 0
+
+
+def _factor(gram_DxD: np.ndarray) -> np.ndarray:
+    """Returns L, float32 [d, d], lower triangular; NaN if the Gram matrix is not finite."""
+    identity_DxD = np.eye(len(gram_DxD), dtype=np.float32)
+    ridge = np.float32(2.0**-21) * np.trace(gram_DxD) + np.float32(1e-20)
+    with cores.one_thread_a_product():
+        # A ridge above the trace does not fail.
+        for _ in range(13):
+            try:
+                factor_DxD = np.linalg.cholesky(gram_DxD + ridge * identity_DxD)
+            except np.linalg.LinAlgError:  # rounding has made the sum indefinite
+                ridge *= np.float32(4)
+                continue
+            if np.isfinite(factor_DxD).all():
+                return factor_DxD
+            ridge *= np.float32(4)
+    return np.full_like(gram_DxD, np.nan)
 
 
 @jax.jit
