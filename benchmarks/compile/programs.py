@@ -82,7 +82,7 @@ def _released(
     slots = clients_per_device * target.devices // model
     spec = CohortSpec(batch_size, max_examples, clients_per_bucket=slots)
     query = Query("update", client_fn, _plan(), spec, execution=Execution(mesh, chunk))
-    contribution = identity.traced(query, params, columns).out_info
+    contribution = identity.traced(query, params, columns).contribution
     door = Door(query, contribution)
     _, chunk = door.trace(params, columns)
     steps = spec.rungs[-1]

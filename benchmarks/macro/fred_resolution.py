@@ -44,7 +44,7 @@ def main(config: Config) -> list[dict]:
     harness.use_cpu_devices(None)
     import numpy as np
 
-    from jaxpfl.algorithms.frechet import Reference
+    from jaxpfl.algorithms.frechet import Reference, mixture
     from jaxpfl.algorithms.fred import FredPlan, public_moments
     from jaxpfl.algorithms.gaussian_moments import moments
     from jaxpfl.data import open as open_population
@@ -57,7 +57,8 @@ def main(config: Config) -> list[dict]:
     shares_PxK = np.array([[y / 100, 1 - y / 100] for y in POINTS])
 
     def curve(plan) -> np.ndarray:
-        return Reference(release(private, plan).moments).mixture_distances(parts, shares_PxK)
+        mixed = [mixture(parts, shares_K) for shares_K in shares_PxK]
+        return Reference(release(private, plan).moments).distances(mixed)
 
     exact_P = curve(FredPlan.without_privacy(unit="example"))
     plan = FredPlan.calibrated(epsilon=config.epsilon, delta=config.delta, unit="example")

@@ -79,7 +79,7 @@ def main(config: Config) -> list[dict]:
 
     def door(chunk):
         query = Query("second", client_fn, plan, spec, execution=Execution(mesh, chunk or None))
-        opened = Door(query, identity.traced(query, centre_D, empty).out_info)
+        opened = Door(query, identity.traced(query, centre_D, empty).contribution)
         return lambda: opened(centre_D, (bucket,), jnp.float32(1.0), keys).value
 
     @jax.jit

@@ -22,7 +22,6 @@ import numpy as np
 from jaxpfl import cores
 from jaxpfl.algorithms.gaussian_moments import Moments as Moments
 from jaxpfl.algorithms.gaussian_moments import RunningMoments as RunningMoments
-from jaxpfl.algorithms.gaussian_moments import check_shares, mix, stack
 from jaxpfl.algorithms.gaussian_moments import mixture as mixture
 from jaxpfl.algorithms.gaussian_moments import moments as moments
 from jaxpfl.algorithms.gaussian_moments import project_psd as project_psd
@@ -68,50 +67,14 @@ class Reference:
         self._check(candidates)
         return np.asarray(cores.side_by_side(self._distance_to, candidates), np.float64)
 
-    def mixture_distances(self, parts: Sequence[Moments], shares_PxK) -> np.ndarray:
-        """Returns the distances to p mixtures of k corpora, without embedding any mixture.
-
-        Equals `distances([mixture(parts, shares) for shares in shares_PxK])`, but projects each
-        corpus onto the reference's factor only once. A mixture then costs a weighted sum and the
-        eigenvalues of one symmetric matrix.
-
-        Args:
-            parts: the moments of the corpora that are mixed.
-            shares_PxK: one mixture in each row: k numbers >= 0 with sum 1.
-
-        Returns:
-            float64 [p].
-        """
-        shares_PxK = check_shares(parts, shares_PxK)
-        self._check(parts)
-        means_KxD, covariances_KxDxD = stack(parts)
-        trace_K = np.trace(covariances_KxDxD, axis1=1, axis2=2)
-        projected_means_KxR = means_KxD @ self._factor_DxR
-        projected_KxRxR = np.stack(cores.side_by_side(self._projected, parts))
-
-        def distance(shares_K: np.ndarray) -> float:
-            mean_D = shares_K @ means_KxD
-            spread = shares_K @ np.sum((means_KxD - mean_D) ** 2, axis=1)
-            _, projected_RxR = mix(shares_K, projected_means_KxR, projected_KxRxR)
-            trace = float(shares_K @ trace_K + spread)
-            return self._distance(mean_D, trace, projected_RxR)
-
-        return np.asarray(cores.side_by_side(distance, shares_PxK), np.float64)
-
     def _distance_to(self, candidate: Moments) -> float:
-        trace = float(np.trace(candidate.covariance_DxD))
-        return self._distance(candidate.mean_D, trace, self._projected(candidate))
-
-    def _projected(self, candidate: Moments) -> np.ndarray:
-        """F^T C F: the candidate's covariance in the coordinates of the reference's factor."""
-        return self._factor_DxR.T @ candidate.covariance_DxD @ self._factor_DxR
-
-    def _distance(self, mean_D: np.ndarray, trace: float, projected_RxR: np.ndarray) -> float:
+        # The candidate's covariance in the coordinates of the factor.
+        projected_RxR = self._factor_DxR.T @ candidate.covariance_DxD @ self._factor_DxR
         eigenvalue_R = np.linalg.eigvalsh(projected_RxR) if self.rank else np.zeros(0)
         # Rounding leaves negative eigenvalues where the product is singular.
-        eigenvalue_R = np.maximum(eigenvalue_R, 0.0)
-        shift_D = mean_D - self._mean_D
-        overlap = 2 * float(np.sum(np.sqrt(eigenvalue_R)))
+        overlap = 2 * float(np.sum(np.sqrt(np.maximum(eigenvalue_R, 0.0))))
+        shift_D = candidate.mean_D - self._mean_D
+        trace = float(np.trace(candidate.covariance_DxD))
         return max(float(shift_D @ shift_D) + self.trace + trace - overlap, 0.0)
 
     def _check(self, candidates: Sequence[Moments]) -> None:

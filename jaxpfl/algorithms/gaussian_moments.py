@@ -16,15 +16,8 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 
-# Long enough for the matrix product to run at nearly full speed; at d = 768 a block has 100 MB.
-BLOCK_ROWS = 32_768
-# Of an array that is already in memory, which is multiplied in place.
-_WHOLE_BLOCK_ROWS = 131_072
-# Columns are summed in float32 over groups of this many rows, and in float64 over the groups.
-_SUM_ROWS = 1024
-# Where a column's squared mean exceeds this share of its mean square, float32 loses digits of the
-# variance unless the mean is subtracted first.
-_MEAN_SHARE = 0.8
+# Long enough for the matrix product to run at nearly full speed; at d = 768 a block has 25 MB.
+_BLOCK_ROWS = 8_192
 _ASYMMETRY = 1e-6
 # A norm that exceeds the clip norm by at most this many units in the last place is not clipped.
 _NORM_ROUNDING = 8
@@ -76,23 +69,19 @@ class Moments:
 class RunningMoments:
     """Accumulates the moments of a corpus that arrives in pieces and need not fit in memory.
 
-    The result does not depend on how the corpus is cut into pieces, because the rows are regrouped
-    into blocks of fixed length. Where a large common mean would cost precision, the mean of the
-    first block is subtracted from every row before the products are computed.
+    Products of rows are added up in their own precision within a block, after the mean of the first
+    block was subtracted, which a large common mean would cost digits; blocks in float64.
 
     Args:
         dimension: d, the dimension of the embeddings.
         clip_norm: rows with a larger L2 norm are scaled down to it; `math.inf` clips no row.
-        block_rows: rows of a block.
     """
 
-    def __init__(self, dimension: int, clip_norm: float, *, block_rows: int = BLOCK_ROWS):
+    def __init__(self, dimension: int, clip_norm: float):
         self._dimension = checks.positive_int("dimension", dimension)
         finite = clip_norm != math.inf
         self._clip_norm = checks.positive("clip_norm", clip_norm) if finite else math.inf
-        self._block_rows = block_rows
-        self._count = 0  # rows in the sums, without the pending ones
-        self._pending: list[np.ndarray] = []
+        self._count = 0
         self._dtype: np.dtype | None = None
         self._shift_D: np.ndarray | None = None
         self._sum_D = np.zeros(self._dimension)
@@ -122,41 +111,25 @@ class RunningMoments:
         if self._dtype is None:
             wide = embeddings_NxD.dtype == np.float64
             self._dtype = np.dtype(np.float64 if wide else np.float32)
-        start = 0
-        while start < len(embeddings_NxD):
-            pending = sum(map(len, self._pending))
-            stop = min(start + self._block_rows - pending, len(embeddings_NxD))
-            rows_NxD = self._clipped(embeddings_NxD[start:stop], self._count + pending)
-            if pending + len(rows_NxD) < self._block_rows:
-                # A copy, because the caller may use its array again.
-                self._pending.append(rows_NxD.copy())
-            else:
-                block_BxD = np.concatenate([*self._pending, rows_NxD]) if pending else rows_NxD
-                self._pending = []
-                self._shift_D = _shift(block_BxD) if self._shift_D is None else self._shift_D
-                sum_D, products_DxD = _block_sums(block_BxD, self._shift_D)
-                self._sum_D += sum_D
-                self._products_DxD += products_DxD
-                self._count += len(block_BxD)
-            start = stop
+        for start in range(0, len(embeddings_NxD), _BLOCK_ROWS):
+            rows_BxD = self._clipped(embeddings_NxD[start : start + _BLOCK_ROWS])
+            if self._shift_D is None:
+                self._shift_D = rows_BxD.mean(axis=0, dtype=np.float64).astype(self._dtype)
+            rows_BxD = rows_BxD - self._shift_D
+            self._sum_D += rows_BxD.sum(axis=0, dtype=np.float64)
+            # NumPy uses the faster symmetric product, because both factors are one array.
+            self._products_DxD += rows_BxD.T @ rows_BxD
+            self._count += len(rows_BxD)
 
     def result(self) -> Moments:
         """Returns the moments of all rows added so far; more may be added afterwards."""
-        count = self._count + sum(map(len, self._pending))
-        if not count:
+        if self._shift_D is None:
             raise InputError("moments need at least one embedding, found none")
-        sum_D, products_DxD, shift_D = self._sum_D, self._products_DxD, self._shift_D
-        if self._pending:
-            rows_NxD = np.concatenate(self._pending)
-            shift_D = _shift(rows_NxD) if shift_D is None else shift_D
-            more_D, more_DxD = _block_sums(rows_NxD, shift_D)
-            sum_D, products_DxD = sum_D + more_D, products_DxD + more_DxD
-        assert shift_D is not None  # a block or pending rows have set it
-        mean_D = sum_D / count
-        covariance_DxD = products_DxD / count - np.outer(mean_D, mean_D)
-        return Moments(float(count), mean_D + shift_D, covariance_DxD)
+        mean_D = self._sum_D / self._count
+        covariance_DxD = self._products_DxD / self._count - np.outer(mean_D, mean_D)
+        return Moments(float(self._count), mean_D + self._shift_D, covariance_DxD)
 
-    def _clipped(self, rows_NxD: np.ndarray, first: int) -> np.ndarray:
+    def _clipped(self, rows_NxD: np.ndarray) -> np.ndarray:
         """The rows in the precision of the corpus, contiguous and clipped; must be finite."""
         with np.errstate(over="ignore", invalid="ignore"):
             rows_NxD = np.ascontiguousarray(rows_NxD, self._dtype)
@@ -164,7 +137,7 @@ class RunningMoments:
         if not np.isfinite(square_N).all():
             fine_N = np.isfinite(rows_NxD).all(axis=1)
             if not fine_N.all():
-                row = first + int(np.argmin(fine_N))
+                row = self._count + int(np.argmin(fine_N))
                 raise InputError(f"the embedding in row {row} has an entry that is not finite")
             raise InputError(
                 "the squared norms of embeddings must not overflow "
@@ -197,7 +170,7 @@ def moments(embeddings_NxD, clip_norm: float) -> Moments:
     shape = np.shape(embeddings_NxD)
     if len(shape) != 2:
         raise InputError(f"embeddings must have shape [n, d], found {list(shape)}")
-    running = RunningMoments(shape[1], clip_norm, block_rows=_WHOLE_BLOCK_ROWS)
+    running = RunningMoments(shape[1], clip_norm)
     running.add(embeddings_NxD)
     return running.result()
 
@@ -216,16 +189,20 @@ def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
     Raises:
         InputError: the dimensions differ, or the shares are not as described.
     """
-    (shares_K,) = check_shares(parts, [shares])
-    mean_D, covariance_DxD = mix(shares_K, *stack(parts))
+    shares_K = _checked_shares(parts, shares)
+    means_KxD = np.stack([part.mean_D for part in parts])
+    mean_D = shares_K @ means_KxD
+    spread_KxD = np.sqrt(shares_K)[:, None] * (means_KxD - mean_D)
+    covariances_KxDxD = np.stack([part.covariance_DxD for part in parts])
+    covariance_DxD = np.tensordot(shares_K, covariances_KxDxD, 1) + spread_KxD.T @ spread_KxD
     count = min(
         part.count / share for part, share in zip(parts, shares_K, strict=True) if share > 0
     )
     return Moments(float(count), mean_D, covariance_DxD)
 
 
-def check_shares(parts: Sequence[Moments], shares_PxK) -> np.ndarray:
-    """Returns the shares of mixtures as float64 [p, k]; the sum of every row is 1."""
+def _checked_shares(parts: Sequence[Moments], shares: Sequence[float]) -> np.ndarray:
+    """The shares of a mixture as float64 [k] with the sum 1."""
     if not parts:
         raise InputError("a mixture needs at least one corpus, found none")
     for index, part in enumerate(parts):
@@ -234,37 +211,18 @@ def check_shares(parts: Sequence[Moments], shares_PxK) -> np.ndarray:
                 "the corpora of a mixture must have embeddings of one dimension, found "
                 f"{parts[0].dimension} in corpus 0 and {part.dimension} in corpus {index}"
             )
-    rows = []
-    for point, shares in enumerate(shares_PxK):
-        if np.ndim(shares) != 1 or len(shares) != len(parts):
-            raise InputError(
-                f"mixture {point} of {len(parts)} corpora needs {len(parts)} shares, found shape "
-                f"{list(np.shape(shares))}"
-            )
-        row = [
-            checks.non_negative(f"share {index} of mixture {point}", float(share))
-            for index, share in enumerate(shares)
-        ]
-        total = math.fsum(row)
-        if abs(total - 1) > 1e-6:
-            raise InputError(
-                f"the shares of mixture {point} must sum to 1, found a sum of {total!r}"
-            )
-        rows.append(np.asarray(row) / total)
-    return np.asarray(rows, np.float64).reshape(-1, len(parts))
-
-
-def stack(parts: Sequence[Moments]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the means [k, d] and the covariances [k, d, d] of k corpora."""
-    means_KxD = np.stack([part.mean_D for part in parts])
-    return means_KxD, np.stack([part.covariance_DxD for part in parts])
-
-
-def mix(shares_K, means_KxD, covariances_KxDxD) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean [d] and the covariance [d, d] of a mixture."""
-    mean_D = shares_K @ means_KxD
-    spread_KxD = np.sqrt(shares_K)[:, None] * (means_KxD - mean_D)
-    return mean_D, np.tensordot(shares_K, covariances_KxDxD, 1) + spread_KxD.T @ spread_KxD
+    if np.shape(shares) != (len(parts),):
+        raise InputError(
+            f"a mixture of {len(parts)} corpora needs {len(parts)} shares, found shape "
+            f"{list(np.shape(shares))}"
+        )
+    found = [
+        checks.non_negative(f"share {index}", float(share)) for index, share in enumerate(shares)
+    ]
+    total = math.fsum(found)
+    if abs(total - 1) > 1e-6:
+        raise InputError(f"the shares of a mixture must sum to 1, found a sum of {total!r}")
+    return np.asarray(found) / total
 
 
 def project_psd(matrix_DxD) -> np.ndarray:
@@ -304,33 +262,3 @@ def _symmetric(name: str, matrix_DxD) -> np.ndarray:
     if np.abs(matrix_DxD - matrix_DxD.T).max() > _ASYMMETRY * np.abs(matrix_DxD).max():
         raise InputError(f"{name} must be symmetric, found one that is not symmetric")
     return (matrix_DxD + matrix_DxD.T) / 2
-
-
-def _shift(rows_NxD: np.ndarray) -> np.ndarray:
-    """The approximate mean of the rows [d] where it must be subtracted for precision, else zeros.
-
-    Subtracting costs a pass over the corpus, about a tenth of the whole computation.
-    """
-    rows_NxD = rows_NxD[:_SUM_ROWS]
-    mean_D = _column_sums(rows_NxD) / len(rows_NxD)
-    square_D = np.einsum("nd,nd->d", rows_NxD, rows_NxD) / len(rows_NxD)
-    if (mean_D**2 > _MEAN_SHARE * square_D).any():
-        return mean_D.astype(rows_NxD.dtype)
-    return np.zeros(rows_NxD.shape[1], rows_NxD.dtype)
-
-
-def _block_sums(rows_NxD: np.ndarray, shift_D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum, and sum of outer products, of (rows - shift); [d] and [d, d]."""
-    if shift_D.any():
-        rows_NxD = rows_NxD - shift_D
-    # NumPy uses the faster symmetric product, because both factors are one array.
-    return _column_sums(rows_NxD), rows_NxD.T @ rows_NxD
-
-
-def _column_sums(rows_NxD: np.ndarray) -> np.ndarray:
-    """Sums over rows, float64 [d], by matrix products, which are faster than `np.sum`."""
-    whole = len(rows_NxD) // _SUM_ROWS * _SUM_ROWS
-    groups_MxSxD = rows_NxD[:whole].reshape(-1, _SUM_ROWS, rows_NxD.shape[1])
-    sums_MxD = np.ones(_SUM_ROWS, rows_NxD.dtype) @ groups_MxSxD
-    rest_D = np.ones(len(rows_NxD) - whole, rows_NxD.dtype) @ rows_NxD[whole:]
-    return sums_MxD.sum(axis=0, dtype=np.float64) + rest_D

@@ -11,7 +11,7 @@ follows from the sizes of all, so that each of several processes can pack its ow
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -44,6 +44,9 @@ class Bucket(NamedTuple):
       weight: float32 [clients], 1 for a client, even without examples, and 0 for padding.
       key: uint32 [clients, 2], a keyed hash of the client's id, from which its random key follows;
         0 for padding. PRIVATE.
+      client_states: what each client keeps between rounds, a pytree of arrays [clients, ...]; None
+        where clients keep nothing. PRIVATE.
+      is_new: bool [clients], true where nothing is kept yet; None as above. PRIVATE.
     """
 
     batches: dict[str, np.ndarray]
@@ -51,6 +54,8 @@ class Bucket(NamedTuple):
     steps: np.ndarray
     weight: np.ndarray
     key: np.ndarray
+    client_states: Any = None
+    is_new: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ class Cohort:
       seed, round: what shuffles and subsets follow from; whole numbers >= 0.
       shards: number of equal blocks that the clients axis consists of, one per device. A bucket's
         clients are dealt to the blocks in turn, so that devices have similar work.
+      states: `(clients) -> (client_states, is_new)` of clients' indices, whose rows are zeros for
+        the index -1; None where clients keep nothing.
       blocks: the numbers of the blocks that the buckets consist of, in this order; None = all. Of
         other blocks' clients no example is read.
       stats: of the slots that the latest iteration has yielded so far. PRIVATE.
@@ -153,6 +160,7 @@ class Cohort:
     round: int
     shards: int = 1
     blocks: tuple[int, ...] | None = None
+    states: Callable[[np.ndarray], tuple[Any, np.ndarray]] | None = None
     stats: PackingStats = field(init=False, default_factory=PackingStats)
 
     def __post_init__(self) -> None:
@@ -216,6 +224,7 @@ class Cohort:
                 steps=np.zeros(packed, np.int32),
                 weight=np.zeros(packed, np.float32),
                 key=np.zeros((packed, 2), np.uint32),
+                **self._states(packed, slots, clients_b),
             )
             bucket.steps[slots] = steps_b
             bucket.weight[slots] = 1.0
@@ -223,6 +232,13 @@ class Cohort:
             stats.examples += int(bucket.mask.sum())
             stats.run_slots += int(bucket.steps.sum()) * spec.batch_size
             yield bucket
+
+    def _states(self, packed: int, slots: np.ndarray, clients_b: np.ndarray) -> dict[str, Any]:
+        if self.states is None:
+            return {}
+        clients = np.full(packed, -1)
+        clients[slots] = clients_b
+        return dict(zip(("client_states", "is_new"), self.states(clients), strict=True))
 
 
 def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> np.ndarray:

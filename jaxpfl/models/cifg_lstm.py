@@ -19,7 +19,7 @@ from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.checks import real
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import OOV, Params
-from jaxpfl.models.layers.recurrence import CIFG, Weights, cifg_step, run
+from jaxpfl.models.layers.recurrence import Weights, cifg, one_step, run
 from jaxpfl.models.recurrent import RecurrentModel, RecurrentNetwork
 
 Carry = tuple[tuple[Array, Array], ...]
@@ -43,13 +43,12 @@ class CIFGLayer(nnx.Module):
 
     def __call__(self, x_TxBxI: Array) -> Array:
         """Outputs [T, B, projection] from the zero state."""
-        return run(CIFG, x_TxBxI, self._weights())
+        return run(cifg, x_TxBxI, self._weights())
 
     def step(self, x_BxI: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         """One token: the next (output, cell)."""
-        weights, (m_BxP, c_BxH) = self._weights(), carry
-        gates_Bx3H = weights.gate_inputs(x_BxI) + m_BxP @ weights.recurrent
-        one = cifg_step(weights, gates_Bx3H, c_BxH)
+        weights = self._weights()
+        one = one_step(cifg, weights, weights.gate_inputs(x_BxI), *carry)
         return one.output, one.cell
 
 

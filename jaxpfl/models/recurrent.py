@@ -17,7 +17,7 @@ from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params, require_below
 from jaxpfl.models.layers.embedding import look_up
 from jaxpfl.models.layers.output_layer import next_token_loss
-from jaxpfl.models.layers.recurrence import LSTM, Weights, run
+from jaxpfl.models.layers.recurrence import Weights, lstm, run
 
 
 class RecurrentNetwork(nnx.Module):
@@ -107,7 +107,7 @@ class LSTMLayer(nnx.Module):
         self.bias = nnx.Param(gates_4xH.reshape(-1))
 
     def __call__(self, x_TxBxI: Array) -> Array:
-        return run(LSTM, x_TxBxI, Weights(self.kernel[...], self.bias[...]))
+        return run(lstm, x_TxBxI, Weights(self.kernel[...], self.bias[...]))
 
 
 @dataclass(frozen=True)

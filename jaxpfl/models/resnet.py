@@ -20,7 +20,7 @@ from jax import Array, lax
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Batch, Classifier, NetworkModel, Params
-from jaxpfl.models.layers.convolution import Form, check_images, convolve
+from jaxpfl.models.layers.convolution import check_images
 
 _EPSILON = 1e-3
 
@@ -47,18 +47,15 @@ class GroupNorm(nnx.Module):
 class Convolution(nnx.Module):
     """A convolution without bias, which a norm follows or precedes."""
 
-    def __init__(
-        self, size: int, inputs: int, outputs: int, key: Array, *, stride: int = 1, form: Form
-    ):
+    def __init__(self, size: int, inputs: int, outputs: int, key: Array, *, stride: int = 1):
         initialise = jax.nn.initializers.he_normal()
         shape = (size, size, inputs, outputs)
         self.kernel = nnx.Param(initialise(key, shape, jnp.float32))
         self.stride = stride
-        self.form: Form = form
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
-        kernel = self.kernel[...]
-        return convolve(x_BxHxWxC, kernel, stride=self.stride, padding="SAME", form=self.form)
+        kernel, strides, order = self.kernel[...], (self.stride,) * 2, ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x_BxHxWxC, kernel, strides, "SAME", dimension_numbers=order)
 
 
 class Block(nnx.Module):
@@ -69,13 +66,13 @@ class Block(nnx.Module):
 
     def __init__(self, inputs: int, outputs: int, first: bool, config: "ResNet", key: Array):
         keys = [jax.random.fold_in(key, i) for i in range(3)]
-        form, groups = config.form, config.groups
+        groups = config.groups
         self.norm_1 = None if first else GroupNorm(inputs, groups)
-        self.convolution_1 = Convolution(3, inputs, outputs, keys[0], form=form)
+        self.convolution_1 = Convolution(3, inputs, outputs, keys[0])
         self.norm_2 = GroupNorm(outputs, groups)
-        self.convolution_2 = Convolution(3, outputs, outputs, keys[1], form=form)
+        self.convolution_2 = Convolution(3, outputs, outputs, keys[1])
         same = inputs == outputs
-        self.projection = None if same else Convolution(1, inputs, outputs, keys[2], form=form)
+        self.projection = None if same else Convolution(1, inputs, outputs, keys[2])
         self.projection_norm = None if same else GroupNorm(outputs, groups)
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
@@ -98,7 +95,7 @@ class Network(nnx.Module):
         self.depth = len(widths)
         keys = [jax.random.fold_in(key, i) for i in range(2 + self.depth)]
         channels, width = config.image_shape[2], config.width
-        self.stem = Convolution(7, channels, width, keys[0], stride=2, form=config.form)
+        self.stem = Convolution(7, channels, width, keys[0], stride=2)
         self.stem_norm = GroupNorm(width, config.groups)
         inputs = width
         for i, outputs in enumerate(widths):
@@ -110,7 +107,8 @@ class Network(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(config.classes, jnp.float32))
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
-        x_BxHxWxC = _max_pool(jax.nn.relu(self.stem_norm(self.stem(x_BxHxWxC))))
+        x_BxHxWxC = jax.nn.relu(self.stem_norm(self.stem(x_BxHxWxC)))
+        x_BxHxWxC = nnx.max_pool(x_BxHxWxC, (3, 3), (2, 2), "SAME")
         for i in range(self.depth):
             x_BxHxWxC = getattr(self, f"block_{i}")(x_BxHxWxC)
         x_BxC = jnp.mean(jax.nn.relu(self.norm(x_BxHxWxC)), axis=(1, 2))
@@ -132,8 +130,6 @@ class ResNet(Checked, NetworkModel, Classifier):
       width: channels of the first stage; each next stage has twice as many.
       stages: how many blocks each stage has.
       groups: groups of channels of a norm; must divide `width`.
-      form: how convolutions are computed, see `jaxpfl.models.layers.convolution`. A CPU compiles
-        patches for minutes in a network of this depth.
     """
 
     image_shape: tuple[int, int, int] = (32, 32, 3)
@@ -142,12 +138,11 @@ class ResNet(Checked, NetworkModel, Classifier):
     width: PositiveInt = 64
     stages: tuple[PositiveInt, ...] = (2, 2, 2, 2)
     groups: PositiveInt = 2
-    form: Form = "convolution"
     name: str = "resnet18"
 
     def __post_init__(self):
         super().__post_init__()
-        check_images(self.image_shape, self.form)
+        check_images(self.image_shape, "convolution")
         if self.crop > min(self.image_shape[:2]):
             raise InputError(
                 f"crop must fit into image_shape = {list(self.image_shape)}, found {self.crop}"
@@ -190,17 +185,3 @@ def _standardised(image_BxHxWxC: Array) -> Array:
     mean = jnp.mean(image_BxHxWxC, axis=(1, 2, 3), keepdims=True)
     deviation = jnp.std(image_BxHxWxC, axis=(1, 2, 3), keepdims=True)
     return (image_BxHxWxC - mean) / jnp.maximum(deviation, values**-0.5)
-
-
-def _max_pool(x_BxHxWxC: Array) -> Array:
-    """Max over 3 x 3 windows of non-negative values, stride 2, padded as XLA's "SAME"."""
-    height, width = x_BxHxWxC.shape[1:3]
-    pads = lax.padtype_to_pads((height, width), (3, 3), (2, 2), "SAME")
-    padded = jnp.pad(x_BxHxWxC, ((0, 0), *pads, (0, 0)))
-    rows, columns = -(-height // 2), -(-width // 2)
-    windows = [
-        padded[:, i : i + 2 * rows - 1 : 2, j : j + 2 * columns - 1 : 2]
-        for i in range(3)
-        for j in range(3)
-    ]
-    return jnp.max(jnp.stack(windows), axis=0)

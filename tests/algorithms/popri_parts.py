@@ -13,7 +13,8 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.preference.optimisation import PreferenceSettings
-from jaxpfl.text.tokenisers.base import UTF8Bytes, packed
+from jaxpfl.text.tokenisers.base import packed
+from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 NEAR = ["ab ba ab", "ba ab ba", "ab ab ba", "ba ba ab"]
 FAR = ["yz zy yz", "zy yz zy", "yz yz zy", "zy zy yz"]

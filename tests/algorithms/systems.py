@@ -30,9 +30,9 @@ from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue
 from jaxpfl.text.preference.optimisation import PreferenceSettings
-from jaxpfl.text.tokenisers.base import UTF8Bytes
 from tests.federated.test_local_training import DIM, LinearModel
 from tests.plans import flat_plan
+from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 CLIENTS = 12
 # Made once: what is compiled is found again by them.

@@ -43,7 +43,7 @@ def test_every_query_of_a_system_tells_nothing_but_its_noisy_sum(system, chunk):
         found = check_information_flow(with_chunk(query, chunk), clients, broadcast)
         prepared = clients if query.prepare is None else query.prepare(clients)
         columns = read_columns(query, prepared)
-        shapes = identity.traced(query, broadcast, columns).out_info
+        shapes = identity.traced(query, broadcast, columns).contribution
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
         # No more and no less than the sum.
         assert len(found.noisy) == len(jax.tree.leaves(zeros))

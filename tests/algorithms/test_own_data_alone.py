@@ -45,7 +45,7 @@ def sent(query, clients, broadcast, execution):
     plan = no_noise(population=count, clients_per_round=count, clip_norm=NO_CLIP)
     asked = Query("q", of_one(query.client_fn), plan, query.cohort, execution=execution)
     columns = read_columns(query, clients) | {"self": clients.columns["self"]}
-    door = Door(asked, traced(asked, broadcast, columns).out_info)
+    door = Door(asked, traced(asked, broadcast, columns).contribution)
     buckets = Cohort(clients, np.arange(count), asked.cohort, seed=7, round=1)
     return jax.device_get(door(broadcast, buckets, jnp.float32(NO_CLIP), keys()).value)
 
@@ -78,7 +78,9 @@ def test_what_a_client_sends_is_the_same_beside_others(system):
                 )
                 jax.tree.map(np.testing.assert_array_equal, beside, alone)
                 assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(alone))
-        shapes = traced(query, broadcast, read_columns(query, prepared(query, clients))).out_info
+        shapes = traced(
+            query, broadcast, read_columns(query, prepared(query, clients))
+        ).contribution
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
         return Released(zeros, jnp.float32(query.plan.clip_norm))
 

@@ -11,8 +11,9 @@ from jaxpfl.algorithms.popri import preference_pairs, respond, synthesise
 from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
 from jaxpfl.text.preference.responses import last_tokens
-from jaxpfl.text.tokenisers.base import Tokeniser, UTF8Bytes
+from jaxpfl.text.tokenisers.base import Tokeniser
 from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
+from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def exact_sum(client_fn, held, spec, chunk, broadcast=1.0):
     plan = no_noise(population=len(clients), clients_per_round=len(clients), clip_norm=CLIP)
     query = Query("q", client_fn, plan, spec, execution=Execution(client_mesh(1), chunk))
     broadcast = jnp.float32(broadcast)
-    like = traced(query, broadcast, clients.columns).out_info
+    like = traced(query, broadcast, clients.columns).contribution
     buckets = Cohort(clients, np.arange(len(clients)), query.cohort, seed=7, round=1)
     opened = Door(query, like)
     found = opened(broadcast, buckets, jnp.float32(CLIP), keys())
@@ -159,7 +159,7 @@ def contribution_beside(client_fn, others, spec, chunk):
     count = len(clients)
     plan = no_noise(population=count, clients_per_round=count, clip_norm=1e12)
     query = Query("q", chosen, plan, spec, execution=Execution(client_mesh(1), chunk))
-    opened = Door(query, traced(query, (), clients.columns).out_info)
+    opened = Door(query, traced(query, (), clients.columns).contribution)
     buckets = Cohort(clients, np.arange(count), query.cohort, seed=7, round=1)
     return jax.device_get(opened((), buckets, jnp.float32(1e12), keys()).value)
 

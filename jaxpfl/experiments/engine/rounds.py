@@ -104,7 +104,7 @@ class Loop:
             )
             state, done = self._start(checkpoints, ledger, bar)
             bar.begin(done)
-            releaser = self._releaser(ledger, bar, stack)
+            releaser = self._releaser(ledger, bar, stack, done)
             observers = stack.enter_context(
                 Observers(
                     directory,
@@ -143,6 +143,9 @@ class Loop:
                     observers.publish()
                     observers.metrics.sync()
                     ledger.require_unchanged()
+                    for states in releaser.client_states:
+                        states.sync()
+                        states.forget(min(checkpoints.rounds(), default=0))
                     checkpoints.save(done, state, ledger_head=ledger.head)
                     saved = done
             observers.publish()
@@ -186,7 +189,9 @@ class Loop:
         bar.message(f"resumed after round {restored.round}")
         return restored.state, restored.round
 
-    def _releaser(self, ledger: Ledger, bar: Progress, stack: ExitStack) -> Releaser | None:
+    def _releaser(
+        self, ledger: Ledger, bar: Progress, stack: ExitStack, done: int
+    ) -> Releaser | None:
         """Asks the clients, and logs the private facts of each round; None for a finished run."""
         if self._directory.secret is None:
             return None
@@ -210,6 +215,8 @@ class Loop:
             warn=lambda message: bar.message(f"warning: {message}"),
             observe=log,
             others=self.others,
+            folder=self._directory.path / "private" / "client_states",
+            done=done,
         )
 
     def _interrupted(self, when: str) -> str:

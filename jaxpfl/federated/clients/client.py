@@ -17,6 +17,10 @@ with few examples then take little memory and time. A whole function always gets
 
 `contribution` computes either form for ONE client. The engine vmaps, scans and shards it. The
 function is traced for one client before that, so that it never sees arrays of several.
+
+A client function with a method `client_state` keeps a state of each client between rounds
+(`Stateful`), as SCAFFOLD and personalised models do. A client gets its own and no other's, and its
+state never leaves it.
 """
 
 import inspect
@@ -79,11 +83,30 @@ class Stepping(Protocol):
     def finish(self, broadcast: PyTree, state: PyTree, /) -> PyTree: ...
 
 
-WholeClientFn = Callable[[PyTree, Examples, jax.Array], PyTree]
+@runtime_checkable
+class Stateful(Protocol):
+    """A client function that keeps a state of each client between the rounds it takes part in.
+
+    By steps, its methods are `init(broadcast, client_state, key)`, `step` and `finish` as in
+    `ClientSteps`, and `keep(broadcast, state, sent) -> client_state`. There `state` is the one that
+    `finish` gets, and `sent` is the contribution as it was added up, after the clip. Whole, it is
+    called as `(broadcast, client_state, examples, key) -> (contribution, client_state)`.
+
+    Who takes part does not depend on states. Given what was released before, a round is therefore
+    the same mechanism as without them, and costs the same. A client whose contribution is not
+    finite, which counts as zero, keeps the state that it had.
+    """
+
+    def client_state(self, broadcast: PyTree, /) -> PyTree:
+        """The state of a client that takes part for the first time: a pytree of arrays."""
+        ...
+
+
+WholeClientFn = Callable[..., PyTree]
 
 # It must be hashable (plain functions or a frozen dataclass), because equal client functions share
 # one compilation. The shapes of a contribution must not depend on the data.
-ClientFn = Stepping | WholeClientFn
+ClientFn = Stepping | Stateful | WholeClientFn
 
 
 @runtime_checkable
@@ -111,15 +134,34 @@ def contribution(
     key: jax.Array,
     longest: jax.Array | None = None,
 ) -> PyTree:
-    """One client's contribution.
+    """One client's contribution, of its first round if the client function keeps states.
 
     Args:
       examples: by steps, of at least as many steps as are run.
       longest: how many steps are run, at least the client's own, so that clients can be computed
         side by side. By steps, the others change nothing. None = the client's own number.
     """
+    client_state = first_state(client_fn, broadcast)
+    return computed(client_fn, broadcast, client_state, examples, key, longest)[0]
+
+
+def first_state(client_fn: ClientFn, broadcast: PyTree) -> PyTree:
+    """The state of a client that takes part for the first time; None if none is kept."""
+    return _first(client_fn, broadcast) if isinstance(client_fn, Stateful) else None
+
+
+def computed(
+    client_fn: ClientFn,
+    broadcast: PyTree,
+    client_state: PyTree,
+    examples: Examples,
+    key: jax.Array,
+    longest: jax.Array | None = None,
+) -> tuple[PyTree, PyTree]:
+    """One client's contribution, and what `kept` makes its next state of; see `contribution`."""
     if not isinstance(client_fn, Stepping):
-        return _whole(client_fn, broadcast, examples, key)
+        found = _whole(client_fn, broadcast, client_state, examples, key)
+        return found if isinstance(client_fn, Stateful) else (found, None)
 
     def advance(index: jax.Array, state: PyTree) -> PyTree:
         batch = {name: column[index] for name, column in examples.batches.items()}
@@ -131,10 +173,23 @@ def contribution(
         taken = index < examples.steps
         return jax.tree.map(lambda new, old: jnp.where(taken, new, old), found, state)
 
-    start = _init(client_fn, broadcast, jax.random.fold_in(key, 0))
+    start = _init(client_fn, broadcast, client_state, jax.random.fold_in(key, 0))
     # A traced bound, so that steps that nobody has are not run.
     last = examples.steps if longest is None else longest
-    return _finish(client_fn, broadcast, jax.lax.fori_loop(0, last, advance, start))
+    state = jax.lax.fori_loop(0, last, advance, start)
+    return _finish(client_fn, broadcast, state), state
+
+
+def kept(client_fn: ClientFn, broadcast: PyTree, computed: PyTree, sent: PyTree) -> PyTree:
+    """A client's next state.
+
+    Args:
+      computed: the second part of what `computed` returns.
+      sent: its contribution as it was added up.
+    """
+    if not isinstance(client_fn, Stepping):
+        return computed
+    return _keep(client_fn, broadcast, computed, sent)
 
 
 # Compiled by themselves, which traces each of them for the shapes of one client, and once: what the
@@ -143,13 +198,18 @@ def contribution(
 
 
 @partial(jax.jit, static_argnums=0)
-def _whole(client_fn: Any, broadcast: PyTree, examples: Examples, key: jax.Array) -> PyTree:
-    return client_fn(broadcast, examples, key)
+def _whole(client_fn: Any, broadcast: Any, client_state: Any, examples: Any, key: Any) -> PyTree:
+    return client_fn(broadcast, *_own(client_fn, client_state), examples, key)
 
 
 @partial(jax.jit, static_argnums=0)
-def _init(client_fn: Any, broadcast: PyTree, key: jax.Array) -> PyTree:
-    return client_fn.init(broadcast, key)
+def _first(client_fn: Any, broadcast: PyTree) -> PyTree:
+    return client_fn.client_state(broadcast)
+
+
+@partial(jax.jit, static_argnums=0)
+def _init(client_fn: Any, broadcast: PyTree, client_state: PyTree, key: jax.Array) -> PyTree:
+    return client_fn.init(broadcast, *_own(client_fn, client_state), key)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -162,7 +222,16 @@ def _finish(client_fn: Any, broadcast: PyTree, state: PyTree) -> PyTree:
     return client_fn.finish(broadcast, state)
 
 
-COMPUTING = (_whole, _init, _step, _finish)
+@partial(jax.jit, static_argnums=0)
+def _keep(client_fn: Any, broadcast: PyTree, state: PyTree, sent: PyTree) -> PyTree:
+    return client_fn.keep(broadcast, state, sent)
+
+
+def _own(client_fn: ClientFn, client_state: PyTree) -> tuple[PyTree, ...]:
+    return (client_state,) if isinstance(client_fn, Stateful) else ()
+
+
+COMPUTING = (_whole, _first, _init, _step, _finish, _keep)
 """All that clients compute, as the check of the flow of information recognises it."""
 
 
@@ -188,8 +257,22 @@ RULES = (_of_several_clients,)
 """Our only rules for clients side by side; they mix none. The check of the flow follows them."""
 
 
-def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Examples) -> Any:
-    """The client function as JAX traces it for one client; its `out_info` is the contribution.
+class TracedClient(NamedTuple):
+    """A client function as JAX traces it for one client.
+
+    Attributes:
+      jaxpr: all that it computes.
+      contribution: its shapes.
+      client_state: shapes of what it keeps; None if it keeps nothing.
+    """
+
+    jaxpr: Any
+    contribution: PyTree
+    client_state: PyTree
+
+
+def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Examples) -> TracedClient:
+    """Traces the client function for one client.
 
     Args:
       label: of the query, for errors.
@@ -197,20 +280,30 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
 
     Raises:
       InformationLeak: it uses a collective over clients or devices.
-      InputError: it takes other arguments, a step returns another state, or the contribution is
-        not a tree of float arrays.
+      InputError: it takes other arguments, a step or a round returns another state, or the
+        contribution is not a tree of float arrays.
     """
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
+    own = "client_state, " if isinstance(client_fn, Stateful) else ""
     if isinstance(client_fn, Stepping):
-        _require_arguments(client_fn.init, label, "init", "(broadcast, key)")
+        _require_arguments(client_fn.init, label, "init", f"(broadcast, {own}key)")
         _require_arguments(client_fn.step, label, "step", "(broadcast, state, batch, mask, key)")
         _require_arguments(client_fn.finish, label, "finish", "(broadcast, state)")
+        if own:
+            keep = getattr(client_fn, "keep", None)
+            _require_arguments(keep, label, "keep", "(broadcast, state, sent)")
         _require_one_state(client_fn, label, broadcast, examples, key)
     else:
-        _require_arguments(client_fn, label, "", "(broadcast, examples, key)")
+        _require_arguments(client_fn, label, "", f"(broadcast, {own}examples, key)")
+
+    def one_round(broadcast: PyTree, client_state: PyTree, examples: Examples, key: Any) -> Any:
+        found, held = computed(client_fn, broadcast, client_state, examples, key)
+        return found, kept(client_fn, broadcast, held, found) if own else None
+
+    before = jax.eval_shape(partial(first_state, client_fn), broadcast)
     try:
         # A function of its own, so that nothing is kept of it.
-        found = jax.jit(partial(contribution, client_fn)).trace(broadcast, examples, key)
+        found = jax.jit(one_round).trace(broadcast, before, examples, key)
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
@@ -225,17 +318,19 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
             f"the client function of query {label!r} must return a tree of float arrays: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    leaves = jax.tree.leaves(found.out_info)
+    contribution, after = found.out_info
+    _require_equal(label, "a round", "client_state", before, after)
+    leaves = jax.tree.leaves(contribution)
     kinds = [str(leaf.dtype) for leaf in leaves]
     if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
         raise InputError(
             f"the client function of query {label!r} must return a tree of float arrays, "
             f"found {', '.join(kinds) or 'no array'}"
         )
-    return found
+    return TracedClient(found.jaxpr, contribution, before)
 
 
-def _require_arguments(function: Callable[..., Any], label: str, part: str, wanted: str) -> None:
+def _require_arguments(function: Any, label: str, part: str, wanted: str) -> None:
     try:
         inspect.signature(function).bind(*wanted.split(", "))
     except TypeError as error:
@@ -248,19 +343,24 @@ def _require_arguments(function: Callable[..., Any], label: str, part: str, want
 def _require_one_state(
     client_fn: Stepping, label: str, broadcast: PyTree, examples: Examples, key: Any
 ) -> None:
-    before = jax.eval_shape(partial(_init, client_fn), broadcast, key)
+    first = jax.eval_shape(partial(first_state, client_fn), broadcast)
+    before = jax.eval_shape(partial(_init, client_fn), broadcast, first, key)
     batch, mask = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
         (examples.batches, examples.mask),
     )
     after = jax.eval_shape(partial(_step, client_fn), broadcast, before, batch, mask, key)
-    found = [
+    _require_equal(label, "step", "init", before, after)
+
+
+def _require_equal(label: str, part: str, first: str, before: PyTree, after: PyTree) -> None:
+    kinds = [
         (jax.tree.structure(state), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)])
         for state in (before, after)
     ]
-    if found[0] != found[1]:
-        init, step = ([f"{d}{list(s)}" for s, d in leaves] for _, leaves in found)
+    if kinds[0] != kinds[1]:
+        wanted, found = ([f"{d}{list(s)}" for s, d in leaves] for _, leaves in kinds)
         raise InputError(
-            f"step of the client function of query {label!r} must return a state like that of "
-            f"init, {', '.join(init) or 'nothing'}, found {', '.join(step) or 'nothing'}"
+            f"{part} of the client function of query {label!r} must return a state like that of "
+            f"{first}, {', '.join(wanted) or 'nothing'}, found {', '.join(found) or 'nothing'}"
         )

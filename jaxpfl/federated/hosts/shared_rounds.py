@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.federated.clients.client import Stateful
 from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.mesh import here, put
 from jaxpfl.federated.release import identity
@@ -191,7 +192,7 @@ def _broadcasts(
         found.append((query, shapes))
         columns = read_columns(query, prepared(query, population))
         require_room(query, columns)
-        contribution = identity.traced(query, shapes, columns).out_info
+        contribution = identity.traced(query, shapes, columns).contribution
         value = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), contribution)
         next_norm = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm
         return _Answer(value, next_norm)
@@ -233,6 +234,11 @@ def _check_shareable(query: Query, shapes: PyTree) -> None:
         raise InputError(
             f"query {query.label!r} must be computed by all devices of all processes: leave "
             "Execution.mesh out, or make it of jax.devices()"
+        )
+    if isinstance(query.client_fn, Stateful):
+        raise InputError(
+            f"query {query.label!r} keeps a state of each client between rounds, which one process "
+            "holds: run it in one process"
         )
     for leaf in jax.tree.leaves(shapes):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):

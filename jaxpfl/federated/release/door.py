@@ -23,7 +23,7 @@ Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, 
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -201,13 +201,15 @@ class Door:
     Args:
       query: what clients compute, and the plan.
       contribution: a pytree of arrays (or shapes) like one client's contribution.
+      client_state: of shapes, what one client keeps between rounds; None = nothing.
     """
 
-    def __init__(self, query: Query, contribution: PyTree) -> None:
+    def __init__(self, query: Query, contribution: PyTree, client_state: PyTree = None) -> None:
         self.query = query
         self.mesh = query.execution.devices
         self._like = Shapes.of(contribution)
         self._layout = Layout.of(query.client_fn, self.mesh, self._like.tree())
+        self._client_state = client_state
         self._compiled: set[tuple[int, ...]] = set()  # shapes of buckets
 
     def __call__(
@@ -217,6 +219,7 @@ class Door:
         clip_norm: jax.Array,
         keys: Keys,
         shared_noise_P: jax.Array | None = None,
+        keep: Callable[[PyTree], None] = lambda states: None,
     ) -> Summed:
         """Sums a cohort's contributions to `broadcast`, noisily.
 
@@ -226,6 +229,7 @@ class Door:
           keys: of this release alone.
           shared_noise_P: this round's noise of unit scale, for all coordinates of all leaves in
             their order, if the plan's noise is correlated between rounds.
+          keep: is called with the next states of each bucket's clients, which are PRIVATE.
 
         Raises:
           InputError: a bucket cannot be split evenly among devices, or a share into chunks.
@@ -247,7 +251,8 @@ class Door:
                 accumulate.lower(*given).compile()
                 give_back_memory()
                 self._compiled.add(shape)
-            sums = accumulate(*given)
+            sums, states = accumulate(*given)
+            keep(states)
         meet(sums)
         below, halves = sums.below, _halves(sums.contributions)
         del sums
@@ -315,6 +320,11 @@ class Door:
             "weight": _shape((slots,)),
             "key": _shape((slots, 2), np.uint32),
         }
+        if self._client_state is not None:
+            parts["is_new"] = _shape((slots,), np.bool_)
+            parts["client_states"] = jax.tree.map(
+                lambda leaf: _shape((slots, *leaf.shape), leaf.dtype), self._client_state
+            )
         return Bucket(**parts)
 
     def _sums(self) -> Sums:

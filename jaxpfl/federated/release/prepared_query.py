@@ -4,7 +4,8 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +17,10 @@ from jaxpfl.data.columns import take
 from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
+from jaxpfl.federated.clients.client import TracedClient
 from jaxpfl.federated.mesh import put, shares
 from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.client_states import ClientStates
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_client, check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
@@ -60,6 +63,7 @@ class PreparedQuery:
       clients: with the columns that the client function reads. PRIVATE.
       program: the SHA-256 of what trains and sums clients, as JAX lowers it.
       content: the SHA-256 of `clients`. PRIVATE.
+      states: what clients keep between rounds; None = nothing. PRIVATE.
     """
 
     query: Query
@@ -68,18 +72,29 @@ class PreparedQuery:
     fingerprint: str
     program: str
     content: str
+    states: ClientStates | None = None
     noise: Any = None  # a `NoiseStream`, once one is drawn
+    _asked: list[np.ndarray] = field(default_factory=list)
 
     @classmethod
-    def of(cls, query: Query, broadcast: PyTree, population: Population) -> "PreparedQuery":
+    def of(
+        cls,
+        query: Query,
+        broadcast: PyTree,
+        population: Population,
+        folder: Path | None = None,
+        done: int = 0,
+    ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 
         Args:
           broadcast: only shapes and dtypes are used.
+          folder, done: for the states of clients, see `ClientStates`.
 
         Raises:
           InformationLeak: as `information_flow.check_release`.
           InputError: the query does not fit the data.
+          CorruptFile: as `ClientStates`.
         """
         found = prepared(query, population)
         columns = read_columns(query, found)
@@ -90,7 +105,10 @@ class PreparedQuery:
         program = identity.digest(door.largest_sum(broadcast, columns).lower())
         content = origin_hash(columns, found.offsets)
         clients = Population(columns, found.offsets, found.client_ids)
-        return cls(query, door, clients, population.fingerprint, program, content)
+        states = None
+        if client.client_state is not None:
+            states = ClientStates(folder, len(clients), client.client_state, done)
+        return cls(query, door, clients, population.fingerprint, program, content, states)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
@@ -125,6 +143,7 @@ class PreparedQuery:
             round=work.round,
             shards=self.query.execution.replicas,
             blocks=shares(door.mesh),
+            states=self.states and self._rows,
         )
         shared = None
         if plan.correlated:
@@ -134,9 +153,28 @@ class PreparedQuery:
             (work.clip_norm, work.noise, work.train, work.checksum, shared), everywhere
         )
         keys = Keys(train=_typed(train), noise=_typed(noise), checksum=checksum)
+        self._asked.clear()
+        kept: list[PyTree] = []
         with prefetch(cohort) as buckets:
-            summed = door(broadcast, buckets, clip_norm, keys, shared)
+            summed = door(broadcast, buckets, clip_norm, keys, shared, kept.append)
+        if self.states is not None:
+            self._keep(work.round, kept)
         return summed, Facts(len(chosen), cohort.stats.padding_waste)
+
+    def _rows(self, clients: np.ndarray) -> tuple[PyTree, np.ndarray]:
+        assert self.states is not None
+        self._asked.append(clients)
+        return self.states.rows(clients)
+
+    def _keep(self, round: int, kept: list[PyTree]) -> None:
+        """Writes the next states of all buckets, whose clients `_rows` has noted."""
+        assert self.states is not None
+        slots = np.concatenate(self._asked or [np.empty(0, np.int64)])
+        real = slots >= 0
+        if not kept:
+            kept = [self.states.rows(slots)[0]]
+        rows = jax.tree.map(lambda *leaves: np.concatenate(leaves)[real], *jax.device_get(kept))
+        self.states.write(round, slots[real], rows)
 
     def _stream(self, work: Work) -> Any:
         # Seldom used, and therefore loaded here.
@@ -171,17 +209,19 @@ def traced(
     door, client = opened(query, broadcast, columns)
     if not query.plan.unchecked:
         check_client(query, client)
-    return client.out_info, *door.trace(broadcast, columns)
+    return client.contribution, *door.trace(broadcast, columns)
 
 
-def opened(query: Query, broadcast: PyTree, columns: Mapping[str, Any]) -> tuple[Door, Any]:
+def opened(
+    query: Query, broadcast: PyTree, columns: Mapping[str, Any]
+) -> tuple[Door, TracedClient]:
     """The door of a query, and its client function as traced for one client.
 
     Raises:
       InputError: as `traced`.
     """
     client = identity.traced(query, broadcast, columns)
-    return Door(query, client.out_info), client
+    return Door(query, client.contribution, client.client_state), client
 
 
 def _typed(words: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ from jaxpfl.data.columns import Column
 from jaxpfl.data.content import content_hash
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.client import ClientFn, Stepping
+from jaxpfl.federated.clients.client import ClientFn, Stateful, Stepping
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
 from jaxpfl.federated.release.accumulators import Accumulator, Compensated, FixedPoint
 from jaxpfl.privacy.plan import Plan
@@ -122,6 +122,11 @@ class Query:
             FixedPoint.require_room(self.plan)
         if self.plan.unit == "client":
             return
+        if isinstance(self.client_fn, Stateful):
+            raise InputError(
+                "a client function that keeps a state of each client needs unit = 'client': an "
+                "example that was not drawn in a round would still act through the state"
+            )
         bound = getattr(self.client_fn, "example_bound", None)
         if bound is None:
             raise InputError(

@@ -25,6 +25,7 @@ the identity. A run whose identity changed, or a replay with another result, is 
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import jax
@@ -36,6 +37,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import require_one_process, shardings
 from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.client_states import ClientStates
 from jaxpfl.federated.release.prepared_query import Facts, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
@@ -166,6 +168,8 @@ class Releaser:
       warn: is called with a sentence if a replayed round has another result.
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
       others: the other processes of the run, which wait for its rounds; None = there are none.
+      folder: where what clients keep between rounds is stored; None = for this object's lifetime.
+      done: the rounds that were made before, whose states are there.
 
     Raises:
       InputError: the ledger has other clients or another unit, a query's plan is for another
@@ -184,6 +188,8 @@ class Releaser:
         warn: Callable[[str], None] = lambda message: None,
         observe: Callable[[dict[str, Any]], None] = lambda record: None,
         others: Others | None = None,
+        folder: Path | None = None,
+        done: int = 0,
     ) -> None:
         self.ledger = ledger
         self.run = run
@@ -193,6 +199,7 @@ class Releaser:
         self._queries = None if queries is None else tuple(queries)
         self._warn = warn
         self._observe = observe
+        self._states = folder, done
         self._prepared: dict[Any, PreparedQuery] = {}
         self._next_clip_norm: dict[int, jax.Array] = {}
         self._pending: list[_Pending] = []
@@ -254,7 +261,10 @@ class Releaser:
         label = self._label(query)
         started = f"{prepared.described(self._environment)} {self.run} {query.label}"
         self._require_same_noise(query, started, number, round)
-        released = f"{started} {round}"
+        states = "" if prepared.states is None else prepared.states.before(round)
+        if cyclic or plan.correlated:
+            states = ""  # because several rounds share a cohort, or their noise
+        released = f"{started} {round} {states}".rstrip()
         record = self._secret.digest("record", released)
         # Its charge, if the result is another, would wait for a `confirm` that may never come.
         if any(each.identity == record for each in self._pending):
@@ -267,7 +277,7 @@ class Releaser:
             label,
             run=self.run,
             round=first_round,
-            identity=self._secret.digest("charge", f"{started} {number}"),
+            identity=self._secret.digest("charge", f"{started} {number} {states}".rstrip()),
         )
         work = Work(
             round=round,
@@ -324,6 +334,11 @@ class Releaser:
             # Removed last, so that a release that exceeds the budget stays unconfirmed.
             del self._pending[0]
 
+    @property
+    def client_states(self) -> list[ClientStates]:
+        """What clients keep between rounds, of each query that keeps something. PRIVATE."""
+        return [each.states for each in self._prepared.values() if each.states is not None]
+
     def _record(self, made: _Pending) -> None:
         words = np.asarray(made.name)
         name = "".join(f"{int(word):08x}" for word in words)
@@ -375,7 +390,7 @@ class Releaser:
         prepared = self._prepared.get(key)
         if prepared is None:
             self._check(query)
-            prepared = PreparedQuery.of(query, broadcast, self._population)
+            prepared = PreparedQuery.of(query, broadcast, self._population, *self._states)
             # It keeps the query alive, so that no other object gets its id.
             self._prepared[key] = prepared
         return prepared

@@ -107,7 +107,7 @@ def secure_release(
         total_P = secure.add(_messages(prepared, broadcast, secure, secret, dropped))
         total = guarantee_of(opened.charges, delta, plan.unit)
     cost = Guarantee(event, delta, accountant="rdp")
-    like = identity.traced(query, broadcast, prepared.clients.columns).out_info
+    like = identity.traced(query, broadcast, prepared.clients.columns).contribution
     overflow = f"; a sum overflows with probability {secure.overflow_probability(coordinates):.1g}"
     value = cut(secure.value(total_P), like, np.reshape)
     return OneRelease(value, cost.statement() + overflow, total.statement())

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
-from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
+from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept
 from jaxpfl.federated.double_word import DoubleWord
 from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
 from jaxpfl.federated.release.accumulators import Accumulator
@@ -120,8 +120,12 @@ def accumulate(
     clip_norm: jax.Array,
     noise_multiplier: jax.Array,
     key: jax.Array,
-) -> Sums:
-    """Adds one bucket's clipped contributions to the running sums."""
+) -> tuple[Sums, PyTree]:
+    """Adds one bucket's clipped contributions to the running sums.
+
+    Returns:
+      The sums, and the clients' next states, shaped like `bucket.client_states`. PRIVATE.
+    """
 
     accumulator, layout = engine.accumulator, engine.layout
     bound = clip_norm if engine.clips else jnp.float32(jnp.inf)
@@ -129,7 +133,7 @@ def accumulate(
 
     def on_one_replica(broadcast, sums, bucket, clip_norm, bound, scale, key):
         def add_chunk(index, carry):
-            subtotal, below_sum = carry
+            subtotal, below_sum, states = carry
             part = jax.tree.map(
                 lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * engine.chunk, engine.chunk),
                 bucket,
@@ -140,14 +144,23 @@ def accumulate(
             def one_client(bucket, longest):
                 examples = Examples(bucket.batches, bucket.mask, bucket.steps)
                 own_key = jax.random.fold_in(jax.random.fold_in(key, bucket.key[0]), bucket.key[1])
-                found = contribution(engine.client_fn, broadcast, examples, own_key, longest)
+                state, client_fn = bucket.client_states, engine.client_fn
+                if state is not None:
+                    first = first_state(client_fn, broadcast)
+                    state = jax.tree.map(partial(jnp.where, bucket.is_new), first, state)
+                found, held = computed(client_fn, broadcast, state, examples, own_key, longest)
                 if engine.chunk > 1:
                     # One for each client, even if it is a constant.
                     real = bucket.weight > 0
                     found = jax.tree.map(lambda leaf: jax.lax.select_n(real, leaf, leaf), found)
                 # The norm of whole leaves: sums of parts would be rounded in another way.
                 known = clip_factors(layout.whole(found), bound, accumulator.ordered_norms)
-                return found, *known
+                if state is not None:
+                    factor, _, finite = known
+                    sent = jax.tree.map(lambda leaf: jnp.where(finite, leaf * factor, 0), found)
+                    after = kept(client_fn, broadcast, held, sent)
+                    state = jax.tree.map(partial(jnp.where, finite), after, state)
+                return found, *known, state
 
             if engine.chunk == 1:
                 # Not vmapped: with a batch axis of one, XLA would not use plain matrix products.
@@ -156,7 +169,7 @@ def accumulate(
                 outputs = jax.tree.map(lambda leaf: leaf[None], outputs)
             else:
                 outputs = jax.vmap(one_client, (0, None))(part, longest)
-            leaves_C, factors_C, norm_C, finite_C = outputs
+            leaves_C, factors_C, norm_C, finite_C, states_C = outputs
             leaves_C = layout.split(leaves_C, None)
             real_C = part.weight > 0
             below_C = jnp.where(norm_C <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
@@ -164,18 +177,27 @@ def accumulate(
             added = _add_all_that_count(
                 accumulator, subtotal, leaves_C, factors_C, real_C & finite_C, scale
             )
-            return layout.split(added), below_sum + below
+            states = jax.tree.map(
+                lambda all_, some: jax.lax.dynamic_update_slice_in_dim(
+                    all_, some, index * engine.chunk, 0
+                ),
+                states,
+                states_C,
+            )
+            return layout.split(added), below_sum + below, states
 
         slots = bucket.weight.shape[0]
         last_real = jnp.max(jnp.where(bucket.weight > 0, jnp.arange(1, slots + 1), 0))
         # A traced bound, so that empty slots at the end of a bucket cost nothing.
         chunks = layout.furthest((last_real + engine.chunk - 1) // engine.chunk)
-        start = layout.split(accumulator.start(sums.contributions)), jnp.float32(0.0)
-        subtotal, below = jax.lax.fori_loop(0, chunks, add_chunk, start)
-        return Sums(accumulator.merge(sums.contributions, subtotal), sums.below + below)
+        subtotal = layout.split(accumulator.start(sums.contributions))
+        start = subtotal, jnp.float32(0.0), bucket.client_states
+        subtotal, below, states = jax.lax.fori_loop(0, chunks, add_chunk, start)
+        merged = accumulator.merge(sums.contributions, subtotal)
+        return Sums(merged, sums.below + below), states
 
     everywhere, by_client = PartitionSpec(), PartitionSpec(CLIENTS)
-    added = jax.shard_map(
+    added, states = jax.shard_map(
         on_one_replica,
         mesh=layout.mesh,
         # Inside, the compiler splits the work of a replica among its devices.
@@ -185,7 +207,7 @@ def accumulate(
         # Replication checking would insert sums of gradients over devices.
         check_vma=False,
     )(broadcast, sums, bucket, clip_norm, bound, scale, key)
-    return layout.placed(added) if layout.splits else added
+    return layout.placed(added) if layout.splits else added, states
 
 
 def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, scale):

@@ -13,7 +13,8 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text import Decoding, sample
 from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
 from jaxpfl.text.generation.stop import cut
-from jaxpfl.text.tokenisers.base import Tokeniser, UTF8Bytes, as_text, pad
+from jaxpfl.text.tokenisers.base import Tokeniser, as_text, pad
+from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 BYTES = UTF8Bytes()
 MODEL = Decoder(

@@ -15,8 +15,8 @@ from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
-from jaxpfl.text.tokenisers.base import UTF8Bytes
 from tests.text.masked_models import TINY_BERT, masked_model_folder
+from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 # Beyond the bytes and their end: mask, first, last, and a row of no token.
 MASK, FIRST, LAST, VOCAB = 257, 258, 259, 261

@@ -8,12 +8,12 @@ from jaxpfl.errors import InputError
 from jaxpfl.models import PAD
 from jaxpfl.text.tokenisers.base import (
     TextEncoder,
-    UTF8Bytes,
     check_fits,
     packed,
     pad,
     text_rows,
 )
+from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 BYTES = UTF8Bytes()
 TEXTS = ["", "it's 2024,  two  spaces\n\ttabs", "naïve — 日本語 \U0001f600"]

@@ -5,8 +5,8 @@ import pytest
 
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.text.tokenisers.base import UTF8Bytes
 from jaxpfl.text.tokenisers.spans import in_spans, spans
+from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 BYTES = UTF8Bytes()
 

@@ -9,8 +9,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.text.generation.variation import Continue, MaskAndFill
-from jaxpfl.text.tokenisers.base import UTF8Bytes
 from tests.text.masked_models import TINY_BERT, masked_model_folder
+from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 TEXTS = ["the quick brown fox jumps over it", "a lazy dog sleeps"]
 
