@@ -301,6 +301,12 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         return found, kept(client_fn, broadcast, held, found) if own else None
 
     before = jax.eval_shape(partial(first_state, client_fn), broadcast)
+    held, extended = jax.tree.leaves(before), jax.dtypes.extended
+    if own and not (held and not any(jnp.issubdtype(leaf.dtype, extended) for leaf in held)):
+        raise InputError(
+            f"client_state of query {label!r} must be a tree of arrays of numbers: keep "
+            "jax.random.key_data of a key"
+        )
     try:
         # A function of its own, so that nothing is kept of it.
         found = jax.jit(one_round).trace(broadcast, before, examples, key)

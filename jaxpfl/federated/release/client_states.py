@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import files
@@ -45,17 +44,14 @@ class ClientStates:
 
     Raises:
       CorruptFile: the states of `round` are not here, or a file is damaged.
-      InputError: a state has a leaf that is no array of numbers.
     """
 
     def __init__(self, directory: Path | None, clients: int, like: PyTree, round: int = 0) -> None:
         leaves, self._structure = jax.tree.flatten(like)
-        extended = jax.dtypes.extended
-        if not leaves or any(jnp.issubdtype(leaf.dtype, extended) for leaf in leaves):
-            raise InputError("a client's state must be arrays of numbers: keep the words of a key")
         self._leaves = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._leaves]
-        self._edges = [0, *itertools.accumulate(sizes)]
+        self._bytes = sum(sizes)
+        self._parts = list(itertools.pairwise([0, *itertools.accumulate(sizes)]))
         self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="jaxpfl-")
         self._directory = directory or Path(self._temporary.name)  # pyright: ignore
         files.private_directory(self._directory)
@@ -69,10 +65,11 @@ class ClientStates:
             if number > round:
                 path.unlink()
                 continue
-            count, rest = divmod(path.stat().st_size, _INDEX.itemsize + self._edges[-1])
-            if rest:
-                raise CorruptFile(f"{path}: the clients' states in it are damaged: its size is odd")
-            self._index(number, path, np.fromfile(path, _INDEX, count))
+            count, rest = divmod(path.stat().st_size, _INDEX.itemsize + self._bytes)
+            held = np.fromfile(path, _INDEX, count)
+            if rest or not np.isin(held, np.arange(clients)).all():
+                raise CorruptFile(f"{path}: the clients' states in it are damaged")
+            self._index(number, path, held)
         if self.round != round:
             raise CorruptFile(
                 f"{self._directory}: the clients' states after round {round} are not here, the "
@@ -81,7 +78,7 @@ class ClientStates:
 
     def rows(self, clients: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """States [clients, ...], and which of the clients have none yet; -1 is no client."""
-        rows = np.zeros((len(clients), self._edges[-1]), np.uint8)
+        rows = np.zeros((len(clients), self._bytes), np.uint8)
         latest = np.where(clients < 0, 0, self._latest[clients])
         for round in np.unique(latest[latest > 0]).tolist():
             path, written = self._files[round]
@@ -91,10 +88,8 @@ class ClientStates:
                     file.seek(written.nbytes + place * rows.shape[1])
                     file.readinto(rows[slot].data)
         leaves = [
-            np.ascontiguousarray(rows[:, low:high]).view(dtype).reshape(-1, *shape)
-            for (low, high), (shape, dtype) in zip(
-                itertools.pairwise(self._edges), self._leaves, strict=True
-            )
+            np.ascontiguousarray(rows[:, low:high]).view(dtype).reshape(len(clients), *shape)
+            for (low, high), (shape, dtype) in zip(self._parts, self._leaves, strict=True)
         ]
         return jax.tree.unflatten(self._structure, leaves), latest == 0
 
@@ -110,9 +105,11 @@ class ClientStates:
     def write(self, round: int, clients: np.ndarray, states: PyTree) -> None:
         """Keeps states [clients, ...] as those after a round in which these clients took part."""
         clients = clients.astype(_INDEX)
-        leaves = [np.asarray(leaf).reshape(len(clients), -1) for leaf in jax.tree.leaves(states)]
-        rows = [leaf.view(np.uint8).reshape(len(clients), -1) for leaf in leaves]
-        content = clients.tobytes() + np.concatenate(rows, axis=1).tobytes()
+        rows = np.zeros((len(clients), self._bytes), np.uint8)
+        for leaf, (low, high) in zip(jax.tree.leaves(states), self._parts, strict=True):
+            values = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+            rows[:, low:high] = values.reshape(len(clients), high - low)
+        content = clients.tobytes() + rows.tobytes()
         digest = hashlib.sha256(self.digest.encode() + content).hexdigest()
         path = self._directory / f"{round:08d}.{digest}"
         path.write_bytes(content)

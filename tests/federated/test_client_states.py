@@ -1,0 +1,278 @@
+"""What clients keep between rounds: their own alone, as on one device, and back after a crash."""
+
+import dataclasses
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.data import CohortSpec, Population
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.federated import Execution, Query, Releaser, RunSecret, client_mesh
+from jaxpfl.federated.release.client_states import ClientStates
+from jaxpfl.privacy import Ledger
+from tests.plans import flat_plan, flat_without_privacy
+
+NUMBER, ROUNDS, CLIP = 24, 4, 0.5
+SAME = RunSecret.reproducible(0)
+
+
+def population() -> Population:
+    """Client k holds 1 + k % 3 examples, each the number k."""
+    sizes = 1 + np.arange(NUMBER) % 3
+    edges = np.concatenate([[0], np.cumsum(sizes)])
+    held = {"x": np.repeat(np.arange(NUMBER, dtype=np.float32), sizes)}
+    return Population(held, edges, [f"client {k}" for k in range(NUMBER)], name="numbers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """A client says who it is, times its rounds so far; it keeps both, and what it was sent."""
+
+    def client_state(self, broadcast):
+        return {"me": jnp.int32(-1), "rounds": jnp.int32(0), "sent": jnp.zeros_like(broadcast)}
+
+    def __call__(self, broadcast, state, examples, key):
+        me = examples.batches["x"][0, 0].astype(jnp.int32)
+        rounds = state["rounds"] + jnp.int32(1)
+        said = jax.nn.one_hot(me, NUMBER, dtype=jnp.float32) * rounds.astype(jnp.float32)
+        # Whoever gets another's state says so for ever.
+        mine = (state["me"] == -1) | (state["me"] == me)
+        said = jnp.where(mine, said, jnp.float32(1e3))
+        return said, {"me": me, "rounds": rounds, "sent": broadcast}
+
+
+@dataclasses.dataclass(frozen=True)
+class Summing:
+    """By steps: sends its number and key's draws; keeps the sum of what was added up for it."""
+
+    bad: int = -1
+
+    def client_state(self, broadcast):
+        return jnp.zeros(2, jnp.float32)
+
+    def init(self, broadcast, client_state, key):
+        return client_state, jnp.zeros(2, jnp.float32)
+
+    def step(self, broadcast, state, batch, mask, key):
+        drawn = jax.random.normal(key, dtype=jnp.float32)
+        return state[0], state[1] + jnp.stack([jnp.sum(batch["x"]) + 1, drawn])
+
+    def finish(self, broadcast, state):
+        _, sent = state
+        return jnp.where(jnp.abs(sent[0] - 1 - self.bad) < 0.5, jnp.nan, sent)
+
+    def keep(self, broadcast, state, sent):
+        return state[0] + sent
+
+
+def query(client_fn=Counting(), clip_norm=1e6, taken=8, execution=Execution(), **changes):  # noqa: B008
+    plan = flat_without_privacy(
+        population=NUMBER, clients_per_round=taken, rounds=ROUNDS, clip_norm=clip_norm
+    )
+    spec = CohortSpec(2, 4, clients_per_bucket=8)
+    return Query("asked", client_fn, changes.get("plan", plan), spec, execution=execution)
+
+
+def asked(
+    asked, folder, *, rounds=range(1, ROUNDS + 1), done=0, warn=lambda _: None, broadcast=1.0
+):
+    """The values of rounds, and the releaser, which is still good for its clients' states."""
+    with (
+        Ledger(folder / "ledger.jsonl", population()) as ledger,
+        Releaser(
+            population(), ledger, SAME, run="run", warn=warn, folder=folder / "states", done=done
+        ) as releaser,
+    ):
+        values = []
+        for round in rounds:
+            sent = jnp.full(2, broadcast * round, jnp.float32)
+            values.append(np.asarray(releaser.release(asked, sent, round=round).value))
+            releaser.confirm()
+    return values, releaser, ledger
+
+
+def kept(releaser, clients=None):
+    (states,) = releaser.client_states
+    return states.rows(np.arange(NUMBER) if clients is None else clients)
+
+
+LAYOUTS = [Execution(client_mesh(1), chunk=1), Execution(client_mesh(1), chunk=4), Execution()]
+
+
+@pytest.mark.parametrize("execution", LAYOUTS, ids=["alone", "side by side", "devices"])
+def test_each_client_gets_its_own_state_back(execution, tmp_path):
+    values, releaser, _ = asked(query(execution=execution), tmp_path)
+    rows, new = kept(releaser)
+    rounds, last = np.zeros(NUMBER, int), np.zeros(NUMBER)
+    for number, value in enumerate(values, 1):
+        took_part = value > 0
+        rounds[took_part] += 1
+        last[took_part] = number
+        np.testing.assert_array_equal(value[took_part], rounds[took_part])
+    assert 0 < np.sum(rounds == 0) and rounds.max() > 1
+    np.testing.assert_array_equal(new, rounds == 0)
+    np.testing.assert_array_equal(rows["rounds"], rounds)
+    np.testing.assert_array_equal(rows["sent"][:, 0], last)
+    np.testing.assert_array_equal(rows["me"][~new], np.arange(NUMBER)[~new])
+
+
+@pytest.mark.parametrize("execution", LAYOUTS, ids=["alone", "side by side", "devices"])
+def test_a_state_moves_by_what_was_added_up(execution, tmp_path):
+    """After the clip: the states' sum is that of all releases."""
+    values, releaser, _ = asked(query(Summing(), CLIP, execution=execution), tmp_path)
+    rows, _ = kept(releaser)
+    assert np.linalg.norm(rows, axis=1).max() > 1.9 * CLIP
+    np.testing.assert_allclose(rows.sum(axis=0), np.sum(values, axis=0), rtol=1e-5)
+
+
+def test_a_contribution_that_is_not_finite_leaves_the_state_as_it_was(tmp_path):
+    """TRUST 9: it counts as zero, and nothing of it remains."""
+    values, releaser, _ = asked(query(Summing(bad=0), CLIP, taken=NUMBER), tmp_path)
+    rows, new = kept(releaser)
+    assert not new.any() and np.isfinite(rows).all() and np.isfinite(values).all()
+    bad = np.flatnonzero(np.all(rows == 0, axis=1))
+    assert bad.size == 1
+    assert np.linalg.norm(np.delete(rows, bad, axis=0), axis=1).min() > 1.9 * CLIP
+
+
+def test_rounds_after_a_crash_are_the_same_releases(tmp_path):
+    values, releaser, ledger = asked(query(), tmp_path)
+    charges, rows = len(ledger.charges), kept(releaser)[0]
+    again, releaser, ledger = asked(query(), tmp_path, rounds=[3, 4], done=2)
+    np.testing.assert_array_equal(again, values[2:])
+    assert len(ledger.charges) == charges
+    jax.tree.map(np.testing.assert_array_equal, kept(releaser)[0], rows)
+
+
+def private(client_fn=Summing()):
+    plan = flat_plan(
+        population=NUMBER,
+        clients_per_round=8,
+        rounds=ROUNDS,
+        clip_norm=CLIP,
+        noise_multiplier=1.0,
+        delta=1e-3,
+    )
+    return query(client_fn, plan=plan)
+
+
+def test_other_states_make_another_release_which_is_charged(tmp_path):
+    """A replay whose states have another history is a round of its own, not a free one."""
+    _, _, ledger = asked(private(), tmp_path)
+    charges = len(ledger.charges)
+    with pytest.raises(InputError, match="round 2 cannot be asked after round 2"):
+        asked(private(), tmp_path, rounds=[2], done=2)
+    (path,) = (tmp_path / "states").glob("00000002.*")
+    path.rename(path.with_suffix("." + 64 * "0"))
+    _, _, ledger = asked(private(), tmp_path, rounds=[3], done=2)
+    assert len(ledger.charges) == charges + 1
+
+
+def test_states_that_were_damaged_make_a_second_release_which_is_charged(tmp_path):
+    _, _, ledger = asked(private(Damaged()), tmp_path)
+    charges, said = len(ledger.charges), []
+    for path in (tmp_path / "states").iterdir():
+        content = bytearray(path.read_bytes())
+        # Of each client's state, whose bytes come last: eight, after as many for its index.
+        for place in range(len(content) // 2 + 2, len(content), 4):
+            content[place] ^= 0x40
+        path.write_bytes(content)
+    _, _, ledger = asked(private(Damaged()), tmp_path, rounds=[4], done=3, warn=said.append)
+    assert len(ledger.charges) == charges + 1 and "second release" in said[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Damaged(Summing):
+    """Sends what it keeps."""
+
+    def finish(self, broadcast, state):
+        return state[0] + jnp.float32(0.01) * state[1]
+
+
+def test_states_that_are_gone_are_missed(tmp_path):
+    asked(query(), tmp_path)
+    shutil.rmtree(tmp_path / "states")
+    with pytest.raises(CorruptFile, match="after round 2 are not here, the last are of round 0"):
+        asked(query(), tmp_path, rounds=[3], done=2)
+    asked(query(), tmp_path)
+    (path,) = (tmp_path / "states").glob("00000002.*")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptFile, match=path.name):
+        asked(query(), tmp_path, rounds=[3], done=2)
+
+
+def test_what_no_round_can_need_again_is_deleted(tmp_path):
+    _, releaser, _ = asked(query(taken=NUMBER), tmp_path)
+    (states,) = releaser.client_states
+    rows = kept(releaser)[0]
+    states.sync()
+    states.forget(3)
+    found = sorted(path.stem for path in (tmp_path / "states").iterdir())
+    assert found == ["00000003", "00000004"]
+    jax.tree.map(np.testing.assert_array_equal, kept(releaser)[0], rows)
+    _, releaser, _ = asked(query(taken=NUMBER), tmp_path, rounds=[4], done=3)
+    jax.tree.map(np.testing.assert_array_equal, kept(releaser)[0], rows)
+
+
+def test_the_store_is_what_a_dictionary_is(tmp_path):
+    """Of any dtypes and shapes; also after it was opened anew, at any round."""
+    rng, shape = np.random.default_rng(0), jax.ShapeDtypeStruct
+    like = {
+        "a": shape((3, 2), jnp.float32), "b": shape((), jnp.bfloat16),
+        "c": shape((5,), bool), "d": shape((0, 2), jnp.int32),
+    }  # fmt: skip
+    states, held = ClientStates(tmp_path, 9, like), [dict()]
+    for round in range(1, 8):
+        clients = rng.permutation(9)[: rng.integers(0, 4)]
+        new = {
+            name: rng.integers(0, 2, (len(clients), *leaf.shape)).astype(leaf.dtype)
+            for name, leaf in like.items()
+        }
+        states.write(round, clients, new)
+        rows = {c: {name: leaf[i] for name, leaf in new.items()} for i, c in enumerate(clients)}
+        held.append(held[-1] | rows)
+    states.sync()
+    states.forget(5)
+    for round in (7, 6, 5):
+        opened = ClientStates(tmp_path, 9, like, round)
+        rows, new = opened.rows(np.array([*range(9), -1]))
+        assert [c for c in range(9) if not new[c]] == sorted(held[round]) and new[9]
+        for client, expected in held[round].items():
+            for name, value in expected.items():
+                assert rows[name].dtype == like[name].dtype
+                np.testing.assert_array_equal(rows[name][client], value)
+
+
+def test_nobody_else_may_read_the_states(tmp_path):
+    asked(query(), tmp_path)
+    assert (tmp_path / "states").stat().st_mode & 0o777 == 0o700
+
+
+def test_states_that_cannot_be_kept_are_refused_before_a_charge(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Wider(Counting):
+        def client_state(self, broadcast):
+            return {**super().client_state(broadcast), "more": jnp.float32(0)}
+
+    @dataclasses.dataclass(frozen=True)
+    class Keyed:
+        def client_state(self, broadcast):
+            return jax.random.key(0)
+
+        def __call__(self, broadcast, state, examples, key):
+            return jnp.float32(0), state
+
+    for client_fn, message in (
+        (Wider(), "like that of client_state"),
+        (Keyed(), "key_data of a key"),
+    ):
+        with pytest.raises(InputError, match=message):
+            asked(query(client_fn), tmp_path)
+    with Ledger(tmp_path / "ledger.jsonl", population()) as ledger:
+        assert not ledger.charges
+    of_examples = dataclasses.replace(query().plan, unit="example")
+    with pytest.raises(InputError, match="needs unit = 'client'"):
+        query(plan=of_examples)
