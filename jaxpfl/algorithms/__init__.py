@@ -2,6 +2,7 @@
 
 fed_avg            DP-FedAvg
 fed_sgd            DP-SGD: protects single examples
+scaffold           SCAFFOLD: clients correct the drift of their steps
 fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
 fred               a private Frechet distance from clients' data to public corpora
 federated_metrics  accuracies of users, released with privacy
@@ -12,7 +13,7 @@ private_evolution  synthetic texts that clients vote on, and that the server var
 frechet            the distance itself, from moments
 gaussian_moments   moments of embeddings, streaming; mixtures in closed form
 
-Each of the first eight is a function that returns an `Algorithm`, which `jaxpfl.run` runs.
+Each of the first nine is a function that returns an `Algorithm`, which `jaxpfl.run` runs.
 """
 
 from typing import TYPE_CHECKING
@@ -41,5 +42,6 @@ if TYPE_CHECKING:
     from jaxpfl.algorithms.popri import popri as popri
     from jaxpfl.algorithms.private_evolution import EvolutionSettings as EvolutionSettings
     from jaxpfl.algorithms.private_evolution import private_evolution as private_evolution
+    from jaxpfl.algorithms.scaffold import scaffold as scaffold
 
 __getattr__, __dir__, __all__ = lazy.face(__name__)

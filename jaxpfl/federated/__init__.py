@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxpfl.federated.clients.client import ClientFn as ClientFn
     from jaxpfl.federated.clients.client import ClientSteps as ClientSteps
     from jaxpfl.federated.clients.client import Examples as Examples
+    from jaxpfl.federated.clients.client import Stateful as Stateful
     from jaxpfl.federated.clients.client import contribution as contribution
     from jaxpfl.federated.clients.clipped_gradients import ClippedGradients as ClippedGradients
     from jaxpfl.federated.clients.evaluation import correct_examples as correct_examples
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from jaxpfl.federated.clients.local_training import Proximal as Proximal
     from jaxpfl.federated.clients.local_training import per_step as per_step
     from jaxpfl.federated.clients.optimizers import optimizer as optimizer
+    from jaxpfl.federated.clients.personal import Ditto as Ditto
     from jaxpfl.federated.flow.check import InformationFlow as InformationFlow
     from jaxpfl.federated.mesh import client_mesh as client_mesh
     from jaxpfl.federated.release.one_release import OneRelease as OneRelease

@@ -134,22 +134,21 @@ class LocalTraining(OfModel):
         """One step of the optimiser on one batch."""
         local, optimizer_state, drawn = state
         start, base = self._given(params)
-
-        def loss(local, batch, mask):
-            whole = adapter_trees.join(local, base) if self.adapters else local
-            return self.model.loss(whole, batch, mask)[0]
-
-        if isinstance(self.model, Augmenting):
-            batch = self.model.augment(batch, key)
-        gradients = _of_leading_rows(jax.grad(loss), local, batch, mask)
+        gradients = gradient(self.model, local, batch, mask, key, base)
         if self.penalty is not None:
             pull = jax.grad(self.penalty)(local, start)
             gradients = jax.tree.map(jnp.add, gradients, pull)
-        updates, optimizer_state = updated(self.optimizer, gradients, optimizer_state, local)
-        if isinstance(params, Scheduled):
-            updates = jax.tree.map(lambda leaf: params.factor * leaf, updates)
         drawn = drawn and (drawn[0] + 1, drawn[1])
-        return optax.apply_updates(local, updates), optimizer_state, drawn
+        return *self._stepped(params, local, gradients, optimizer_state), drawn
+
+    def _stepped(
+        self, broadcast: PyTree, local: PyTree, gradients: PyTree, optimizer_state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """The parameters and the optimiser's state after one of its steps."""
+        updates, optimizer_state = updated(self.optimizer, gradients, optimizer_state, local)
+        if isinstance(broadcast, Scheduled):
+            updates = jax.tree.map(lambda leaf: broadcast.factor * leaf, updates)
+        return optax.apply_updates(local, updates), optimizer_state
 
     def finish(self, params: PyTree, state: PyTree) -> PyTree:
         """Returns params_after - params_before; exactly 0 for a client without examples."""
@@ -163,6 +162,24 @@ class LocalTraining(OfModel):
         if found != expected:
             raise InputError(f"transform must return shapes like {expected}, found {found}")
         return sent
+
+
+def gradient(
+    model: Model, local: PyTree, batch: Batch, mask: jax.Array, key: jax.Array, base: PyTree = None
+) -> PyTree:
+    """The gradient of a batch's mean loss, of examples that an `Augmenting` model draws anew.
+
+    Args:
+      local: parameters of the model, or adapters, whose `base` is then given.
+    """
+
+    def loss(local, batch, mask):
+        whole = local if base is None else adapter_trees.join(local, base)
+        return model.loss(whole, batch, mask)[0]
+
+    if isinstance(model, Augmenting):
+        batch = model.augment(batch, key)
+    return _of_leading_rows(jax.grad(loss), local, batch, mask)
 
 
 def _of_leading_rows(

@@ -15,7 +15,9 @@ clients that shared its round.
 import hashlib
 import itertools
 import math
+import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,9 @@ class ClientStates:
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._leaves]
         self._bytes = sum(sizes)
         self._parts = list(itertools.pairwise([0, *itertools.accumulate(sizes)]))
-        self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="jaxpfl-")
-        self._directory = directory or Path(self._temporary.name)  # pyright: ignore
+        self._directory = directory or Path(tempfile.mkdtemp(prefix="jaxpfl-"))
+        if directory is None:
+            weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         files.private_directory(self._directory)
         self._unsynced: list[Path] = []
         self._latest, self._place = np.zeros((2, clients), np.int32)

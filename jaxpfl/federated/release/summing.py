@@ -156,8 +156,12 @@ def accumulate(
                 # The norm of whole leaves: sums of parts would be rounded in another way.
                 known = clip_factors(layout.whole(found), bound, accumulator.ordered_norms)
                 if state is not None:
-                    factor, _, finite = known
-                    sent = jax.tree.map(lambda leaf: jnp.where(finite, leaf * factor, 0), found)
+                    factors, _, finite = known
+                    sent = jax.tree.map(
+                        lambda leaf, by: jnp.where(finite, leaf.astype(jnp.float32) * by, 0),
+                        found,
+                        factors,
+                    )
                     after = kept(client_fn, broadcast, held, sent)
                     state = jax.tree.map(partial(jnp.where, finite), after, state)
                 return found, *known, state

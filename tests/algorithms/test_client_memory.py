@@ -1,0 +1,243 @@
+"""SCAFFOLD and Ditto against plain loops in float64: unequal clients that take part at times."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import jaxpfl as jp
+from jaxpfl.errors import InputError
+from jaxpfl.federated import Ditto, Execution, client_mesh
+from jaxpfl.federated.release.prepared_query import PreparedQuery
+from tests.algorithms.asking import asked, asking
+from tests.algorithms.systems import Linear
+from tests.algorithms.test_fed_avg_variants import BATCH, EPOCHS, RATE, SIZES, population
+from tests.federated.test_local_training import DIM
+from tests.plans import flat_plan, flat_without_privacy
+
+NUMBER, TAKEN, ROUNDS, CLIP, VARIATE_CLIP, SHARE = len(SIZES), 3, 5, 0.5, 2.0, 0.3
+COHORT = jp.CohortSpec(BATCH, 12, epochs=EPOCHS, clients_per_bucket=4)
+LAYOUTS = [None, Execution(client_mesh(2), chunk=2)]
+
+
+@pytest.fixture
+def cohorts(monkeypatch):
+    """The clients of each round, which are noted as they are drawn."""
+    drawn, real = [], PreparedQuery.drawn
+
+    def note(self, work):
+        found = real(self, work)
+        drawn.append(found.tolist())
+        return found
+
+    monkeypatch.setattr(PreparedQuery, "drawn", note)
+    return drawn
+
+
+def plan(**changes):
+    settings = dict(population=NUMBER, clients_per_round=TAKEN, rounds=ROUNDS, clip_norm=CLIP)
+    return flat_without_privacy(**{**settings, **changes})
+
+
+def clipped(vector, bound):
+    return vector * min(1.0, bound / max(np.linalg.norm(vector), 1e-30))
+
+
+def slope(client, weights):
+    """Of every batch of a client, all of whose examples are alike."""
+    held = population().examples(client)
+    if not len(held["y"]):
+        return np.zeros_like(weights)
+    x = np.append(np.float64(held["x"][0]), 1.0)
+    return (x @ weights - float(held["y"][0])) * x
+
+
+def steps_of(client):
+    return EPOCHS * -(-SIZES[client] // BATCH)
+
+
+def scaffold_by_hand(drawn, sign=1.0):
+    x, c, own = np.zeros(DIM + 1), np.zeros(DIM + 1), np.zeros((NUMBER, DIM + 1))
+    for cohort in drawn:
+        changes, moves = np.zeros(DIM + 1), np.zeros(DIM + 1)
+        for client in cohort:
+            y, steps = x.copy(), steps_of(client)
+            for _ in range(steps):
+                y -= RATE * (slope(client, y) + sign * (c - own[client]))
+            move = (x - y) / (steps * RATE) - c if steps else np.zeros(DIM + 1)
+            move = clipped(move, VARIATE_CLIP)
+            own[client] += move
+            changes, moves = changes + clipped(y - x, CLIP), moves + move
+        x, c = x + changes / TAKEN, c + moves / NUMBER
+    return x, c, own
+
+
+def scaffold(execution=None, **changes):
+    return jp.algorithms.scaffold(
+        Linear(),
+        learning_rate=RATE,
+        server=optax.sgd(1.0),
+        plan=changes.pop("plan", plan()),
+        variate_clip=VARIATE_CLIP,
+        **{"variate_share": SHARE, "cohort": COHORT, "execution": execution} | changes,
+    )
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(tree["w"]), np.asarray(tree["b"])[..., None]], axis=-1)
+
+
+def states_of(releaser):
+    (states,) = releaser.client_states
+    return flat(states.rows(np.arange(NUMBER))[0])
+
+
+def run(algorithm, folder):
+    with asking(algorithm, population(), folder) as releaser:
+        state = algorithm.init(jax.random.key(0))
+        for round in range(1, ROUNDS + 1):
+            state, _ = releaser.step(algorithm.step, state, round)
+        return jax.device_get(state), states_of(releaser)
+
+
+@pytest.mark.parametrize("execution", LAYOUTS)
+def test_scaffold_is_what_a_plain_loop_gives(execution, cohorts, tmp_path):
+    state, own = run(scaffold(execution), tmp_path)
+    assert len({tuple(each) for each in cohorts}) > 2
+    x, c, expected = scaffold_by_hand(cohorts)
+    np.testing.assert_allclose(flat(state.params), x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(flat(state.variate), c, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+    # The variates' mean is the server's, because clients move by what they sent.
+    np.testing.assert_allclose(own.sum(axis=0) / NUMBER, flat(state.variate), rtol=1e-5, atol=1e-6)
+    assert np.abs(flat(state.params) - scaffold_by_hand(cohorts, sign=-1.0)[0]).max() > 1e-3
+
+
+def test_one_client_moves_a_release_of_both_parts_by_at_most_the_clip_norm(tmp_path):
+    """However far apart its changes are, its state included."""
+    algorithm = scaffold(plan=plan(clients_per_round=NUMBER, clip_norm=1e-3))
+    seen = {}
+    for who, clients in (("all", population()), ("without", population().keeping(_all_but(1)))):
+        query, sums = algorithm.queries[0], []
+
+        def step(state, release, round, query=query, sums=sums):
+            broadcast = type(release_of(state))(state.params, state.variate)
+            sums.append(jax.device_get(release(query, broadcast).value))
+            return state, {}
+
+        with asking(algorithm, clients, tmp_path, ledger=f"{who}.jsonl") as releaser:
+            state = algorithm.init(jax.random.key(0))
+            for round in range(1, 4):
+                releaser.step(step, state, round)
+        seen[who] = [np.concatenate([flat(part) for part in each]) for each in sums]
+    for with_it, without in zip(seen["all"], seen["without"], strict=True):
+        assert 0.5e-3 < np.linalg.norm(with_it - without) < 1e-3 * (1 + 1e-5)
+
+
+def release_of(state):
+    from jaxpfl.algorithms.scaffold import Parts
+
+    return Parts(state.params, state.variate)
+
+
+def _all_but(client):
+    """The examples of the others; the client stays, without any."""
+    offsets = population().offsets
+    kept = np.ones(population().num_examples, bool)
+    kept[offsets[client] : offsets[client + 1]] = False
+    return kept
+
+
+def test_scaffold_costs_what_fed_avg_costs():
+    private = flat_plan(
+        population=1_000,
+        clients_per_round=100,
+        rounds=10,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    )
+    algorithm = scaffold(plan=private)
+    client = optax.sgd(RATE)
+    expected = jp.algorithms.fed_avg(Linear(), client=client, server=optax.sgd(1.0), plan=private)
+    assert algorithm.event() == expected.event()
+    scales = algorithm.queries[0].client_fn.scales
+    # Each part's noise in its own clip norms: z_1^-2 + z_2^-2 = z^-2.
+    z = [1 / scales.params, 1 / (scales.variate * VARIATE_CLIP)]
+    assert sum(each**-2 for each in z) == pytest.approx(1.0)
+
+
+def test_unusable_settings_are_refused():
+    adaptive = flat_plan(
+        population=1_000,
+        clients_per_round=100,
+        rounds=ROUNDS,
+        clip_norm=CLIP,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        adaptive_clip=jp.AdaptiveClip(),
+    )
+    for changes, message in (
+        ({"plan": adaptive}, "constant clip norm"),
+        ({"variate_share": 1.0}, "variate_share"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+    ):
+        with pytest.raises(InputError, match=message):
+            scaffold(**({"learning_rate": RATE} | changes)) if "plan" in changes else _with(changes)
+
+
+def _with(changes):
+    settings = {"learning_rate": RATE, "variate_share": SHARE} | changes
+    return jp.algorithms.scaffold(
+        Linear(), server=optax.sgd(1.0), plan=plan(), variate_clip=1.0, **settings
+    )
+
+
+def ditto_by_hand(drawn, pull, sign=1.0):
+    w, own = np.zeros(DIM + 1), {}
+    for cohort in drawn:
+        total = np.zeros(DIM + 1)
+        for client in cohort:
+            local, mine = w.copy(), own.get(client, w).copy()
+            for _ in range(steps_of(client)):
+                local -= RATE * slope(client, local)
+                mine -= RATE * (slope(client, mine) + sign * pull * (mine - w))
+            own[client] = mine
+            total += clipped(local - w, CLIP)
+        w = w + total / TAKEN
+    return w, own
+
+
+@pytest.mark.parametrize("execution", LAYOUTS)
+def test_ditto_is_what_a_plain_loop_gives(execution, cohorts, tmp_path):
+    algorithm = jp.algorithms.fed_avg(
+        Linear(),
+        client=Ditto(Linear(), optax.sgd(RATE), pull=2.0),
+        server=optax.sgd(1.0),
+        plan=plan(),
+        cohort=COHORT,
+        execution=execution,
+    )
+    state, own = run(algorithm, tmp_path)
+    w, expected = ditto_by_hand(cohorts, 2.0)
+    np.testing.assert_allclose(flat(state.params), w, rtol=1e-5, atol=1e-6)
+    assert len(expected) > 3
+    wrong = ditto_by_hand(cohorts, 2.0, sign=-1.0)[1]
+    for client, found in expected.items():
+        np.testing.assert_allclose(own[client], found, rtol=1e-5, atol=1e-6)
+    assert max(np.abs(own[each] - wrong[each]).max() for each in expected) > 1e-3
+
+
+def test_what_ditto_releases_is_what_fed_avg_releases(tmp_path):
+    """To the bit, and with another pull, too: nothing of a client's own model is sent."""
+    found = []
+    for number, client in enumerate(
+        [optax.sgd(RATE), *(Ditto(Linear(), optax.sgd(RATE), pull=pull) for pull in (0.0, 2.0))]
+    ):
+        algorithm = jp.algorithms.fed_avg(
+            Linear(), client=client, server=optax.sgd(1.0),
+            plan=plan(clients_per_round=NUMBER), cohort=COHORT,
+        )  # fmt: skip
+        found.append(asked(algorithm, population(), tmp_path, ledger=f"{number}").state.params)
+    for other in found[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, found[0])
