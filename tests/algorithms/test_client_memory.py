@@ -73,14 +73,16 @@ def scaffold_by_hand(drawn, sign=1.0):
 
 
 def scaffold(execution=None, **changes):
-    return jp.algorithms.scaffold(
-        Linear(),
+    settings = dict(
         learning_rate=RATE,
         server=optax.sgd(1.0),
-        plan=changes.pop("plan", plan()),
+        plan=plan(),
         variate_clip=VARIATE_CLIP,
-        **{"variate_share": SHARE, "cohort": COHORT, "execution": execution} | changes,
+        variate_share=SHARE,
+        cohort=COHORT,
+        execution=execution,
     )
+    return jp.algorithms.scaffold(Linear(), **{**settings, **changes})
 
 
 def flat(tree):
@@ -183,14 +185,7 @@ def test_unusable_settings_are_refused():
         ({"learning_rate": 0.0}, "learning_rate"),
     ):
         with pytest.raises(InputError, match=message):
-            scaffold(**({"learning_rate": RATE} | changes)) if "plan" in changes else _with(changes)
-
-
-def _with(changes):
-    settings = {"learning_rate": RATE, "variate_share": SHARE} | changes
-    return jp.algorithms.scaffold(
-        Linear(), server=optax.sgd(1.0), plan=plan(), variate_clip=1.0, **settings
-    )
+            scaffold(**changes)
 
 
 def ditto_by_hand(drawn, pull, sign=1.0):
