@@ -298,10 +298,7 @@ def _gather(column: Column, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
         return np.zeros(shape, column.dtype)
     if isinstance(column, Padded):
         values = np.zeros(shape, column.dtype)
-        places = np.flatnonzero(mask)
-        # Each row as one item: see `Padded`.
-        item = np.dtype((np.void, values.itemsize * column.length))
-        values.view(item).reshape(-1)[places] = column[rows.reshape(-1)[places]].view(item)[:, 0]
+        values[mask] = column[rows[mask]]
         return values
     values = np.empty(shape, column.dtype)
     if isinstance(column, Mapped):

@@ -10,7 +10,6 @@ is mapped is verified as it is read, see `data.mapped`.
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -170,41 +169,12 @@ class Padded:
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         """The rows of a slice, or of row numbers int [...]: int32 [..., length]."""
         starts, stops = self.sequences.bounds(rows)
-        shape = (*starts.shape, self.length)
-        starts, sizes = starts.reshape(-1), (stops - starts).reshape(-1)
+        shape, places_L = (*starts.shape, self.length), np.arange(self.length)
+        starts, sizes = starts.reshape(-1), np.minimum(stops - starts, self.length).reshape(-1)
         stored = self.sequences.values
         if isinstance(stored, Mapped):
-            stored.verify(starts, starts + np.minimum(sizes, self.length))
-        runs, last = self._runs
-        # A row is copied in one piece, with what follows the sequence, which is then overwritten.
-        found = runs[np.minimum(starts, last)].view(self.sequences.dtype).reshape(-1, self.length)
-        for row in np.flatnonzero(starts > last).tolist():
-            ended = stored[starts[row] : starts[row] + self.length]
-            found[row, : len(ended)] = ended
-        behind = np.take(self._behind, np.minimum(sizes, self.length), axis=0)
-        return np.bitwise_or(found, behind, out=behind, casting="unsafe").reshape(shape)
-
-    @cached_property
-    def _runs(self) -> tuple[np.ndarray, int]:
-        """All runs of `length` ids, each as one item, a view of the ids; and the last one's number.
-
-        Items of so many bytes are copied several times as fast as rows of ids. Of mapped ids, what
-        is read of them must be verified first.
-        """
-        values = self.sequences.values
-        if isinstance(values, Mapped):
-            values = values.unverified
-        if len(values) < self.length:
-            values = np.concatenate([values, np.zeros(self.length - len(values), values.dtype)])
-        size, item = values.dtype.itemsize, np.dtype((np.void, values.dtype.itemsize * self.length))
-        number = len(values) - self.length + 1
-        return np.ndarray((number,), item, values, strides=(size,)), number - 1
-
-    @cached_property
-    def _behind(self) -> np.ndarray:
-        """What is added to a row by the size of its sequence, int32 [length + 1, length].
-
-        It has all bits set, PAD, behind the sequence, and none within it.
-        """
-        sizes = np.arange(self.length + 1)[:, None]
-        return np.where(np.arange(self.length) < sizes, np.int32(0), PAD)
+            stored.verify(starts, starts + sizes)
+            stored = stored.unverified
+        found, inside = np.full((len(starts), self.length), PAD), places_L < sizes[:, None]
+        found[inside] = stored[(starts[:, None] + places_L)[inside]]
+        return found.reshape(shape)

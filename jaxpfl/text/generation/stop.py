@@ -57,34 +57,20 @@ def stop_table(stop: tuple[str, ...], token_bytes: tuple[bytes, ...]) -> np.ndar
 
 
 def _automaton(patterns: Sequence[bytes]) -> np.ndarray:
-    """Next states int32 [N, 256]; state N - 1 is the end, reached with any pattern's last byte."""
-    children: list[dict[int, int]] = [{}]
-    found = {0: False}
-    for pattern in patterns:
-        state = 0
-        for value in pattern:
-            if value not in children[state]:
-                children[state][value] = len(children)
-                found[len(children)] = False
-                children.append({})
-            state = children[state][value]
-        found[state] = True
-    number = len(children)
-    next_Nx256 = np.zeros((number + 1, 256), np.int32)
-    fall = [0] * number
-    queue = [0]
-    # Breadth first: the state to which one falls back is shorter, so its row is complete.
-    for state in queue:
-        found[state] |= found[fall[state]]
-        if state:
-            next_Nx256[state] = next_Nx256[fall[state]]
-        for value, child in children[state].items():
-            fall[child] = int(next_Nx256[fall[state], value]) if state else 0
-            next_Nx256[state, value] = child
-            queue.append(child)
-    ends = np.array([found[state] for state in range(number)] + [True])
-    next_Nx256[ends] = number
-    return np.where(ends[next_Nx256], number, next_Nx256).astype(np.int32)
+    """Next states int32 [N, 256]; state N - 1 is the end, reached with any pattern's last byte.
+
+    Every other state is the longest end of what was read that a pattern begins with.
+    """
+    begins = sorted({pattern[:i] for pattern in patterns for i in range(len(pattern))}, key=len)
+    state_of = {read: state for state, read in enumerate(begins or [b""])}
+    next_Nx256 = np.full((len(state_of) + 1, 256), len(state_of), np.int32)
+    for read, state in state_of.items():
+        for value in range(256):
+            text = read + bytes([value])
+            if not text.endswith(tuple(patterns)):
+                ends = (text[i:] for i in range(len(text) + 1))
+                next_Nx256[state, value] = next(state_of[end] for end in ends if end in state_of)
+    return next_Nx256
 
 
 def cut(content: bytes, stop: Sequence[str]) -> bytes:
