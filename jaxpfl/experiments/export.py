@@ -23,7 +23,6 @@ from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.carry_out import as_written, finished
-from jaxpfl.experiments.engine.export_cards import Card
 from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.records.artifacts import begin
 from jaxpfl.experiments.registry import load, system_of
@@ -38,6 +37,10 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 _CORPUS = "corpus"
 _CARD = "README.md"
+_UNITS = {
+    "client": "client: one client with everything that it holds, over the whole run",
+    "example": "example: one example of a client",
+}
 
 
 def export(
@@ -88,7 +91,7 @@ def export(
     }
 
 
-def _write(folder: Path, made: Made, card: Card, certificate: Path) -> list[str]:
+def _write(folder: Path, made: Made, card: Mapping[str, Any], certificate: Path) -> list[str]:
     """Writes everything under another name, then renames it; returns the names of the files."""
     folder = folder.absolute()
     temporary = begin(folder)
@@ -101,8 +104,8 @@ def _write(folder: Path, made: Made, card: Card, certificate: Path) -> list[str]
             parquet.write_table(
                 pa.table({"text": pa.array(made.corpus, pa.string())}), place / "corpus.parquet"
             )
-            (place / _CARD).write_text(card.of_corpus(len(made.corpus)), encoding="utf-8")
-        (temporary / _CARD).write_text(card.of_model(), encoding="utf-8")
+            (place / _CARD).write_text(_rendered(card, len(made.corpus)), encoding="utf-8")
+        (temporary / _CARD).write_text(_rendered(card), encoding="utf-8")
         with_weights(certificate, temporary)
         files.fsync_tree(temporary)
         os.rename(temporary, folder)
@@ -130,23 +133,38 @@ def _write_model(folder: Path, trained: TrainedModel) -> None:
         trained.words.save(folder)
 
 
-def _card(directory: Path, config: Any, record: Mapping[str, Any], made: Made, stamp: str) -> Card:
-    contents = {}
+def _card(
+    directory: Path, config: Any, record: Mapping[str, Any], made: Made, stamp: str
+) -> dict[str, Any]:
+    """What the cards say, by the names that the template `card.md.jinja` has for it."""
+    contents, terms, plan = {}, {}, made.plan
     for trained in made.models:
         what = f"{trained.model.name}, read by `{_reader(trained)}`"
         contents[f"{trained.folder}/" if trained.folder else "./"] = what
     if made.corpus is not None:
         contents[f"{_CORPUS}/"] = f"{len(made.corpus)} synthetic texts, with a card of their own"
-    return Card(
-        title=f"{directory.absolute().name}: {config.system}",
-        stamp=stamp,
-        statement=record["privacy"],
-        plan=made.plan,
-        trained_on=made.trained_on,
-        scores=made.scores,
-        tested_on=made.tested_on,
-        contents=contents,
-    )
+    if plan is not None:
+        terms = {
+            "delta": f"{plan.delta:g}" if plan.private else "none: there is no noise",
+            "unit": _UNITS[plan.unit],
+            "adjacency": f"{plan.adjacency.replace('_', ' ')} {plan.unit}",
+            "accountant": plan.chosen_accountant if plan.private else "none",
+        }
+    return {
+        "title": f"{directory.absolute().name}: {config.system}",
+        "stamp": stamp,
+        "statement": record["privacy"],
+        "terms": terms,
+        "trained_on": made.trained_on,
+        "scores": made.scores,
+        "tested_on": made.tested_on,
+        "contents": contents,
+    }
+
+
+def _rendered(card: Mapping[str, Any], texts: int | None = None) -> str:
+    """README.md of a model, or of a data set of so many texts, in the hub's format."""
+    return files.template(__package__ or "", "card.md.jinja").render(card=card, texts=texts)
 
 
 def _reader(trained: TrainedModel) -> str:

@@ -191,15 +191,15 @@ def _pld_epsilon(releases: _FrozenCounts, delta: float, coarsening: float) -> fl
         # Privacy losses so large protect nobody, and PLD takes the exponential of a step. RDP's
         # bound holds, too.
         return _rdp_epsilon(releases, delta)
-    composed = _composed(tuple(sampled), precision, interval)
+    total = composed(tuple(sampled), precision, interval)
     # exp(-epsilon) underflows for an epsilon above 700; the result is then infinite, which is safe.
     with np.errstate(over="ignore"):
-        return float(composed.get_epsilon_for_delta(delta))
+        return float(total.get_epsilon_for_delta(delta))
 
 
 # One composition answers for every delta.
 @functools.lru_cache(maxsize=8)
-def _composed(sampled: _FrozenCounts, precision: float, interval: float) -> _LossDistribution:
+def composed(sampled: _FrozenCounts, precision: float, interval: float) -> _LossDistribution:
     """Sampled releases, and Gaussians on everyone whose 1 / z^2 add up to `precision`."""
     parts = [
         loss_distribution(*rate_and_multiplier(leaf), interval).self_compose(count)

@@ -16,7 +16,6 @@ The coarse grid makes the bounds weaker by some thousandths and never invalid. I
 what a run states is computed by `privacy.accounting`.
 """
 
-import functools
 import math
 
 import dp_accounting
@@ -78,13 +77,7 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
     if step > accounting.LARGEST_STEP:
         # Losses so large protect nobody, and a step of theirs has no exponential. Delta 1 holds.
         return np.ones(len(epsilons_E))
-    parts = []
-    for leaf, count in sampled.items():
-        once = accounting.loss_distribution(*accounting.rate_and_multiplier(leaf), step)
-        parts.append(once.self_compose(count))
-    if mu:
-        parts.append(accounting.loss_distribution(1.0, 1 / mu, step))
-    composed = functools.reduce(lambda whole, part: whole.compose(part), parts)
+    composed = accounting.composed(tuple(sampled.items()), mu**2, step)
     return np.clip(composed.get_delta_for_epsilon(epsilons_E.tolist()), 0.0, 1.0)
 
 

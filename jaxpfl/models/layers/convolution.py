@@ -1,8 +1,9 @@
 """Convolution, its transpose and pooling, in the form that the backend runs fastest.
 
 On a CPU, XLA runs an ordinary convolution inside `scan`, or vmapped with per-client kernels, 20 to
-40 times slower than the same sum written as patches times a matrix, and patches of 3 x 3 are faster
-still by `winograd`. Accelerators run the convolution faster. Results are equal up to rounding.
+40 times slower than the same sum written as patches times a matrix, and a pool of patches of 3 x 3
+is faster still by `winograd`. Accelerators run the convolution faster. Results are equal up to
+rounding.
 """
 
 from typing import Literal
@@ -13,7 +14,7 @@ from jax import Array, lax
 from jaxpfl.checks import one_of, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import traced_platform
-from jaxpfl.models.layers.winograd import convolve_3x3
+from jaxpfl.models.layers.winograd import pooled_3x3
 
 Form = Literal["auto", "patches", "convolution"]
 Padding = Literal["VALID", "SAME"]
@@ -67,8 +68,9 @@ def convolve(
             image_BxHxWxC.shape[1:3], (rows, columns), (stride, stride), "SAME"
         )
         image_BxHxWxC = jnp.pad(image_BxHxWxC, ((0, 0), *pads, (0, 0)))
-    if (rows, columns, stride) == (3, 3, 1) and min(channels, outputs) >= _CHANNELS_OF_TILES:
-        return convolve_3x3(image_BxHxWxC, kernel_IxJxCxO, pool=pool)
+    tiles = pool and (rows, columns, stride) == (3, 3, 1)
+    if tiles and min(channels, outputs) >= _CHANNELS_OF_TILES:
+        return pooled_3x3(image_BxHxWxC, kernel_IxJxCxO)
     batch, height, width, _ = image_BxHxWxC.shape
     height, width = (height - rows) // stride + 1, (width - columns) // stride + 1
     parts = []

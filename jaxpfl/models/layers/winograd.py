@@ -1,4 +1,4 @@
-"""3 x 3 convolution, with a 2 x 2 max-pool or without, by Winograd's minimal filtering, for CPUs.
+"""3 x 3 convolution and 2 x 2 max-pool by Winograd's minimal filtering, for CPUs.
 
 F(2 x 2, 3 x 3) of Lavin and Gray 2016 ("Fast algorithms for convolutional neural networks", section
 4.1): a 2 x 2 tile y of the output follows from a 4 x 4 tile d of the image and the kernel k as
@@ -7,14 +7,14 @@ F(2 x 2, 3 x 3) of Lavin and Gray 2016 ("Fast algorithms for convolutional neura
 
 with 16 products for each pair of channels where the sum itself takes 36. Over all tiles of an image
 these are 16 products of matrices, [tiles, C] x [C, O]. A tile of the output is a window of the
-pool, so that a layer with a pool never writes the values that the pool drops.
+pool, so that the values that the pool drops are never written.
 
 Images are taken one at a time, and their tiles are made anew in the backward pass, so that what
 lies between two products stays in a core's cache. Results are those of the plain sum up to
 rounding, which is a few times that of the plain sum.
 """
 
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import jax
@@ -27,71 +27,54 @@ _B_4x4 = np.array([[1, 0, 0, 0], [0, 1, -1, 1], [-1, 1, 1, 0], [0, 0, 0, -1]], n
 _A_4x2 = np.array([[1, 0], [1, 1], [1, -1], [0, -1]], np.float32)
 
 
-def convolve_3x3(image_BxHxWxC: Array, kernel_3x3xCxO: Array, *, pool: bool = False) -> Array:
-    """2-D cross-correlation without padding or bias, [B, H, W, C] -> [B, H - 2, W - 2, O].
+def pooled_3x3(image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> Array:
+    """[B, H, W, C] -> [B, (H - 2) // 2, (W - 2) // 2, O], without padding or bias.
 
-    With `pool`, the max over 2 x 2 windows with stride 2 follows: [B, (H - 2) // 2, (W - 2) // 2,
-    O]; an odd last row or column is dropped, and among equal values the gradient is divided. It has
-    derivatives in reverse mode alone.
+    The max is over 2 x 2 windows with stride 2 of the cross-correlation; an odd last row or column
+    is dropped, and among equal values the gradient is divided. It has derivatives in reverse mode
+    alone.
     """
-    height, width = image_BxHxWxC.shape[1] - 2, image_BxHxWxC.shape[2] - 2
-    if pool:
-        height, width = height // 2 * 2, width // 2 * 2
-        return _tiled(True, image_BxHxWxC[:, : height + 2, : width + 2], kernel_3x3xCxO)
-    odd = ((0, 0), (0, height % 2), (0, width % 2), (0, 0))
-    out_BxHxWxO: Any = _tiled(False, jnp.pad(image_BxHxWxC, odd), kernel_3x3xCxO)
-    return out_BxHxWxO[:, :height, :width]
+    height, width = (2 * (size // 2) for size in image_BxHxWxC.shape[1:3])
+    return _tiled(image_BxHxWxC[:, :height, :width], kernel_3x3xCxO)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _tiled(pool: bool, image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> Array:
-    return _outputs(pool, image_BxHxWxC, _transformed_kernel(kernel_3x3xCxO))[0]
+@jax.custom_vjp
+def _tiled(image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> Array:
+    return _outputs(image_BxHxWxC, _transformed_kernel(kernel_3x3xCxO))[0]
 
 
-def _outputs(pool: bool, image_BxHxWxC: Array, kernel_16xCxO: Array) -> tuple[Array, Array | None]:
-    """The convolution and, for the pool, which places of each window have its highest value."""
+def _outputs(image_BxHxWxC: Array, kernel_16xCxO: Array) -> tuple[Array, Array]:
+    """The pool, and which places of each window have its highest value."""
     height, width = image_BxHxWxC.shape[1:3]
     outputs = kernel_16xCxO.shape[-1]
     tiles = (height // 2 - 1, width // 2 - 1)
 
-    def one(image_HxWxC: Array) -> tuple[Array, Array | None]:
+    def one(image_HxWxC: Array) -> tuple[Array, Array]:
         places = _output_tiles(_matmul(_input_tiles(image_HxWxC), kernel_16xCxO, 2, 1))
-        if pool:
-            # Pairwise: XLA's reductions over an axis of four are slower.
-            highest_TxO = reduce(jnp.maximum, places)
-            winners_TxO = jnp.zeros_like(highest_TxO, jnp.uint8)
-            for place, y_TxO in enumerate(places):
-                won_TxO = (y_TxO == highest_TxO).astype(jnp.uint8)
-                winners_TxO = winners_TxO | (won_TxO << jnp.uint8(place))
-            return highest_TxO.reshape(*tiles, outputs), winners_TxO
-        y_2x2xIxJxO = jnp.stack(places).reshape(2, 2, *tiles, outputs)
-        return y_2x2xIxJxO.transpose(2, 0, 3, 1, 4).reshape(height - 2, width - 2, outputs), None
+        # Pairwise: XLA's reductions over an axis of four are slower.
+        highest_TxO = reduce(jnp.maximum, places)
+        winners_TxO = jnp.zeros_like(highest_TxO, jnp.uint8)
+        for place, y_TxO in enumerate(places):
+            won_TxO = (y_TxO == highest_TxO).astype(jnp.uint8)
+            winners_TxO = winners_TxO | (won_TxO << jnp.uint8(place))
+        return highest_TxO.reshape(*tiles, outputs), winners_TxO
 
     return lax.map(one, image_BxHxWxC)
 
 
 def _slopes(
-    pool: bool,
-    image_BxHxWxC: Array,
-    kernel_16xCxO: Array,
-    winners_BxTxO: Array | None,
-    slope_BxHxWxO: Array,
+    image_BxHxWxC: Array, kernel_16xCxO: Array, winners_BxTxO: Array, slope_BxHxWxO: Array
 ) -> tuple[Array, Array]:
     outputs = slope_BxHxWxO.shape[-1]
     tiles = (image_BxHxWxC.shape[1] // 2 - 1, image_BxHxWxC.shape[2] // 2 - 1)
 
     def one(kernel_slope_16xCxO: Array, each: Any) -> tuple[Array, Array]:
         image_HxWxC, slope_HxWxO, winners_TxO = each
-        if pool:
-            shares_TxO = slope_HxWxO.reshape(-1, outputs)
-            shares_TxO = shares_TxO / lax.population_count(winners_TxO).astype(shares_TxO.dtype)
-            # A product: where nothing won, the value is NaN, and so must be the gradient.
-            won = [(winners_TxO >> jnp.uint8(place)) & jnp.uint8(1) for place in range(4)]
-            slopes = [won_TxO.astype(shares_TxO.dtype) * shares_TxO for won_TxO in won]
-        else:
-            slope_IxAxJxBxO = slope_HxWxO.reshape(tiles[0], 2, tiles[1], 2, outputs)
-            slope_4xTxO = slope_IxAxJxBxO.transpose(1, 3, 0, 2, 4).reshape(4, -1, outputs)
-            slopes = [slope_4xTxO[i] for i in range(4)]
+        shares_TxO = slope_HxWxO.reshape(-1, outputs)
+        shares_TxO = shares_TxO / lax.population_count(winners_TxO).astype(shares_TxO.dtype)
+        # A product: where nothing won, the value is NaN, and so must be the gradient.
+        won = [(winners_TxO >> jnp.uint8(place)) & jnp.uint8(1) for place in range(4)]
+        slopes = [won_TxO.astype(shares_TxO.dtype) * shares_TxO for won_TxO in won]
         slope_16xTxO = _transposed_output(slopes)
         added = kernel_slope_16xCxO + _matmul(_input_tiles(image_HxWxC), slope_16xTxO, 1, 1)
         tile_slopes_16xTxC = _matmul(slope_16xTxO, kernel_16xCxO, 2, 2)
@@ -104,16 +87,16 @@ def _slopes(
     return image_slope, kernel_slope_16xCxO
 
 
-def _forward(pool: bool, image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> tuple[Array, Any]:
+def _forward(image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> tuple[Array, Any]:
     # Vmapped, as for single images, the images are taken in turn. The kernel, which they share, is
     # transformed once, and its gradients are transformed side by side.
     kernel_16xCxO = _transformed_kernel(kernel_3x3xCxO)
-    out_BxHxWxO, winners_BxTxO = _in_turn(partial(_outputs, pool))(image_BxHxWxC, kernel_16xCxO)
+    out_BxHxWxO, winners_BxTxO = _in_turn(_outputs)(image_BxHxWxC, kernel_16xCxO)
     return out_BxHxWxO, (image_BxHxWxC, kernel_16xCxO, winners_BxTxO)
 
 
-def _backward(pool: bool, saved: Any, slope_BxHxWxO: Array) -> tuple[Array, Array]:
-    image_slope, kernel_slope_16xCxO = _in_turn(partial(_slopes, pool))(*saved, slope_BxHxWxO)
+def _backward(saved: Any, slope_BxHxWxO: Array) -> tuple[Array, Array]:
+    image_slope, kernel_slope_16xCxO = _in_turn(_slopes)(*saved, slope_BxHxWxO)
     return image_slope, _transposed_kernel(kernel_slope_16xCxO)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.models.layers.convolution import convolve, max_pool
-from jaxpfl.models.layers.winograd import convolve_3x3
+from jaxpfl.models.layers.winograd import pooled_3x3
 
 
 def _normal(seed, *shape):
@@ -49,25 +49,22 @@ def _pooled(out, slope):
     return pooled, spread
 
 
-@partial(jax.jit, static_argnums=0)
-def _ours(pool, image, kernel, slope):
-    out, pull = jax.vjp(partial(convolve_3x3, pool=pool), image, kernel)
+@jax.jit
+def _ours(image, kernel, slope):
+    out, pull = jax.vjp(pooled_3x3, image, kernel)
     return out, *pull(slope)
 
 
-@pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize("size", [(6, 8), (7, 6), (5, 9)])
-def test_values_and_gradients_are_those_of_the_plain_sum(size, pool):
+def test_values_and_gradients_are_those_of_the_plain_sum(size):
     image, kernel = _normal(0, 2, *size, 3), _normal(1, 3, 3, 3, 4)
     out = _plain(image, kernel)
-    shape = [side // 2 if pool else side for side in out.shape[1:3]]
+    shape = [side // 2 for side in out.shape[1:3]]
     slope = _normal(2, 2, *shape, 4)
     given = [jnp.asarray(array, jnp.float32) for array in (image, kernel, slope)]
-    spread = slope
-    if pool:
-        out, spread = _pooled(out, slope)
+    out, spread = _pooled(out, slope)
     expected = (out, *_plain_gradients(image, kernel, spread))
-    for got, wanted in zip(_ours(pool, *given), expected, strict=True):
+    for got, wanted in zip(_ours(*given), expected, strict=True):
         assert got.shape == wanted.shape
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-5)
 
@@ -76,7 +73,7 @@ def test_equal_values_share_the_gradient_of_the_pool():
     """Of a blank image, every place of a window is the highest, as in `max_pool`."""
     image, kernel = jnp.zeros((1, 6, 6, 2)), jnp.asarray(_normal(3, 3, 3, 2, 2), jnp.float32)
     slope = jnp.asarray(_normal(4, 1, 2, 2, 2), jnp.float32)
-    got = _ours(True, image, kernel, slope)[1]
+    got = _ours(image, kernel, slope)[1]
     shared = np.repeat(np.repeat(np.asarray(slope, np.float64) / 4, 2, 1), 2, 2)
     expected = _plain_gradients(np.zeros(image.shape), np.asarray(kernel, np.float64), shared)[0]
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
@@ -86,7 +83,7 @@ def test_an_image_that_is_not_finite_spoils_the_kernels_gradient_and_no_other_im
     image, kernel = _normal(5, 2, 6, 6, 2), jnp.asarray(_normal(6, 3, 3, 2, 2), jnp.float32)
     image[0] = np.nan
     out, image_slope, kernel_slope = _ours(
-        True, jnp.asarray(image, jnp.float32), kernel, jnp.ones((2, 2, 2, 2), jnp.float32)
+        jnp.asarray(image, jnp.float32), kernel, jnp.ones((2, 2, 2, 2), jnp.float32)
     )
     assert np.isnan(out[0]).all()
     assert np.isnan(kernel_slope).all()
