@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxpfl import cores
 from jaxpfl.algorithms.gaussian_moments import Moments as Moments
 from jaxpfl.algorithms.gaussian_moments import RunningMoments as RunningMoments
 from jaxpfl.algorithms.gaussian_moments import mixture as mixture
@@ -65,7 +64,7 @@ class Reference:
     def distances(self, candidates: Sequence[Moments]) -> np.ndarray:
         """Returns the distances to the candidates, in their order: float64 [candidates]."""
         self._check(candidates)
-        return np.asarray(cores.side_by_side(self._distance_to, candidates), np.float64)
+        return np.array([self._distance_to(each) for each in candidates], np.float64)
 
     def _distance_to(self, candidate: Moments) -> float:
         # The candidate's covariance in the coordinates of the factor.

@@ -34,7 +34,6 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from jaxpfl import cores
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
@@ -105,17 +104,16 @@ def _factor(gram_DxD: np.ndarray) -> np.ndarray:
     """Returns L, float32 [d, d], lower triangular; NaN if the Gram matrix is not finite."""
     identity_DxD = np.eye(len(gram_DxD), dtype=np.float32)
     ridge = np.float32(2.0**-21) * np.trace(gram_DxD) + np.float32(1e-20)
-    with cores.one_thread_a_product():
-        # A ridge above the trace does not fail.
-        for _ in range(13):
-            try:
-                factor_DxD = np.linalg.cholesky(gram_DxD + ridge * identity_DxD)
-            except np.linalg.LinAlgError:  # rounding has made the sum indefinite
-                ridge *= np.float32(4)
-                continue
-            if np.isfinite(factor_DxD).all():
-                return factor_DxD
+    # A ridge above the trace does not fail.
+    for _ in range(13):
+        try:
+            factor_DxD = np.linalg.cholesky(gram_DxD + ridge * identity_DxD)
+        except np.linalg.LinAlgError:  # rounding has made the sum indefinite
             ridge *= np.float32(4)
+            continue
+        if np.isfinite(factor_DxD).all():
+            return factor_DxD
+        ridge *= np.float32(4)
     return np.full_like(gram_DxD, np.nan)
 
 
