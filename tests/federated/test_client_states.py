@@ -149,6 +149,13 @@ def test_a_contribution_that_is_not_finite_leaves_the_state_as_it_was(tmp_path):
 def test_rounds_after_a_crash_are_the_same_releases(tmp_path):
     values, releaser, ledger = asked(query(), tmp_path)
     charges, rows = len(ledger.charges), kept(releaser)[0]
+    # As if it had been killed while it wrote.
+    with (tmp_path / "states" / "rows").open("r+b") as file:
+        for path in (tmp_path / "states").glob("0000000[34].*"):
+            count = path.stat().st_size // (8 + 24)
+            for client in np.frombuffer(path.read_bytes(), np.int64, count).tolist():
+                file.seek(24 * client + 5)
+                file.write(bytes(range(17)))
     again, releaser, ledger = asked(query(), tmp_path, rounds=[3, 4], done=2)
     np.testing.assert_array_equal(again, values[2:])
     assert len(ledger.charges) == charges
@@ -182,12 +189,13 @@ def test_other_states_make_another_release_which_is_charged(tmp_path):
 def test_states_that_were_damaged_make_a_second_release_which_is_charged(tmp_path):
     _, _, ledger = asked(private(Damaged()), tmp_path)
     charges, said = len(ledger.charges), []
-    for path in (tmp_path / "states").iterdir():
-        content = bytearray(path.read_bytes())
-        # Of each client's state, whose bytes come last: eight, after as many for its index.
-        for place in range(len(content) // 2 + 2, len(content), 4):
-            content[place] ^= 0x40
-        path.write_bytes(content)
+    (path,) = (tmp_path / "states").glob("00000004.*")
+    content = bytearray(path.read_bytes())
+    # Eight bytes for each client's index; then records of a round, eight bytes, and two floats.
+    for place in range(len(content) // 3, len(content), 16):
+        content[place + 10] ^= 0x40
+        content[place + 14] ^= 0x40
+    path.write_bytes(content)
     _, _, ledger = asked(private(Damaged()), tmp_path, rounds=[4], done=3, warn=said.append)
     assert len(ledger.charges) == charges + 1 and "second release" in said[0]
 
@@ -206,7 +214,7 @@ def test_states_that_are_gone_are_missed(tmp_path):
     with pytest.raises(CorruptFile, match="after round 2 are not here, the last are of round 0"):
         asked(query(), tmp_path, rounds=[3], done=2)
     asked(query(), tmp_path)
-    (path,) = (tmp_path / "states").glob("00000002.*")
+    (path,) = (tmp_path / "states").glob("00000003.*")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptFile, match=path.name):
         asked(query(), tmp_path, rounds=[3], done=2)
@@ -219,7 +227,7 @@ def test_what_no_round_can_need_again_is_deleted(tmp_path):
     states.sync()
     states.forget(3)
     found = sorted(path.stem for path in (tmp_path / "states").iterdir())
-    assert found == ["00000003", "00000004"]
+    assert found == ["00000003", "00000004", "rows"]
     jax.tree.map(np.testing.assert_array_equal, kept(releaser)[0], rows)
     _, releaser, _ = asked(query(taken=NUMBER), tmp_path, rounds=[4], done=3)
     jax.tree.map(np.testing.assert_array_equal, kept(releaser)[0], rows)

@@ -174,18 +174,26 @@ class OptimizerConfig(Checked):
 
 @dataclass(frozen=True)
 class AlgorithmConfig(Checked):
-    """What clients do differently from FedAvg, see docs/algorithms.md; only `fed_prox` has `mu`."""
+    """What clients do differently from FedAvg, see docs/algorithms.md.
 
-    name: Literal["fed_avg", "fed_prox", "fed_nova"] = "fed_avg"
+    Attributes:
+      mu: of fed_prox and ditto, how strongly a client's model is pulled to the shared one.
+      variate_clip: of scaffold, the L2 bound on the change of a client's control variate.
+    """
+
+    name: Literal["fed_avg", "fed_prox", "fed_nova", "scaffold", "ditto"] = "fed_avg"
     mu: Positive | None = None
+    variate_clip: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.mu is not None) != (self.name == "fed_prox"):
-            raise InputError(
-                "training.algorithm.mu must be given for fed_prox, and for it alone, found "
-                f"{self.mu} for {self.name}"
-            )
+        for field, names in (("mu", ("fed_prox", "ditto")), ("variate_clip", ("scaffold",))):
+            found = getattr(self, field)
+            if (found is not None) != (self.name in names):
+                raise InputError(
+                    f"training.algorithm.{field} must be given for {' and '.join(names)}, and for "
+                    f"nothing else, found {found} for {self.name}"
+                )
 
 
 @dataclass(frozen=True)
@@ -213,6 +221,15 @@ class TrainingConfig(Checked):
     clients_per_bucket: PositiveInt | None = None
     chunk: PositiveInt | None = None
     model_devices: PositiveInt = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        plain = (self.client.name, self.schedule) == ("sgd", "constant")
+        if self.algorithm.name == "scaffold" and not plain:
+            raise InputError(
+                "training.algorithm scaffold needs training.client.name sgd and training.schedule "
+                f"constant, found {self.client.name} and {self.schedule}"
+            )
 
 
 @dataclass(frozen=True)

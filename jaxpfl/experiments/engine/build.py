@@ -10,6 +10,7 @@ from dp_accounting import DpEvent
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg import fed_avg
+from jaxpfl.algorithms.scaffold import scaffold
 from jaxpfl.data import open as open_population
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.columns import text_array
@@ -33,6 +34,7 @@ from jaxpfl.experiments.config.sections import (
 )
 from jaxpfl.federated.clients.local_training import LocalTraining, Proximal, per_step
 from jaxpfl.federated.clients.optimizers import optimizer
+from jaxpfl.federated.clients.personal import Ditto
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release.query import Execution
 from jaxpfl.models import (
@@ -176,18 +178,23 @@ def build_plan(
 def build_fed_avg(
     model: Model, training: TrainingConfig, plan: Plan, start: Any = None, frozen: Any = None
 ) -> Algorithm:
-    """Builds DP-FedAvg from a section `training`; `start`, `frozen` as in `algorithms.fed_avg`."""
-    algorithm = fed_avg(
-        model,
-        client=_build_client(model, training, adapters=frozen is not None),
-        server=build_optimizer(training.server),
-        plan=plan,
-        cohort=build_cohort(training),
-        execution=build_execution(training),
-        start=start,
-        frozen=frozen,
-    )
-    return algorithm._replace(name=training.algorithm.name)
+    """Builds what a section `training` names; `start`, `frozen` as in `algorithms.fed_avg`."""
+    shared: dict[str, Any] = {
+        "server": build_optimizer(training.server),
+        "plan": plan,
+        "cohort": build_cohort(training),
+        "execution": build_execution(training),
+        "start": start,
+    }
+    named = training.algorithm
+    if named.variate_clip is not None:
+        if frozen is not None:
+            raise InputError("training.algorithm scaffold trains whole models, no adapters")
+        rate = training.client.learning_rate
+        return scaffold(model, learning_rate=rate, variate_clip=named.variate_clip, **shared)
+    client = _build_client(model, training, adapters=frozen is not None)
+    algorithm = fed_avg(model, client=client, frozen=frozen, **shared)
+    return algorithm._replace(name=named.name)
 
 
 def _build_client(model: Model, training: TrainingConfig, adapters: bool) -> LocalTraining:
@@ -197,11 +204,14 @@ def _build_client(model: Model, training: TrainingConfig, adapters: bool) -> Loc
         schedule = optax.linear_schedule(1.0, 0.0, rounds)
     elif training.schedule == "cosine":
         schedule = optax.cosine_decay_schedule(1.0, rounds)
+    optimiser, mu = build_optimizer(training.client), algorithm.mu
+    if mu is not None and algorithm.name == "ditto":
+        return Ditto(model, optimiser, adapters, schedule=schedule, pull=mu)
     return LocalTraining(
         model,
-        build_optimizer(training.client),
+        optimiser,
         adapters,
-        penalty=None if algorithm.mu is None else Proximal(algorithm.mu),
+        penalty=None if mu is None else Proximal(mu),
         transform=per_step if algorithm.name == "fed_nova" else None,
         schedule=schedule,
     )

@@ -1,15 +1,15 @@
-"""What each client keeps between rounds, on the disk: a file for each round. PRIVATE.
+"""What each client keeps between rounds, in files. PRIVATE.
 
-    00000007.DIGEST    the clients that took part in round 7, int64 [n], then the state of each
+    rows                 the state of client k, after the number of its last round: record k
+    00000007.DIGEST      round 7: its clients, int64 [n], and their records BEFORE it
 
-A client's state is in the latest file that has it. No file is ever changed, so that a run which
-goes on from an earlier round finds the states of that round: later files are deleted. DIGEST is a
-hash of this file and of the digest before it. As a part of a release's identity it makes sure that
-a round which is repeated with other states is another release, which is charged.
+A round's second file is on the disk before its records change. A run that goes on from an earlier
+round takes the later ones back by these files, the last one first, and then they are deleted. What
+is written meanwhile may be cut off anywhere. DIGEST is a hash of the new records, and of the digest
+before. It is a part of the identity of the next release, so that a round which is repeated with
+other states is another release, which is charged.
 
-In memory are two numbers for each client, and the states of a bucket. On the disk is what was
-written since the last call of `forget`, and before it what is still some client's latest, with the
-clients that shared its round.
+Clients that were never asked take no room on the disk, and nothing of any client stays in memory.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 
 PyTree = Any
-_INDEX = np.dtype(np.int64)
+_INDEX, _ROUND = np.dtype(np.int64), np.dtype(np.int64)
 
 
 class ClientStates:
@@ -42,7 +42,7 @@ class ClientStates:
       directory: made if absent; None = a temporary one.
       clients: their number.
       like: a pytree of shapes of one client's state.
-      round: the round to go on after; what was kept of later ones is deleted.
+      round: the round to go on after; later ones are taken back.
 
     Raises:
       CorruptFile: the states of `round` are not here, or a file is damaged.
@@ -52,27 +52,23 @@ class ClientStates:
         leaves, self._structure = jax.tree.flatten(like)
         self._leaves = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._leaves]
-        self._bytes = sum(sizes)
-        self._parts = list(itertools.pairwise([0, *itertools.accumulate(sizes)]))
+        edges = [_ROUND.itemsize, *itertools.accumulate(sizes, initial=_ROUND.itemsize)][1:]
+        self._parts, self._bytes = list(itertools.pairwise(edges)), edges[-1]
         self._directory = directory or Path(tempfile.mkdtemp(prefix="jaxpfl-"))
         if directory is None:
             weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
-        files.private_directory(self._directory)
-        self._unsynced: list[Path] = []
-        self._latest, self._place = np.zeros((2, clients), np.int32)
-        self._files: dict[int, tuple[Path, np.ndarray]] = {}
+        path = files.private_directory(self._directory) / "rows"
+        path.touch()
+        self._file = path.open("r+b")
+        weakref.finalize(self, self._file.close)
         described = f"{self._structure} {self._leaves}"
         self.digest, self.round = hashlib.sha256(described.encode()).hexdigest(), 0
-        for path in sorted(self._directory.glob("[0-9]*.*")):
-            number = int(path.stem)
-            if number > round:
-                path.unlink()
-                continue
-            count, rest = divmod(path.stat().st_size, _INDEX.itemsize + self._bytes)
-            held = np.fromfile(path, _INDEX, count)
-            if rest or not np.isin(held, np.arange(clients)).all():
-                raise CorruptFile(f"{path}: the clients' states in it are damaged")
-            self._index(number, path, held)
+        before = sorted(self._directory.glob("[0-9]*.*"))
+        while before and int(before[-1].stem) > round:
+            self._take_back(last := before.pop(), clients)
+            last.unlink()
+        if before:
+            self.digest, self.round = before[-1].suffix[1:], int(before[-1].stem)
         if self.round != round:
             raise CorruptFile(
                 f"{self._directory}: the clients' states after round {round} are not here, the "
@@ -81,20 +77,13 @@ class ClientStates:
 
     def rows(self, clients: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """States [clients, ...], and which of the clients have none yet; -1 is no client."""
-        rows = np.zeros((len(clients), self._bytes), np.uint8)
-        latest = np.where(clients < 0, 0, self._latest[clients])
-        for round in np.unique(latest[latest > 0]).tolist():
-            path, written = self._files[round]
-            with path.open("rb") as file:
-                for slot in np.flatnonzero(latest == round).tolist():
-                    place = int(self._place[clients[slot]])
-                    file.seek(written.nbytes + place * rows.shape[1])
-                    file.readinto(rows[slot].data)
+        records = self._read(clients)
         leaves = [
-            np.ascontiguousarray(rows[:, low:high]).view(dtype).reshape(len(clients), *shape)
+            np.ascontiguousarray(records[:, low:high]).view(dtype).reshape(len(clients), *shape)
             for (low, high), (shape, dtype) in zip(self._parts, self._leaves, strict=True)
         ]
-        return jax.tree.unflatten(self._structure, leaves), latest == 0
+        rounds = np.ascontiguousarray(records[:, : _ROUND.itemsize]).view(_ROUND)[:, 0]
+        return jax.tree.unflatten(self._structure, leaves), rounds == 0
 
     def before(self, round: int) -> str:
         """The digest of the states that a round begins with, which must come after the last one."""
@@ -108,35 +97,49 @@ class ClientStates:
     def write(self, round: int, clients: np.ndarray, states: PyTree) -> None:
         """Keeps states [clients, ...] as those after a round in which these clients took part."""
         clients = clients.astype(_INDEX)
-        rows = np.zeros((len(clients), self._bytes), np.uint8)
+        records = np.zeros((len(clients), self._bytes), np.uint8)
+        records[:, : _ROUND.itemsize] = np.array([round], _ROUND).view(np.uint8)
         for leaf, (low, high) in zip(jax.tree.leaves(states), self._parts, strict=True):
             values = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
-            rows[:, low:high] = values.reshape(len(clients), high - low)
-        content = clients.tobytes() + rows.tobytes()
-        digest = hashlib.sha256(self.digest.encode() + content).hexdigest()
-        path = self._directory / f"{round:08d}.{digest}"
-        path.write_bytes(content)
-        self._unsynced.append(path)
-        self._index(round, path, clients)
+            records[:, low:high] = values.reshape(len(clients), high - low)
+        digest = hashlib.sha256(self.digest.encode())
+        for each in (clients, records):
+            digest.update(each.data)
+        self.round, self.digest = round, digest.hexdigest()
+        before = clients.tobytes() + self._read(clients).tobytes()
+        files.write_atomically(self._directory / f"{round:08d}.{self.digest}", before, mode=0o600)
+        self._write(clients, records)
 
     def sync(self) -> None:
         """Returns once everything is on the disk."""
-        for path in self._unsynced:
-            files.fsync_path(path)
-        files.fsync_path(self._directory)
-        self._unsynced.clear()
+        files.sync(self._file)
 
     def forget(self, round: int) -> None:
-        """Deletes what is needed no more by a run that goes on from this round or a later one."""
-        latest = np.zeros_like(self._latest)
-        for number, (_, clients) in self._files.items():
-            if number <= round:
-                latest[clients] = number
-        for number in self._files.keys() - set(np.unique(latest).tolist()):
-            if number < round:
-                self._files.pop(number)[0].unlink()
+        """Deletes what only a run that goes on from an earlier round than this needs."""
+        for path in self._directory.glob("[0-9]*.*"):
+            if int(path.stem) < round:
+                path.unlink()
 
-    def _index(self, round: int, path: Path, clients: np.ndarray) -> None:
-        self._files[round] = path, clients
-        self._latest[clients], self._place[clients] = round, np.arange(len(clients))
-        self.round, self.digest = round, path.suffix[1:]
+    def _take_back(self, path: Path, clients: int) -> None:
+        content = path.read_bytes()
+        count, rest = divmod(len(content), _INDEX.itemsize + self._bytes)
+        held = np.frombuffer(content, _INDEX, count)
+        if rest or not np.isin(held, np.arange(clients)).all():
+            raise CorruptFile(f"{path}: the clients' states in it are damaged")
+        self._write(held, np.frombuffer(content, np.uint8, offset=held.nbytes).reshape(count, -1))
+        self.sync()
+
+    def _read(self, clients: np.ndarray) -> np.ndarray:
+        """Records uint8 [clients, bytes]; zeros of who was never asked, and of -1."""
+        records = np.zeros((len(clients), self._bytes), np.uint8)
+        for record, client in zip(records, clients.tolist(), strict=True):
+            if client >= 0:
+                self._file.seek(client * self._bytes)
+                self._file.readinto(record.data)
+        return records
+
+    def _write(self, clients: np.ndarray, records: np.ndarray) -> None:
+        for record, client in zip(records, clients.tolist(), strict=True):
+            self._file.seek(client * self._bytes)
+            self._file.write(record.data)
+        self._file.flush()

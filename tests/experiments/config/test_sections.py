@@ -18,7 +18,7 @@ from jaxpfl.experiments.config.sections import (
 )
 from jaxpfl.experiments.engine.build import build_fed_avg, read_clients, split_clients
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.federated import Proximal, per_step
+from jaxpfl.federated import Ditto, Proximal, per_step
 from jaxpfl.models import MLP
 from tests.plans import flat_without_privacy
 
@@ -232,7 +232,13 @@ def test_an_algorithm_is_chosen_by_its_name_and_has_its_own_settings(tmp_path):
     assert proximal.training.algorithm == AlgorithmConfig("fed_prox", 0.5)
     for wrong in ([name, "fed_prox"], [name, "fed_nova", mu, "0.1"], [name, "fed_prox", mu, "0"]):
         assert "mu" in _refused(tmp_path, TEXT, *wrong)
-    assert "fed_nova" in _refused(tmp_path, TEXT, name, "scaffold")
+    assert "ditto" in _refused(tmp_path, TEXT, name, "dito")
+    assert "variate_clip" in _refused(tmp_path, TEXT, name, "scaffold")
+    clip = "--training.algorithm.variate-clip"
+    variates = _load(tmp_path, TEXT, name, "scaffold", clip, "2")
+    assert variates.training.algorithm == AlgorithmConfig("scaffold", variate_clip=2.0)
+    refused = _refused(tmp_path, TEXT, name, "scaffold", clip, "2", "--training.schedule", "linear")
+    assert "schedule" in refused
     with pytest.raises(InputError, match="not for a GAN"):
         registry.load(shipped.find("gan_inversion"), ["--training.schedule", "linear"])
 
@@ -243,6 +249,7 @@ def test_an_algorithm_is_chosen_by_its_name_and_has_its_own_settings(tmp_path):
         ({}, None, None, None),
         ({"algorithm": AlgorithmConfig("fed_prox", 0.5)}, Proximal(0.5), None, None),
         ({"algorithm": AlgorithmConfig("fed_nova")}, None, per_step, None),
+        ({"algorithm": AlgorithmConfig("ditto", 0.5)}, None, None, None),
         ({"schedule": "linear"}, None, None, 0.25),
         ({"schedule": "cosine"}, None, None, (1 - 0.5**0.5) / 2),
     ],
@@ -254,6 +261,8 @@ def test_clients_compute_what_the_config_says(settings, penalty, transform, last
     (query,) = build_fed_avg(MLP(4, 3), training, plan).queries
     client: Any = query.client_fn
     assert (client.penalty, client.transform) == (penalty, transform)
+    if settings.get("algorithm", AlgorithmConfig()).name == "ditto":
+        assert (type(client), client.pull) == (Ditto, 0.5)
     if last is None:
         assert client.scheduled(0, 4) == 0
     else:
