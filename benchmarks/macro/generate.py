@@ -42,7 +42,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.draw import draw, probabilities
 from jaxpfl.text.generation.sampling import sample
-from jaxpfl.text.tokenisers.base import UTF8Bytes
+from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 CHILD = pathlib.Path(__file__).with_name("generate_against.py")
 PROMPT_TOKENS = 16

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,6 +31,21 @@ PyTree = Any
 _INDEX, _ROUND = np.dtype(np.int64), np.dtype(np.int64)
 
 
+class Place(NamedTuple):
+    """Where states are, and after which round.
+
+    Attributes:
+      folder: made if absent; None = a temporary one.
+      round: the round to go on after; later ones are taken back.
+    """
+
+    folder: Path | None = None
+    round: int = 0
+
+
+TEMPORARY = Place()
+
+
 class ClientStates:
     """The states of a query's clients.
 
@@ -39,16 +54,15 @@ class ClientStates:
       round: the last one whose states are here.
 
     Args:
-      directory: made if absent; None = a temporary one.
       clients: their number.
       like: a pytree of shapes of one client's state.
-      round: the round to go on after; later ones are taken back.
 
     Raises:
-      CorruptFile: the states of `round` are not here, or a file is damaged.
+      CorruptFile: the states of the place's round are not here, or a file is damaged.
     """
 
-    def __init__(self, directory: Path | None, clients: int, like: PyTree, round: int = 0) -> None:
+    def __init__(self, place: Place, clients: int, like: PyTree) -> None:
+        directory, round = place
         leaves, self._structure = jax.tree.flatten(like)
         self._leaves = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._leaves]

@@ -5,7 +5,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from jaxpfl.data.prefetch import prefetch
 from jaxpfl.federated.clients.client import TracedClient
 from jaxpfl.federated.mesh import put, shares
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.client_states import ClientStates
+from jaxpfl.federated.release.client_states import TEMPORARY, ClientStates, Place
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_client, check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
@@ -82,14 +81,13 @@ class PreparedQuery:
         query: Query,
         broadcast: PyTree,
         population: Population,
-        folder: Path | None = None,
-        done: int = 0,
+        kept: Place = TEMPORARY,
     ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 
         Args:
           broadcast: only shapes and dtypes are used.
-          folder, done: for the states of clients, see `ClientStates`.
+          kept: where the states of clients are, if they have any.
 
         Raises:
           InformationLeak: as `information_flow.check_release`.
@@ -107,7 +105,7 @@ class PreparedQuery:
         clients = Population(columns, found.offsets, found.client_ids)
         states = None
         if client.client_state is not None:
-            states = ClientStates(folder, len(clients), client.client_state, done)
+            states = ClientStates(kept, len(clients), client.client_state)
         return cls(query, door, clients, population.fingerprint, program, content, states)
 
     def described(self, environment: Any) -> str:

@@ -25,7 +25,6 @@ the identity. A run whose identity changed, or a replay with another result, is 
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import jax
@@ -37,7 +36,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import require_one_process, shardings
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.client_states import ClientStates
+from jaxpfl.federated.release.client_states import TEMPORARY, ClientStates, Place
 from jaxpfl.federated.release.prepared_query import Facts, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
@@ -168,8 +167,7 @@ class Releaser:
       warn: is called with a sentence if a replayed round has another result.
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
       others: the other processes of the run, which wait for its rounds; None = there are none.
-      folder: where what clients keep between rounds is stored; None = for this object's lifetime.
-      done: the rounds that were made before, whose states are there.
+      kept: where what clients keep between rounds is stored; by default for this object's lifetime.
 
     Raises:
       InputError: the ledger has other clients or another unit, a query's plan is for another
@@ -188,8 +186,7 @@ class Releaser:
         warn: Callable[[str], None] = lambda message: None,
         observe: Callable[[dict[str, Any]], None] = lambda record: None,
         others: Others | None = None,
-        folder: Path | None = None,
-        done: int = 0,
+        kept: Place = TEMPORARY,
     ) -> None:
         self.ledger = ledger
         self.run = run
@@ -199,7 +196,7 @@ class Releaser:
         self._queries = None if queries is None else tuple(queries)
         self._warn = warn
         self._observe = observe
-        self._states = folder, done
+        self._kept = kept
         self._prepared: dict[Any, PreparedQuery] = {}
         self._next_clip_norm: dict[int, jax.Array] = {}
         self._pending: list[_Pending] = []
@@ -390,7 +387,7 @@ class Releaser:
         prepared = self._prepared.get(key)
         if prepared is None:
             self._check(query)
-            prepared = PreparedQuery.of(query, broadcast, self._population, *self._states)
+            prepared = PreparedQuery.of(query, broadcast, self._population, self._kept)
             # It keeps the query alive, so that no other object gets its id.
             self._prepared[key] = prepared
         return prepared
