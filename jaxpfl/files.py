@@ -155,17 +155,6 @@ def publish(temporary: Path, path: Path) -> None:
     fsync_path(path.parent)
 
 
-@contextmanager
-def alone(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file for writing at its end, which only one process can do at a time."""
-    with open(path, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunLocked(f"{path}: another process is writing it; wait for it") from error
-        yield file
-
-
 def write_json(path: Path, record: Any, *, mode: int = 0o644) -> None:
     """Writes `json_text(record)`; see `write_atomically`."""
     write_atomically(path, json_text(record), mode=mode)

@@ -1,4 +1,4 @@
-"""Accuracy of FedAvg, FedProx, FedNova and falling learning rates on MNIST, unequal clients.
+"""Accuracy of FedAvg, FedProx, FedNova, SCAFFOLD and Ditto on MNIST, unequal clients.
 
     python -m benchmarks.macro.algorithms
     python -m benchmarks.macro.algorithms --seeds 1 --rounds 10
@@ -9,6 +9,8 @@ images. The network has one hidden layer of 64 units; clients train for two epoc
 at a rate of 0.1, and the server averages. All algorithms get the same clients, plan, rates and
 seeds, and nothing was tuned for any of them: the clip norm is FedAvg's, but for FedNova, whose
 contributions are shorter by the number of steps and whose server takes as many times larger ones.
+Ditto's clients keep every fifth image out of the training; their own models, and the shared one,
+are measured on these.
 """
 
 import dataclasses
@@ -37,6 +39,8 @@ class Config:
     epsilon: float = 8.0
     seeds: int = 3
     mu: float = 0.1
+    variate_clip: float = 2.0
+    only: tuple[str, ...] = ()  # of the algorithms; default all
     devices: int | None = None  # virtual CPU devices; default one a core
 
 
@@ -47,7 +51,7 @@ def main(config: Config) -> list[dict]:
     import optax
 
     import jaxpfl as jp
-    from jaxpfl.federated import LocalTraining, Proximal, per_step
+    from jaxpfl.federated import Ditto, LocalTraining, Proximal, per_step
 
     folder = pathlib.Path(os.environ["JAXPFL_DATA"])
     source = folder / "handwriting_mnist_writers" / "mnist_by_writer.npz"
@@ -80,6 +84,8 @@ def main(config: Config) -> list[dict]:
         "FedProx": (LocalTraining(model, sgd, penalty=Proximal(config.mu)), 1.0),
         "FedNova": (LocalTraining(model, sgd, transform=per_step), float(STEPS)),
         "FedAvg, falling rate": (LocalTraining(model, sgd, schedule=falling), 1.0),
+        "SCAFFOLD": (None, 1.0),
+        "Ditto": (Ditto(model, sgd, pull=config.mu), 1.0),
     }
     settings = {
         "rounds": config.rounds,
@@ -92,21 +98,34 @@ def main(config: Config) -> list[dict]:
             plan = jp.Plan.without_privacy(clip=clip, **settings)
             if private:
                 plan = jp.Plan.calibrated(epsilon=config.epsilon, delta=1e-4, clip=clip, **settings)
-            found, began = [], time.perf_counter()
+            if config.only and name not in config.only:
+                continue
+            found, on_own, began = [], [], time.perf_counter()
             for seed in range(config.seeds):
                 dealt = f"by=label&clients={config.clients}&alpha={config.alpha}&min_examples=0"
                 columns = "client=*&image=images&label=labels&partition=dirichlet"
                 clients = jp.data.open(f"{source}?{columns}&{dealt}&seed={seed}")
-                algorithm = jp.algorithms.fed_avg(
-                    model,
-                    client=client,
-                    server=optax.sgd(server_rate),
-                    plan=plan,
-                    cohort=jp.CohortSpec(BATCH, 200, epochs=EPOCHS),
-                )
+                kept = np.ones(clients.num_examples, bool)
+                kept[4::5] = name != "Ditto"
+                shared = {
+                    "server": optax.sgd(server_rate),
+                    "plan": plan,
+                    "cohort": jp.CohortSpec(BATCH, 200, epochs=EPOCHS),
+                }
+                if name == "SCAFFOLD":
+                    algorithm = jp.algorithms.scaffold(
+                        model, learning_rate=RATE, variate_clip=config.variate_clip, **shared
+                    )
+                else:
+                    algorithm = jp.algorithms.fed_avg(model, client=client, **shared)
                 with tempfile.TemporaryDirectory() as out:
                     ledger = f"{out}/ledger.jsonl"
-                    made = jp.run(algorithm, clients, ledger=ledger, out=f"{out}/run", seed=seed)
+                    made = jp.run(
+                        algorithm, clients.keeping(kept), ledger=ledger, out=f"{out}/run", seed=seed
+                    )
+                    if name == "Ditto":
+                        place = pathlib.Path(out) / "run" / "private" / "client_states"
+                        on_own.append(of_clients(place, config.rounds, clients, ~kept, made.params))
                 found.append(float(accuracy(made.params)))
             rows.append(
                 {
@@ -120,11 +139,42 @@ def main(config: Config) -> list[dict]:
                     "alpha": config.alpha,
                     "clip": config.clip / server_rate,
                     "seconds_per_seed": (time.perf_counter() - began) / config.seeds,
+                    **({"by client": on_own} if on_own else {}),
                 }
             )
             print(rows[-1], flush=True)
     print(harness.record("algorithms", rows))
     return rows
+
+
+def of_clients(place: pathlib.Path, rounds: int, clients, held, params) -> dict[str, float]:
+    """Accuracies of clients' own models and of the shared one on the images that they kept out.
+
+    Of public data, or else this would be a release.
+    """
+    import jax
+
+    from jaxpfl.federated.release.client_states import ClientStates, Place
+
+    params = jax.device_get(params)
+    states = ClientStates(Place(place, rounds), len(clients), params)
+    image = np.asarray(clients.columns["image"]).reshape(-1, IMAGES).astype(np.float32) / 255
+    label, found = np.asarray(clients.columns["label"]), []
+    for client in range(len(clients)):
+        begin, end = clients.offsets[client : client + 2]
+        rows = begin + np.flatnonzero(held[begin:end])
+        own, new = states.rows(np.array([client]))
+        if not len(rows) or new[0]:
+            continue
+        right = []
+        for each in (params, jax.tree.map(lambda leaf: leaf[0], own)):
+            hidden = np.maximum(image[rows] @ each["w1"] + each["b1"], 0)
+            right.append(((hidden @ each["w2"] + each["b2"]).argmax(1) == label[rows]).mean())
+        found.append(right)
+    shared, own = np.array(found).T
+    figures = {"shared": shared, "own": own}
+    worst = {f"{name}, worst tenth": np.sort(f)[: len(f) // 10] for name, f in figures.items()}
+    return {name: round(float(np.mean(f)), 4) for name, f in {**figures, **worst}.items()}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fetching: whole or not at all, on from where it stopped, and only what is known."""
+"""Fetching: whole or not at all, and only what is known."""
 
 import dataclasses
 import errno
@@ -6,7 +6,6 @@ import hashlib
 import http.server
 import json
 import lzma
-import re
 import threading
 
 import pytest
@@ -24,32 +23,21 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Serves `server.content`, from any byte on; cuts the answer after `server.cut` bytes."""
+    """Serves `server.content`; cuts the answer after `server.cut` bytes."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
         server = self.server
-        begin, status = 0, 200
-        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
-        if wanted and server.etag and self.headers["If-Range"] == server.etag:
-            begin, status = int(wanted[1]), 206
-        if self.command == "GET":
-            server.asked.append((self.path, begin))
+        server.asked.append(self.path)
         if self.path.endswith("absent"):
             self.send_error(404, "Not Found")
             return
-        content = server.content[begin:]
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        if server.etag:
-            self.send_header("ETag", server.etag)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(server.content)))
         self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content[: server.cut])
+        self.wfile.write(server.content[: server.cut])
         self.close_connection = True
-
-    do_HEAD = do_GET
 
     def log_message(self, *_):
         pass
@@ -58,7 +46,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    made.content, made.etag, made.cut, made.asked = CONTENT, '"one"', None, []
+    made.content, made.cut, made.asked = CONTENT, None, []
     made.url = f"http://127.0.0.1:{made.server_port}"
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -88,28 +76,14 @@ def test_a_file_comes_whole_with_its_record(server, tmp_path):
     assert len(server.asked) == 1
 
 
-def test_what_was_cut_off_goes_on_where_it_stopped(server, tmp_path):
+def test_what_was_cut_off_is_removed_and_can_be_fetched_again(server, tmp_path):
     target, server.cut = tmp_path / "data.bin", 1_500_000
-    with pytest.raises(InputError, match="goes on from there"):
+    with pytest.raises(InputError, match="cannot be fetched"):
         get(server, target)
-    assert not target.exists()
+    assert names(tmp_path) == []
     server.cut = None
     assert get(server, target)["sha256"] == SHA256
     assert target.read_bytes() == CONTENT
-    assert [begin for _, begin in server.asked] == [0, 1_500_000]
-    assert names(tmp_path) == ["data.bin", "data.bin.origin.json"]
-
-
-@pytest.mark.parametrize("etags", [('"one"', '"two"'), ("", ""), ('W/"one"', 'W/"one"')])
-def test_another_version_is_fetched_from_its_beginning(server, tmp_path, etags):
-    """Also where the server does not say which version it has."""
-    target = tmp_path / "data.bin"
-    server.etag, server.cut = etags[0], 1_500_000
-    with pytest.raises(InputError):
-        get(server, target)
-    server.etag, server.cut, server.content = etags[1], None, CONTENT[::-1]
-    get(server, target)
-    assert target.read_bytes() == CONTENT[::-1]
 
 
 def test_another_file_than_the_known_one_is_refused_and_removed(server, tmp_path):
@@ -131,14 +105,15 @@ def test_packed_files_are_unpacked_and_damaged_ones_refused(server, tmp_path):
     assert names(tmp_path) == ["data.sqlite.origin.json"]
 
 
-def test_a_full_disk_keeps_what_has_come(server, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_nothing(server, tmp_path, monkeypatch):
     def full(file):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr("jaxpfl.files.sync", full)
-        with pytest.raises(InputError, match="No space left on device.* goes on from there"):
+        with pytest.raises(InputError, match="No space left on device"):
             get(server, tmp_path / "data.bin")
+        assert names(tmp_path) == []
     get(server, tmp_path / "data.bin", sha256=SHA256)
     assert (tmp_path / "data.bin").read_bytes() == CONTENT
 
