@@ -3,19 +3,10 @@
 Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang 2016, "Deep Learning with
 Differential Privacy", Algorithm 1.
 
-    for each round t:
-        sample examples                               each with probability q, from all clients
-        for each sampled example i:
-            g_i = gradient of its loss at params      ClippedGradients
-            g_i = g_i min(1, S / ||g_i||)
-        release = - sum_i g_i + N(0, z^2 S^2)
-        params  = server optimiser(params, -release / n)
-
-n is the planned number of examples in a round, q N, a public constant: how many were drawn is
-private.
-
-The promise is weaker than that of `fed_avg`: it protects an example, and not a person who holds
-many of them. Use it where one example is really all that needs protection.
+It is `fed_avg` with another client function, `ClippedGradients`, and cohorts of examples: each is
+drawn with probability q from those of all clients. The mean is over n = q N, a public constant: how
+many were drawn is private. The promise is weaker: it protects an example, and not a person who
+holds many of them.
 """
 
 import math

@@ -30,6 +30,7 @@ from jaxpfl.federated.mesh import here, put
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Facts, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, prepared, read_columns, require_room
+from jaxpfl.federated.release.releaser import Released
 from jaxpfl.privacy.secret import RunSecret
 
 PyTree = Any
@@ -195,7 +196,7 @@ def _broadcasts(
         contribution = identity.traced(query, shapes, columns).contribution
         value = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), contribution)
         next_norm = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm
-        return _Answer(value, next_norm)
+        return Released(value, next_norm)
 
     def first_round(key: jax.Array) -> None:
         step(init(key), release, 1)
@@ -246,13 +247,6 @@ def _check_shareable(query: Query, shapes: PyTree) -> None:
                 f"the broadcast of query {query.label!r} must be arrays of numbers for several "
                 f"processes, found {leaf.dtype}: give jax.random.key_data of a key"
             )
-
-
-class _Answer:
-    """In the place of a `release.Released`."""
-
-    def __init__(self, value: PyTree, clip_norm: jax.Array) -> None:
-        self.value, self.clip_norm = value, clip_norm
 
 
 def _name(chosen: np.ndarray, work: Work) -> str:

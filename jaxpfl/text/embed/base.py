@@ -10,8 +10,6 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.progress import Progress
 
-# Examples of a piece: few enough to hold.
-_CHUNK = 16_384
 # Handed to an embedder at a time: enough to sort by length, few enough to show how far it has come.
 _CALL = 4_096
 
@@ -43,9 +41,8 @@ class Embedder(Protocol):
 def embed(population: Population, embedder: Embedder, *, progress: bool = False) -> Population:
     """The same clients with the column "embedding", float32 [examples, d], and no other.
 
-    A text that occurs several times is embedded once. The fingerprint does not change, because an
-    embedding is as private as the text. Progress is shown in per cent, because the number of
-    examples is private.
+    The fingerprint does not change, because an embedding is as private as the text. Progress is
+    shown in per cent, because the number of examples is private.
 
     Raises:
       InputError: the population lacks the column that the embedder reads, or has another type
@@ -59,12 +56,11 @@ def embed(population: Population, embedder: Embedder, *, progress: bool = False)
 
 def embedded(
     population: Population, embedder: Embedder, *, progress: bool = False, public: bool = False
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[slice, np.ndarray]]:
     """Yields the rows of `embed` in pieces, for corpora whose embeddings do not fit in memory.
 
-    A piece is the numbers of some rows, int64 [n], and their vectors, float32 [n, d]. Each row is
-    in one piece; their order is not specified. Progress is shown in examples where their number is
-    public. Errors as `embed`.
+    A piece is some rows, in their order, and their vectors, float32 [n, d]. Progress is shown in
+    examples where their number is public. Errors as `embed`.
     """
     if embedder.column not in population.columns:
         raise InputError(
@@ -74,26 +70,20 @@ def embedded(
     column = population.columns[embedder.column]
     if embedder.column == "text" and isinstance(column, np.ndarray):
         raise InputError(f"population {population.name!r}: column 'text' must hold text")
-    done, label = 0, f"embedding {population.name} with {embedder.name}"
-    total, step = (len(column), embedder.column) if public else (100, "percent")
+    label, count = f"embedding {population.name} with {embedder.name}", len(column)
+    total, step = (count, embedder.column) if public else (100, "percent")
     with Progress(label, total=total, progress=progress, step=step) as bar:
-        for rows, examples, position_of_row in _chunks(column):
-            parts, here = [], len(rows) / len(examples)
-            for start in range(0, len(examples), _CALL):
-                given = examples[start : start + _CALL]
-                parts.append(np.asarray(embedder(given)))
-                if parts[-1].shape != (len(given), embedder.dimension):
-                    raise InputError(
-                        f"embedder {embedder.name!r} returned shape {parts[-1].shape}, expected "
-                        f"{(len(given), embedder.dimension)}"
-                    )
-                bar.update(total * (done + round(here * (start + len(given)))) // len(column))
-            found = np.concatenate(parts)
-            # A text that occurs very often must not make a piece large.
-            for start in range(0, len(rows), _CHUNK):
-                piece = slice(start, start + _CHUNK)
-                yield rows[piece], found[position_of_row[piece]]
-            done += len(rows)
+        for start in range(0, count, _CALL):
+            given = column[start : start + _CALL]
+            given = given if isinstance(given, np.ndarray) else given.to_pylist()
+            found = np.asarray(embedder(given))
+            if found.shape != (len(given), embedder.dimension):
+                raise InputError(
+                    f"embedder {embedder.name!r} returned shape {found.shape}, expected "
+                    f"{(len(given), embedder.dimension)}"
+                )
+            yield slice(start, start + len(given)), found
+            bar.update(total * (start + len(given)) // count)
 
 
 def embeddings_of(population: Population) -> np.ndarray:
@@ -117,20 +107,3 @@ def as_texts(examples: Any) -> list[str]:
         if not isinstance(text, str):
             raise InputError(f"text {row} must be a string, found {type(text).__name__}")
     return texts
-
-
-def _chunks(column: Any) -> Iterator[tuple[np.ndarray, Any, np.ndarray]]:
-    """Numbers of rows, the different examples in them, and for each row the place of its own."""
-    if isinstance(column, np.ndarray):
-        for start in range(0, len(column), _CHUNK):
-            examples = column[start : start + _CHUNK]
-            yield np.arange(start, start + len(examples)), examples, np.arange(len(examples))
-        return
-    encoded = column.dictionary_encode()
-    text_of_row = encoded.indices.to_numpy(zero_copy_only=False)
-    rows = np.argsort(text_of_row, kind="stable")
-    different = encoded.dictionary
-    starts = np.arange(0, len(different), _CHUNK)
-    cuts = np.searchsorted(text_of_row[rows], starts)
-    for start, here in zip(starts, np.split(rows, cuts)[1:], strict=True):
-        yield here, different.slice(start, _CHUNK).to_pylist(), text_of_row[here] - start
