@@ -136,7 +136,7 @@ def gan(target: Target) -> Iterator[Program]:
 
 
 def distilgpt2(target: Target) -> Iterator[Program]:
-    from jaxpfl.models.decoder.config import distilgpt2
+    from benchmarks.shapes import distilgpt2
     from jaxpfl.models.decoder.network import Decoder
 
     model = Decoder(distilgpt2(), compute="bfloat16", remat=True)
@@ -151,8 +151,9 @@ def _llama(rank: int | None, int8: bool = False) -> tuple[Any, PyTree]:
     import jax
     import jax.numpy as jnp
 
+    from benchmarks.shapes import llama3_8b
     from jaxpfl.models.decoder import lora
-    from jaxpfl.models.decoder.config import LoRA, llama3_8b
+    from jaxpfl.models.decoder.config import LoRA
     from jaxpfl.models.decoder.network import Decoder
     from jaxpfl.models.decoder.quantise import quantise
 

@@ -53,8 +53,9 @@ def model_of(config: Config):
     import jax
     import jax.numpy as jnp
 
+    from benchmarks.shapes import llama3_8b
     from jaxpfl.models.decoder import lora
-    from jaxpfl.models.decoder.config import DecoderConfig, LoRA, llama3_8b
+    from jaxpfl.models.decoder.config import DecoderConfig, LoRA
     from jaxpfl.models.decoder.network import Decoder
     from jaxpfl.models.decoder.quantise import quantise
 

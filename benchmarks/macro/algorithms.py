@@ -154,10 +154,10 @@ def of_clients(place: pathlib.Path, rounds: int, clients, held, params) -> dict[
     """
     import jax
 
-    from jaxpfl.federated.release.client_states import ClientStates, Place
+    from jaxpfl.federated.release.client_states import ClientStates
 
     params = jax.device_get(params)
-    states = ClientStates(Place(place, rounds), len(clients), params)
+    states = ClientStates((place, rounds), len(clients), params)
     image = np.asarray(clients.columns["image"]).reshape(-1, IMAGES).astype(np.float32) / 255
     label, found = np.asarray(clients.columns["label"]), []
     for client in range(len(clients)):

@@ -36,8 +36,9 @@ from jax.sharding import AxisType
 
 from benchmarks import harness
 from benchmarks.peer import Peer, check
+from benchmarks.shapes import distilgpt2
 from jaxpfl.models.checkpoints import pretrained
-from jaxpfl.models.decoder.config import DecoderConfig, distilgpt2
+from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.draw import draw, probabilities

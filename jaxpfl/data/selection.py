@@ -18,13 +18,10 @@ client applies the criterion to its own data, with public constants. `select` re
 to train on.
 
 Which clients are selected is private, and so is their number. A client without selected examples
-therefore stays in the population and contributes exactly 0. Cohorts are sampled from all N clients,
-a public number, and sums are divided by a public constant, so that noise, denominators, epsilon and
-printed sizes do not depend on how many clients match. To sample only matching clients, or to divide
-by their number, would publish that number without accounting for it; but the size of a cohort may
-follow from a RELEASED estimate of it. The price is that updates are diluted by the share of clients
-that match. Use a constant clip norm: an adaptive one follows a quantile over ALL sampled clients,
-and the zeros of those without a match draw it towards 0.
+therefore stays in the population and contributes exactly 0, and nothing, such as a denominator or
+epsilon, depends on how many clients match. The price is that updates are diluted by the share of
+clients that match. Use a constant clip norm: an adaptive one follows a quantile over ALL sampled
+clients, and the zeros of those without a match draw it towards 0.
 
 A threshold is a public constant. One that is computed from private accuracies, such as a
 percentile, is itself a release: compute it by `algorithms.federated_metrics`, which charges it.

@@ -9,8 +9,8 @@ from benchmarks import harness
 from benchmarks.gpu import __main__ as driver
 from benchmarks.gpu import llama
 from benchmarks.gpu.parts import Part, parts
+from benchmarks.shapes import llama3_8b
 from jaxpfl.models import count_parameters
-from jaxpfl.models.decoder.config import llama3_8b
 from jaxpfl.models.decoder.network import Decoder
 
 SCRIPTS = {

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.shapes import distilgpt2, llama3_8b
 from jaxpfl import cli
 from jaxpfl.data.open import why_missing
 from jaxpfl.errors import InputError
@@ -19,7 +20,6 @@ from jaxpfl.experiments.engine import description as engine
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.systems.federated_training import study
 from jaxpfl.models.checkpoints import hub
-from jaxpfl.models.decoder.config import distilgpt2, llama3_8b
 from jaxpfl.privacy import Plan, accounting, gaussian, participation
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise

@@ -11,7 +11,7 @@ import pytest
 from jaxpfl.data import CohortSpec, Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.federated import Execution, Query, Releaser, RunSecret, client_mesh
-from jaxpfl.federated.release.client_states import ClientStates, Place
+from jaxpfl.federated.release.client_states import ClientStates
 from jaxpfl.privacy import Ledger
 from tests.plans import flat_plan, flat_without_privacy
 
@@ -91,7 +91,7 @@ def asked(
     with (
         Ledger(folder / "ledger.jsonl", population()) as ledger,
         Releaser(
-            population(), ledger, SAME, run="run", warn=warn, kept=Place(folder / "states", done)
+            population(), ledger, SAME, run="run", warn=warn, kept=(folder / "states", done)
         ) as releaser,
     ):
         values = []
@@ -240,7 +240,7 @@ def test_the_store_is_what_a_dictionary_is(tmp_path):
         "a": shape((3, 2), jnp.float32), "b": shape((), jnp.bfloat16),
         "c": shape((5,), bool), "d": shape((0, 2), jnp.int32),
     }  # fmt: skip
-    states, held = ClientStates(Place(tmp_path), 9, like), [dict()]
+    states, held = ClientStates((tmp_path, 0), 9, like), [dict()]
     for round in range(1, 8):
         clients = rng.permutation(9)[: rng.integers(0, 4)]
         new = {
@@ -253,7 +253,7 @@ def test_the_store_is_what_a_dictionary_is(tmp_path):
     states.sync()
     states.forget(5)
     for round in (7, 6, 5):
-        opened = ClientStates(Place(tmp_path, round), 9, like)
+        opened = ClientStates((tmp_path, round), 9, like)
         rows, new = opened.rows(np.array([*range(9), -1]))
         assert [c for c in range(9) if not new[c]] == sorted(held[round]) and new[9]
         for client, expected in held[round].items():

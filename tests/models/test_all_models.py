@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.shapes import distilgpt2, llama3_8b
 from jaxpfl.errors import InputError
 from jaxpfl.models import (
     GAN,
@@ -22,7 +23,7 @@ from jaxpfl.models import (
 )
 from jaxpfl.models.base import initialised
 from jaxpfl.models.decoder import lora
-from jaxpfl.models.decoder.config import DecoderConfig, LoRA, distilgpt2, llama3_8b
+from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder

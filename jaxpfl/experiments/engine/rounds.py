@@ -34,7 +34,6 @@ from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, mark_of
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.records.cautions import of_rounds
 from jaxpfl.experiments.records.checkpoint import Checkpoints
-from jaxpfl.federated.release.client_states import Place
 from jaxpfl.federated.release.releaser import Others, Releaser
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
@@ -216,7 +215,7 @@ class Loop:
             warn=lambda message: bar.message(f"warning: {message}"),
             observe=log,
             others=self.others,
-            kept=Place(self._directory.path / "private" / "client_states", done),
+            kept=(self._directory.path / "private" / "client_states", done),
         )
 
     def _interrupted(self, when: str) -> str:

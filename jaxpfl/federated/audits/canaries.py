@@ -10,15 +10,11 @@ clip is tested, too. Whether it is in is decided by a fair coin:
 | Poisson, or cyclic | its contribution   | a contribution of zero, as if it were not there        |
 | of fixed size      | its contribution   | the opposite contribution: one client is replaced      |
 
-What a coordinate shows of the contribution is observed, in clip norms, and scored by how much it
-looks like "in" (`audits.canary_scores`). With cyclic participation, trials are those canaries
-alone whose place in an epoch shows most.
-
+What a coordinate shows is scored by how much it looks like "in" (`audits.canary_scores`). With
+cyclic participation, trials are those canaries alone whose place in an epoch shows most.
 `Gradients` asks what training does: a model whose gradient is what a client holds. The questions in
-`algorithms.canaries` call the client functions of FreD and of scores.
-
-Nobody's data is touched, and nothing is charged but ledgers of the game's own, which are deleted
-with it. Its secrets follow from a seed, so that an audit can be repeated; it is a SIMULATION.
+`algorithms.canaries` call the client functions of FreD and of scores. It is a SIMULATION: nothing
+is charged but ledgers of the game's own, and its secrets follow from a seed.
 """
 
 import dataclasses

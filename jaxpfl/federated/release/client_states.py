@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,19 +31,10 @@ PyTree = Any
 _INDEX, _ROUND = np.dtype(np.int64), np.dtype(np.int64)
 
 
-class Place(NamedTuple):
-    """Where states are, and after which round.
-
-    Attributes:
-      folder: made if absent; None = a temporary one.
-      round: the round to go on after; later ones are taken back.
-    """
-
-    folder: Path | None = None
-    round: int = 0
-
-
-TEMPORARY = Place()
+Place = tuple[Path | None, int]
+"""A folder, made if absent (None = a temporary one), and the round to go on after; later ones are
+taken back."""
+TEMPORARY: Place = (None, 0)
 
 
 class ClientStates:

@@ -13,9 +13,8 @@ count as symbols):
     other character: punctuation, a symbol, an emoji (a joined emoji gives one token per part).
 
 `spaces`, for text that came split into words: they are what stands between its spaces, unchanged,
-but without control characters. So TensorFlow Federated's baselines split their Stack Overflow,
-where `jquery-1.9` is one word; `words` makes five of it. Nothing stands between two neighbouring
-spaces, and not, as in these baselines, an empty word, which would be out of vocabulary.
+but without control characters, as TensorFlow Federated's baselines split their Stack Overflow. No
+word is empty.
 """
 
 import re

@@ -8,10 +8,11 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks.shapes import llama3_8b
 from jaxpfl.errors import InputError
 from jaxpfl.models import adapter_trees, count_parameters
 from jaxpfl.models.decoder import lora
-from jaxpfl.models.decoder.config import LoRA, llama3_8b
+from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from tests.models.decoder.test_network import BOTH, GPT2, LLAMA, TOKENS, drawn

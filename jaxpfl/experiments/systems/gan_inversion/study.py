@@ -11,8 +11,7 @@ Everything concerns the same clients, happens in this order and is charged to on
     with the bug      a second histogram; GANs "bug_low" and "bug_high"
     after the fix     GANs "fixed_low" and "fixed_high"
 
-If examples are selected instead of clients, no thresholds are needed, and the page only shows the
-histograms. A client that is not selected stays in the population: see `data.selection`.
+If examples are selected instead of clients, the page only shows the histograms.
 
     artifacts/         models of the evaluator, both histograms, generated images
     runs/NAME/         the run of each GAN, with a report of its own

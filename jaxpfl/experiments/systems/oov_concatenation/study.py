@@ -8,9 +8,7 @@ privacy:
     characters   on the clients' out-of-vocabulary words only: it shows WHICH words these are
 
 Each share of the bug is a WORLD of its own, in which the same clients have another history. The two
-models of a world are charged to one ledger and have one composed epsilon, which is what a
-deployment would spend. The page shows several worlds of the same clients, so it also states the
-cost of all of them. Generating text from the finished models is post-processing.
+models of a world are charged to one ledger; the page also states the cost of all worlds.
 
     vocabulary.json              the words of the public corpus
     artifacts/                   initial parameters of the character model; the generated text
