@@ -32,11 +32,6 @@ _DEEPEST = 64
 _PIECE = 2**20
 _NO_TIME = 315532800  # 1980 in UTC, the earliest that a zip archive can hold
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-# What `numpy.save` writes before arrays of numbers or texts, without the length of the header.
-_HEADER = re.compile(
-    rb"\x93NUMPY\x01\0\{'descr': '([<|][bcfiuSUV]\d{1,9})', 'fortran_order': (True|False), "
-    rb"'shape': \(((?:\d{1,18}(?:, |,?(?=\))))*)\), \} *\n"
-)
 _JSON_NAMES: dict[Any, str] = {
     dict: "an object",
     list: "a list",
@@ -290,23 +285,19 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
 
 
 def _array(file: IO[bytes], size: int) -> np.ndarray:
-    start = file.read(10)
-    header = file.read(int.from_bytes(start[8:], "little"))
-    found = _HEADER.fullmatch(start[:8] + header)
-    if found is None:
-        raise ValueError("not the header of an array of numbers or texts")
-    dtype, shape = np.dtype(found[1].decode()), tuple(map(int, re.findall(rb"\d+", found[3])))
-    if math.prod(shape) * dtype.itemsize != size - len(start) - len(header):
-        raise ValueError("the array has another size than its header says")
-    values = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
-    at = 0
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("not the header that NumPy writes")
+    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
+    plain = not dtype.hasobject and dtype.names is None
+    if not plain or math.prod(shape) * dtype.itemsize != size - file.tell():
+        raise ValueError("no numbers or texts, or another size than the header says")
+    values, at = np.empty(size - file.tell(), np.uint8), 0
     while piece := file.read(_PIECE):
         values[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
         at += len(piece)
     if at != len(values):
         raise ValueError("the array ends before its end")
-    in_rows = found[2] == b"False"
-    return values.view(dtype).reshape(shape, order="C" if in_rows else "F")
+    return values.view(dtype).reshape(shape, order="F" if by_columns else "C")
 
 
 def template(package: str, name: str) -> Any:

@@ -1,8 +1,6 @@
 """Progress on stderr: a bar on a terminal, elsewhere a line every ten seconds.
 
-Both show the latest values and when they were measured.
-
-Where progress is switched off, rich is not imported and messages alone are printed.
+Both show the latest values and when they were measured. Switched off, messages alone are printed.
 """
 
 import sys

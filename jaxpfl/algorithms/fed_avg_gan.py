@@ -12,10 +12,9 @@ datasets", Algorithm 1.
         critic    = server optimiser(critic, -release / n)
         generator = GeneratorSteps(generator, critic)      on the server, no client's data
 
-The generator depends on clients' data only through the released critic, so its training is
-post-processing and costs no privacy: the guarantee is that of DP-FedAvg on the critic. A client's
-change includes the moving statistics of the critic's batch normalisation, which depend on its
-images and are clipped and noised with the rest.
+The guarantee is that of DP-FedAvg on the critic: the generator's training is post-processing. A
+client's change includes the moving statistics of the critic's batch normalisation, which are
+clipped and noised with the rest.
 """
 
 from dataclasses import dataclass

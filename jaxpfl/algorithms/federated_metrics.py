@@ -11,12 +11,11 @@ h of the squared norm decides how precise the histogram is compared with the mea
 without examples contributes zero; all others weigh the same, however many examples they have.
 
 Guarantee: the sum changes by at most 1 in L2 norm when a client is added or removed, and the noise
-has standard deviation z, so the release is a Gaussian mechanism with noise multiplier z. Everything
-in `ReleasedMetrics` is computed from the release and costs no further privacy.
+has standard deviation z, so the release is a Gaussian mechanism with noise multiplier z.
 
 The task comes from Augenstein et al. 2020 ("Generative models for effective ML on private,
-decentralized datasets"), appendix C.3, where thresholds are percentiles of user accuracy. The paper
-does not release them privately; the mechanism here is our own.
+decentralized datasets"), appendix C.3, where thresholds are percentiles of user accuracy. The
+mechanism is our own.
 """
 
 import dataclasses

@@ -16,9 +16,8 @@ Text", Algorithm 1).
                     Aug-PE: the selected texts, and `variations` variations of each
     the result is the last selection, which a language model may expand
 
-A client votes with at most `max_texts` of its texts, once with each, so the L2 norm of its votes is
-at most `max_texts` (`algorithms.candidate_scores`, kind nn_histogram). Only texts that the server
-wrote are varied, so nothing but the votes costs privacy.
+A client votes once with each of at most `max_texts` texts, which bounds the L2 norm of its votes
+(`algorithms.candidate_scores`, kind nn_histogram). Nothing but the votes costs privacy.
 """
 
 from collections.abc import Sequence

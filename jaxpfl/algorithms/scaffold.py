@@ -13,10 +13,9 @@ Averaging for Federated Learning", Algorithm 1, with option II for the control v
         x = server optimiser(x, - release of y - x / n)
         c = c + release of dc_i / N
 
-A client sends both parts in ONE contribution, scaled so that its norm is at most S: the change by
-sqrt(1 - a), the variate's by sqrt(a) S / C, where a is `variate_share`. The release costs what that
-of `fed_avg` costs. Its noise is larger: with the plan's noise multiplier z, that of the changes is
-z / sqrt(1 - a), and that of the variates z / sqrt(a). c_i is private and stays with the client.
+A client sends both parts in ONE contribution of norm S at most: the change times sqrt(1 - a), and
+the variate's times sqrt(a) S / C, where a is `variate_share`. It costs what that of `fed_avg`
+costs; of a plan with noise multiplier z, its parts have z / sqrt(1 - a) and z / sqrt(a).
 """
 
 import dataclasses
@@ -50,13 +49,7 @@ class Parts(NamedTuple):
 
 
 class ScaffoldState(NamedTuple):
-    """Everything a round starts from; public.
-
-    Attributes:
-      params: x.
-      variate: c, float32, like the parameters.
-      server: the server optimiser's state.
-    """
+    """Everything a round starts from: x, c and the server optimiser's state; public."""
 
     params: PyTree
     variate: PyTree

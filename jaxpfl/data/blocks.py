@@ -3,10 +3,7 @@
 A buffer is a run of bytes, such as the values of a column. It is cut into blocks of `BLOCK` bytes,
 the last one shorter, and its root is a hash over the blocks' SHA-256 sums. Who knows the root
 trusts every block that fits its sum, so that a population of any size opens without being read,
-and yet no altered byte of it is ever used.
-
-Blocks are small, because a cohort is a random sample: it reads a few kilobytes of each of its
-clients, and verifies the whole blocks around them.
+and yet no altered byte of it is ever used. Blocks are small, because a cohort is a random sample.
 """
 
 import hashlib

@@ -224,21 +224,18 @@ class Cohort:
                 steps=np.zeros(packed, np.int32),
                 weight=np.zeros(packed, np.float32),
                 key=np.zeros((packed, 2), np.uint32),
-                **self._states(packed, slots, clients_b),
             )
+            if self.states is not None:
+                placed = np.full(packed, -1)
+                placed[slots] = clients_b
+                states, is_new = self.states(placed)
+                bucket = bucket._replace(client_states=states, is_new=is_new)
             bucket.steps[slots] = steps_b
             bucket.weight[slots] = 1.0
             bucket.key[slots] = keys_b
             stats.examples += int(bucket.mask.sum())
             stats.run_slots += int(bucket.steps.sum()) * spec.batch_size
             yield bucket
-
-    def _states(self, packed: int, slots: np.ndarray, clients_b: np.ndarray) -> dict[str, Any]:
-        if self.states is None:
-            return {}
-        clients = np.full(packed, -1)
-        clients[slots] = clients_b
-        return dict(zip(("client_states", "is_new"), self.states(clients), strict=True))
 
 
 def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Fetches a file from its public address, whole and checked, or not at all.
 
-NAME                 the file
-NAME.origin.json     where it is from, when it came, its size and SHA-256
+NAME.origin.json, beside it, says where it is from, when it came, its size and SHA-256.
 """
 
 import datetime

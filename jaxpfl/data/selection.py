@@ -23,8 +23,8 @@ epsilon, depends on how many clients match. The price is that updates are dilute
 clients that match. Use a constant clip norm: an adaptive one follows a quantile over ALL sampled
 clients, and the zeros of those without a match draw it towards 0.
 
-A threshold is a public constant. One that is computed from private accuracies, such as a
-percentile, is itself a release: compute it by `algorithms.federated_metrics`, which charges it.
+A threshold is a public constant. One that follows from private accuracies is itself a release:
+compute it by `algorithms.federated_metrics`, which charges it.
 """
 
 from typing import Any, Literal

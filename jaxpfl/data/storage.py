@@ -11,12 +11,8 @@
     FOLDER/vocabulary.json              with token ids: the words that they stand for
 
 Opening checks the manifest, all sizes and the clients. A block of a column is verified when it is
-first read, once while the folder is open, so that opening takes no longer for larger examples;
-`data.check` verifies all at once. A file that is altered after that, in place and while it is open,
-is not noticed.
-
-The folder is written under a temporary name and then renamed, so that it is complete or absent.
-All of it is private: it is made with mode 0700. Writing takes memory for one batch.
+first read, once while the folder is open; `data.check` verifies all at once. The folder is written
+under a temporary name and then renamed, so that it is complete or absent, and has mode 0700.
 """
 
 import contextlib

@@ -17,8 +17,8 @@ epsilon at the stated delta: this is the bound. For Gaussians on everyone it is 
 The bound is one on epsilon if the release is what was stated, but for the size of its noise. That
 it EXCEEDS the stated epsilon needs no such assumption: a pair that was stated is contradicted.
 
-Trials are independent where each has a run of its own. Canaries that share a run, but no coordinate
-of what is released, are independent if noise is, as stated, drawn for each coordinate.
+Canaries that share a run, but no coordinate of what is released, are independent if noise is, as
+stated, drawn for each coordinate.
 """
 
 import dataclasses

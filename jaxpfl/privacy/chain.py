@@ -9,10 +9,9 @@ is valid only in this one spelling, so that no byte of it can change unnoticed.
 Guarantees:
 - An edited, reordered, inserted or deleted line, and any flipped bit, is refused; the error names
   file and line.
-- A crash in the middle of a write leaves a last line without its newline. "bytes" says how much of
-  it is missing. If only the newline is, the line is kept. If more is, the line is removed: it was
-  never synced, so that no caller was told that it was written. If nothing is, something else was
-  damaged, such as a bit of the newline, and the file is refused.
+- A crash in the middle of a write leaves a last line without its newline. If "bytes" says that only
+  that is missing, the line is kept; if more is, it is removed, because it was never synced; if
+  nothing is, something else was damaged, and the file is refused.
 - Lines that are cut off the END leave a valid chain, and whoever may write the file can replace it
   by another valid one. While the chain is open, both are noticed before the next line is written.
   Afterwards they are only noticed by a caller that keeps `head` elsewhere and passes it to

@@ -1,10 +1,9 @@
 """Secure summation: what its arithmetic costs in privacy and in precision. A simulation.
 
 In a deployment with secure aggregation (Bonawitz et al. 2017) the server only learns the SUM of the
-clients' messages modulo a power of two, and nobody adds noise who could be trusted with it alone:
-each client adds a share of integer noise to its own message. This module is the exact arithmetic of
-such a round: clip, quantise, add the share, sum modulo 2^bits, lift, and scale back. It holds no
-cryptography, and claims none: whoever runs it sees every message.
+clients' messages modulo a power of two, and each client adds a share of integer noise to its own.
+This module is the exact arithmetic of such a round: clip, quantise, add the share, sum modulo
+2^bits, lift, and scale back. It holds no cryptography: whoever runs it sees every message.
 
 The sum of the shares is what protects a client. It is accounted for by zero-concentrated
 differential privacy, that is by Renyi divergences
@@ -19,8 +18,7 @@ client that has not dropped out. If more clients drop out than was planned for, 
 A client whose noise share the adversary knows, because it planted that client, protects nobody else
 and counts among the dropouts, too.
 
-Messages are whole numbers, so that the sum has the same bits in every order of the clients. A sum
-that leaves the range of 2^bits numbers wraps around, which costs no privacy, but is wrong;
+A sum that leaves the range of 2^bits numbers wraps around, which costs no privacy, but is wrong;
 `overflow_probability` bounds how often.
 """
 

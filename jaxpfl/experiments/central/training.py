@@ -1,13 +1,11 @@
 """Central training on public or synthetic data; nothing here reads a client's data.
 
 The examples are on the device, the order of an epoch is fixed beforehand, and one dispatch carries
-out as many steps as take about half a second. This number depends on the machine, but the result
-does not. Parameters and moments are donated.
+out several steps. Parameters and moments are donated.
 """
 
 import hashlib
 import json
-import time
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -33,7 +31,8 @@ from jaxpfl.progress import Progress
 
 Columns = Mapping[str, np.ndarray]
 
-_DISPATCH_SECONDS = 0.5
+_DISPATCHED = 64
+"""Steps at a time: few enough to show how far it has come."""
 _SAMPLED = 65_536
 
 
@@ -146,7 +145,6 @@ def fit(
         return state
 
     order, epoch = None, -1
-    dispatch = 1
     done, checkpoints = 0, None
     with ExitStack() as stack:
         if folder is not None:
@@ -163,16 +161,11 @@ def fit(
                 generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
                 rows = batches(generator.permutation(examples), settings.batch_size)
                 order = jax.device_put(rows, dealt)
-            last = min(done + dispatch, (epoch + 1) * steps_per_epoch)
-            started = time.perf_counter()
+            last = min(done + _DISPATCHED, (epoch + 1) * steps_per_epoch)
             here = (place(np.int32(at - epoch * steps_per_epoch)) for at in (done, last))
             train, loss = run(model, settings, steps, state.train, frozen, held, order, *here)
             state = state._replace(train=train)
-            loss = float(loss)
-            rate = (last - done) / (time.perf_counter() - started)
-            # The first dispatch is slow: it compiles.
-            dispatch = min(max(int(rate * _DISPATCH_SECONDS), 1), 4 * dispatch)
-            done = last
+            loss, done = float(loss), last
             if done % steps_per_epoch == 0:
                 state = _end_epoch(state, place(np.int32(epoch)))
                 state = state if valid is None else validated(state, done)

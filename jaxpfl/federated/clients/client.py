@@ -19,8 +19,7 @@ with few examples then take little memory and time. A whole function always gets
 function is traced for one client before that, so that it never sees arrays of several.
 
 A client function with a method `client_state` keeps a state of each client between rounds
-(`Stateful`), as SCAFFOLD and personalised models do. A client gets its own and no other's, and its
-state never leaves it.
+(`Stateful`). A client gets its own alone, and it never leaves the client.
 """
 
 import inspect
@@ -92,9 +91,8 @@ class Stateful(Protocol):
     `finish` gets, and `sent` is the contribution as it was added up, after the clip. Whole, it is
     called as `(broadcast, client_state, examples, key) -> (contribution, client_state)`.
 
-    Who takes part does not depend on states. Given what was released before, a round is therefore
-    the same mechanism as without them, and costs the same. A client whose contribution is not
-    finite, which counts as zero, keeps the state that it had.
+    Who takes part does not depend on states, so that a round costs what it costs without them. A
+    client whose contribution is not finite, which counts as zero, keeps the state that it had.
     """
 
     def client_state(self, broadcast: PyTree, /) -> PyTree:

@@ -6,16 +6,8 @@ Source: Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm 
 
 with a minus, so that it is a change of the parameters, like that of `LocalTraining`.
 
-What becomes of an example follows `privacy.clipping`, with an example in the place of a client:
-
-| an example                              | adds                                                  |
-|-----------------------------------------|-------------------------------------------------------|
-| whose gradient has a norm of at most S  | minus its gradient                                    |
-| with a larger norm                      | minus its gradient times S / norm                     |
-| with a NaN, an infinity, or an overflow | exactly 0; the other examples add what they would     |
-| that is padding                         | exactly 0, whatever values it has                     |
-
-The gradients are computed by `federated.clients.example_gradients`.
+One with a NaN, an infinity or an overflow, and padding, add exactly 0, and the others what they
+would. The gradients are computed by `federated.clients.example_gradients`.
 """
 
 import dataclasses

@@ -18,8 +18,7 @@ class Ditto(LocalTraining):
 
     Source: Li, Hu, Beirami, Smith 2021, "Ditto: Fair and Robust Federated Learning Through
     Personalization", Algorithm 1. v begins as the first parameters w that the client gets. For each
-    batch of a round it takes a step on the batch's loss + `pull` / 2 ||v - w||^2, and is kept. What
-    is sent does not depend on it, so that the release is that of `LocalTraining`.
+    batch it takes a step on the batch's loss + `pull` / 2 ||v - w||^2. It is never sent.
 
     Attributes:
       pull: lambda.

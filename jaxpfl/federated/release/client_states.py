@@ -4,12 +4,10 @@
     00000007.DIGEST      round 7: its clients, int64 [n], and their records BEFORE it
 
 A round's second file is on the disk before its records change. A run that goes on from an earlier
-round takes the later ones back by these files, the last one first, and then they are deleted. What
-is written meanwhile may be cut off anywhere. DIGEST is a hash of the new records, and of the digest
-before. It is a part of the identity of the next release, so that a round which is repeated with
-other states is another release, which is charged.
-
-Clients that were never asked take no room on the disk, and nothing of any client stays in memory.
+round takes the later ones back by these files, the last one first. DIGEST is a hash of the new
+records, and of the digest before. It is a part of the identity of the next release, so that a round
+that is repeated with other states is another release, which is charged. Clients that were never
+asked take no room on the disk.
 """
 
 import hashlib

@@ -10,8 +10,7 @@ these are 16 products of matrices, [tiles, C] x [C, O]. A tile of the output is 
 pool, so that the values that the pool drops are never written.
 
 Images are taken one at a time, and their tiles are made anew in the backward pass, so that what
-lies between two products stays in a core's cache. Results are those of the plain sum up to
-rounding, which is a few times that of the plain sum.
+lies between two products stays in a core's cache. Rounding is a few times that of the plain sum.
 """
 
 from functools import reduce

@@ -6,12 +6,12 @@ draw it. Rows are padded with `jaxpfl.models.PAD`.
 
 A word of more than `max_bytes` bytes, a public cap, is cut after that many bytes, possibly inside a
 character, and has no end of word: a model learns that such a word continues, and a cut word never
-counts as complete. The rule is the same on every platform because it depends on bytes alone.
+counts as complete.
 
 A model may draw invalid UTF-8. `show` writes different sequences of bytes as different texts: a
 valid character stands for itself and a backslash becomes two, but an invalid byte becomes \\xNN, as
 does each byte of a control, format or line-separating character or of a space other than the plain
-one. So a space in a word is a plain space, and no word can control the terminal that shows it.
+one. No word can control the terminal that shows it.
 
 Source: Chen et al. 2019, "Federated Learning of Out-of-Vocabulary Words", and Augenstein et al.
 2020, Section 5 and Appendix B.2.

@@ -168,7 +168,7 @@ def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path, monkeypatch, kill_a
 def test_dispatches_of_any_length_give_the_same(monkeypatch):
     columns = _columns()
     expected = fit(MODEL, START, columns, SETTINGS, seed=0)
-    monkeypatch.setattr(central, "_DISPATCH_SECONDS", 0.0)
+    monkeypatch.setattr(central, "_DISPATCHED", 1)
     dispatched = []
     _watch(monkeypatch, lambda done, _: dispatched.append(done))
     found = fit(MODEL, START, columns, SETTINGS, seed=0)

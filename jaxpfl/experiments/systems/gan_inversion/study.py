@@ -1,9 +1,8 @@
 """The study of inverted pixels: two federated GANs reveal what a classifier gets wrong.
 
-Source: Augenstein et al. 2020, section 6 and appendix C. A modeller sees that a classifier's
-accuracy drops, but may not look at the images. Two GANs are trained under differential privacy:
-one on the data that the classifier gets wrong, one on the data that it gets right (`selection.by`).
-They are trained while the bug is present and again after its fix, and their images are compared.
+Source: Augenstein et al. 2020, section 6 and appendix C. A classifier's accuracy drops, but nobody
+may look at the images. Two GANs are trained under differential privacy, on the data that it gets
+wrong and right (`selection.by`), with the bug and again after its fix, and compared.
 
 Everything concerns the same clients, happens in this order and is charged to one ledger:
 

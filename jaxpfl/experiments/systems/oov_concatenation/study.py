@@ -1,8 +1,7 @@
 """The study of joined words: federated language models reveal a bug of a tokeniser.
 
 Source: Augenstein et al. 2020, section 5 and appendix B. In a share of the sentences the first two
-words are joined into one, which is out of vocabulary. Two models are trained under differential
-privacy:
+words are joined into one, which is out of vocabulary. Two models are trained privately:
 
     words        on whole sentences: it shows WHERE in a sentence words are out of vocabulary
     characters   on the clients' out-of-vocabulary words only: it shows WHICH words these are
