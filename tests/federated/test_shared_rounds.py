@@ -14,6 +14,7 @@ from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Work
 from jaxpfl.federated.release.query import Query, client_mesh
+from tests.federated.test_client_states import Summing
 
 PLAN = jp.Plan.without_privacy(rounds=2, clip=jp.Clip(100.0), participation=jp.Poisson(6, 6))
 CLIENTS = jp.data.from_clients({str(k): {"x": np.zeros((2, 3), np.float32)} for k in range(6)})
@@ -159,3 +160,10 @@ def test_a_mesh_without_some_of_the_devices_is_refused_before_a_charge():
     assert jax.device_count() > 1
     with pytest.raises(InputError, match="by all devices of all processes"):
         others(query_of(client_mesh(1)), lambda state: state)
+
+
+def test_states_of_clients_are_refused_before_a_charge():
+    """One process would hold them, and a client is computed by any."""
+    kept = dataclasses.replace(query_of(), client_fn=Summing())
+    with pytest.raises(InputError, match="'sums' keeps a state of each client"):
+        others(kept, lambda state: state)
