@@ -29,12 +29,6 @@ PyTree = Any
 _INDEX, _ROUND = np.dtype(np.int64), np.dtype(np.int64)
 
 
-Place = tuple[Path | None, int]
-"""A folder, made if absent (None = a temporary one), and the round to go on after; later ones are
-taken back."""
-TEMPORARY: Place = (None, 0)
-
-
 class ClientStates:
     """The states of a query's clients.
 
@@ -43,6 +37,8 @@ class ClientStates:
       round: the last one whose states are here.
 
     Args:
+      place: a folder, made if absent (None = a temporary one), and the round to go on after; later
+        ones are taken back.
       clients: their number.
       like: a pytree of shapes of one client's state.
 
@@ -50,7 +46,7 @@ class ClientStates:
       CorruptFile: the states of the place's round are not here, or a file is damaged.
     """
 
-    def __init__(self, place: Place, clients: int, like: PyTree) -> None:
+    def __init__(self, place: tuple[Path | None, int], clients: int, like: PyTree) -> None:
         directory, round = place
         leaves, self._structure = jax.tree.flatten(like)
         self._leaves = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]

@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,6 @@ from jaxpfl.data.prefetch import prefetch
 from jaxpfl.federated.clients.client import TracedClient
 from jaxpfl.federated.mesh import put, shares
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.client_states import TEMPORARY, ClientStates, Place
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_client, check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
@@ -71,7 +71,7 @@ class PreparedQuery:
     fingerprint: str
     program: str
     content: str
-    states: ClientStates | None = None
+    states: Any = None  # `client_states.ClientStates`
     noise: Any = None  # a `NoiseStream`, once one is drawn
     _asked: list[np.ndarray] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class PreparedQuery:
         query: Query,
         broadcast: PyTree,
         population: Population,
-        kept: Place = TEMPORARY,
+        kept: tuple[Path | None, int] = (None, 0),
     ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 
@@ -105,6 +105,9 @@ class PreparedQuery:
         clients = Population(columns, found.offsets, found.client_ids)
         states = None
         if client.client_state is not None:
+            # Seldom used, and therefore loaded here.
+            from jaxpfl.federated.release.client_states import ClientStates
+
             states = ClientStates(kept, len(clients), client.client_state)
         return cls(query, door, clients, population.fingerprint, program, content, states)
 

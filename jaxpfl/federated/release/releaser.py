@@ -25,6 +25,7 @@ the identity. A run whose identity changed, or a replay with another result, is 
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import jax
@@ -36,7 +37,6 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import require_one_process, shardings
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.client_states import TEMPORARY, ClientStates, Place
 from jaxpfl.federated.release.prepared_query import Facts, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
@@ -167,7 +167,7 @@ class Releaser:
       warn: is called with a sentence if a replayed round has another result.
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
       others: the other processes of the run, which wait for its rounds; None = there are none.
-      kept: where what clients keep between rounds is stored; by default for this object's lifetime.
+      kept: where clients' states are, see `client_states`; by default for this object's lifetime.
 
     Raises:
       InputError: the ledger has other clients or another unit, a query's plan is for another
@@ -186,7 +186,7 @@ class Releaser:
         warn: Callable[[str], None] = lambda message: None,
         observe: Callable[[dict[str, Any]], None] = lambda record: None,
         others: Others | None = None,
-        kept: Place = TEMPORARY,
+        kept: tuple[Path | None, int] = (None, 0),
     ) -> None:
         self.ledger = ledger
         self.run = run
@@ -332,8 +332,8 @@ class Releaser:
             del self._pending[0]
 
     @property
-    def client_states(self) -> list[ClientStates]:
-        """What clients keep between rounds, of each query that keeps something. PRIVATE."""
+    def client_states(self) -> list[Any]:
+        """The `ClientStates` of each query whose clients keep something. PRIVATE."""
         return [each.states for each in self._prepared.values() if each.states is not None]
 
     def _record(self, made: _Pending) -> None:
