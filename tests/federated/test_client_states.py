@@ -107,10 +107,15 @@ def kept(releaser, clients=None):
     return states.rows(np.arange(NUMBER) if clients is None else clients)
 
 
-LAYOUTS = [Execution(client_mesh(1), chunk=1), Execution(client_mesh(1), chunk=4), Execution()]
+LAYOUTS = [
+    pytest.param(Execution(client_mesh(1), chunk=1), id="alone"),
+    pytest.param(Execution(client_mesh(1), chunk=4), id="side by side"),
+    pytest.param(Execution(), id="devices"),
+    pytest.param(Execution(client_mesh(2, model=2)), id="split models", marks=pytest.mark.long),
+]
 
 
-@pytest.mark.parametrize("execution", LAYOUTS, ids=["alone", "side by side", "devices"])
+@pytest.mark.parametrize("execution", LAYOUTS)
 def test_each_client_gets_its_own_state_back(execution, tmp_path):
     values, releaser, _ = asked(query(execution=execution), tmp_path)
     rows, new = kept(releaser)
@@ -127,7 +132,7 @@ def test_each_client_gets_its_own_state_back(execution, tmp_path):
     np.testing.assert_array_equal(rows["me"][~new], np.arange(NUMBER)[~new])
 
 
-@pytest.mark.parametrize("execution", LAYOUTS, ids=["alone", "side by side", "devices"])
+@pytest.mark.parametrize("execution", LAYOUTS)
 def test_a_state_moves_by_what_was_added_up(execution, tmp_path):
     """After the clip: the states' sum is that of all releases."""
     values, releaser, _ = asked(query(Summing(), CLIP, execution=execution), tmp_path)
