@@ -140,6 +140,7 @@ def main(config: Config) -> list[dict]:
                     "clip": config.clip / server_rate,
                     "seconds_per_seed": (time.perf_counter() - began) / config.seeds,
                     **({"by client": on_own} if on_own else {}),
+                    **({"variate_clip": config.variate_clip} if name == "SCAFFOLD" else {}),
                 }
             )
             print(rows[-1], flush=True)
