@@ -148,9 +148,7 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "page", ["choosing_a_corpus.md", "language_models.md", "synthetic_text.md"]
-)
+@pytest.mark.parametrize("page", ["choosing_a_corpus.md", "language_models.md"])
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With a tiny model in place of the published one, and fewer clients than on the page."""
     text = (ROOT / "docs" / page).read_text("utf-8")
