@@ -16,6 +16,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import numpy as np
 import tyro
@@ -45,7 +46,8 @@ def main(config: Config) -> list[dict]:
     rows, found = [], {}
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "work.npz"
-        np.savez(file, settings=settings, **start, **held)
+        arrays: dict = start | held
+        np.savez(file, settings=settings, **arrays)
         for name, own in OURS.items():
             if own not in found:
                 found[own] = rounds_of(own, config, held, start)
@@ -62,7 +64,7 @@ def made_up(config: Config) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray
     from sklearn.datasets import load_digits
 
     rng = np.random.default_rng(0)
-    digits = load_digits()
+    digits: Any = load_digits()
     x, y = (digits.data / 16).astype(np.float32), digits.target.astype(np.int64)
     rows = []
     for client in range(config.clients):
