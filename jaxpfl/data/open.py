@@ -24,7 +24,7 @@
     PATH.sqlite                            a data set of TensorFlow Federated; with ?dataset=emnist
                                            (emnist_36 without the case of letters,
                                            stackoverflow, shakespeare, cifar100, celeba), and
-                                           &split=all_train&form=raw&min_examples=5, each optional
+                                           &split=all_train&min_examples=5, both optional
                                            (see `readers.tff_sqlite`)
     FOLDER                                 what Population.save or `jaxpfl convert` wrote
 
@@ -101,7 +101,7 @@ _KINDS: dict[str, _Options] = {
     "saved": _TABLE,
     "npz": {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int},
     "text": {**_TEXT, "encoding": _encoding},
-    "tff": {"dataset": tuple(SCHEMAS), "split": str, "form": str, "min_examples": int},
+    "tff": {"dataset": str, "split": str, "min_examples": int},
     "folder": {},
 }
 """The kinds of sources, with their options."""
@@ -278,7 +278,7 @@ def _read(named: _Named, options: dict[str, Any]) -> Population:
         case "text":
             return plain_text.read_plain_text(named.path, name=named.head, **options)
         case "tff":
-            return tff_sqlite.read_tff(named.path, name=named.title(options), **options)
+            return tff_sqlite.read_tff(**_tff(named, options))
     layout = named.layout(options)
     if named.grouped:
         with _stream_grouped(named, options) as found:
@@ -295,6 +295,13 @@ def _read(named: _Named, options: dict[str, Any]) -> Population:
         layout = dataclasses.replace(layout, text=next(iter(known), "text"))
     rows = read_frame(named.name, frame, layout.fields)
     return population_of(rows, layout, named.title(options))
+
+
+def _tff(named: _Named, options: Mapping[str, Any]) -> dict[str, Any]:
+    what = f"source {named.source!r}: dataset"
+    schema = SCHEMAS[checks.one_of(what, options.get("dataset"), tuple(SCHEMAS))]
+    described = {"split": options.get("split"), "name": named.title(options)}
+    return {"path": named.path, "schema": schema, **described}
 
 
 def _of_hub(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,8 +322,8 @@ def streamed(source: str | Path) -> Callable[[Path], AbstractContextManager[Stre
     named.require_known()
     options = named.typed()
     if named.kind == "tff":
-        path, title = named.path, named.title(options)
-        return lambda _: tff_sqlite.stream_tff(path, name=title, **options)
+        described = _tff(named, options)
+        return lambda _: tff_sqlite.stream_tff(**described)
     return partial(_stream_grouped, named, options)
 
 
