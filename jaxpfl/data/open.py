@@ -331,8 +331,8 @@ def _stream_grouped(
     named: _Named, options: Mapping[str, Any], folder: Path | None = None
 ) -> AbstractContextManager[Stream]:
     if named.word:
-        rows = hugging_face.rows_of_hub(named.name, _of_hub(options))
-        read = partial(table.read_mappings, named.name, rows)
+        rows = hugging_face.load(named.name, **_of_hub(options), streaming=True)
+        read = partial(read_frame, named.name, rows)
     else:
         read = partial(table.read_table, named.path, encoding=options.get("encoding"))
     return stream_of(read, named.layout(options), named.title(options), folder)
