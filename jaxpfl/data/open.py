@@ -45,7 +45,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from urllib.parse import parse_qsl
 
 from jaxpfl import checks
@@ -202,11 +202,10 @@ class _Named:
             return None
         what, options = f"source {self.source!r}: partition", self.options
         made = SCHEMES[checks.one_of(what, options.pop("partition"), tuple(SCHEMES))]
-        fields = {field.name: field.type for field in dataclasses.fields(made)}
+        fields = get_type_hints(made)
         given = {name: options.pop(name) for name in list(options) if name in fields}
-        kinds = {name: kind if kind in (int, float) else str for name, kind in fields.items()}
         try:
-            return made(**_typed(self.source, given, kinds))
+            return made(**_typed(self.source, given, fields))
         except TypeError:
             raise InputError(f"{what} needs the option {next(iter(fields))!r}") from None
 
