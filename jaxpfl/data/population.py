@@ -19,7 +19,6 @@ from jaxpfl.data.columns import (
     concatenated,
     describe,
     is_numeric,
-    part,
     rows_of,
     take,
     text_array,
@@ -175,10 +174,9 @@ class Population:
         if len(chosen) and np.all(np.diff(chosen) == 1):
             # Neighbours stay where they are: what is mapped from a file stays mapped.
             rows: Any = slice(int(self.offsets[chosen[0]]), int(self.offsets[chosen[-1] + 1]))
-            columns = {name: part(column, rows) for name, column in self._stored.items()}
         else:
             rows = _rows_from(self.offsets[chosen] - offsets[:-1], sizes)
-            columns = {name: take(column, rows) for name, column in self._stored.items()}
+        columns = {name: take(column, rows) for name, column in self._stored.items()}
         ids = self.client_ids.take(pa.array(chosen))
         return self._derive(columns, offsets, ids, self.name if name is None else name)
 
