@@ -15,6 +15,7 @@ a client is added or removed, 2 S when one is replaced. Only `Plan` and `SecureS
 that no caller has to choose between the two.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 
 Adjacency = Literal["add_or_remove_one", "replace_one"]
-Counts = dict[dp_accounting.DpEvent, int]
+Counts = Mapping[dp_accounting.DpEvent, int]
 
 # Each kind's name in a file, and there the names of its attributes.
 _FORMS: dict[str, tuple[Any, dict[str, str]]] = {
@@ -45,7 +46,7 @@ _FORMS: dict[str, tuple[Any, dict[str, str]]] = {
 }
 
 
-def counts(event: dp_accounting.DpEvent) -> Counts:
+def counts(event: dp_accounting.DpEvent) -> Counter[dp_accounting.DpEvent]:
     """Returns how often each elementary release happens in `event`.
 
     Sampling that takes everyone counts as no sampling, for which there is an exact formula.
@@ -53,10 +54,9 @@ def counts(event: dp_accounting.DpEvent) -> Counts:
     Raises:
       InputError: the event is not in the table above, or a parameter is out of range.
     """
-    total: Counts = {}
+    total = Counter[dp_accounting.DpEvent]()
     for part, times in _parts(event):
-        leaf = _elementary(part)
-        total[leaf] = total.get(leaf, 0) + times
+        total[_elementary(part)] += times
     return total
 
 
