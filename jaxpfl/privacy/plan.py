@@ -381,10 +381,6 @@ class Plan:
         found = self.guarantee(rounds)
         return dataclasses.replace(found, accountant=accountant or found.accountant).epsilon()
 
-    def confirmed_epsilon(self) -> float:
-        """Returns the second accountant's epsilon of all rounds."""
-        return self.guarantee().confirmed_epsilon()
-
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
         stated = self.guarantee(rounds).statement()

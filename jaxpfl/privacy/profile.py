@@ -21,11 +21,10 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
-from scipy import special
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, events
+from jaxpfl.privacy import accounting, confirmation, events
 
 # Of one release's privacy loss, on a grid: more points would only cost time.
 _POINTS = 20_000
@@ -70,7 +69,8 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
         )
     )
     if not sampled:
-        return _of_gaussian(mu, epsilons_E)
+        delta_E = confirmation.gaussian_delta(mu, epsilons_E) if mu else 0.0 * epsilons_E
+        return np.clip(delta_E, 0.0, 1.0)
     step = min(_step(leaf, count) for leaf, count in sampled.items())
     if step > accounting.LARGEST_STEP:
         # Losses so large protect nobody, and a step of theirs has no exponential. Delta 1 holds.
@@ -90,14 +90,6 @@ def _scaled(record: Any, factor: float) -> Any:
         name: each * grows[name] if name in grows else _scaled(each, factor)
         for name, each in record.items()
     }
-
-
-def _of_gaussian(mu: float, epsilons_E: np.ndarray) -> np.ndarray:
-    if not mu:
-        return np.zeros(len(epsilons_E))
-    above_E = special.ndtr(mu / 2 - epsilons_E / mu)
-    below_E = np.exp(epsilons_E + special.log_ndtr(-mu / 2 - epsilons_E / mu))
-    return np.clip(above_E - below_E, 0.0, 1.0)
 
 
 def _by_renyi(releases: events.Counts, epsilons_E: np.ndarray) -> np.ndarray:

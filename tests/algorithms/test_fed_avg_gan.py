@@ -307,7 +307,7 @@ def test_start_is_copied_and_checked(tmp_path):
     assert norm(start) > 0  # not donated
     with pytest.raises(InputError, match="start"):
         algorithm(start={"critic": start["critic"]})
-    with pytest.raises(InputError, match="generator steps"):
+    with pytest.raises(InputError, match="steps must be at least 1"):
         GeneratorTraining(steps=0)
 
 

@@ -282,8 +282,8 @@ def test_every_allowed_noise_multiplier_has_an_epsilon_that_is_confirmed(z, samp
     )  # fmt: skip
     assert plan.epsilon() >= 0
     # The second accountant calls an epsilon above 1e9 infinite in one of its forms.
-    if z < 1e6 and plan.confirmed_epsilon() < math.inf:
-        assert plan.confirmed_epsilon() == pytest.approx(plan.epsilon(), rel=0.2)
+    if z < 1e6 and plan.guarantee().confirmed_epsilon() < math.inf:
+        assert plan.guarantee().confirmed_epsilon() == pytest.approx(plan.epsilon(), rel=0.2)
 
 
 @pytest.mark.parametrize("z", [1e-300, 1e-30, 1e30, 1e300])

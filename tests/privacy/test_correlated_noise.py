@@ -130,7 +130,7 @@ def test_cost_is_one_gaussian_an_epoch(noise):
 def test_calibrated_to_an_epsilon():
     target = {k: v for k, v in FIELDS.items() if k != "noise_multiplier"}
     plan = flat_calibrated(epsilon=3.0, noise="banded", **target)
-    assert 2.99 < plan.epsilon() <= 3.0 and plan.confirmed_epsilon() <= 3.0
+    assert 2.99 < plan.epsilon() <= 3.0 and plan.guarantee().confirmed_epsilon() <= 3.0
     alone = flat_calibrated(epsilon=3.0, **target)
     assert plan.noise_multiplier == alone.noise_multiplier
     prior = dp_accounting.GaussianDpEvent(3.0)

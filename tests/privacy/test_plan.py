@@ -109,7 +109,8 @@ def test_a_plan_without_privacy_says_so_everywhere():
     """TRUST 11: an explicit constructor; epsilon is infinite under either accountant."""
     plan = flat_without_privacy(population=1000, clients_per_round=100, rounds=10, clip_norm=0.5)
     assert not plan.private
-    assert plan.epsilon() == plan.epsilon(accountant="rdp") == plan.confirmed_epsilon() == math.inf
+    assert plan.epsilon() == plan.epsilon(accountant="rdp") == math.inf
+    assert plan.guarantee().confirmed_epsilon() == math.inf
     assert plan.epsilon(1) == math.inf
     assert plan.statement().startswith("NOT PRIVATE")
     assert plan.to_dict()["private"] is False
@@ -160,7 +161,7 @@ def test_the_denominator_is_a_public_constant():
 def test_replacing_one_client_moves_the_sum_by_two_clip_norms():
     """SPEC D.2: with everyone taking part the exact epsilon is that of mu = 2 sqrt(T) / z."""
     plan = flat_plan(**FIELDS | {"clients_per_round": 1000}, sampling="fixed")
-    mu, epsilon = 2 * math.sqrt(10) / 2.0, plan.confirmed_epsilon()
+    mu, epsilon = 2 * math.sqrt(10) / 2.0, plan.guarantee().confirmed_epsilon()
     exact = special.ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * special.ndtr(
         -mu / 2 - epsilon / mu
     )

@@ -21,9 +21,9 @@ from jaxpfl.federated.clients.client import TracedClient
 from jaxpfl.federated.mesh import put, shares
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.door import Door, Keys, Summed
-from jaxpfl.federated.release.information_flow import check_client, check_release
+from jaxpfl.federated.release.information_flow import check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
-from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION, key_from_words
+from jaxpfl.privacy.keys import key_from_words
 
 PyTree = Any
 
@@ -153,7 +153,7 @@ class PreparedQuery:
         clip_norm, noise, train, checksum, shared = put(
             (work.clip_norm, work.noise, work.train, work.checksum, shared), everywhere
         )
-        keys = Keys(train=_typed(train), noise=_typed(noise), checksum=checksum)
+        keys = Keys(key_from_words(train), key_from_words(noise), checksum)
         self._asked.clear()
         kept: list[PyTree] = []
         with prefetch(cohort) as buckets:
@@ -182,35 +182,9 @@ class PreparedQuery:
         from jaxpfl.privacy.correlated_noise import NoiseStream
 
         if self.noise is None:
-            plan, root = self.query.plan, key_from_words(work.shared.tolist())
+            plan, root = self.query.plan, key_from_words(work.shared)
             self.noise = NoiseStream(plan.bands, root, self.door.coordinates)
         return self.noise
-
-
-def traced(
-    query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
-) -> tuple[PyTree, int, int]:
-    """Traces what a release of the query would compute: nothing is compiled, run or charged.
-
-    Of the flow of information the client function's is checked, whose door may be of any size.
-
-    Args:
-      broadcast, columns: only shapes and dtypes are used; `query.prepare` is not applied.
-
-    Returns:
-      The shapes of a contribution, the bytes of the largest bucket of clients, and the number of
-      clients that one device computes at a time.
-
-    Raises:
-      InformationLeak: as `information_flow.check_client`.
-      InputError: the contribution is not a tree of float arrays, or a bucket cannot be split.
-      TypeError, ValueError: the client function does not fit the columns.
-    """
-    require_room(query, columns, elsewhere=True)
-    door, client = opened(query, broadcast, columns)
-    if not query.plan.unchecked:
-        check_client(query, client)
-    return client.contribution, *door.trace(broadcast, columns)
 
 
 def opened(
@@ -223,10 +197,6 @@ def opened(
     """
     client = identity.traced(query, broadcast, columns)
     return Door(query, client.contribution, client.client_state), client
-
-
-def _typed(words: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(words, impl=NOISE_IMPLEMENTATION)
 
 
 def _in_blocks(clients: Population, chosen: np.ndarray, size: int, replicas: int) -> Population:

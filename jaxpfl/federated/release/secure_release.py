@@ -58,15 +58,10 @@ def secure_release(
     Called again, it makes and charges another release.
 
     Args:
-      client_fn: what one client computes, by steps or whole, see `federated.clients.client`.
+      client_fn, ledger, broadcast, label, budget: as for `jaxpfl.release`.
       clients: as many as `secure` has; all take part.
       delta: of the stated guarantees, below 1 / clients.
-      ledger: file that the release is charged to; made if absent.
-      broadcast: public pytree of arrays that every client gets.
-      cohort: how a client's examples are capped and batched, by default batches of 32, at most 256;
-        its buckets are not used, because clients are computed one at a time.
-      label: names the release in the ledger.
-      budget: hard limit of the whole ledger.
+      cohort: as for `jaxpfl.release`, but for the buckets: clients are computed one at a time.
       dropped: this many random clients do not answer after they were asked, to try it out.
 
     Raises:
