@@ -91,11 +91,6 @@ def require_support(releases: Iterable[dp_accounting.DpEvent], accountant: Accou
                 )
 
 
-def renyi_divergences(releases: Counts) -> np.ndarray:
-    """Returns the composition's Renyi divergences, float64, at `RDP_ORDERS`."""
-    return np.array(_total_rdp(tuple(releases.items())))
-
-
 def rounded_up(epsilon: float) -> str:
     """Returns epsilon in four digits, never less than was spent."""
     if not 0 < epsilon < math.inf:
@@ -211,7 +206,7 @@ def composed(sampled: _FrozenCounts, precision: float, interval: float) -> _Loss
 
 
 def _rdp_epsilon(releases: _FrozenCounts, delta: float, _: float = 1.0) -> float:
-    return float(rdp.compute_epsilon(RDP_ORDERS, _total_rdp(releases), delta)[0])
+    return float(rdp.compute_epsilon(RDP_ORDERS, renyi_divergences(releases), delta)[0])
 
 
 class AccountantSpec(NamedTuple):
@@ -286,7 +281,8 @@ def _rdp(leaf: dp_accounting.DpEvent) -> np.ndarray:
     return account.rdp
 
 
-def _total_rdp(releases: _FrozenCounts) -> list[float]:
+def renyi_divergences(releases: Iterable[tuple[dp_accounting.DpEvent, int]]) -> list[float]:
+    """Returns the composition's Renyi divergences at `RDP_ORDERS`."""
     total = np.zeros(len(RDP_ORDERS))
     for leaf, count in releases:
         total += count * _rdp(leaf)
@@ -336,7 +332,7 @@ def _interval(releases: _FrozenCounts, delta: float) -> float:
     """
     rounds = sum(count for _, count in releases)
     step = 5e-4 if rounds <= 40 else 2e-4 if rounds <= 250 else 1e-4
-    divergences, rough = _total_rdp(releases), _rdp_epsilon(releases, delta)
+    divergences, rough = renyi_divergences(releases), _rdp_epsilon(releases, delta)
     multipliers = [rate_and_multiplier(leaf)[1] for leaf, _ in releases]
     single = max((1 / z + 20) / (2 * z) for z in multipliers)
     # For small losses, the Renyi divergence of order 2 is the variance of the loss.

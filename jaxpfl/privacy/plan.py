@@ -179,11 +179,8 @@ class Plan:
             if not isinstance(leaf, dp_accounting.GaussianDpEvent):
                 found = type(leaf).__name__
                 raise InputError(f"prior releases must be Gaussians on everyone, found {found}")
-        if self.sampling == "fixed":
-            raise InputError(
-                "a plan with prior releases needs their adjacency (add or remove one), and so "
-                "sampling = 'poisson' or 'cyclic', found 'fixed'"
-            )
+        # Of a cohort of fixed size and a Gaussian, there is no common one.
+        events.adjacency(dp_accounting.ComposedDpEvent([prior, self.charge_event()]))
         alone = dataclasses.replace(self.guarantee(), event=prior).epsilon()
         if alone >= target:
             raise InputError(

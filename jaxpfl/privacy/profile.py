@@ -94,7 +94,7 @@ def _scaled(record: Any, factor: float) -> Any:
 
 def _by_renyi(releases: events.Counts, epsilons_E: np.ndarray) -> np.ndarray:
     order_O = np.array(accounting.RDP_ORDERS)
-    divergence_O = accounting.renyi_divergences(releases)
+    divergence_O = np.array(accounting.renyi_divergences(releases.items()))
     constant_O = (order_O - 1) * np.log1p(-1 / order_O) - np.log(order_O)
     # Proposition 12.
     log_OxE = constant_O[:, None] + np.outer(order_O - 1, -epsilons_E)

@@ -78,7 +78,7 @@ def test_calibration_finds_the_tight_noise(population, clients, target, _sigma, 
         clip_norm=1.0,
     )
     assert found.epsilon() <= target
-    assert found.confirmed_epsilon() <= target
+    assert found.guarantee().confirmed_epsilon() <= target
     assert found.noise_multiplier == pytest.approx(tight, rel=1.1e-3)
     less = plan(population, clients, found.noise_multiplier * (1 - 2e-4))
     assert less.epsilon() > target

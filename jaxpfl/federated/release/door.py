@@ -34,7 +34,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
-from jaxpfl.federated.double_word import DoubleWord
+from jaxpfl.federated.double_word import DoubleWord, is_pair
 from jaxpfl.federated.mesh import (
     CLIENTS,
     default_chunk,
@@ -143,7 +143,7 @@ def _release(
 
 
 def _halves(contributions: PyTree) -> list[list[jax.Array]]:
-    pairs = jax.tree.leaves(contributions, is_leaf=lambda node: isinstance(node, DoubleWord))
+    pairs = jax.tree.leaves(contributions, is_leaf=is_pair)
     return [[pair.low for pair in pairs], [pair.high for pair in pairs]]
 
 
