@@ -222,10 +222,10 @@ class _Watched(RunSecret):
         super().__init__(words)
         self.cohorts: dict[str, int] = {}
 
-    def seed(self, purpose: str, text: str) -> int:
-        found = super().seed(purpose, text)
+    def words_of(self, purpose: str, text: str) -> np.ndarray:
+        found = super().words_of(purpose, text)
         if purpose == "cohort":
-            self.cohorts[text] = found
+            self.cohorts[text] = int.from_bytes(found.tobytes(), "big")
         return found
 
 

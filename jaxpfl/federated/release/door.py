@@ -202,7 +202,8 @@ class Door:
         self.query = query
         self.mesh = query.execution.devices
         self._like = Shapes.of(contribution)
-        self._layout = Layout.of(query.client_fn, self.mesh, self._like.tree())
+        self.contribution = self._like.tree()
+        self._layout = Layout.of(query.client_fn, self.mesh, self.contribution)
         self._client_state = client_state
         self._compiled: set[tuple[int, ...]] = set()  # shapes of buckets
 
@@ -315,7 +316,7 @@ class Door:
     @property
     def coordinates(self) -> int:
         """The number of coordinates of a release."""
-        return coordinates(self._like.tree())
+        return coordinates(self.contribution)
 
     @property
     def chunk(self) -> int:

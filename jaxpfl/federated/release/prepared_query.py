@@ -32,26 +32,21 @@ class Work(NamedTuple):
     """What decides a release besides the query, the clients and the broadcast. SECRET.
 
     Attributes:
-      seed: of the cohort, the order of its examples and their subsets; 128 bits.
-      train, noise, checksum, shared: uint32 [4], see `privacy.keys`.
+      cohort, train, noise, checksum, shared: uint32 [4], see `privacy.keys`.
     """
 
     round: int
     clip_norm: Any
-    seed: int
+    cohort: np.ndarray
     train: np.ndarray
     noise: np.ndarray
     checksum: np.ndarray
     shared: np.ndarray
 
-
-class Facts(NamedTuple):
-    """How many clients took part, or blocks of examples, and how full the buckets of this process
-    were. PRIVATE.
-    """
-
-    clients: int
-    padding_waste: float
+    @property
+    def seed(self) -> int:
+        """Of the cohort, the order of its examples and their subsets; 128 bits."""
+        return int.from_bytes(self.cohort.tobytes(), "big")
 
 
 @dataclass
@@ -121,12 +116,18 @@ class PreparedQuery:
         """The cohort, int64 [units]: clients, or examples. The same in all processes. PRIVATE."""
         return self.query.plan.sample(work.seed, work.round)
 
-    def sum(self, broadcast: PyTree, work: Work, chosen: np.ndarray) -> tuple[Summed, Facts]:
+    def sum(
+        self, broadcast: PyTree, work: Work, chosen: np.ndarray
+    ) -> tuple[Summed, dict[str, Any]]:
         """Packs, clips, sums and adds the noise; in a run of several processes, all call it.
 
         Args:
           broadcast: on all devices of the query, where `mesh.shardings` says.
           chosen: what `drawn` returns.
+
+        Returns:
+          The release; and, PRIVATE, "clients", how many took part, or blocks of examples, and
+          "padding_waste" of the buckets of this process.
         """
         plan, door = self.query.plan, self.door
         clients = self.clients
@@ -160,7 +161,7 @@ class PreparedQuery:
             summed = door(broadcast, buckets, clip_norm, keys, shared, kept.append)
         if self.states is not None:
             self._keep(work.round, kept)
-        return summed, Facts(len(chosen), cohort.stats.padding_waste)
+        return summed, {"clients": len(chosen), "padding_waste": cohort.stats.padding_waste}
 
     def _rows(self, clients: np.ndarray) -> tuple[PyTree, np.ndarray]:
         assert self.states is not None

@@ -20,7 +20,6 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
 from jaxpfl.federated.mesh import client_mesh, require_one_process
-from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.one_release import OneRelease
 from jaxpfl.federated.release.prepared_query import PreparedQuery
 from jaxpfl.federated.release.query import Execution, Query, arrays
@@ -92,8 +91,8 @@ def secure_release(
     query = Query(label, client_fn, plan, alone, execution=Execution(client_mesh(1)))
     broadcast = arrays(query, broadcast)
     prepared = PreparedQuery.of(query, broadcast, clients)
-    coordinates = prepared.door.coordinates
-    event = secure.event(coordinates)
+    width = prepared.door.coordinates
+    event = secure.event(width)
     secret = RunSecret()
     run = secret.digest("run", label)[:12]
     with Ledger(ledger, clients, budget=budget) as opened:
@@ -102,9 +101,8 @@ def secure_release(
         total_P = secure.add(_messages(prepared, broadcast, secure, secret, dropped))
         total = guarantee_of(opened.charges, delta, plan.unit)
     cost = Guarantee(event, delta, accountant="rdp")
-    like = identity.traced(query, broadcast, prepared.clients.columns).contribution
-    overflow = f"; a sum overflows with probability {secure.overflow_probability(coordinates):.1g}"
-    value = cut(secure.value(total_P), like, np.reshape)
+    overflow = f"; a sum overflows with probability {secure.overflow_probability(width):.1g}"
+    value = cut(secure.value(total_P), prepared.door.contribution, np.reshape)
     return OneRelease(value, cost.statement() + overflow, total.statement())
 
 
