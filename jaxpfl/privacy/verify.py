@@ -347,7 +347,8 @@ def _check_fields(record: Any, kind: str) -> None:
     for name in sorted({*record, *fields}):
         need(name in fields, f"has an unknown field {name!r}")
         need(name in record, f"lacks the field {name!r}")
-        value, each = record[name], fields[name].strip("[]")
+        each: str = fields[name].strip("[]")
+        value: Any = record[name]
         types = list if each != fields[name] else _TYPES[each]
         fits = isinstance(value, types) and (types is bool or not isinstance(value, bool))
         need(fits and value == value, f"its field {name!r} is of a wrong type")
