@@ -77,7 +77,6 @@ class CriticTraining:
     optimizer: optax.GradientTransformation
 
     def init(self, broadcast: PyTree, key: jax.Array) -> PyTree:
-        """The broadcast critic, and the optimiser's state."""
         del key  # nothing is drawn
         return broadcast["critic"], self.optimizer.init(broadcast["critic"])
 

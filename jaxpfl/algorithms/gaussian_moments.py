@@ -62,7 +62,6 @@ class Moments:
 
     @property
     def dimension(self) -> int:
-        """The embeddings' dimension d."""
         return self.mean_D.size
 
 

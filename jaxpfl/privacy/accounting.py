@@ -76,7 +76,6 @@ def supporting(releases: Counts) -> list[Accountant]:
 
 
 def default_accountant(releases: Counts) -> Accountant:
-    """Returns the tightest accountant that supports all these releases."""
     return supporting(releases)[0]
 
 
@@ -171,13 +170,7 @@ def _epsilon(
 
 
 def _pld_epsilon(releases: _FrozenCounts, delta: float, coarsening: float) -> float:
-    precision, sampled = 0.0, []
-    for leaf, count in releases:
-        if isinstance(leaf, dp_accounting.GaussianDpEvent):
-            # Gaussians compose to one Gaussian, exactly.
-            precision += count / leaf.noise_multiplier**2
-        else:
-            sampled.append((leaf, count))
+    precision, sampled = gaussians_apart(releases)
     if not sampled:
         with np.errstate(divide="ignore"):  # a delta too small for a float is -inf as a logarithm
             return float(dp_accounting.get_epsilon_gaussian(precision**-0.5, delta))
@@ -186,10 +179,23 @@ def _pld_epsilon(releases: _FrozenCounts, delta: float, coarsening: float) -> fl
         # Privacy losses so large protect nobody, and PLD takes the exponential of a step. RDP's
         # bound holds, too.
         return _rdp_epsilon(releases, delta)
-    total = composed(tuple(sampled), precision, interval)
+    total = composed(sampled, precision, interval)
     # exp(-epsilon) underflows for an epsilon above 700; the result is then infinite, which is safe.
     with np.errstate(over="ignore"):
         return float(total.get_epsilon_for_delta(delta))
+
+
+def gaussians_apart(
+    releases: Iterable[tuple[dp_accounting.DpEvent, int]],
+) -> tuple[float, _FrozenCounts]:
+    """Returns Gaussians on everyone as one, by its 1 / z^2, which is exact; and the others."""
+    precision, others = 0.0, []
+    for leaf, count in releases:
+        if isinstance(leaf, dp_accounting.GaussianDpEvent):
+            precision += count / leaf.noise_multiplier**2
+        else:
+            others.append((leaf, count))
+    return precision, tuple(others)
 
 
 # One composition answers for every delta.

@@ -311,7 +311,6 @@ class Plan:
 
     @property
     def correlated(self) -> bool:
-        """Whether rounds share noise."""
         return self.noise is not None and self.noise.correlated
 
     @property

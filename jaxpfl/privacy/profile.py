@@ -55,27 +55,16 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
     concentrated = any(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf in releases)
     if concentrated or events.adjacency(event) == "replace_one":
         return _by_renyi(releases, epsilons_E)
-    sampled = {
-        leaf: count
-        for leaf, count in releases.items()
-        if isinstance(leaf, dp_accounting.PoissonSampledDpEvent)
-    }
-    # Gaussians compose to one Gaussian, exactly.
-    mu = math.sqrt(
-        math.fsum(
-            count / leaf.noise_multiplier**2
-            for leaf, count in releases.items()
-            if isinstance(leaf, dp_accounting.GaussianDpEvent)
-        )
-    )
+    precision, sampled = accounting.gaussians_apart(releases.items())
     if not sampled:
+        mu = math.sqrt(precision)
         delta_E = confirmation.gaussian_delta(mu, epsilons_E) if mu else 0.0 * epsilons_E
         return np.clip(delta_E, 0.0, 1.0)
-    step = min(_step(leaf, count) for leaf, count in sampled.items())
+    step = min(_step(leaf, count) for leaf, count in sampled)
     if step > accounting.LARGEST_STEP:
         # Losses so large protect nobody, and a step of theirs has no exponential. Delta 1 holds.
         return np.ones(len(epsilons_E))
-    composed = accounting.composed(tuple(sampled.items()), mu**2, step)
+    composed = accounting.composed(sampled, precision, step)
     return np.clip(composed.get_delta_for_epsilon(epsilons_E.tolist()), 0.0, 1.0)
 
 

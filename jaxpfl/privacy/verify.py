@@ -83,7 +83,6 @@ class Releases:
 
 
 def _count(event: Any, times: int, leaves: Counter[dp.DpEvent]) -> None:
-    """Counts the elementary releases of an event."""
     kind = event.get("type") if isinstance(event, dict) else None
     need(kind in _FIELDS, f"has an event of the unknown type {kind!r}")
     _check_fields(event, str(kind))
@@ -327,7 +326,6 @@ def at(place: str) -> Iterator[None]:
 
 
 def need(holds: Any, otherwise: str) -> None:
-    """Raises Unfit with the message unless `holds`."""
     if not holds:
         raise Unfit(otherwise)
 

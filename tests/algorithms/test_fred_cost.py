@@ -30,12 +30,12 @@ def test_the_default_split_composes_to_the_target(target):
     epsilon, delta = target
     plan = plan_of(epsilon=epsilon, delta=delta)
     assert epsilon * (1 - 1e-3) < plan.epsilon() <= epsilon
-    total = accounting.epsilon(plan.event(), delta, "pld", "add_or_remove_one")
+    total = accounting.epsilon(plan.guarantee().event, delta, "pld", "add_or_remove_one")
     assert total == pytest.approx(epsilon, rel=1e-3)
     accountant = dp_accounting.pld.PLDAccountant()
-    accountant.compose(plan.event())
+    accountant.compose(plan.guarantee().event)
     assert accountant.get_epsilon(delta) == pytest.approx(epsilon, rel=2e-3)
-    assert total <= accounting.epsilon(plan.event(), delta, "rdp", "add_or_remove_one")
+    assert total <= accounting.epsilon(plan.guarantee().event, delta, "rdp", "add_or_remove_one")
     # A split that forgets a release costs visibly less.
     assert gaussian_epsilon(1 / plan.multipliers[1], delta) < 0.9 * epsilon
 

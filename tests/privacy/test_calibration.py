@@ -91,7 +91,7 @@ def test_releases_that_a_plan_cannot_come_after_are_refused():
         flat_calibrated(epsilon=2.0, prior_releases=sampled, **TARGET)
     with pytest.raises(InputError, match="prior releases alone cost"):
         flat_calibrated(epsilon=2.0, prior_releases=dp_accounting.GaussianDpEvent(0.5), **TARGET)
-    with pytest.raises(InputError, match="poisson"):
+    with pytest.raises(InputError, match="cohorts of fixed size"):
         flat_calibrated(
             epsilon=2.0,
             prior_releases=dp_accounting.GaussianDpEvent(9.0),

@@ -59,7 +59,6 @@ def column(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def size_of(tree: PyTree) -> int:
-    """The bytes of a tree of arrays or shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

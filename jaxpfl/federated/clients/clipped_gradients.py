@@ -65,19 +65,15 @@ class ClippedGradients(OfModel):
 
     @property
     def example_bound(self) -> float:
-        """S, see `BoundedByExample`."""
         return self.clip_norm
 
     def init(self, params: PyTree, key: jax.Array) -> PyTree:
-        """A sum of nothing, like `params`."""
         del key  # nothing is drawn
         return jax.tree.map(jnp.zeros_like, params)
 
     def step(
         self, params: PyTree, total: PyTree, batch: Batch, mask_B: jax.Array, key: jax.Array
     ) -> PyTree:
-        """Adds one batch's clipped gradients."""
-
         def loss(params: PyTree, example: Batch) -> jax.Array:
             alone = {name: value[None] for name, value in example.items()}
             return self.model.loss(params, alone, jnp.ones((1,), bool))[0]

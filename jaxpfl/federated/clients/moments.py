@@ -65,7 +65,6 @@ class ClientMoment:
         return {"count": 1.0, "sum": self.clip_norm, "second": self.clip_norm**2}[self.moment]
 
     def init(self, centre_D: jax.Array, key: jax.Array) -> "_Total":
-        """Sums of nothing."""
         del key  # nothing is drawn
         dimension = centre_D.shape[0]
         shape = {"count": (), "sum": (dimension,), "second": (dimension, dimension)}[self.moment]
@@ -75,7 +74,6 @@ class ClientMoment:
     def step(
         self, centre_D: jax.Array, total: "_Total", batch: Batch, mask_B: jax.Array, key: jax.Array
     ) -> "_Total":
-        """Adds one batch's examples."""
         del key  # nothing is drawn
         grid = _Grid.of(self.clip_norm, mask_B.shape[0])
         rows_BxD = batch["embedding"].astype(jnp.float32)

@@ -189,7 +189,6 @@ class LinearScores:
     def step(
         self, factor_DxD: jax.Array, mean_D: Any, batch: Batch, mask_B: Any, key: jax.Array
     ) -> jax.Array:
-        """Takes the client's one example."""
         del key
         held_BxD = batch["mean_embedding"].astype(jnp.float32)
         _require_same_dimension(held_BxD.shape[-1], factor_DxD.shape[-1])
@@ -224,7 +223,6 @@ class NearestVotes:
     def step(
         self, unit_MxD: jax.Array, state: Any, batch: Batch, real_B: Any, key: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Adds the votes of one batch."""
         del key
         votes_M, finite = state
         rows_BxD = batch["embedding"].astype(jnp.float32)
@@ -237,7 +235,6 @@ class NearestVotes:
         return votes_M.at[nearest_B].add(vote_B), finite
 
     def finish(self, unit_MxD: jax.Array, state: Any) -> jax.Array:
-        """Returns the votes."""
         del unit_MxD
         votes_M, finite = state
         return jnp.where(finite, votes_M, jnp.float32(jnp.nan))

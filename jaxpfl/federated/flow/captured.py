@@ -33,7 +33,6 @@ def captured(function: Any) -> tuple[str, ...]:
     seen: set[int] = set()
 
     def read(name: str, value: Any, depth: int) -> None:
-        """Puts down a value, or what it consists of."""
         kind = _PLAIN.get(type(value))
         if value is None or isinstance(value, type | ModuleType | BuiltinFunctionType):
             return
@@ -55,7 +54,6 @@ def captured(function: Any) -> tuple[str, ...]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value consists of, by name."""
     if isinstance(value, MethodType):
         yield "", value.__self__
         value = value.__func__

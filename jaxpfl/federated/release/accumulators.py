@@ -208,11 +208,9 @@ class FixedPoint:
         return jnp.float32(STEPS * (1 - 2**-16)) / (noise_multiplier * clip_norm)
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
-        """As `Compensated.zeros`."""
         return _zeros(like, devices, jnp.int32)
 
     def start(self, sums: PyTree) -> PyTree:
-        """As `Compensated.start`."""
         return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), sums)
 
     def add(
@@ -233,8 +231,6 @@ class FixedPoint:
         return _map_pairs(add, subtotal, leaves_C, factors_C)
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
-        """As `Compensated.merge`."""
-
         def merge(pair, part):
             low = pair.low + part.low[None]
             return DoubleWord(pair.high + part.high[None] + (low >> 16), low & 0xFFFF)

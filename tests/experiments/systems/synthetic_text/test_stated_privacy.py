@@ -46,7 +46,7 @@ def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_c
         return dp_accounting.PoissonSampledDpEvent(plan.participation.sampling_rate, gaussian)
 
     events = [
-        [fred.event()],
+        [fred.guarantee().event],
         [dp_accounting.SelfComposedDpEvent(poisson(z[0]), 2)],
         [dp_accounting.SelfComposedDpEvent(poisson(z[1]), 2)],
     ]
