@@ -13,15 +13,21 @@ FIELDS = dict(
     noise_multiplier=2.0,
     delta=1e-5,
 )
+EVERYONE = "everyone"
 TARGET = {name: value for name, value in FIELDS.items() if name != "noise_multiplier"}
+
+
+def of(sampling: Any, population: Any, clients_per_round: Any) -> participation.Participation:
+    taken = population if clients_per_round == EVERYONE else clients_per_round
+    return participation.of(sampling, population, taken)
 
 
 def flat_plan(
     *,
     population: Any,
-    clients_per_round: Any,
-    clip_norm: Any,
-    noise_multiplier: Any,
+    clients_per_round: Any = EVERYONE,
+    clip_norm: Any = 1.0,
+    noise_multiplier: Any = 1.0,
     sampling: Any = "poisson",
     adaptive_clip: AdaptiveClip | None = None,
     noise: Any = "independent",
@@ -31,7 +37,7 @@ def flat_plan(
     return Plan(
         clip=Clip(clip_norm, adaptive_clip),
         noise=Noise(noise_multiplier, noise),
-        participation=participation.of(sampling, population, clients_per_round),
+        participation=of(sampling, population, clients_per_round),
         **others,
     )
 
@@ -48,7 +54,7 @@ def flat_calibrated(
     """`Plan.calibrated` with these parts; `others` are its other arguments."""
     return Plan.calibrated(
         clip=Clip(clip_norm, adaptive_clip),
-        participation=participation.of(sampling, population, clients_per_round),
+        participation=of(sampling, population, clients_per_round),
         **others,
     )
 
@@ -56,7 +62,7 @@ def flat_calibrated(
 def flat_without_privacy(
     *,
     population: Any,
-    clients_per_round: Any,
+    clients_per_round: Any = EVERYONE,
     clip_norm: Any = 1e6,
     sampling: Any = "poisson",
     **others: Any,
@@ -64,6 +70,6 @@ def flat_without_privacy(
     """`Plan.without_privacy` with these parts; `others` are its other arguments."""
     return Plan.without_privacy(
         clip=Clip(clip_norm),
-        participation=participation.of(sampling, population, clients_per_round),
+        participation=of(sampling, population, clients_per_round),
         **others,
     )

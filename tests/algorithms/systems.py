@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from functools import partial
 
 import jax
 import numpy as np
@@ -23,7 +23,6 @@ from jaxpfl.data import Population, from_clients
 from jaxpfl.models import GAN
 from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.privacy import Plan
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import FewShot
@@ -40,17 +39,15 @@ CLIENT, GENERATOR, SERVER = optax.sgd(0.1), optax.sgd(0.02), optax.sgd(1.0)
 TEXTS = ["ab ba ab", "ba ab ba", "yz zy yz", "zy yz zy"]
 
 
-def plan(**changes: Any) -> Plan:
-    settings: dict[str, Any] = dict(
-        population=CLIENTS,
-        clients_per_round=6,
-        rounds=2,
-        clip_norm=0.5,
-        noise_multiplier=1.0,
-        delta=1e-3,
-        accountant="rdp",
-    )
-    return flat_plan(**{**settings, **changes})
+plan = partial(
+    flat_plan,
+    population=CLIENTS,
+    clients_per_round=6,
+    rounds=2,
+    clip_norm=0.5,
+    delta=1e-3,
+    accountant="rdp",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Canaries for the client functions of FreD and of scores: what they move, and that it is found."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ import pytest
 from jaxpfl.algorithms.canaries import MomentCanaries, ScoreCanaries
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.federated.audits.canaries import Game, Questions
-from jaxpfl.privacy import Plan
 from jaxpfl.privacy.auditing import lower_bound
 from tests.plans import flat_plan
 from tools.audit import WORSE
@@ -16,16 +16,7 @@ from tools.audit import WORSE
 CANARIES = 6
 
 
-def plan(clip_norm: float = 1.0, **changes) -> Plan:
-    settings = dict(
-        population=8,
-        clients_per_round=8,
-        rounds=2,
-        clip_norm=clip_norm,
-        noise_multiplier=1e-3,
-        delta=1e-3,
-    )
-    return flat_plan(**{**settings, **changes})
+plan = partial(flat_plan, population=8, rounds=2, noise_multiplier=1e-3, delta=1e-3)
 
 
 def shown(game: Game) -> tuple[np.ndarray, np.ndarray]:
@@ -67,7 +58,7 @@ def test_the_coordinate_of_a_score_or_vote_shows_who_is_in(kind, clip_norm):
     def questions(plans, canaries):
         return ScoreCanaries(kind, 3, plans, canaries)
 
-    seen_TxM, present_M = shown(Game((plan(clip_norm),), CANARIES, questions=questions))
+    seen_TxM, present_M = shown(Game((plan(clip_norm=clip_norm),), CANARIES, questions=questions))
     assert seen_TxM == pytest.approx(np.broadcast_to(1.0 * present_M, (2, CANARIES)), abs=0.02)
 
 

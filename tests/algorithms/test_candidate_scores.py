@@ -1,6 +1,7 @@
 """Releases of scores: what they are, what they cost, and that no two share their noise."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from jaxpfl.algorithms import Scorer, candidate_scores
 from jaxpfl.data import Population, from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import Ledger, Plan
+from jaxpfl.privacy import Ledger
 from tests.algorithms.asking import asked, asking
 from tests.data.populations import SECRET
 from tests.plans import flat_plan, flat_without_privacy
@@ -33,21 +34,8 @@ def candidates(seed: int = 1, prompts: int = 4, responses: int = 3) -> np.ndarra
     return np.random.default_rng(seed).normal(size=(prompts, responses, DIM)).astype(np.float32)
 
 
-def plan(population: int = 40, **changes) -> Plan:
-    settings = dict(
-        population=population,
-        clients_per_round=population,
-        rounds=20,
-        clip_norm=1.0,
-        noise_multiplier=3.35,
-        delta=3e-6,
-    )
-    return flat_plan(**{**settings, **changes})
-
-
-def silent(population: int = 40, **changes) -> Plan:
-    settings = dict(population=population, clients_per_round=population, rounds=20, clip_norm=1.0)
-    return flat_without_privacy(**{**settings, **changes})
+plan = partial(flat_plan, population=40, rounds=20, noise_multiplier=3.35, delta=3e-6)
+silent = partial(flat_without_privacy, population=40, rounds=20, clip_norm=1.0)
 
 
 def released(chosen, embeddings, folder, clients_=None, *, round=1, **settings) -> np.ndarray:
@@ -93,7 +81,7 @@ def test_without_noise_the_release_is_the_definitions(tmp_path, kind, clip_norm)
 def test_scores_of_rounds_are_added_up(tmp_path):
     """Every round asks another cohort: a round without noise, and then all three."""
     population = clients(200)
-    chosen = Scorer(silent(200, clients_per_round=100, rounds=3))
+    chosen = Scorer(silent(population=200, clients_per_round=100, rounds=3))
     embeddings = candidates()
     parts = [released(chosen, embeddings, tmp_path, population, round=r) for r in (1, 2, 3)]
     found = asked(candidate_scores(embeddings, chosen), population, tmp_path)
@@ -124,7 +112,7 @@ def test_a_client_of_many_texts_votes_with_a_capped_subset(tmp_path):
     population = from_clients(
         {"a": {"embedding": np.random.default_rng(0).normal(size=(50, DIM)).astype(np.float32)}}
     )
-    chosen = Scorer(silent(1, clip_norm=8.0), kind="nn_histogram", max_texts=8)
+    chosen = Scorer(silent(population=1, clip_norm=8.0), kind="nn_histogram", max_texts=8)
     rounds = [released(chosen, candidates(), tmp_path, population, round=round) for round in (1, 2)]
     assert [votes.sum() for votes in rounds] == [8, 8]
     assert np.any(rounds[0] != rounds[1])
@@ -164,7 +152,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         ("column 'embedding'", dict(clients_=texts)),
         ("floats", dict(clients_=whole)),
         ("column 'embedding'", dict(clients_=flat)),
-        ("population of 50", dict(chosen=plan(50))),
+        ("population of 50", dict(chosen=plan(population=50))),
     ):
         chosen = Scorer(settings.pop("chosen", plan()))
         with pytest.raises(InputError, match=message) as raised:

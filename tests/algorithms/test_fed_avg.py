@@ -1,5 +1,7 @@
 """DP-FedAvg against a plain loop in numpy, and its server optimisers."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,21 +35,18 @@ def population(changed: float = 0.0):
     return from_clients(clients)
 
 
-def exact(**changes):
-    settings = dict(population=len(SIZES), clients_per_round=len(SIZES), rounds=3, clip_norm=CLIP)
-    return flat_without_privacy(**{**settings, **changes})
+exact = partial(
+    flat_without_privacy,
+    population=len(SIZES),
+    clients_per_round=len(SIZES),
+    rounds=3,
+    clip_norm=CLIP,
+)
 
 
-def noisy(**changes):
-    settings = dict(
-        population=len(SIZES),
-        clients_per_round=3,
-        rounds=3,
-        clip_norm=CLIP,
-        noise_multiplier=1.0,
-        delta=1e-3,
-    )
-    return flat_plan(**{**settings, **changes})
+noisy = partial(
+    flat_plan, population=len(SIZES), clients_per_round=3, rounds=3, clip_norm=CLIP, delta=1e-3
+)
 
 
 def algorithm(server=SERVER, *, plan=None, client=CLIENT, execution=None):

@@ -13,7 +13,6 @@ import jaxpfl as jp
 from jaxpfl.algorithms import GeneratorTraining
 from jaxpfl.algorithms.fed_avg_gan import CriticTraining, train_generator
 from jaxpfl.data import from_clients
-from jaxpfl.errors import InputError
 from jaxpfl.federated import Examples, contribution
 from jaxpfl.federated.release.summing import accumulate
 from jaxpfl.models import GAN
@@ -264,16 +263,3 @@ def test_settings_that_are_numbers_compile_nothing_new(tmp_path):
     chosen = algorithm(other, generator_training=GeneratorTraining(steps=5, batch=4))
     asked(chosen, population(), tmp_path, rounds=2)
     assert (accumulate._cache_size(), train_generator._cache_size()) == sizes
-
-
-def test_start_is_copied_and_checked(tmp_path):
-    start = FIXED.init(jax.random.key(5))
-    chosen = algorithm(start=start)
-    state = chosen.init(jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(chosen.params(state)), start)
-    asked(chosen, population(), tmp_path, rounds=1)
-    assert norm(start) > 0  # not donated
-    with pytest.raises(InputError, match="start"):
-        algorithm(start={"critic": start["critic"]})
-    with pytest.raises(InputError, match="steps must be at least 1"):
-        GeneratorTraining(steps=0)

@@ -52,9 +52,7 @@ def by_hand(mu=0.0, per_step=False, decay=1.0, rounds=3):
 
 def trained(tmp_path, client, execution=None, rounds=3):
     number = len(SIZES)
-    plan = flat_without_privacy(
-        population=number, clients_per_round=number, rounds=rounds, clip_norm=CLIP
-    )
+    plan = flat_without_privacy(population=number, rounds=rounds, clip_norm=CLIP)
     algorithm = jp.algorithms.fed_avg(
         Linear(),
         client=client,
@@ -108,9 +106,7 @@ def test_a_transform_draws_from_each_clients_own_key(tmp_path):
 
     one = {"x": np.ones((1, DIM), np.float32), "y": np.ones(1, np.float32)}
     alike = from_clients({f"{i}": one for i in range(number)})
-    plan = flat_without_privacy(
-        population=number, clients_per_round=number, rounds=1, clip_norm=10.0
-    )
+    plan = flat_without_privacy(population=number, rounds=1, clip_norm=10.0)
     client = local(transform=rounded)
     server = optax.sgd(1.0)
     algorithm = jp.algorithms.fed_avg(Linear(), client=client, server=server, plan=plan)

@@ -117,7 +117,7 @@ def test_the_noise_is_the_plans_and_the_ledger_is_charged_for_sampling(tmp_path)
 
 
 def test_a_plan_by_client_is_refused():
-    plan = flat_without_privacy(population=6, clients_per_round=6, rounds=1)
+    plan = flat_without_privacy(population=6, rounds=1)
     with pytest.raises(jp.InputError, match="unit = 'example'"):
         algorithm(plan)
 

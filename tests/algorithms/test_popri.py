@@ -2,10 +2,8 @@
 
 import dataclasses
 import importlib
-import json
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +17,6 @@ from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
-from jaxpfl.privacy import Plan
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.preference.optimisation import tune
@@ -238,14 +235,7 @@ def test_the_model_learns_what_clients_write_and_the_opposite_with_the_sign_flip
 ):
     """Nearly without noise: 40 clients in every round, noise multiplier 0.05."""
     clients = near_clients(hashed)
-    plan = flat_plan(
-        population=40,
-        clients_per_round=40,
-        rounds=4,
-        clip_norm=1.0,
-        noise_multiplier=0.05,
-        delta=1e-3,
-    )
+    plan = flat_plan(population=40, rounds=4, noise_multiplier=0.05, delta=1e-3)
 
     class Flipped(Scorer):
         def release(self, release, candidates_KxJxD, round):
@@ -272,35 +262,15 @@ def like_clients(writer) -> float:
     return ours / (ours + others)
 
 
-def plan_of(clients, **changes) -> Plan:
-    settings: dict[str, Any] = dict(
-        population=len(clients),
-        clients_per_round=10,
-        rounds=2,
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        delta=1e-3,
-    )
-    return flat_plan(**{**settings, **changes})
-
-
 def test_a_text_written_twice_keeps_its_own_score(generator):
-    """SPEC C.3: list.index gives the second of equal texts the first one's score."""
+    """SPEC C.3: list.index would give the second of equal texts the first one's score."""
     texts = np.array([["ab", "ab", "yz", "zz"]])
     scores = np.array([[0.1, 0.9, 0.5, 0.2]])
-
-    def faulty(texts, scores):
-        """Ranks texts, then looks each one up."""
-        row = texts[0].tolist()
-        by_index = [scores[0][row.index(text)] for text in row]
-        return row[int(np.argmax(by_index))]
-
     settings = PopriSettings(prompts=1, responses=4, rejected_rank=2, prompt_tokens=8)
     ended = np.ones(texts.shape, bool)
     pairs = preference_pairs(generator, ["p"], texts, ended, scores, settings)
     chosen = bytes(i for i in pairs.chosen_NxT[0].tolist() if i >= 0).decode()
     assert chosen.startswith("ab\n")
-    assert faulty(texts, scores) == "yz"
     assert preferences(scores, 2)[1].tolist() == [1]
 
 
@@ -328,13 +298,3 @@ def test_a_generator_with_adapters_and_too_few_samples_are_refused(generator):
     with pytest.raises(InputError, match="1 different samples"):
         run(generator, rounds=1, scorer=scorer, samples=[])
     assert not scorer.candidates
-
-
-def test_what_is_kept_is_numbers_and_texts(generator, monkeypatch):
-    """Phases are written as JSON and .npz: nothing else may be among them, and nothing secret."""
-    recorded = Recorded(monkeypatch)
-    run(generator, rounds=1, load_or_compute=recorded.load_or_compute)
-    for arrays in recorded.phases.values():
-        assert all(np.asarray(value).dtype.kind in "bfiU" for value in arrays.values())
-    record = {k: v for k, v in recorded.phases["round 1 adapters"].items() if "record" in k}
-    json.dumps({name: np.asarray(value).tolist() for name, value in record.items()})

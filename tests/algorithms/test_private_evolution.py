@@ -46,9 +46,7 @@ class Votes:
     def __init__(self, *votes):
         self.votes, self.seen = list(votes), []
         rounds = max(1, len(votes))
-        self.plan = flat_without_privacy(
-            population=1, clients_per_round=1, rounds=rounds, clip_norm=1.0
-        )
+        self.plan = flat_without_privacy(population=1, rounds=rounds, clip_norm=1.0)
         self.query = Scorer(self.plan, kind="nn_histogram").query
 
     def release(self, release, candidates_KxJxD, round):
@@ -212,14 +210,7 @@ class Swap:
 def test_texts_like_the_clients_win_and_lose_with_the_sign_flipped(hashed, tmp_path, form):
     """Votes through the door, with little noise; one entry on the ledger for each round."""
     population = clients(hashed)
-    plan = flat_plan(
-        population=40,
-        clients_per_round=40,
-        rounds=3,
-        clip_norm=2.0,
-        noise_multiplier=0.2,
-        delta=1e-3,
-    )
+    plan = flat_plan(population=40, rounds=3, clip_norm=2.0, noise_multiplier=0.2, delta=1e-3)
     settings = EvolutionSettings(form, population=16, threshold=1.0, lookahead=2, variations=3)
     start = [*NEAR, *FAR, *["ab yz ab", "yz ab zy", "ba zy ba", "zy ba yz"]] + FAR
 

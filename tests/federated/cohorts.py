@@ -1,5 +1,7 @@
 """Small cohorts and client functions that several tests use."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,22 +44,13 @@ def held_vector(broadcast, examples, key):
     return {"a": examples.batches["x"][0, 0] + broadcast}
 
 
-def plan(**changes) -> Plan:
-    settings = dict(
-        population=10_000,
-        clients_per_round=100,
-        rounds=10,
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        delta=1e-6,
-    )
-    return flat_plan(**{**settings, **changes})
+plan = partial(flat_plan, population=10_000, clients_per_round=100, rounds=10, delta=1e-06)
 
 
-def no_noise(**changes) -> Plan:
-    """A plan without privacy, so that sums can be compared exactly."""
-    settings = dict(population=10_000, clients_per_round=100, rounds=10, clip_norm=1.0)
-    return flat_without_privacy(**{**settings, **changes})
+# A plan without privacy, so that sums can be compared exactly.
+no_noise = partial(
+    flat_without_privacy, population=10_000, clients_per_round=100, rounds=10, clip_norm=1.0
+)
 
 
 def keys(round: int = 0, seed: int = 0) -> Keys:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,17 +18,9 @@ from jaxpfl.privacy.correlated_noise import NoiseStream
 from tests.plans import flat_plan
 from tools.audit import MORE_RUNS, WORSE, audited
 
-
-def plan(**changes) -> Plan:
-    settings = dict(
-        population=1_000,
-        clients_per_round=500,
-        rounds=2,
-        clip_norm=0.5,
-        noise_multiplier=1.0,
-        delta=1e-4,
-    )
-    return flat_plan(**{**settings, **changes})
+plan = partial(
+    flat_plan, population=1_000, clients_per_round=500, rounds=2, clip_norm=0.5, delta=1e-4
+)
 
 
 def test_a_correct_release_is_not_flagged():

@@ -262,31 +262,24 @@ def faulty(tmp_path: Path, fault: str) -> tuple[list[tuple[int, str, str]], list
 
 
 @pytest.mark.long
-def test_processes_with_different_versions_are_refused_before_a_charge(tmp_path: Path) -> None:
-    """A generator of another version may draw other clients, or the same one for two processes."""
-    found, lines = faulty(tmp_path, "another version")
-    for _, _, errors in found:
-        assert "process 1 has numpy 1.0, process 0 has" in errors
-    assert not lines
-
-
-@pytest.mark.long
-def test_a_cohort_that_differs_between_processes_is_never_released(tmp_path: Path) -> None:
-    """A client in the shares of two processes would move the sum by twice the clip norm."""
-    found, lines = faulty(tmp_path, "another cohort")
-    assert "drew another cohort" in found[0][2], "process 0 says why it ended"
-    assert "drew another cohort" in found[1][2]
-    # Round 2 was charged before, but there is no release of it.
-    assert sum("event" in line for line in lines) == 2
-    assert sum("release" in line for line in lines) <= 1
-
-
-@pytest.mark.long
-def test_a_process_without_memory_says_so_in_all(tmp_path: Path) -> None:
-    found, lines = faulty(tmp_path, "out of memory")
-    for _, _, errors in found:
-        assert "process 1 ran out of memory: give a smaller chunk" in errors
-    assert not any("release" in line for line in lines)
+@pytest.mark.parametrize(
+    ("fault", "said", "charges", "releases"),
+    [
+        # A generator of another version may draw other clients, or the same for two processes.
+        ("another version", "process 1 has numpy 1.0, process 0 has", 0, 0),
+        # A client in the shares of two processes would move the sum by twice the clip norm. Round
+        # 2 was charged before, but there is no release of it.
+        ("another cohort", "drew another cohort", 2, 1),
+        ("out of memory", "process 1 ran out of memory: give a smaller chunk", 1, 0),
+    ],
+)
+def test_what_differs_or_fails_in_one_process_is_said_by_all_and_never_released(
+    tmp_path: Path, fault: str, said: str, charges: int, releases: int
+) -> None:
+    found, lines = faulty(tmp_path, fault)
+    assert all(said in errors for _, _, errors in found)
+    assert sum("event" in line for line in lines) == charges
+    assert sum("release" in line for line in lines) <= releases
 
 
 @pytest.mark.long

@@ -33,11 +33,7 @@ def through_the_door(population, moment, *, unit="example", average=False):
     units = max(len(population), population.num_examples)
     bounded = unit == "example" or average
     plan = flat_without_privacy(
-        population=units,
-        clients_per_round=units,
-        rounds=1,
-        clip_norm=fn.example_bound if bounded else 1e6,
-        unit=unit,
+        population=units, rounds=1, clip_norm=fn.example_bound if bounded else 1e6, unit=unit
     )
     shape = {"count": (), "sum": (DIM,), "second": half_shape(DIM)}[moment]
     return summed(fn, plan, population, shape, CohortSpec(4, 12, clients_per_bucket=4), CENTRE)
@@ -207,7 +203,7 @@ def test_no_bound_is_relied_on_that_is_not_stated():
 def test_with_the_unit_client_the_door_clips_whatever_the_function_states():
     """A bound by example is no excuse: a client of 12 examples is clipped to c."""
     population = clients_of([np.ones((12, DIM))])
-    plan = flat_without_privacy(population=1, clients_per_round=1, rounds=1, clip_norm=CLIP)
+    plan = flat_without_privacy(population=1, rounds=1, clip_norm=CLIP)
     spec = CohortSpec(12, 12, clients_per_bucket=2)
     total = summed(ClientMoment("sum", CLIP), plan, population, (DIM,), spec, CENTRE)
     assert np.linalg.norm(total) == pytest.approx(CLIP, rel=1e-5)

@@ -20,6 +20,9 @@ def capacity(clients=100, *, model=1, **settings):
 
 def test_two_cpu_devices_get_64_clients():
     assert capacity() == capacity(clients=9_000) == capacity(chunk=8) == capacity(model=2) == 64
+    # A chunk divides each device's share, and a given number is kept.
+    assert capacity(clients=1_000, chunk=24) == 96
+    assert capacity(clients_per_bucket=6) == 6
 
 
 def test_devices_that_train_many_clients_side_by_side_get_full_chunks(monkeypatch):
@@ -29,14 +32,6 @@ def test_devices_that_train_many_clients_side_by_side_get_full_chunks(monkeypatc
     assert capacity(clients=1_000, model=2) == 100
     assert capacity(clients=60) == 120
     assert capacity(clients=3) == 64
-
-
-def test_a_given_chunk_divides_each_devices_share():
-    assert capacity(clients=1_000, chunk=24) == 96
-
-
-def test_a_given_number_is_kept():
-    assert capacity(clients_per_bucket=6) == 6
 
 
 def test_blocks_of_examples_count_and_not_examples(monkeypatch):

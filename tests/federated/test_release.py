@@ -214,7 +214,7 @@ def test_which_examples_a_client_gives_is_as_secret_as_the_cohort(tmp_path):
     names = [str(k) for k in range(CLIENTS)]
     clients = Population({"x": held}, np.arange(CLIENTS + 1) * 4, names)
     # Everyone takes part, each with one of four examples.
-    public = flat_without_privacy(population=CLIENTS, clients_per_round=CLIENTS, rounds=6)
+    public = flat_without_privacy(population=CLIENTS, rounds=6)
     found = [
         ask(
             tmp_path / str(k),

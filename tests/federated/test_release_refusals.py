@@ -137,7 +137,7 @@ def test_a_client_function_is_checked_before_anything_is_charged(ledger_path):
 
 def test_two_queries_of_one_releaser_are_each_answered(ledger_path):
     """Of equal shapes; what is kept of one is not taken for the other."""
-    public = flat_without_privacy(population=CLIENTS, clients_per_round=CLIENTS, rounds=6)
+    public = flat_without_privacy(population=CLIENTS, rounds=6)
     queries = query(of=public), query(half_of_it, of=public, label="half")
     clients = population()
     with (

@@ -152,19 +152,24 @@ def test_a_query_that_the_first_round_does_not_ask_is_refused_before_a_charge():
         SharedRounds(group(), lambda key: jnp.zeros(2), step, (asked, later), CLIENTS)
 
 
-def test_a_key_in_the_broadcast_is_refused_before_a_charge():
-    with pytest.raises(InputError, match=r"'sums' must be arrays of numbers.*key_data"):
-        others(query_of(), lambda state: {"a": state, "key": jax.random.key(0)})
-
-
-def test_a_mesh_without_some_of_the_devices_is_refused_before_a_charge():
-    assert jax.device_count() > 1
-    with pytest.raises(InputError, match="by all devices of all processes"):
-        others(query_of(client_mesh(1)), lambda state: state)
-
-
-def test_states_of_clients_are_refused_before_a_charge():
-    """One process would hold them, and a client is computed by any."""
-    kept = dataclasses.replace(query_of(), client_fn=Summing())
-    with pytest.raises(InputError, match="'sums' keeps a state of each client"):
-        others(kept, lambda state: state)
+@pytest.mark.parametrize(
+    ("query", "broadcast", "message"),
+    [
+        (
+            query_of(),
+            lambda state: {"a": state, "key": jax.random.key(0)},
+            r"'sums' must be arrays of numbers.*key_data",
+        ),
+        (query_of(client_mesh(1)), lambda state: state, "by all devices of all processes"),
+        # One process would hold them, and a client is computed by any.
+        (
+            dataclasses.replace(query_of(), client_fn=Summing()),
+            lambda state: state,
+            "'sums' keeps a state of each client",
+        ),
+    ],
+    ids=["a key", "a mesh without some devices", "states of clients"],
+)
+def test_what_cannot_be_shared_is_refused_before_a_charge(query, broadcast, message):
+    with pytest.raises(InputError, match=message):
+        others(query, broadcast)

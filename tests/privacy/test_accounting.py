@@ -36,12 +36,7 @@ TWICE_ROUNDED = 0.00056  # some of the table's digits were rounded at 4 digits, 
 
 def plan(population: int, clients: int, z: float) -> Plan:
     return flat_plan(
-        population=population,
-        clients_per_round=clients,
-        rounds=20,
-        clip_norm=1.0,
-        noise_multiplier=z,
-        delta=3e-6,
+        population=population, clients_per_round=clients, rounds=20, noise_multiplier=z, delta=3e-06
     )
 
 
@@ -233,7 +228,7 @@ def test_very_little_noise_is_accounted_for_in_bounded_memory():
 def test_calibration_reaches_far_targets(target):
     """TRUST 14"""
     found = flat_calibrated(
-        epsilon=target, delta=1e-4, population=1000, clients_per_round=1000, rounds=5, clip_norm=1
+        epsilon=target, delta=1e-4, population=1000, clients_per_round=1_000, rounds=5, clip_norm=1
     )
     assert found.epsilon() <= target
     mu = math.sqrt(5) / (found.noise_multiplier * (1 - 1e-4))
@@ -264,9 +259,13 @@ def test_losses_too_large_for_pld_have_the_bound_of_rdp():
 @pytest.mark.parametrize("z", [1e-6, 1e-4, 0.03, 1e6])
 def test_every_allowed_noise_multiplier_has_an_epsilon_that_is_confirmed(z, sampling):
     plan = flat_plan(
-        population=10_000, clients_per_round=1_000, rounds=20, delta=3e-6,
-        clip_norm=1.0, noise_multiplier=z, sampling=sampling,
-    )  # fmt: skip
+        population=10_000,
+        clients_per_round=1_000,
+        rounds=20,
+        delta=3e-06,
+        noise_multiplier=z,
+        sampling=sampling,
+    )
     assert plan.epsilon() >= 0
     # The second accountant calls an epsilon above 1e9 infinite in one of its forms.
     if z < 1e6 and plan.guarantee().confirmed_epsilon() < math.inf:
@@ -276,10 +275,7 @@ def test_every_allowed_noise_multiplier_has_an_epsilon_that_is_confirmed(z, samp
 @pytest.mark.parametrize("z", [1e-300, 1e-30, 1e30, 1e300])
 def test_noise_that_no_accountant_can_follow_is_refused(z):
     with pytest.raises(InputError, match="noise_multiplier"):
-        flat_plan(
-            population=100, clients_per_round=10, rounds=2, delta=1e-6,
-            clip_norm=1.0, noise_multiplier=z,
-        )  # fmt: skip
+        flat_plan(population=100, clients_per_round=10, rounds=2, delta=1e-06, noise_multiplier=z)
     with pytest.raises(InputError, match="noise multiplier"):
         accounting.epsilon(poisson(z, 0.1, 2), 1e-5, "pld", "add_or_remove_one")
 

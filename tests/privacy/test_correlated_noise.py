@@ -1,15 +1,19 @@
 """DP-FTRL: what correlated noise costs, that it is what it says, and what it gains."""
 
+import functools
+
 import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax_privacy.matrix_factorization import toeplitz
 
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import AdaptiveClip, confirmation, correlated_noise
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import training_root
+from jaxpfl.privacy.mechanisms import standard_normal
 from tests.federated.cohorts import door, through
 from tests.plans import flat_calibrated, flat_plan
 
@@ -24,17 +28,9 @@ FIELDS = dict(
 )
 
 
-def inverse_of_bands(bands: int, rounds: int) -> np.ndarray:
-    """C^-1 of the banded strategy, dense."""
-    coefficients = correlated_noise.square_root(bands)
-    coefficients = coefficients / np.linalg.norm(coefficients)
-    strategy = sum(np.diag(np.full(rounds - k, c), -k) for k, c in enumerate(coefficients[:rounds]))
-    return np.linalg.inv(strategy)
-
-
 def mixing(noise, rounds, per_epoch):
     """The matrix from independent draws (columns, by round) to the noise of each round."""
-    return np.eye(rounds) if noise == "independent" else inverse_of_bands(per_epoch, rounds)
+    return np.eye(rounds) if noise == "independent" else np.linalg.inv(strategy(rounds, per_epoch))
 
 
 def test_correlated_noise_makes_prefix_sums_quieter():
@@ -140,3 +136,122 @@ def test_bad_plans(change, message):
     """TRUST 13"""
     with pytest.raises(InputError, match=message):
         flat_plan(**FIELDS | change)
+
+
+WIDTH = 12
+
+
+def stream(per_epoch=4, seed=0, width=WIDTH) -> NoiseStream:
+    return NoiseStream(per_epoch, training_root(seed), width)
+
+
+def rounds_of(noises: NoiseStream, rounds) -> np.ndarray:
+    """float64 [rounds, parameters]."""
+    return np.stack([noises.noise(round) for round in rounds]).astype(np.float64)
+
+
+def strategy(rounds: int, bands: int) -> np.ndarray:
+    """C by its definition, float64 [rounds, rounds], from jax_privacy's coefficients."""
+    coefficients = np.asarray(toeplitz.optimal_max_error_strategy_coefs(bands), np.float64)
+    coefficients = coefficients / np.linalg.norm(coefficients)
+    return sum(np.diag(np.full(rounds - k, c), -k) for k, c in enumerate(coefficients[:rounds]))
+
+
+@functools.cache
+def draws_of(rounds: int, width: int) -> np.ndarray:
+    """The independent draws by their addresses, float64 [rounds, width]."""
+    root = training_root(0)
+    draw = jax.jit(lambda round: standard_normal(jax.random.fold_in(root, round), (width,)))
+    return np.asarray([draw(jnp.int32(round)) for round in range(1, rounds + 1)], np.float64)
+
+
+@pytest.mark.parametrize("bands", [1, 2, 3, 10])
+def test_noise_of_all_rounds_is_the_inverse_strategy_times_the_draws(bands):
+    """A dense inverse in float64; more rounds than bands, and than the ring goes round twice."""
+    found = rounds_of(stream(per_epoch=bands), range(1, 26))
+    wanted = np.linalg.inv(strategy(25, bands)) @ draws_of(25, WIDTH)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    # The draws can be had back from the noise: nothing else is in it.
+    np.testing.assert_allclose(
+        strategy(25, bands) @ found, draws_of(25, WIDTH), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("bands", [1, 2, 7, 64])
+def test_coefficients_and_sensitivity_are_jax_privacys(bands):
+    """An epoch's participations, bands apart, move C x by 1 an epoch."""
+    mine = correlated_noise.square_root(bands)
+    theirs = toeplitz.optimal_max_error_strategy_coefs(bands)
+    np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    weights = correlated_noise.band_weights(bands)
+    first = 1 / weights[0]
+    coefficients = first * np.concatenate([[1.0], weights[1:]])
+    squared = toeplitz.minsep_sensitivity_squared(
+        jnp.asarray(coefficients, jnp.float32), min_sep=bands, max_participations=3, n=3 * bands
+    )
+    assert float(squared) == pytest.approx(3.0, rel=1e-5)
+
+
+def covariance_is_right(noise_TxP: np.ndarray, bands: int) -> bool:
+    """Whether the covariance over rounds is (C^T C)^-1 within five standard errors."""
+    rounds, width = noise_TxP.shape
+    root = strategy(rounds, bands)
+    wanted = np.linalg.inv(root.T @ root)
+    found = noise_TxP @ noise_TxP.T / width
+    # Of a Gaussian: var(w_i w_j) = s_ii s_jj + s_ij^2.
+    scale = np.sqrt((np.outer(np.diag(wanted), np.diag(wanted)) + wanted**2) / width)
+    return bool(np.all(np.abs(found - wanted) <= 5 * scale))
+
+
+def test_covariance_over_rounds_is_the_strategys_and_no_other():
+    """TRUST 18: 100,000 parameters; wrong coefficients, scales and independent noise rejected."""
+    noise_TxP = rounds_of(stream(per_epoch=3, width=100_000), range(1, 9))
+    assert covariance_is_right(noise_TxP, 3)
+    assert not covariance_is_right(noise_TxP, 2)
+    assert not covariance_is_right(noise_TxP, 4)
+    assert not covariance_is_right(noise_TxP * 1.02, 3)
+    assert not covariance_is_right(noise_TxP / 1.02, 3)
+    draws = draws_of(8, 100_000)
+    assert not covariance_is_right(draws, 3)
+    # Columns that are not normalised; a coefficient that is off by a little; one round forgotten.
+    root = strategy(8, 3)
+    assert covariance_is_right(np.linalg.inv(root) @ draws, 3)
+    assert not covariance_is_right(np.linalg.inv(root / root[0, 0]) @ draws, 3)
+    near = root + 0.02 * np.diag(np.ones(6), -2)
+    assert not covariance_is_right(np.linalg.inv(near) @ draws, 3)
+    forgotten = noise_TxP.copy()
+    forgotten[4] = draws[4] / root[0, 0]
+    assert not covariance_is_right(forgotten, 3)
+
+
+def test_a_resumed_stream_gives_the_same_bits():
+    """From the start to any round at once, again, backwards: as round after round."""
+    straight = rounds_of(stream(), range(1, 15))
+    for rounds in ([14], [1, 5, 6, 14], [3, 3, 2, 14, 13, 1]):
+        found = rounds_of(stream(), rounds)
+        np.testing.assert_array_equal(found, straight[np.array(rounds) - 1])
+    assert not np.any(rounds_of(stream(seed=1), range(1, 15)) == straight)
+
+
+def test_one_program_serves_all_rounds():
+    noises = stream(per_epoch=6)
+    noises.noise(1)
+    compiled = correlated_noise._advance
+    before = compiled._cache_size()
+    for round in (2, 3, 7, 20, 4):
+        noises.noise(round)
+    assert compiled._cache_size() == before
+
+
+def test_what_is_no_stream_is_refused():
+    """TRUST 20: as for every noise, typed threefry4x32 keys only; and no round 0, free of noise."""
+    with pytest.raises(InputError, match="bands"):
+        stream(per_epoch=0)
+    with pytest.raises(InputError, match="width"):
+        stream(width=0)
+    with pytest.raises(InputError, match="threefry4x32"):
+        NoiseStream(3, jax.random.key(0), WIDTH)
+    with pytest.raises(InputError, match="typed JAX key"):
+        NoiseStream(3, jnp.zeros(4, jnp.uint32), WIDTH)
+    with pytest.raises(InputError, match="round must"):
+        stream().noise(0)

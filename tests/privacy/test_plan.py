@@ -293,9 +293,8 @@ def test_two_releases_on_one_cohort_cost_no_more_than_is_charged(delta):
     q, z = 0.05, 1.2
     sampled, gaussian = dp_accounting.PoissonSampledDpEvent, dp_accounting.GaussianDpEvent
     plan = flat_plan(
-        population=1000, clients_per_round=50, rounds=1, clip_norm=1.0, noise_multiplier=z,
-        delta=1e-5,
-    )  # fmt: skip
+        population=1000, clients_per_round=50, rounds=1, noise_multiplier=z, delta=1e-05
+    )
 
     def epsilon(*releases):
         return Guarantee.of_events(releases, delta).epsilon()

@@ -90,12 +90,7 @@ def measured(size: Size, folder, *, prompts_differ: bool, trials: int):
             for kind in KINDS:
                 for sigma in SIGMAS:
                     plan = flat_plan(
-                        population=size.clients,
-                        clients_per_round=size.clients,
-                        rounds=1,
-                        clip_norm=1.0,
-                        noise_multiplier=sigma,
-                        delta=3e-6,
+                        population=size.clients, rounds=1, noise_multiplier=sigma, delta=3e-06
                     )
                     for noise in ("every_score", "projected"):
                         algorithm = candidate_scores(candidates, Scorer(plan, kind, noise))
