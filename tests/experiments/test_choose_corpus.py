@@ -140,27 +140,6 @@ def test_queries_that_share_a_ledger_add_up(tmp_path, capsys, sources):
     assert "with everything else on its ledger" in statements[1]
 
 
-def test_bad_arguments_are_one_sentence(tmp_path, capsys, sources):
-    private, public = sources
-    given = ("--private", private, "--candidates", *public, "--embedder", "hashed:8")
-    for bad, word in (
-        (("--epsilon", 1), "--delta"),
-        (("--epsilon", 0, "--delta", 1e-3), "epsilon"),
-        (("--epsilon", 1, "--delta", 1e-3, "--unit", "user"), "unit"),
-        (("--epsilon", 1, "--delta", 0.5), "delta"),
-        (("--epsilon", 1, "--delta", 1e-3, "--clip-norm", -1), "clip_norm"),
-    ):
-        code, record = fred(capsys, *given, "--out", tmp_path / "bad", *bad)
-        assert code == 2
-        assert word in record["error"]["message"]
-    code, record = fred(
-        capsys, "--private", private, "--candidates", tmp_path / "no.jsonl", "--epsilon", 1,
-        "--delta", 1e-3, "--out", tmp_path / "unread",
-    )  # fmt: skip
-    assert code == 2
-    assert not (tmp_path / "unread" / "ledger.jsonl").exists()
-
-
 def test_candidates_have_names():
     assert named(["docstrings:numpy", "near=/a/b.jsonl?client=x", "/a/c.jsonl.gz?text=t"]) == {
         "numpy": "docstrings:numpy",

@@ -219,20 +219,6 @@ def test_decay_spares_biases_norms_and_embeddings():
     }
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
-        ({"schedule": "linear"}, "schedule must be one of 'cosine', 'constant'"),
-        ({"clip_norm": 0.0}, "clip_norm must be positive"),
-    ],
-)
-def test_bad_settings_are_named(changed, message):
-    with pytest.raises(InputError, match=message):
-        dataclasses.replace(SETTINGS, **changed)
-
-
 def test_bad_input_is_named():
     columns = _columns()
     with pytest.raises(InputError, match="column 'y'"):

@@ -244,7 +244,7 @@ class Run:
         return found
 
     def embedded(self, clients: Population, made_by: tuple[str | None, ...]) -> Population:
-        """The clients with their texts' embeddings, from `memory` if they were `made_by` the same."""
+        """The clients with their texts' embeddings, from `memory` if `made_by` the same."""
         function, memory = loaded_embedder(self.config.embedder), self.workspace.memory
         key = ("embedded", clients.content, function.name, *made_by)
         if key not in memory:

@@ -21,6 +21,7 @@ from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.fast import hugging_face
+from tests.experiments import canaries
 
 METHODS = ("popri", "pe_sft", "fed_avg")
 
@@ -172,19 +173,9 @@ def test_the_corpus_is_a_table_with_a_card(finished, exported):
 
 def test_no_canary_and_no_secret_is_exported(finished, exported):
     """TRUST 40: looked for in every byte, and in every text."""
-    canaries = {b"canaryid", b"canarytext"}
-    for path in finished.rglob("private/*"):
-        if path.is_file():
-            content = path.read_bytes()
-            canaries |= {content, content.hex().encode()}
-            canaries |= {line for line in content.splitlines() if len(line) > 8}
-    assert len(canaries) > 8
-    for path in (path for path in exported.rglob("*") if path.is_file()):
-        content = path.read_bytes()
-        if path.suffix == ".parquet":
-            content += "\n".join(parquet.read_table(path)["text"].to_pylist()).encode()
-        for canary in canaries:
-            assert canary not in content, path
+    private = canaries.of_private_folders(finished)
+    assert len(private) > 6
+    canaries.assert_in_none(private | canaries.CLIENTS, canaries.public_files(exported))
 
 
 DAMAGES = {
