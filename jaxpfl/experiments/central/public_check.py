@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from jaxpfl.data.columns import part, take
+from jaxpfl.data.columns import take
 from jaxpfl.data.population import Population
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import InputError
@@ -92,7 +92,7 @@ def by_client(population: Population, column: str) -> set[int]:
     found = set()
     for start, size in zip(population.offsets[:-1], population.sizes(), strict=True):
         if size:
-            held = part(values, slice(int(start), int(start + size)))
+            held = take(values, slice(int(start), int(start + size)))
             if isinstance(held, Padded | Sequences):
                 held = np.asarray(_ids_of(held).compact().values)
             found.add(
