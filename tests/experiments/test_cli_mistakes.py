@@ -59,6 +59,8 @@ MISTAKES = [
     ("export folder out", "folder config.yaml"),
     ("export folder out --texts 0", "texts at least 1 found 0"),
     ("export folder folder", "folder exists already another FOLDER"),
+    ("audit run.yaml --confidence 1", "confidence strictly between found 1"),
+    ("audit run.yaml --runs -1", "runs at least 1 found -1"),
     ("budget absent.jsonl --delta 1e-5", "absent.jsonl no such ledger"),
     ("budget clients.jsonl --delta 1e-5", "clients.jsonl line 1"),
     ("run run.yaml --out run.yaml", "run.yaml file directory"),

@@ -1,11 +1,9 @@
 """Kill -9 at any instant, then resume: the same bits as the run that was never interrupted."""
 
 import json
-import random
 import re
 import shutil
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -53,22 +51,17 @@ def _kill_and_resume(config: Path, out: Path, straight: Path, fatal: int) -> Non
     assert_same(out, straight)
 
 
-@pytest.mark.parametrize("place", [0.5, pytest.param(0.93, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "place",
+    [0.5, pytest.param(0.93, marks=pytest.mark.long)]
+    + [pytest.param(number / 24, marks=pytest.mark.slow) for number in range(24)],
+)
 def test_a_run_killed_at_a_durable_operation_resumes_to_the_same_bits(
     tiny_config, tmp_path, straight, place
 ):
     """TRUST 33: SIGKILL between any two writes, mid-save and mid-delete too."""
     out, instants = straight
     _kill_and_resume(tiny_config, tmp_path / "run", out, max(1, round(place * instants)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(24))
-def test_a_run_killed_at_many_durable_operations_resumes(tiny_config, tmp_path, straight, number):
-    """TRUST 33: the same, spread over the whole run."""
-    out, instants = straight
-    fatal = 1 + (number * instants) // 24
-    _kill_and_resume(tiny_config, tmp_path / "run", out, fatal)
 
 
 @pytest.fixture(scope="module")
@@ -100,23 +93,6 @@ def test_a_run_whose_clients_keep_states_is_killed_and_resumes(remembering, tmp_
     assert_same(out, straight)
     rows = (each / "private" / "client_states" / "rows" for each in (out, straight))
     assert len({path.read_bytes() for path in rows}) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(12))
-def test_a_run_killed_twice_at_random_times_resumes(tiny_config, tmp_path, straight, number):
-    """TRUST 33: random instants, a resumed run killed again."""
-    generator = random.Random(number)
-    out = tmp_path / "run"
-    for _ in range(2):
-        if (out / "config.yaml").exists():
-            break
-        victim = start_victim(tiny_config, out, -1)
-        time.sleep(generator.uniform(4, 12))
-        victim.kill()
-        victim.communicate()
-    continue_run(tiny_config, out)
-    assert_same(out, straight[0])
 
 
 def _of_round_4(temporary: Path, *_) -> bool:

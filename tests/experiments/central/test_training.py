@@ -13,10 +13,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import training as central
 from jaxpfl.experiments.central.adamw import Training, decayed
 from jaxpfl.experiments.central.training import fit
-from jaxpfl.models import adapter_trees
-from jaxpfl.models.decoder import lora
-from jaxpfl.models.decoder.config import DecoderConfig, LoRA
-from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import Progress
 
 SETTINGS = Training(epochs=3, batch_size=8, learning_rate=0.03, weight_decay=0.1)
@@ -174,27 +170,6 @@ def test_dispatches_of_any_length_give_the_same(monkeypatch):
     found = fit(MODEL, START, columns, SETTINGS, seed=0)
     assert dispatched == list(range(1, 19))
     np.testing.assert_array_equal(_flat(found.params), _flat(expected.params))
-
-
-@pytest.mark.long
-def test_adapters_are_trained_on_a_base_that_stays(tmp_path):
-    plain = Decoder(DecoderConfig("gpt2", 11, 8, 2, 2, positions=8, initializer_range=0.5))
-    base = plain.init(jax.random.key(0))
-    model, params = lora.attach(plain, base, LoRA(2, 4.0), jax.random.key(1))
-    adapters, frozen = adapter_trees.split(params)
-    tokens = np.tile(np.arange(8, dtype=np.int32), (16, 1))
-    columns = {"tokens": tokens}
-    settings = Training(epochs=20, batch_size=8, learning_rate=0.05)
-    given = {"seed": 0, "frozen": frozen, "valid": columns}
-    before = jax.tree.map(np.array, base)
-    found = fit(model, adapters, columns, settings, folder=tmp_path, **given)
-    assert jax.tree.structure(found.params) == jax.tree.structure(adapters)
-    assert found.record["valid_loss"][-1] < 0.5 * found.record["train_loss"][0]
-    tuned = adapter_trees.join(found.params, frozen)
-    batch = {"tokens": jnp.asarray(tokens)}
-    loss = model.loss(tuned, batch, jnp.ones(16, bool))[0]
-    assert float(loss) == pytest.approx(min(found.record["valid_loss"]), rel=1e-4)
-    jax.tree.map(np.testing.assert_array_equal, before, lora.detach(model, tuned)[1])
 
 
 def test_decay_spares_biases_norms_and_embeddings():
