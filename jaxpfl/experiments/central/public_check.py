@@ -41,11 +41,7 @@ class PrivateContent:
         self._content = cache(lambda column: content(clients, column))
 
     def refuse(self, corpus: Population, what: str) -> None:
-        """Refuses a corpus that shares over half of its own content, or of the clients', with them.
-
-        Args:
-          what: names the corpus in the message, such as "data.public = 'x.jsonl'".
-        """
+        """Refuses a corpus, called `what`, with over half of its own content or of theirs in both."""
         column = _compared(corpus, self._clients)
         if column is None:
             # Tokens and the text that they were made of have no column in common.
