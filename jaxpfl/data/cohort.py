@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from jaxpfl import checks
 from jaxpfl.checked import Checked, PositiveInt
-from jaxpfl.data.columns import Column, describe
+from jaxpfl.data.columns import Column
 from jaxpfl.data.mapped import Mapped
 from jaxpfl.data.population import Population, check_client_indices
 from jaxpfl.data.sequences import Padded
@@ -175,9 +175,13 @@ class Cohort:
             raise InputError(f"blocks must be different ones of {shards} shards, found {blocks}")
         self._columns = self.population.numeric()
         if not self._columns:
-            found = ", ".join(f"{k}: {describe(v)}" for k, v in self.population.columns.items())
+            found = self.population.described()
             raise InputError(f"a cohort needs a numeric column, found {found}: encode text first")
-        self._layout = _Layout(capacity // shards, shards, wanted)
+        # Block d has the clients d::shards of a bucket; those of the wanted blocks are packed.
+        places, position = np.full(shards, -1), np.arange(capacity)
+        places[wanted] = np.arange(len(wanted))
+        width, here = capacity // shards, np.flatnonzero(places[position % shards] >= 0)
+        self._here, self._slots = here, places[here % shards] * width + here // shards
 
     def __iter__(self) -> Iterator[Bucket]:
         stats, spec, offsets = PackingStats(), self.spec, self.population.offsets
@@ -188,13 +192,14 @@ class Cohort:
         # Ties by index: the order in which the cohort was given changes nothing.
         largest_first = np.lexsort((chosen, -steps))
         chosen, keys, steps = chosen[largest_first], keys[largest_first], steps[largest_first]
-        capacity, rungs, packed = spec.capacity, spec.rungs, self._layout.slots
+        capacity, rungs, packed = spec.capacity, spec.rungs, len(self._slots)
         for start in range(0, len(chosen), capacity):
             clients_b, keys_b = (each[start : start + capacity] for each in (chosen, keys))
             steps_b = steps[start : start + capacity]
             # Of the largest client of all blocks: a bucket has one shape wherever it is packed.
             rung = next(rung for rung in rungs if rung >= steps_b[0])
-            here, slots = self._layout.deal(len(clients_b))
+            there = self._here < len(clients_b)
+            here, slots = self._here[there], self._slots[there]
             clients_b, keys_b, steps_b = clients_b[here], keys_b[here], steps_b[here]
 
             mask = np.zeros((packed, rung * spec.batch_size), bool)
@@ -248,30 +253,6 @@ def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> n
     ids = population.client_ids.take(pa.array(clients_idx)).to_pylist()
     words = [blake2b(each.encode(), digest_size=8, key=secret).digest() for each in ids]
     return np.frombuffer(b"".join(words), np.uint32).reshape(-1, 2)
-
-
-class _Layout(NamedTuple):
-    """Blocks of `width` slots, of which those in `wanted` are packed."""
-
-    width: int
-    shards: int
-    wanted: np.ndarray
-
-    @property
-    def slots(self) -> int:
-        """The slots of a bucket that are packed."""
-        return self.width * len(self.wanted)
-
-    def deal(self, clients: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which of clients 0 .. clients - 1, sorted by size, are packed, and their slots.
-
-        Block d gets the clients d::shards.
-        """
-        places = np.full(self.shards, -1)
-        places[self.wanted] = np.arange(len(self.wanted))
-        position = np.arange(clients)
-        here = np.flatnonzero(places[position % self.shards] >= 0)
-        return here, places[here % self.shards] * self.width + here // self.shards
 
 
 def _orders(

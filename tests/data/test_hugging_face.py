@@ -62,12 +62,9 @@ def test_a_column_can_say_whose_a_row_is(hub):
         (f"huggingface:abstracts?revision={REVISION}", "OWNER/NAME on the hub, found 'abstracts'"),
         (f"huggingface:../etc/x?revision={REVISION}", "OWNER/NAME on the hub"),
         (f"{SOURCE}&text=body", "no field 'body', found 'abstract', 'journal', 'year'"),
-        (f"{SOURCE}&text=abstract&client=author", "no field 'author'"),
-        (f"{SOURCE}&text=abstract&client=abstract", "must be different, found 'abstract'"),
         (f"{SOURCE}&text=abstract&split=words", "found 'words'"),
         (f"{SOURCE}&text=abstract&clients=year", "did you mean 'client'"),
         ("huggingfaces:owner/abstracts", "did you mean 'huggingface'"),
-        (f"{SOURCE}&min_examples=x", "must be a number"),
     ],
 )
 def test_what_is_wrong_with_a_source_is_named(hub, source, message):
@@ -76,24 +73,6 @@ def test_what_is_wrong_with_a_source_is_named(hub, source, message):
     if "split=words" in source:
         # Before anything is fetched.
         assert not hub.asked
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ({"text": ["canary", None]}, "row 2: field 'text' must be a string, found no value"),
-        ({"id": ["a", ""], "text": ["canary"] * 2}, "row 2: field 'id' must be .*an empty string"),
-        ({"id": [1, 2.5], "text": ["canary"] * 2}, "row 1: field 'id' must be .*, found float"),
-        ({"id": [True], "text": ["canary"]}, "row 1: field 'id' must be .*, found bool"),
-        ({"id": [], "text": []}, r"owner/abstracts \[train\] has no examples"),
-    ],
-)
-def test_rows_that_cannot_be_read_are_named_by_number_alone(hub, rows, message):
-    hub.rows = rows
-    client = "id" if "id" in rows else "*"
-    with pytest.raises(InputError, match=message) as caught:
-        open_population(f"{SOURCE}&client={client}")
-    assert "canary" not in str(caught.value)
 
 
 def test_without_the_library_or_the_network_it_says_so(hub, monkeypatch):

@@ -23,7 +23,7 @@ from jaxpfl import checks
 from jaxpfl.data import grouping
 from jaxpfl.data.columns import from_arrow, text_array
 from jaxpfl.data.population import Population, from_rows
-from jaxpfl.data.readers.fields import INEXACT, Fields, Rows, field_error
+from jaxpfl.data.readers.fields import INEXACT, Fields, Rows, row_error
 from jaxpfl.data.readers.prose import PIECES, pieces
 from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError
@@ -145,7 +145,8 @@ def _ids(rows: Rows, layout: Layout) -> pa.Array:
     if None in domains:
         first = known.indices.to_pylist().index(domains.index(None))
         expected = "a URL with a host, such as https://example.org/page"
-        raise field_error(rows, first, layout.field, expected)
+        number = rows.numbers[first]
+        raise row_error(rows.source, number, layout.field, expected, "another value")
     return text_array([str(each) for each in domains]).take(known.indices)
 
 
