@@ -197,10 +197,6 @@ def vocabulary(path: Path) -> None:
     Vocabulary.from_texts(["a b a", "c"], 6, source="x").save(path)
 
 
-def word_counts(path: Path) -> None:
-    path.write_text("the 5\na 3\n")
-
-
 def own(folder: Path) -> None:
     model = LSTMLanguageModel(3, 2, 2, 1)
     own_models.save(folder / "model", model, model.init(jax.random.key(0)))
@@ -227,19 +223,8 @@ ROWS = [
     {"client": "b", "text": "two", "label": 2, "score": -1.5},
     {"client": "a", "text": "", "label": 3, "score": 2.0},
 ]
-
-
-def lines(path: Path) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-
-
-def csv(path: Path) -> None:
-    rows = ["client,text,label,score", 'a,"one, \u00e9",1,0.5', "b,two,2,-1.5", "a,,3,2.0"]
-    path.write_bytes("\n".join(rows).encode())
-
-
-def text(path: Path) -> None:
-    path.write_bytes("one \u00e9\n\ntwo\n".encode())
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+CSV = 'client,text,label,score\na,"one, \u00e9",1,0.5\nb,two,2,-1.5\na,,3,2.0'
 
 
 def packed(path: Path) -> None:
