@@ -94,8 +94,9 @@ def from_arrow(array: pa.Array) -> Any:
 
 def take(column: Column, rows: slice | np.ndarray) -> Column:
     """The rows of a column, in the given order; those of a slice without copying them."""
-    texts = isinstance(column, MappedText) and isinstance(rows, slice)
-    if texts or isinstance(column, Padded | Mapped):
+    if isinstance(column, MappedText) and isinstance(rows, slice):
+        return column.select(rows)
+    if isinstance(column, Padded | Mapped):
         return column.select(rows)
     column = read(column)
     if isinstance(column, pa.Array) and not isinstance(rows, slice):

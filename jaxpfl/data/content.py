@@ -155,7 +155,7 @@ def _stored(column: Column) -> tuple[list[Mapped], list[str]]:
         return [column], []
     if isinstance(column, MappedText):
         return [column.edges, column.content], []
-    parts = [column.edges, column.values] if isinstance(column, Sequences) else []
+    parts: list[Any] = [column.edges, column.values] if isinstance(column, Sequences) else []
     if not parts or not all(isinstance(part, Mapped) for part in parts):
         return [], []
     rows, stored = column.rows, len(column.edges) - 1

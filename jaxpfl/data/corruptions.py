@@ -35,9 +35,9 @@ def invert_pixels(population: Population, probability: float, seed: int) -> Popu
     probability = checks.fraction("probability", probability)
     struck = client_uniforms("inverted pixels", seed, population.client_ids) < probability
     chosen = np.repeat(struck, population.sizes())
-    images = population.columns.get("image")
-    kind = images.dtype.kind if isinstance(images, np.ndarray) and images.ndim == 4 else None
-    if kind is None or (kind != "f" and images.dtype != np.uint8):
+    images = np.asarray(population.columns.get("image", ()))
+    kind = images.dtype.kind
+    if images.ndim != 4 or (kind != "f" and images.dtype != np.uint8):
         raise InputError(
             "invert_pixels needs a column 'image' of uint8 or float images [H, W, C], found "
             f"{population.described()}"

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from jaxpfl import checks
 from jaxpfl.checked import Checked, NonNegativeInt, Positive, PositiveInt
@@ -194,10 +193,9 @@ def _enough(population: Population, clients: int, least: int) -> int:
 
 def _labels(population: Population, by: str) -> tuple[int, np.ndarray]:
     """How many values a column has, and the index of each example's, int64 [examples]."""
-    column = population.columns.get(by)
-    if isinstance(column, pa.Array):
-        column = np.array(column.to_pylist(), object)
-    if getattr(column, "ndim", None) != 1:
+    known = by in population.columns
+    column = np.asarray(population.columns[by]) if known else np.zeros(())
+    if column.ndim != 1:
         raise InputError(
             f"partition: needs a column {by!r} with one value for each example, found "
             f"{population.described()}"

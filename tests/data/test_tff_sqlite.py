@@ -12,7 +12,7 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.readers import tff_sqlite
 from jaxpfl.data.readers.tff_examples import Feature
 from jaxpfl.data.readers.tff_schemas import SCHEMAS, Schema
-from jaxpfl.data.readers.tff_sqlite import read_tff, stream_tff
+from jaxpfl.data.readers.tff_sqlite import stream_tff
 from jaxpfl.errors import InputError
 from tests.data.tff_files import FOUR, SCHEMA, SECRET, clients, example, read, row, write_file
 
@@ -51,7 +51,7 @@ def path(tmp_path):
 def test_fixtures_are_read_exactly_as_tff_reads_them(file, dataset, split, fixtures):
     """Golden files are what tensorflow-federated 0.87 gives: `tools/tff_check.py --golden`."""
     features = SCHEMAS[dataset].features if dataset else SAMPLE
-    population = read_tff(fixtures / f"{file}.sqlite", Schema(features, "client"), split)
+    population = read(fixtures / f"{file}.sqlite", schema=Schema(features, "client"), split=split)
     with np.load(GOLDEN / f"{file}_{split}.npz", allow_pickle=False) as golden:
         assert population.client_ids.to_pylist() == json.loads(golden["ids"].tobytes())
         np.testing.assert_array_equal(population.sizes(), golden["sizes"], strict=True)
@@ -72,7 +72,7 @@ def test_canonical_columns_are_what_models_read(fixtures):
 
     emnist = opened("emnist")
     plain = Schema(SCHEMAS["emnist"].features, "client")
-    raw = read_tff(fixtures / "tff_emnist_synthetic.sqlite", plain)
+    raw = read(fixtures / "tff_emnist_synthetic.sqlite", schema=plain)
     image = emnist.columns["image"]
     assert image.dtype == np.float32 and image.shape == (20, 28, 28, 1)
     assert (image[..., 0] == 1 - raw.columns["pixels"]).all() and image[:, 0, 0].max() == 0

@@ -5,6 +5,7 @@ import sqlite3
 import numpy as np
 import pytest
 
+from jaxpfl.data import open as open_population
 from jaxpfl.data.readers import tff_sqlite
 from jaxpfl.data.readers.tff_sqlite import stream_tff
 from jaxpfl.errors import CorruptFile, InputError
@@ -31,7 +32,7 @@ def path(tmp_path):
 def test_a_file_that_does_not_fit_the_memory_is_streamed_alone(path, monkeypatch):
     monkeypatch.setattr(tff_sqlite, "MAX_IN_MEMORY_BYTES", 8000)
     with pytest.raises(InputError, match="jaxpfl convert"):
-        read(path)
+        open_population(f"{path}?dataset=shakespeare")
     with stream_tff(path, SCHEMA) as stream:
         assert sum(len(batch.sizes) for batch in stream.batches) == 4
 

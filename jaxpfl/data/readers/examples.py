@@ -63,8 +63,6 @@ class Layout:
     def __post_init__(self) -> None:
         if self.text is None and self.label is None and not self.features:
             object.__setattr__(self, "text", "text")
-        for name in ("features", "columns"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.split is not None:
             checks.one_of("split", self.split, PIECES)
             if self.text is None:

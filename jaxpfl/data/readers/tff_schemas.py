@@ -58,16 +58,8 @@ def _cifar100(columns: Columns) -> Columns:
     return {"image": columns["image"], **labels}
 
 
-def _celeba(columns: Columns) -> Columns:
-    return {"image": columns.pop("image").astype(np.uint8), **columns}
-
-
-def _shakespeare(columns: Columns) -> Columns:
-    return {"text": columns["snippets"]}
-
-
-def _stackoverflow(columns: Columns) -> Columns:
-    return {"text": columns.pop("tokens"), **columns}
+def _text_of(name: str) -> Callable[[Columns], Columns]:
+    return lambda columns: {"text": columns.pop(name), **columns}
 
 
 # fmt: off
@@ -90,7 +82,11 @@ _STACKOVERFLOW = ("creation_date", "score", "tags", "title", "tokens", "type")
 
 SCHEMAS = MappingProxyType(
     {
-        "celeba": Schema(dict(sorted(_CELEBA.items())), "celebrity", _celeba),
+        "celeba": Schema(
+            dict(sorted(_CELEBA.items())),
+            "celebrity",
+            lambda columns: {"image": columns.pop("image").astype(np.uint8), **columns},
+        ),
         "cifar100": Schema(
             {"coarse_label": _INT64, "image": Feature("uint8", (32, 32, 3)), "label": _INT64},
             "dealt share of CIFAR-100",
@@ -98,11 +94,11 @@ SCHEMAS = MappingProxyType(
         ),
         "emnist": Schema(_EMNIST, "writer", _emnist),
         "emnist_36": Schema(_EMNIST, "writer", _emnist_36),
-        "shakespeare": Schema({"snippets": _TEXT}, "role in a play", _shakespeare),
+        "shakespeare": Schema({"snippets": _TEXT}, "role in a play", _text_of("snippets")),
         "stackoverflow": Schema(
             {**dict.fromkeys(_STACKOVERFLOW, _TEXT), "score": _INT64},
             "user of Stack Overflow",
-            _stackoverflow,
+            _text_of("tokens"),
             # TFF's own preparation splits its tokens on spaces: `jquery-1.9` is one of them.
             splitting="spaces",
         ),
