@@ -113,24 +113,6 @@ class CohortSpec(Checked):
         return tuple(sorted({-(-self.max_steps // 4), self.max_steps}))
 
 
-@dataclass
-class PackingStats:
-    """How full the buckets were. PRIVATE: the sizes of the cohort and of clients follow from it.
-
-    Attributes:
-      examples: number of slots that hold an example.
-      run_slots: number of slots in the steps that are run, which end with a client's last example.
-    """
-
-    examples: int = 0
-    run_slots: int = 0
-
-    @property
-    def padding_waste(self) -> float:
-        """The fraction of `run_slots` without an example; 0 if there are none."""
-        return 1.0 - self.examples / self.run_slots if self.run_slots else 0.0
-
-
 @dataclass(eq=False, repr=False)
 class Cohort:
     """Packs clients into buckets of `spec.capacity`, one at a time, as it is iterated over.
@@ -145,7 +127,8 @@ class Cohort:
         the index -1; None where clients keep nothing.
       blocks: the numbers of the blocks that the buckets consist of, in this order; None = all. Of
         other blocks' clients no example is read.
-      stats: of the slots that the latest iteration has yielded so far. PRIVATE.
+      examples: slots that hold an example, of what the latest iteration has yielded. PRIVATE.
+      run_slots: its slots in steps that are run, up to a client's last example. PRIVATE.
 
     Raises:
       InputError: an index is out of range or occurs twice, `shards` does not divide the capacity,
@@ -161,7 +144,8 @@ class Cohort:
     shards: int = 1
     blocks: tuple[int, ...] | None = None
     states: Callable[[np.ndarray], tuple[Any, np.ndarray]] | None = None
-    stats: PackingStats = field(init=False, default_factory=PackingStats)
+    examples: int = field(init=False, default=0)
+    run_slots: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.clients = check_client_indices(self.clients, len(self.population))
@@ -183,9 +167,14 @@ class Cohort:
         width, here = capacity // shards, np.flatnonzero(places[position % shards] >= 0)
         self._here, self._slots = here, places[here % shards] * width + here // shards
 
+    @property
+    def padding_waste(self) -> float:
+        """The fraction of `run_slots` without an example; 0 if there are none. PRIVATE."""
+        return 1.0 - self.examples / self.run_slots if self.run_slots else 0.0
+
     def __iter__(self) -> Iterator[Bucket]:
-        stats, spec, offsets = PackingStats(), self.spec, self.population.offsets
-        self.stats, chosen = stats, self.clients
+        spec, offsets, chosen = self.spec, self.population.offsets, self.clients
+        self.examples = self.run_slots = 0
         keys = client_keys(self.population, chosen, self.seed)
         used = np.minimum(offsets[chosen + 1] - offsets[chosen], spec.max_examples)
         steps = spec.epochs * -(-used // spec.batch_size)
@@ -238,8 +227,8 @@ class Cohort:
             bucket.steps[slots] = steps_b
             bucket.weight[slots] = 1.0
             bucket.key[slots] = keys_b
-            stats.examples += int(bucket.mask.sum())
-            stats.run_slots += int(bucket.steps.sum()) * spec.batch_size
+            self.examples += int(bucket.mask.sum())
+            self.run_slots += int(bucket.steps.sum()) * spec.batch_size
             yield bucket
 
 

@@ -23,7 +23,7 @@
                                            ?split=...&min_examples=5
     PATH.sqlite                            a data set of TensorFlow Federated; with ?dataset=emnist
                                            (emnist_36 without the case of letters,
-                                           stackoverflow, shakespeare, cifar100, celeba), and
+                                           stackoverflow, shakespeare, cifar100), and
                                            &split=all_train&min_examples=5, both optional
                                            (see `readers.tff_sqlite`)
     FOLDER                                 what Population.save or `jaxpfl convert` wrote

@@ -264,14 +264,13 @@ def test_stats_count_what_was_packed():
     cohort = Cohort(population, [0, 1, 2], spec, seed=0, round=0)
     for _ in range(2):
         assert len(list(cohort)) == 2
-        stats = cohort.stats
-        assert (stats.examples, stats.run_slots) == (11, 8 + 4)
-        assert stats.padding_waste == pytest.approx(1 / 12)
+        assert (cohort.examples, cohort.run_slots) == (11, 8 + 4)
+        assert cohort.padding_waste == pytest.approx(1 / 12)
     # TRUST 4: buckets are made as they are asked for; 24: an empty Poisson round is legal.
     cohort = Cohort(population, [1, 2], CohortSpec(2, 8, clients_per_bucket=1), seed=0, round=0)
-    assert next(iter(cohort)).mask.sum() == cohort.stats.examples == 3
+    assert next(iter(cohort)).mask.sum() == cohort.examples == 3
     cohort = Cohort(population, np.zeros(0, np.int64), spec, seed=0, round=0)
-    assert list(cohort) == [] and cohort.stats.padding_waste == 0.0
+    assert list(cohort) == [] and cohort.padding_waste == 0.0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
-"""Data sets of the hub, through a stand-in of the library `datasets` and through itself."""
+"""Data sets of the hub, through a stand-in of it."""
 
-import json
 import sys
 
 import pytest
@@ -96,25 +95,3 @@ def test_a_local_folder_does_not_take_the_hubs_place(hub, tmp_path, monkeypatch)
     with pytest.raises(InputError, match="a file or folder of that name is here"):
         open_population(SOURCE)
     assert not hub.asked
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_library_itself_on_local_files(tmp_path, monkeypatch):
-    """Its own kinds of columns and integers: the network is not needed for files that are here."""
-    datasets = pytest.importorskip("datasets", reason="needs jaxpfl[datasets]")
-    path = tmp_path / "train.jsonl"
-    rows = [dict(zip(ROWS, row, strict=True)) for row in zip(*ROWS.values(), strict=True)]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    load = datasets.load_dataset
-
-    def local(_, *, split, **options):
-        assert options == {"name": None, "revision": REVISION, "streaming": False}
-        files = {"train": str(path)}
-        return load("json", data_files=files, split=split, cache_dir=str(tmp_path / "cache"))
-
-    monkeypatch.setattr(datasets, "load_dataset", local)
-    population = open_population(f"{SOURCE}&text=abstract&client=year&split=sentences")
-    assert population.client_ids.to_pylist() == ["2001", "2002", "2003"]
-    assert population.sizes().tolist() == [3, 0, 2]
-    with pytest.raises(InputError, match=r"owner/abstracts .*did not give it \(ValueError\)$"):
-        open_population(f"{SOURCE}&text=abstract&part=valid")

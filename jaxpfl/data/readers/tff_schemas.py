@@ -8,7 +8,6 @@ this library's models read:
 |---|---|
 | emnist | image float32 [28, 28, 1], 0 = paper (the file has 1 = paper), label int32 |
 | cifar100 | image uint8 [32, 32, 3], label int32, coarse_label int32 |
-| celeba | image uint8 [84, 84, 3], 40 attributes bool |
 | shakespeare | text (the file's snippets) |
 | stackoverflow | text (the file's tokens), and the others as they are |
 """
@@ -62,31 +61,12 @@ def _text_of(name: str) -> Callable[[Columns], Columns]:
     return lambda columns: {"text": columns.pop(name), **columns}
 
 
-# fmt: off
-_ATTRIBUTES = (
-    "five_o_clock_shadow", "arched_eyebrows", "attractive", "bags_under_eyes", "bald", "bangs",
-    "big_lips", "big_nose", "black_hair", "blond_hair", "blurry", "brown_hair",
-    "bushy_eyebrows", "chubby", "double_chin", "eyeglasses", "goatee", "gray_hair",
-    "heavy_makeup", "high_cheekbones", "male", "mouth_slightly_open", "mustache", "narrow_eyes",
-    "no_beard", "oval_face", "pale_skin", "pointy_nose", "receding_hairline", "rosy_cheeks",
-    "sideburns", "smiling", "straight_hair", "wavy_hair", "wearing_earrings", "wearing_hat",
-    "wearing_lipstick", "wearing_necklace", "wearing_necktie", "young",
-)
-# fmt: on
-
 _TEXT, _INT64 = Feature("text"), Feature("int64")
-# TFF does not convert the pixels, which lie in 0 .. 255.
-_CELEBA = {"image": Feature("int64", (84, 84, 3)), **dict.fromkeys(_ATTRIBUTES, Feature("bool"))}
 _EMNIST = {"label": Feature("int32"), "pixels": Feature("float32", (28, 28))}
 _STACKOVERFLOW = ("creation_date", "score", "tags", "title", "tokens", "type")
 
 SCHEMAS = MappingProxyType(
     {
-        "celeba": Schema(
-            dict(sorted(_CELEBA.items())),
-            "celebrity",
-            lambda columns: {"image": columns.pop("image").astype(np.uint8), **columns},
-        ),
         "cifar100": Schema(
             {"coarse_label": _INT64, "image": Feature("uint8", (32, 32, 3)), "label": _INT64},
             "dealt share of CIFAR-100",
