@@ -23,6 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from jaxpfl import checks
 from jaxpfl.errors import CorruptFile, InputError, RunLocked
 
 # What this process wrote into the run.lock of each run directory that it holds, and its descriptor.
@@ -258,12 +259,23 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
     What an array claims to be is compared with the bytes that are there before memory is taken.
 
     Args:
-      names: the arrays to read, which may be compressed; the caller has compared their sizes with
-        the memory. Without any, all of what `npz` wrote, which compresses nothing.
+      names: the arrays to read, which may be compressed, and fit the memory with a copy. Without
+        any, all of what `npz` wrote, which compresses nothing.
+
+    Raises:
+      InputError: there is no array of a name, or the memory is too small.
+      CorruptFile: the file is missing, or is no archive of such arrays.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
+            sizes = {each.filename.removesuffix(".npy"): each.file_size for each in entries}
+            for name in names:
+                if name not in sizes:
+                    raise InputError(f"{path} has no array {name!r}: expected one of {[*sizes]}")
+            # Before anything is allocated: a small file may claim any size.
+            size = 2 * sum(sizes[name] for name in {*names})
+            checks.fits_memory(f"{path}: its arrays, read and copied once,", size)
             stored = all(each.compress_type == zipfile.ZIP_STORED for each in entries)
             larger = sum(each.file_size for each in entries) > path.stat().st_size
             if not names and (larger or not stored):
@@ -277,6 +289,8 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
                     with archive.open(entry) as file:
                         arrays[name] = _array(file, entry.file_size)
             return arrays
+    except InputError:
+        raise
     # Of damaged archives, zipfile raises a dozen classes.
     except Exception as error:
         if isinstance(error, OSError) and error.strerror:
