@@ -108,12 +108,6 @@ def test_the_device_ends_with_the_token_that_completes_a_stop_string():
     assert completed > 10
 
 
-def test_texts_end_at_the_end_of_text_and_do_not_show_it():
-    texts = [text for row in generated() for text in row]
-    assert not any("</s>" in text for text in texts)
-    assert len({len(text) for text in texts}) > 5
-
-
 def test_which_texts_ended_by_themselves():
     """By what was drawn: the same text, tokenised again, may have fewer tokens."""
     end = 256

@@ -94,11 +94,12 @@ def without_cache(model, params, prompt, p, j, decoding, ends=()):
     return drawn + [PAD] * (decoding.max_new_tokens - len(drawn))
 
 
-def drawn_by(model, prompts, key=None, **changed):
+def drawn_by(model, prompts, key=None, params=None, **changed):
     """Draws in few slots, with settings that share their programs among the tests."""
     arguments = dict(decoding=Decoding(7), responses=3, slots=4, tokeniser=ENDS) | changed
     key = jax.random.key(7) if key is None else key
-    return sample(model, params_of(model), prompts, key, **arguments)
+    params = params_of(model) if params is None else params
+    return sample(model, params, prompts, key, **arguments)
 
 
 @BOTH
@@ -162,17 +163,7 @@ def test_sharded_parameters(shape):
     mesh = mesh_of(*shape)
     params = params_of(LLAMA)
     sharded = jax.device_put(params, LLAMA.shardings(mesh, params))
-    shared = sample(
-        LLAMA,
-        sharded,
-        PROMPTS,
-        key(),
-        mesh=mesh,
-        decoding=Decoding(7),
-        responses=3,
-        slots=4,
-        tokeniser=ENDS,
-    )
+    shared = drawn_by(LLAMA, PROMPTS, params=sharded, mesh=mesh)
     np.testing.assert_array_equal(shared, drawn_by(LLAMA, PROMPTS))
 
 
@@ -264,12 +255,10 @@ def test_bad_settings_are_refused():
 
 
 def test_other_bad_arguments_are_refused():
-    def run(**arguments):
-        sample(GPT2, {}, PROMPTS, key(), **{"decoding": Decoding(5), **arguments})
-
-    with pytest.raises(InputError, match="responses"):
-        run(responses=0)
-    with pytest.raises(InputError, match="stop .* tokeniser"):
-        run(decoding=Decoding(5, stop=("a",)))
-    with pytest.raises(InputError, match="ids up to 37.*vocab_size is 37"):
-        run(tokeniser=Ids(38))
+    for changed, message in (
+        (dict(responses=0), "responses"),
+        (dict(decoding=Decoding(5, stop=("a",))), "stop .* tokeniser"),
+        (dict(tokeniser=Ids(38)), "ids up to 37.*vocab_size is 37"),
+    ):
+        with pytest.raises(InputError, match=message):
+            sample(GPT2, {}, PROMPTS, key(), **{"decoding": Decoding(5), **changed})
