@@ -33,7 +33,7 @@ _DEEPEST = 64
 _PIECE = 2**20
 _NO_TIME = 315532800  # 1980 in UTC, the earliest that a zip archive can hold
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_JSON_NAMES: dict[Any, str] = {
+JSON_NAMES: dict[Any, str] = {
     dict: "an object",
     list: "a list",
     str: "text",
@@ -239,16 +239,16 @@ def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[st
         whole number is a `float`, too.
     """
     if not isinstance(value, dict):
-        raise CorruptFile(f"{where}: must hold a JSON object, found {_JSON_NAMES[type(value)]}")
+        raise CorruptFile(f"{where}: must hold a JSON object, found {JSON_NAMES[type(value)]}")
     for name, kind in fields.items():
         kinds = typing.get_args(kind) or (kind,)
-        expected = " or ".join(_JSON_NAMES[each] for each in kinds)
+        expected = " or ".join(JSON_NAMES[each] for each in kinds)
         if name not in value:
             raise CorruptFile(f"{where}: the field {name!r} is missing, expected {expected}")
         found = type(value[name])
         if found not in kinds and not (found is int and float in kinds):
             raise CorruptFile(
-                f"{where}: the field {name!r} must be {expected}, found {_JSON_NAMES[found]}"
+                f"{where}: the field {name!r} must be {expected}, found {JSON_NAMES[found]}"
             )
     return value
 
