@@ -242,6 +242,8 @@ def _nearest(key: str, valid: Sequence[str]) -> str:
 
 def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
     """`value` as `kind` (a dataclass, union, Literal, tuple, dict or scalar), or InputError."""
+    if kind is Any:
+        return value
     members = [member for member in _members(kind) if member is not type(None)]
     if value is None and len(members) < len(_members(kind)):
         return None
