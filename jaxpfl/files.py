@@ -350,6 +350,16 @@ def empty_directory(directory: Path) -> None:
             path.unlink()
 
 
+def make_directory(directory: Path) -> None:
+    """Makes a directory that a user named, if absent, with its parents."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"{directory}: is a file, expected a directory or a new name") from error
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be made: {error.strerror}") from error
+
+
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Makes the run directory, if absent, and locks it while the context is open.
@@ -361,12 +371,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     context before anything else was written, the directories that were made are removed.
     """
     made = [each for each in (directory, *directory.parents) if not each.exists()]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(f"{directory}: is a file, expected a directory or a new name") from error
-    except OSError as error:
-        raise InputError(f"{directory}: cannot be made: {error.strerror}") from error
+    make_directory(directory)
     path = directory.absolute() / "run.lock"
     with lock(path) as file:
         if file is None:

@@ -20,13 +20,14 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.published import PublishedModel
-from jaxpfl.experiments.config.baselines import (
+from jaxpfl.experiments.config.published import PublishedDecoderConfig
+from jaxpfl.experiments.config.sections import (
     CharacterModelConfig,
     FeatureModelConfig,
+    ImageModelConfig,
+    LanguageModelConfig,
     ResNetConfig,
 )
-from jaxpfl.experiments.config.published import PublishedDecoderConfig
-from jaxpfl.experiments.config.sections import ImageModelConfig, LanguageModelConfig
 from jaxpfl.experiments.engine.build import (
     build_execution,
     build_fed_avg,
