@@ -313,7 +313,7 @@ def generation(target: Target) -> Iterator[Program]:
     program = prefill.Program(model, mesh, new, (128_001,), False, False)
     scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
     banned: Any = jax.ShapeDtypeStruct((model.vocab_size,), jnp.bool_, sharding=whole)
-    state = jax.eval_shape(lambda: prefill.idle_slots(program, slots, length + new, data))
+    state = jax.eval_shape(lambda: prefill.idle_slots(model, None, slots, length + new, data)())
     places = prefill.slot_shardings(mesh, model, state)
     state = jax.tree.map(_placed, state, places)
 

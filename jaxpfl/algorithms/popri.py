@@ -251,7 +251,7 @@ def respond(
     Returns:
       The texts, and bool [K, J]: whether the model ended the text itself and nothing was cut off.
     """
-    raw, ended_KxJ = writer.write_to_end(
+    raw, ended_KxJ = writer.write(
         prompts,
         key,
         decoding=settings.decoding,
@@ -337,7 +337,7 @@ def synthesise(
     prompts = prompts_of(writer, samples, number, settings, seed, -part)
     key = PublicDraws("popri", seed).key("corpus", part)
     raw = writer.write(prompts, key, decoding=settings.decoding, progress=progress)
-    clean = [settings.format.response(text) for (text,) in raw]
+    clean = [settings.format.response(text) for (text,) in raw.texts]
     return [text for text in writer.shortened(clean, settings.response_tokens) if text]
 
 

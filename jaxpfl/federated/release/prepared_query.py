@@ -161,7 +161,7 @@ class PreparedQuery:
             summed = door(broadcast, buckets, clip_norm, keys, shared, kept.append)
         if self.states is not None:
             self._keep(work.round, kept)
-        return summed, {"clients": len(chosen), "padding_waste": cohort.stats.padding_waste}
+        return summed, {"clients": len(chosen), "padding_waste": cohort.padding_waste}
 
     def _rows(self, clients: np.ndarray) -> tuple[PyTree, np.ndarray]:
         assert self.states is not None
