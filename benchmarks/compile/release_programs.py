@@ -34,8 +34,8 @@ def release_programs(
     by_share = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     nothing = partial(zero_sums, query.accumulator, door._layout, door._like)
     sums = door._layout.placed(jax.eval_shape(nothing))
-    scalar, key = everywhere(doors._shape()), everywhere(doors._key())
-    keys = Keys(key, key, everywhere(doors._shape((4,), np.uint32)))
+    scalar, key = everywhere(doors.shape_of()), everywhere(doors.key_shape())
+    keys = Keys(key, key, everywhere(doors.shape_of((4,), np.uint32)))
     exchange = exchanged.trace(mesh, doors._halves(sums.contributions)[0])
     half = placed(by_coordinate, exchange.out_info)
     total, private = DoubleWord(half, half), query.plan.private

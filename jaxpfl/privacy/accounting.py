@@ -1,4 +1,4 @@
-"""From events to epsilon by two accountants, and back to a noise multiplier.
+"""From events to epsilon by two accountants.
 
 PLD composes the privacy loss distribution, discretised pessimistically, so that its epsilon is an
 upper bound within about 1e-3 of the truth (Koskela et al. 2020; Doroshenko et al. 2022, "Connect
@@ -26,7 +26,6 @@ from typing import Literal, NamedTuple, cast
 import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
-from scipy import optimize
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
@@ -55,15 +54,23 @@ def epsilon(
 
 
 def epsilon_of_counts(
-    releases: Counts, delta: float, accountant: Accountant, adjacency: Adjacency
+    releases: Counts,
+    delta: float,
+    accountant: Accountant,
+    adjacency: Adjacency,
+    coarsening: float = 1.0,
 ) -> float:
-    """Returns the epsilon of a composition given as counts of elementary releases (cached)."""
+    """Returns the epsilon of a composition given as counts of elementary releases (cached).
+
+    Args:
+      coarsening: above 1, it may be found faster and be larger, for a first search.
+    """
     delta = checks.open_fraction("delta", delta)
     checks.one_of("accountant", accountant, tuple(ACCOUNTANTS))
     checks.one_of("adjacency", adjacency, ("add_or_remove_one", "replace_one"))
     # The order of releases must not change the last bits of the result.
     frozen = tuple(sorted(releases.items(), key=lambda item: repr(item[0])))
-    return _epsilon(frozen, delta, accountant, adjacency, 1.0)
+    return _epsilon(frozen, delta, accountant, adjacency, coarsening)
 
 
 def supporting(releases: Counts) -> list[Accountant]:
@@ -96,59 +103,6 @@ def rounded_up(epsilon: float) -> str:
         return f"{epsilon:g}"
     scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))
     return f"{math.ceil(round(epsilon * scale, 6)) / scale:.4g}"
-
-
-def smallest_noise_multiplier(
-    event_of: Callable[[float], dp_accounting.DpEvent],
-    target: float,
-    delta: float,
-    accountant: Accountant,
-    adjacency: Adjacency,
-) -> float:
-    """Returns the smallest z with epsilon(event_of(z)) <= target, rounded up to 5 digits.
-
-    Raises:
-      InputError: no z between 1e-3 and 1e6 reaches the target.
-    """
-    target = checks.positive("epsilon", target)
-
-    def excess(log_z: float, coarsening: float) -> float:
-        releases = tuple(counts(event_of(math.exp(log_z))).items())
-        found = _epsilon(releases, delta, accountant, adjacency, coarsening)
-        return math.log(min(max(found, 1e-9), 1e9) / target)
-
-    # The root is found on a coarse discretisation and then corrected on the fine one.
-    coarse, fine = 8.0, 1.0
-    low = high = 0.0
-    while excess(high, coarse) > 0:
-        low, high = high, high + 1.0
-        if high > math.log(1e6):
-            raise InputError(f"no noise multiplier below 1e6 reaches epsilon = {target:g}")
-    while excess(low, coarse) <= 0:
-        low, high = low - 0.5, low
-        if low < math.log(1e-3):
-            raise InputError(
-                f"epsilon = {target:g} is too large to protect anybody: a noise multiplier of 1e-3 "
-                "already reaches it"
-            )
-    root = cast(float, optimize.brentq(excess, low, high, args=(coarse,), xtol=1e-6))
-    slope = (excess(root + 1e-2, coarse) - excess(root, coarse)) / 1e-2
-    for _ in range(2 if slope < 0 else 0):
-        gap = excess(root, fine)
-        root -= gap / slope
-        if abs(gap) < 1e-4:
-            break
-    z = _round_up(math.exp(root))
-    while excess(math.log(z), fine) > 0:
-        z = _round_up(z * (1 + 1e-5))
-    return z
-
-
-def _round_up(z: float) -> float:
-    """The smallest number with 5 significant digits that is at least z."""
-    digits = 4 - math.floor(math.log10(z))
-    rounded = round(math.ceil(round(z * 10**digits, 6)) / 10**digits, max(digits, 0))
-    return rounded if rounded >= z else z
 
 
 @functools.lru_cache(maxsize=16384)

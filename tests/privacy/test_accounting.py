@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import pld, rdp
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import Plan, accounting, confirmation, events
+from jaxpfl.privacy import Plan, accounting, confirmation, events, gaussian
 from tests.plans import flat_calibrated, flat_plan
 
 # POPri (Table 3): T = 20, delta = 3e-6, Poisson, add or remove one. N, n, then for epsilon 7 and
@@ -236,11 +236,9 @@ def test_calibration_reaches_far_targets(target):
 
 
 def test_calibration_says_when_no_noise_is_enough_or_needed():
-    event = dp_accounting.GaussianDpEvent
-    with pytest.raises(InputError, match="below 1e6"):
-        accounting.smallest_noise_multiplier(event, 1e-12, 1e-12, "pld", "add_or_remove_one")
-    with pytest.raises(InputError, match="too large to protect anybody"):
-        accounting.smallest_noise_multiplier(event, 1e8, 1e-5, "pld", "add_or_remove_one")
+    for epsilon, delta, message in ((1e-12, 1e-12, "below 1e6"), (1e8, 1e-5, "too large to prot")):
+        with pytest.raises(InputError, match=message):
+            gaussian.smallest_multiplier(lambda z: gaussian.on_everyone([z], delta), epsilon)  # noqa: B023
 
 
 @pytest.mark.long

@@ -147,11 +147,11 @@ def _halves(contributions: PyTree) -> list[list[jax.Array]]:
     return [[pair.low for pair in pairs], [pair.high for pair in pairs]]
 
 
-def _shape(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+def shape_of(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
-def _key() -> Any:
+def key_shape() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
 
 
@@ -289,8 +289,8 @@ class Door:
         bucket = by_client(self.bucket(columns))
         places = shardings(self.query.client_fn, self.mesh, broadcast)
         given = jax.tree.map(lambda leaf, place: placed(place, leaf), broadcast, places)
-        scalar, key = everywhere(_shape()), everywhere(_key())
-        return accumulate.trace(engine, given, sums, bucket, scalar, _shape(), key)
+        scalar, key = everywhere(shape_of()), everywhere(key_shape())
+        return accumulate.trace(engine, given, sums, bucket, scalar, shape_of(), key)
 
     def bucket(self, columns: Mapping[str, Any], steps: int | None = None) -> Bucket:
         """The shapes of a bucket of so many steps; None = of the largest shape."""
@@ -298,18 +298,18 @@ class Door:
         slots, shape = spec.capacity, (steps or spec.rungs[-1], spec.batch_size)
         parts: dict[str, Any] = {
             "batches": {
-                name: _shape((slots, *shape, *column.shape[1:]), column.dtype)
+                name: shape_of((slots, *shape, *column.shape[1:]), column.dtype)
                 for name, column in columns.items()
             },
-            "mask": _shape((slots, *shape), np.bool_),
-            "steps": _shape((slots,), np.int32),
-            "weight": _shape((slots,)),
-            "key": _shape((slots, 2), np.uint32),
+            "mask": shape_of((slots, *shape), np.bool_),
+            "steps": shape_of((slots,), np.int32),
+            "weight": shape_of((slots,)),
+            "key": shape_of((slots, 2), np.uint32),
         }
         if self._client_state is not None:
-            parts["is_new"] = _shape((slots,), np.bool_)
+            parts["is_new"] = shape_of((slots,), np.bool_)
             parts["client_states"] = jax.tree.map(
-                lambda leaf: _shape((slots, *leaf.shape), leaf.dtype), self._client_state
+                lambda leaf: shape_of((slots, *leaf.shape), leaf.dtype), self._client_state
             )
         return Bucket(**parts)
 

@@ -41,7 +41,7 @@ from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.flow.check import InformationFlow, Labelled, check_program
 from jaxpfl.federated.release.accumulators import rounded_sum, scaled, whole_sum
 from jaxpfl.federated.release.checksum import bound_to_bits
-from jaxpfl.federated.release.door import Door, Keys, Summed
+from jaxpfl.federated.release.door import Door, Keys, Summed, key_shape, shape_of
 from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.exact_noise import exact_normal
@@ -74,11 +74,11 @@ def check_release(
     plan, held = query.plan, {*captured(query.client_fn), *check_client(query, client)}
     noise = None
     if plan.correlated:
-        noise = jax.ShapeDtypeStruct((door.coordinates,), np.float32)
+        noise = shape_of((door.coordinates,))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
     buckets = [door.bucket(columns, rung) for rung in query.cohort.rungs]
     # At least two, so that what the first one adds is an input of the second.
-    given = Labelled(shapes, _array(), [*buckets, buckets[0]], *secrets(), noise)
+    given = Labelled(shapes, shape_of(), [*buckets, buckets[0]], *secrets(), noise)
 
     def release(given: Labelled) -> Summed:
         train, checksum = given.secrets
@@ -105,9 +105,4 @@ def check_client(query: Query, client: Any) -> list[str]:
 
 def secrets() -> tuple[Any, tuple[Any, Any]]:
     """The shapes of a release's secrets: the noise's key, and the others (see `door.Keys`)."""
-    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
-    return key, (key, _array((4,), np.uint32))
-
-
-def _array(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
+    return key_shape(), (key_shape(), shape_of((4,), np.uint32))
