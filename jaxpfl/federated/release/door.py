@@ -288,7 +288,11 @@ class Door:
         sums = self._layout.placed(jax.eval_shape(nothing))
         bucket = by_client(self.bucket(columns))
         places = shardings(self.query.client_fn, self.mesh, broadcast)
-        given = jax.tree.map(lambda leaf, place: placed(place, leaf), broadcast, places)
+        given = jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            broadcast,
+            places,
+        )
         scalar, key = everywhere(shape_of()), everywhere(key_shape())
         return accumulate.trace(engine, given, sums, bucket, scalar, shape_of(), key)
 
