@@ -10,7 +10,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.data import from_clients
-from jaxpfl.federated import Execution, client_mesh, optimizer
+from jaxpfl.federated import optimizer
 from jaxpfl.privacy import AdaptiveClip
 from tests.algorithms.asking import asked
 from tests.algorithms.systems import Linear
@@ -125,16 +125,6 @@ def test_clients_without_examples_are_a_round_of_noise_alone(tmp_path):
     norms = np.array([public["update_norm"] for public in found.metrics])
     # Of 160 draws a standard deviation is known to 1 / sqrt(320): four of these are 22 percent.
     assert np.sqrt(np.mean(norms**2) / (DIM + 1)) == pytest.approx(CLIP / 10, rel=0.22)
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("chunk", [1, 2])
-def test_layout_does_not_change_the_training(devices, chunk, tmp_path):
-    """vmap = loop, N devices = 1."""
-    found = asked(
-        algorithm(execution=Execution(client_mesh(devices), chunk)), population(), tmp_path
-    )
-    np.testing.assert_allclose(found.state.params["w"], by_hand(0.0)[:DIM], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam", "yogi"])
