@@ -350,7 +350,7 @@ def _check_fields(record: Any, kind: str) -> None:
         types = list if each != fields[name] else _TYPES[each]
         fits = isinstance(value, types) and (types is bool or not isinstance(value, bool))
         need(fits and value == value, f"its field {name!r} is of a wrong type")
-        for number, part in enumerate(value if each in _FIELDS else (), 1):
+        for number, part in enumerate(record[name] if each in _FIELDS else (), 1):
             with at(f"{each} {number}"):
                 _check_fields(part, each)
 
