@@ -88,7 +88,18 @@ class Scorer(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self.plan)
+        if self.plan.unit != "client":
+            raise InputError(
+                "the plan of scores must have the unit 'client', because scores protect each "
+                f"client, found {self.plan.unit!r}"
+            )
+        if self.plan.sampling == "cyclic":
+            raise InputError(
+                "the plan of scores must sample cohorts by Poisson or fixed-size participation, "
+                "because every release draws a new cohort, found cyclic"
+            )
+        if self.plan.adaptive_clip is not None:
+            raise InputError("the plan of scores must not clip adaptively: they have one clip norm")
         # Made once: a release asks for the very object that the algorithm states.
         object.__setattr__(self, "query", self._query())
 
@@ -231,18 +242,3 @@ def _with_means(clients: Population) -> Population:
 
 def _with_embeddings(clients: Population) -> Population:
     return clients.with_columns({"embedding": embeddings_of(clients)})
-
-
-def _check(plan: Plan) -> None:
-    if plan.unit != "client":
-        raise InputError(
-            "the plan of scores must have the unit 'client', because scores protect each client, "
-            f"found {plan.unit!r}"
-        )
-    if plan.sampling == "cyclic":
-        raise InputError(
-            "the plan of scores must sample cohorts by Poisson or fixed-size participation, "
-            "because every release draws a new cohort, found cyclic"
-        )
-    if plan.adaptive_clip is not None:
-        raise InputError("the plan of scores must not clip adaptively: scores have one clip norm")

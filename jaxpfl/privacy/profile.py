@@ -22,8 +22,6 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, confirmation, events
 
 # Of one release's privacy loss, on a grid: more points would only cost time.
@@ -34,13 +32,8 @@ def scaled(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent
     """Returns the same releases with `factor` times their noise.
 
     A secure sum's divergences are divided by the factor's square, as those of Gaussians are.
-
-    Raises:
-      InputError: a release has no noise.
     """
-    if any(isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in events.counts(event)):
-        raise InputError("an audit supports releases with noise, found one without")
-    return events.from_json(_scaled(events.to_json(event), checks.positive("factor", factor)))
+    return events.from_json(_scaled(events.to_json(event), factor))
 
 
 def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:

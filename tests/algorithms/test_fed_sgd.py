@@ -9,24 +9,13 @@ from jaxpfl.data import from_clients
 from jaxpfl.federated import Execution, client_mesh
 from tests.algorithms.asking import asked
 from tests.algorithms.systems import Linear
+from tests.algorithms.test_fed_avg import CLIP, SIZES, population
 from tests.federated.test_clipped_gradients import clipped
 from tests.federated.test_local_training import DIM
 from tests.plans import flat_plan, flat_without_privacy
 
-SIZES = (1, 7, 4, 0, 12, 3)
 TOTAL = sum(SIZES)
-CLIP = 0.5
 SERVER = optax.sgd(0.5)
-
-
-def population():
-    rng = np.random.default_rng(0)
-    clients = {}
-    for i, size in enumerate(SIZES):
-        x = rng.normal(size=(size, DIM))
-        y = x @ np.arange(1, DIM + 1) + 1
-        clients[f"client {i}"] = {"x": x.astype(np.float32), "y": y.astype(np.float32)}
-    return from_clients(clients)
 
 
 def exact(**changes):

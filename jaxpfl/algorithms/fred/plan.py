@@ -95,18 +95,18 @@ class FredPlan:
                     "such a plan by FredPlan.without_privacy"
                 )
             return
-        if math.isinf(self.multipliers[0]) != (self.population is not None):
+        names, declared = ("count", "mean", "covariance"), self.population is not None
+        if math.isinf(self.multipliers[0]) != declared:
             raise InputError(
                 "the count's noise multiplier must be infinite exactly where population is "
                 f"declared public, found {self.multipliers[0]:g} with population = "
                 f"{self.population}"
             )
+        for name, multiplier in zip(names, self.multipliers, strict=True):
+            if name != "count" or not declared:
+                checks.positive(f"the noise multiplier of the {name}", multiplier)
         checks.open_fraction("delta", self.delta)
-        for name, multiplier in zip(("mean", "covariance"), self.multipliers[1:], strict=True):
-            checks.positive(f"the noise multiplier of the {name}", multiplier)
-        if self.population is None:
-            checks.positive("the noise multiplier of the count", self.multipliers[0])
-        elif self.delta >= 1 / self.population:
+        if self.population is not None and self.delta >= 1 / self.population:
             raise InputError(
                 f"delta must be below 1 / population = {1 / self.population:g}, found "
                 f"{self.delta:g}"
