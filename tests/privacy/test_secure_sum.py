@@ -53,16 +53,13 @@ def test_after_the_planned_dropouts_there_is_enough_noise_left():
 
 
 def test_the_sum_has_the_same_bits_in_every_order():
-    sent = messages(SECURE, updates())
-    total_P = SECURE.add(sent)
+    secure = dataclasses.replace(SECURE, bits=20)
+    sent = messages(secure, updates(scale=10.0))
+    assert all((message_P < 2**20).all() for message_P in sent)
+    total_P = secure.add(sent)
     for seed in range(5):
         order = np.random.default_rng(seed).permutation(6)
-        np.testing.assert_array_equal(SECURE.add([sent[i] for i in order]), total_P)
-
-
-def test_messages_are_numbers_of_the_given_bits():
-    secure = dataclasses.replace(SECURE, bits=20)
-    assert all((message_P < 2**20).all() for message_P in messages(secure, updates(scale=10.0)))
+        np.testing.assert_array_equal(secure.add([sent[i] for i in order]), total_P)
 
 
 def test_an_update_that_is_not_finite_counts_as_zero():
@@ -240,63 +237,40 @@ def test_updates_of_another_shape_are_refused():
         SECURE.add(sent)
 
 
-DRAWS = 200_000
-
-
-def gaussian_probabilities(deviation: float, values: np.ndarray) -> np.ndarray:
-    support = np.arange(-60 * 8, 60 * 8 + 1)
-    total = np.exp(-(support**2) / (2 * deviation**2)).sum()
-    return np.exp(-(values**2) / (2 * deviation**2)) / total
-
-
-def p_value(drawn: np.ndarray, expected: np.ndarray, values: np.ndarray) -> float:
-    """Of a chi-squared test of the values that are expected at least ten times."""
-    often = expected * len(drawn) >= 10
-    counts = np.array([np.count_nonzero(drawn == value) for value in values[often]])
-    rest = len(drawn) - counts.sum()
-    observed = np.append(counts, rest)
-    probabilities = np.append(expected[often], 1 - expected[often].sum())
-    return stats.chisquare(observed, probabilities * len(drawn)).pvalue
-
-
 @pytest.mark.parametrize("deviation", [1, 3, 40])
 def test_discrete_gaussian_draws_have_its_probabilities(deviation):
-    drawn = discrete_gaussian(generator(), deviation, DRAWS)
-    values = np.arange(-8 * deviation, 8 * deviation + 1)
-    assert drawn.shape == (DRAWS,) and drawn.dtype == np.int64
-    assert p_value(drawn, gaussian_probabilities(deviation, values), values) > 1e-3
+    """A chi-squared test of every value that is expected five times and of those beyond."""
+    number, reach = 1_000_000, 12 * deviation
+    drawn = discrete_gaussian(generator(3), deviation, number)
+    assert drawn.shape == (number,) and drawn.dtype == np.int64
+    assert np.abs(drawn).max() <= reach
+    values = np.arange(-reach, reach + 1)
+    counts = np.bincount(drawn + reach, minlength=len(values))
+
+    def expected(deviation):
+        masses = np.exp(-(values**2) / (2 * deviation**2))
+        return number * masses / masses.sum()
+
+    def p_value(expected):
+        often = expected >= 5
+        observed, wanted = (
+            np.append(each[often], each[~often].sum()) for each in (counts, expected)
+        )
+        return stats.chisquare(observed, wanted).pvalue
+
+    assert p_value(expected(deviation)) > 1e-3
     # The same test notices a deviation that is two hundredths off.
-    off = gaussian_probabilities(1.02 * deviation, values)
-    assert p_value(drawn, off, values) < 1e-3
+    assert p_value(expected(1.02 * deviation)) < 1e-3
+    # Twice as much from 4 deviations on would be noticed, and half as much, too.
+    far = np.abs(values) >= 4 * deviation
+    beyond = stats.poisson(expected(deviation)[far].sum())
+    assert beyond.sf(counts[far].sum()) > 1e-3 < beyond.cdf(counts[far].sum())
 
 
 def test_large_deviations_have_their_variance_and_tails():
     drawn = discrete_gaussian(generator(), 2**12, 50_000) / 2**12
     assert stats.kstest(drawn, "norm").pvalue > 1e-3
     assert np.abs(drawn).max() > 3.5
-
-
-@pytest.mark.parametrize("deviation", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_a_million_draws_have_the_distributions_tails(deviation):
-    """A chi-squared test of every value that is expected five times, and of both tails beyond."""
-    number = 1_000_000
-    drawn = discrete_gaussian(generator(3), deviation, number)
-    reach = 12 * deviation
-    values = np.arange(-reach, reach + 1)
-    expected = gaussian_probabilities(deviation, values)
-    assert np.abs(drawn).max() <= reach
-    counts = np.bincount(drawn + reach, minlength=len(values))
-    inside = np.flatnonzero(expected * number >= 5)
-    first, last = inside[0], inside[-1]
-    assert values[last] >= 4 * deviation
-    cells = [(0, first), *((i, i + 1) for i in inside), (last + 1, len(values))]
-    observed = np.array([counts[a:b].sum() for a, b in cells])
-    share = np.array([expected[a:b].sum() for a, b in cells])
-    assert stats.chisquare(observed, share / share.sum() * number).pvalue > 1e-3
-    # Twice as much from 4 deviations on would be noticed, and half as much, too.
-    far = np.abs(values) >= 4 * deviation
-    assert stats.poisson.sf(counts[far].sum(), expected[far].sum() * number) > 1e-3
-    assert stats.poisson.cdf(counts[far].sum(), expected[far].sum() * number) > 1e-3
 
 
 class Undecided(Exception):
