@@ -20,13 +20,14 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.published import PublishedModel
-from jaxpfl.experiments.config.baselines import (
+from jaxpfl.experiments.config.published import PublishedDecoderConfig
+from jaxpfl.experiments.config.sections import (
     CharacterModelConfig,
     FeatureModelConfig,
+    ImageModelConfig,
+    LanguageModelConfig,
     ResNetConfig,
 )
-from jaxpfl.experiments.config.published import PublishedDecoderConfig
-from jaxpfl.experiments.config.sections import ImageModelConfig, LanguageModelConfig
 from jaxpfl.experiments.engine.build import (
     build_execution,
     build_fed_avg,
@@ -101,7 +102,7 @@ class Study(base.Study):
     def plan(self) -> Plan:
         """Of the rounds; `privacy.epsilon` covers FreD's release, too."""
         config, found = self.config, self.fred
-        prior = found.event() if found is not None and found.private else None
+        prior = found.guarantee().event if found is not None and found.private else None
         number = len(self.clients)
         return build_plan(config.privacy, config.training, number, prior, config.simulated)
 
@@ -116,7 +117,9 @@ class Study(base.Study):
                 with tracing("FreD's release"):
                     rounds = {"FreD": moments_release(found, len(self.clients), dimension)} | rounds
             if found.private:
-                both = Guarantee.of_events([found.event(), self.plan.event()], self.plan.delta)
+                both = Guarantee.of_events(
+                    [found.guarantee().event, self.plan.event()], self.plan.delta
+                )
                 together["FreD and rounds"] = both
         releases["rounds"] = PlannedRelease.of_rounds(self.plan)
         candidates = {} if settings is None else settings.sources

@@ -22,7 +22,7 @@ from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.popri import Written, popri, prompts_of, respond, synthesise, with_adapters
 from jaxpfl.algorithms.private_evolution import Vary, private_evolution, selected_texts
-from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws, ignore
+from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
@@ -198,7 +198,7 @@ class CorpusWriter:
         releases: Releases,
         asked: Scorer | Look | None,
         distance: Distance = missing,
-        on_round: Callable[[Any], None] = ignore,
+        on_round: Callable[[Any], None] = lambda found: None,
     ) -> tuple[LanguageModel, list[str]]:
         """The generator as the method tuned it, and the texts that its prompts are made of.
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpfl.data.corruptions import invert_pixels, inverted_clients
+from jaxpfl.data.corruptions import invert_pixels
+from jaxpfl.data.draws import client_uniforms
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.records.artifacts import Artifacts
@@ -165,7 +166,7 @@ def test_selection_keeps_every_client_and_the_ledger(config, tmp_path):
         assert held.fingerprint == study.clients.fingerprint
     assert not np.any((low.sizes() > 0) & (high.sizes() > 0))
     # The classifier fails on inverted digits: those are who does badly.
-    inverted = inverted_clients(study.clients, 0.5, 0)
+    inverted = client_uniforms("inverted pixels", 0, study.clients.client_ids) < 0.5
     assert np.mean(inverted[low.sizes() > 0]) > 0.8
     assert np.mean(inverted[high.sizes() > 0]) < 0.2
 
