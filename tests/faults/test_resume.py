@@ -124,12 +124,6 @@ def test_a_crash_at_a_chosen_instant_resumes_to_the_same_bits(
     assert_same(out, straight[0])
 
 
-def test_the_charge_is_on_the_disk_before_the_round(crashed):
-    """TRUST 34: and nothing of the round is published."""
-    assert [charge.round for charge in charges_of(crashed)] == list(range(1, 8))
-    assert len((crashed / "metrics.jsonl").read_text().splitlines()) < 7 + 1
-
-
 def _back_to_round_4(out: Path) -> None:
     """Without its latest checkpoint, a run has rounds 5 and 6 to replay."""
     shutil.rmtree(out / "checkpoints" / "round_00000006")
