@@ -64,6 +64,37 @@ def test_a_run_killed_at_a_durable_operation_resumes_to_the_same_bits(
     _kill_and_resume(tiny_config, tmp_path / "run", out, max(1, round(place * instants)))
 
 
+@pytest.fixture(scope="module")
+def remembering(tiny_config, tmp_path_factory) -> tuple[Path, Path, int]:
+    """The config of a run whose clients keep a state; then as `straight`."""
+    folder = tmp_path_factory.mktemp("remembering")
+    config = folder / "ditto.yaml"
+    whole = tiny_config.read_text()
+    named = "training: {algorithm: {name: ditto, mu: 0.5}, "
+    config.write_text(whole.replace("training: {", named))
+    return config, folder / "run", run_and_count(config, folder / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(20))
+def test_a_run_whose_clients_keep_states_is_killed_and_resumes(remembering, tmp_path, number):
+    """TRUST 33: at a durable operation; each fourth time with the newest checkpoint damaged."""
+    config, straight, instants = remembering
+    out = tmp_path / "run"
+    victim = start_victim(config, out, 1 + (number * instants) // 20)
+    victim.communicate()
+    assert victim.returncode == -signal.SIGKILL
+    checkpoints = sorted((out / "checkpoints").glob("round_*"))
+    unfinished = (out / "private" / "secret.json").exists()
+    if number % 4 == 3 and len(checkpoints) > 1 and unfinished:
+        path = checkpoints[-1] / "record.json"
+        path.write_bytes(path.read_bytes()[:-1])
+    continue_run(config, out)
+    assert_same(out, straight)
+    rows = (each / "private" / "client_states" / "rows" for each in (out, straight))
+    assert len({path.read_bytes() for path in rows}) == 1
+
+
 def _of_round_4(temporary: Path, *_) -> bool:
     return temporary.name.endswith("4")
 
