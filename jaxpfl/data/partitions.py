@@ -1,17 +1,7 @@
 """Partitions: data that has no clients is dealt to made-up ones.
 
-    iid             every client has a random, equal share
-    dirichlet       each label is spread over the clients in random, uneven proportions
-    pathological    every client has examples of few labels only
-
-They are named as in Flower's `flwr_datasets.partitioner`. The examples are those of a source in
-which every example is a client of its own (`PATH?client=*`), or columns in memory:
-
-    reviews = jp.data.open("reviews.jsonl?client=*&columns=label")
-    clients = jp.data.partition(reviews, jp.data.Dirichlet(clients=100, by="label", alpha=0.3))
-
-or, wherever a source is named,
-`reviews.jsonl?client=*&columns=label&partition=dirichlet&clients=100&alpha=0.3`.
+The schemes are named as in Flower's `flwr_datasets.partitioner`. The examples are those of a source
+in which every example is a client of its own (`PATH?client=*`), or columns in memory.
 
 A made-up client is made of whole original clients, so what protects it protects each of them, too.
 The reverse is not true, so the population has a `fingerprint`, and with it a ledger, of its own.
