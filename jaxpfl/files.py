@@ -33,7 +33,7 @@ _DEEPEST = 64
 _PIECE = 2**20
 _NO_TIME = 315532800  # 1980 in UTC, the earliest that a zip archive can hold
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_JSON_NAMES: dict[Any, str] = {
+JSON_NAMES: dict[Any, str] = {
     dict: "an object",
     list: "a list",
     str: "text",
@@ -239,16 +239,16 @@ def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[st
         whole number is a `float`, too.
     """
     if not isinstance(value, dict):
-        raise CorruptFile(f"{where}: must hold a JSON object, found {_JSON_NAMES[type(value)]}")
+        raise CorruptFile(f"{where}: must hold a JSON object, found {JSON_NAMES[type(value)]}")
     for name, kind in fields.items():
         kinds = typing.get_args(kind) or (kind,)
-        expected = " or ".join(_JSON_NAMES[each] for each in kinds)
+        expected = " or ".join(JSON_NAMES[each] for each in kinds)
         if name not in value:
             raise CorruptFile(f"{where}: the field {name!r} is missing, expected {expected}")
         found = type(value[name])
         if found not in kinds and not (found is int and float in kinds):
             raise CorruptFile(
-                f"{where}: the field {name!r} must be {expected}, found {_JSON_NAMES[found]}"
+                f"{where}: the field {name!r} must be {expected}, found {JSON_NAMES[found]}"
             )
     return value
 
@@ -350,6 +350,16 @@ def empty_directory(directory: Path) -> None:
             path.unlink()
 
 
+def make_directory(directory: Path) -> None:
+    """Makes a directory that a user named, if absent, with its parents."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"{directory}: is a file, expected a directory or a new name") from error
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be made: {error.strerror}") from error
+
+
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Makes the run directory, if absent, and locks it while the context is open.
@@ -361,12 +371,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     context before anything else was written, the directories that were made are removed.
     """
     made = [each for each in (directory, *directory.parents) if not each.exists()]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(f"{directory}: is a file, expected a directory or a new name") from error
-    except OSError as error:
-        raise InputError(f"{directory}: cannot be made: {error.strerror}") from error
+    make_directory(directory)
     path = directory.absolute() / "run.lock"
     with lock(path) as file:
         if file is None:
