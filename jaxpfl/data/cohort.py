@@ -113,14 +113,14 @@ class Cohort:
         clients are dealt to the blocks in turn, so that devices have similar work.
       states: `(clients) -> (client_states, is_new)` of clients' indices, whose rows are zeros for
         the index -1; None where clients keep nothing.
-      blocks: the numbers of the blocks that the buckets consist of, in this order; None = all. Of
-        other blocks' clients no example is read.
+      blocks: the numbers, all different, of the blocks that the buckets consist of, in this order;
+        None = all. Of other blocks' clients no example is read.
       examples: slots that hold an example, of what the latest iteration has yielded. PRIVATE.
       run_slots: its slots in steps that are run, up to a client's last example. PRIVATE.
 
     Raises:
       InputError: an index is out of range or occurs twice, `shards` does not divide the capacity,
-        a block is not one of the shards, or no column is numeric.
+        or no column is numeric.
     """
 
     population: Population
@@ -143,8 +143,6 @@ class Cohort:
         if capacity % checks.positive_int("shards", shards):
             raise InputError(f"clients_per_bucket = {capacity} is no multiple of {shards} shards")
         wanted = np.arange(shards) if blocks is None else np.asarray(blocks, np.int64)
-        if len(np.unique(wanted)) != len(wanted) or not np.isin(wanted, np.arange(shards)).all():
-            raise InputError(f"blocks must be different ones of {shards} shards, found {blocks}")
         self._columns = self.population.numeric()
         if not self._columns:
             found = self.population.described()

@@ -34,7 +34,8 @@ class Iid(Checked):
     seed: NonNegativeInt = 0
 
     def deal(self, population: Population) -> np.ndarray:
-        examples = _enough(population, self.clients, 1)
+        _require_examples(population, self.clients)
+        examples = population.num_examples
         order_N = _generator(self).permutation(examples)
         client_N = np.empty(examples, np.int64)
         client_N[order_N] = np.arange(examples) % self.clients
@@ -64,7 +65,7 @@ class Dirichlet(Checked):
     seed: NonNegativeInt = 0
 
     def deal(self, population: Population) -> np.ndarray:
-        _enough(population, self.clients, self.min_examples)
+        _require_examples(population, self.clients * max(self.min_examples, 1))
         labels, label_N = _labels(population, self.by)
         generator = _generator(self)
         counts_L = np.bincount(label_N)
@@ -103,7 +104,7 @@ class Pathological(Checked):
     seed: NonNegativeInt = 0
 
     def deal(self, population: Population) -> np.ndarray:
-        _enough(population, self.clients, 1)
+        _require_examples(population, self.clients)
         found, label_N = _labels(population, self.by)
         if not self.labels <= found <= self.labels * self.clients:
             raise InputError(
@@ -170,15 +171,12 @@ def _generator(scheme: "Scheme") -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=scheme.seed))
 
 
-def _enough(population: Population, clients: int, least: int) -> int:
-    examples = population.num_examples
-    if examples < clients * max(least, 1):
+def _require_examples(population: Population, least: int) -> None:
+    if population.num_examples < least:
         # Without the number: how many examples a population has is private.
         raise InputError(
-            f"partition: {clients} clients with at least {max(least, 1)} examples each need "
-            f"{clients * max(least, 1)} examples, and {population.name!r} has fewer"
+            f"partition: so many clients need {least} examples, and {population.name!r} has fewer"
         )
-    return examples
 
 
 def _labels(population: Population, by: str) -> tuple[int, np.ndarray]:

@@ -281,8 +281,6 @@ def test_stats_count_what_was_packed():
         ([-1], {}, r"must lie in 0 \.\. 1"),
         ([0.5], {}, "whole numbers"),
         ([0], {"shards": 3}, "no multiple of 3 shards"),
-        ([0], {"shards": 2, "blocks": (2,)}, "blocks must be different ones of 2 shards"),
-        ([0], {"shards": 2, "blocks": (0, 0)}, "blocks must be different ones of 2 shards"),
         ([0], {"seed": -1}, "seed"),
         ([0], {"round": 1.0}, "round"),
     ],
