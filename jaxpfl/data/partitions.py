@@ -8,8 +8,8 @@ The reverse is not true, so the population has a `fingerprint`, and with it a le
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,8 @@ _TRIES = 1_000
 
 
 @dataclass(frozen=True)
-class Iid(Checked):
-    """Every client has a random share; sizes differ by at most one.
+class Scheme(Checked):
+    """A way to deal examples to clients; its fields are public.
 
     Attributes:
       clients: the number of clients.
@@ -31,19 +31,30 @@ class Iid(Checked):
     """
 
     clients: PositiveInt
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = field(default=0, kw_only=True)
+
+    def deal(self, population: Population) -> np.ndarray:
+        """The index of each example's client, int64 [examples]."""
+        raise NotImplementedError
+
+    def _generator(self) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=self.seed))
+
+
+class Iid(Scheme):
+    """Every client has a random share; sizes differ by at most one."""
 
     def deal(self, population: Population) -> np.ndarray:
         _require_examples(population, self.clients)
         examples = population.num_examples
-        order_N = _generator(self).permutation(examples)
+        order_N = self._generator().permutation(examples)
         client_N = np.empty(examples, np.int64)
         client_N[order_N] = np.arange(examples) % self.clients
         return client_N
 
 
 @dataclass(frozen=True)
-class Dirichlet(Checked):
+class Dirichlet(Scheme):
     """Each label is dealt in proportions over the clients that a symmetric Dirichlet draws.
 
     Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural Networks", section
@@ -51,23 +62,19 @@ class Dirichlet(Checked):
     drawn again until no client has fewer than `min_examples`.
 
     Attributes:
-      clients: the number of clients.
       by: the column of labels.
       alpha: the concentration: 0.1 gives a client few labels, 100 nearly equal shares of all.
       min_examples: the least number of examples of a client.
-      seed: determines the partition.
     """
 
-    clients: PositiveInt
     by: str = "label"
     alpha: Positive = 0.5
     min_examples: NonNegativeInt = 1
-    seed: NonNegativeInt = 0
 
     def deal(self, population: Population) -> np.ndarray:
         _require_examples(population, self.clients * max(self.min_examples, 1))
         labels, label_N = _labels(population, self.by)
-        generator = _generator(self)
+        generator = self._generator()
         counts_L = np.bincount(label_N)
         for _ in range(_TRIES):
             share_LxC = generator.dirichlet(np.full(self.clients, self.alpha), labels)
@@ -85,23 +92,19 @@ class Dirichlet(Checked):
 
 
 @dataclass(frozen=True)
-class Pathological(Checked):
+class Pathological(Scheme):
     """Every client has examples of `labels` labels only, as in McMahan et al. 2017, section 3.
 
     Labels are assigned in turn, so that each occurs at about as many clients; a label's examples
     are dealt equally to the clients that have it.
 
     Attributes:
-      clients: the number of clients.
       by: the column of labels.
       labels: the number of labels of a client.
-      seed: determines the partition.
     """
 
-    clients: PositiveInt
     by: str = "label"
     labels: PositiveInt = 2
-    seed: NonNegativeInt = 0
 
     def deal(self, population: Population) -> np.ndarray:
         _require_examples(population, self.clients)
@@ -112,7 +115,7 @@ class Pathological(Checked):
                 f"column {self.by!r}, which has {found} labels: expected labels of a client <= "
                 "labels in all <= clients x labels of a client"
             )
-        generator = _generator(self)
+        generator = self._generator()
         has_LxC = np.zeros((found, self.clients), np.int64)
         for client in range(self.clients):
             # The labels that the fewest clients have, ties at random.
@@ -125,10 +128,6 @@ class Pathological(Checked):
         sizes_LxC += has_LxC * (np.cumsum(has_LxC, axis=1) <= rest_Lx1)
         return _by_label(label_N, sizes_LxC, generator)
 
-
-Scheme: TypeAlias = Iid | Dirichlet | Pathological
-"""A way to deal examples to clients; its fields are public. `deal` gives the index of each
-example's client, int64 [examples]."""
 
 SCHEMES = {"iid": Iid, "dirichlet": Dirichlet, "pathological": Pathological}
 """The schemes by the name that `partition=` has in a source."""
@@ -165,10 +164,6 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
     ids = [f"client {index}" for index in range(scheme.clients)]
     name, unit = f"{examples.name} [{scheme}]", f"made-up client of {examples.unit}s"
     return from_rows(scheme.deal(examples), ids, examples.columns, name=name, unit=unit)
-
-
-def _generator(scheme: "Scheme") -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=scheme.seed))
 
 
 def _require_examples(population: Population, least: int) -> None:
