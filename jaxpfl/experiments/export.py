@@ -149,9 +149,7 @@ def _card(
         "stamp": stamp,
         "statement": record["privacy"],
         "terms": terms,
-        "trained_on": made.trained_on,
-        "scores": made.scores,
-        "tested_on": made.tested_on,
+        "made": made,
         "contents": contents,
     }
 
@@ -162,8 +160,9 @@ def _rendered(card: Mapping[str, Any], texts: int | None = None) -> str:
 
 
 def _reader(trained: TrainedModel) -> str:
+    module = "jaxpfl.models.checkpoints"
     if isinstance(trained.model, Decoder) and trained.model.lora is not None:
-        return "jaxpfl.models.checkpoints.adapters.load` or PEFT, beside `" + str(trained.base)
+        return f"{module}.adapters.load` or PEFT, beside `{trained.base}"
     if isinstance(trained.model, Decoder | Encoder):
-        return "jaxpfl.models.checkpoints.pretrained.load` or `transformers"
-    return "jaxpfl.models.checkpoints.own_models.load"
+        return f"{module}.pretrained.load` or `transformers"
+    return f"{module}.own_models.load"

@@ -86,8 +86,7 @@ def _stored_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def arrays_of(out: Path) -> dict[str, np.ndarray]:
     latest = sorted((out / "checkpoints").glob("round_*"))[-1]
-    record = json.loads((latest / "record.json").read_text())
-    return {"round": np.array(record["round"]), **_stored_arrays(latest)}
+    return {"round": np.array(int(latest.name.removeprefix("round_"))), **_stored_arrays(latest)}
 
 
 def charges_of(out: Path) -> list[Charge]:

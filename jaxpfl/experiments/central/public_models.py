@@ -200,17 +200,9 @@ def data_mesh(batch: int | None = None) -> Mesh | None:
 
 def _learned(texts: Sequence[str], vocab_size: int) -> str:
     """The tokenizer.json of a byte-level BPE of these texts, whose token 0 is end-of-text."""
-    library = require("tokenizers", "text")
-    tokenizer = library.Tokenizer(library.models.BPE())
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = library.decoders.ByteLevel()
-    trainer = library.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[_END_OF_TEXT],
-        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = require("tokenizers", "text").ByteLevelBPETokenizer()
+    special, shown = [_END_OF_TEXT], {"show_progress": False}
+    tokenizer.train_from_iterator(texts, vocab_size, 0, special_tokens=special, **shown)
     found = tokenizer.get_vocab_size()
     if found != vocab_size:
         raise InputError(

@@ -26,8 +26,6 @@ _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 # A name also names a folder in the run directory.
 _NAME = re.compile(r"\w[\w .%+-]{0,59}")
 _COMMAND_LINE = "command line"
-REMOVED = object()
-"""As the value of `with_value`: the key is removed, so that its default holds."""
 
 _Config = TypeVar("_Config")
 
@@ -90,12 +88,8 @@ def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]
     if mapping is not None and not isinstance(mapping, Mapping):
         raise InputError(f"{where} is in no section of the config, found {mapping!r} instead")
     first, _, rest = key.partition(".")
-    changed = dict(mapping or {})
-    if value is REMOVED and not rest:
-        changed.pop(first, None)
-    else:
-        changed[first] = with_value(changed.get(first), rest, value, where) if rest else value
-    return changed
+    held = dict(mapping or {})
+    return {**held, first: with_value(held.get(first), rest, value, where) if rest else value}
 
 
 def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:

@@ -117,11 +117,6 @@ class CharacterModelConfig(Checked):
     hidden: PositiveInt = 256
     layers: PositiveInt = 2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers > 100:
-            raise InputError(f"model.layers must be at most 100, found {self.layers}")
-
 
 @dataclass(frozen=True)
 class ResNetConfig(Checked):
@@ -133,19 +128,6 @@ class ResNetConfig(Checked):
     crop: PositiveInt = 24
     width: PositiveInt = 64
     groups: PositiveInt = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.crop > min(self.image_shape[:2]):
-            raise InputError(
-                f"model.crop must fit into model.image_shape = {list(self.image_shape)}, found "
-                f"{self.crop}"
-            )
-        if self.width % self.groups:
-            raise InputError(
-                f"model.width must be a multiple of model.groups = {self.groups}, found "
-                f"{self.width}"
-            )
 
 
 @dataclass(frozen=True)

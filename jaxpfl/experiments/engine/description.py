@@ -162,9 +162,7 @@ def shapes_of(model: Any) -> Any:
     return jax.eval_shape(model.init, KEY)
 
 
-def example_columns(
-    settings: ModelConfig,
-) -> dict[str, np.ndarray]:
+def example_columns(settings: ModelConfig) -> dict[str, np.ndarray]:
     """The made-up examples of a section `model`."""
     if isinstance(settings, LanguageModelConfig | CharacterModelConfig):
         return {"tokens": column((settings.sequence_length + 1,), np.int32)}

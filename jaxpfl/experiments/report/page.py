@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.records.cautions import OURS, number, percent
 from jaxpfl.experiments.records.lines import attempts as attempts_of
-from jaxpfl.experiments.records.numbers import number, percent
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.simulated import SIMULATED
 

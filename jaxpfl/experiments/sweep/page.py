@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.experiments.records.numbers import number
+from jaxpfl.experiments.records.cautions import number
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.report.plots import COLOURS, INK, axes
 from jaxpfl.experiments.sweep.config import CASE, Sweep
@@ -25,7 +25,15 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     counted = f"{len(finished)} of {len(points)}" if len(finished) < len(points) else len(points)
     spread = "Error bars: the standard deviation over the runs." if repeated else ""
     sections = [Section("Figure", spread, [("sweep", "", figure)], wide=True)] if figure else []
-    sections.append(Section("Table", f"{measured}. {_gap_text(sweep)}", table=_table(sweep, rows)))
+    about = f"{measured}. "
+    if sweep.gap is not None:
+        start, end = sweep.gap
+        about += (
+            f"Gap closed: how far {sweep.metric} comes from that of “{start}” (0 %) to that of "
+            f"“{end}” (100 %), seed by seed; mean and standard deviation. It is not shown where "
+            f"both cases have the same {sweep.metric}, or a run is missing or not finite."
+        )
+    sections.append(Section("Table", about, table=_table(sweep, rows)))
     page = Page(
         title=f"Sweep: {sweep.title}",
         lead=f"{measured} at {counted} points" + (", repeated over seeds" if repeated else ""),
@@ -85,35 +93,15 @@ def _gap(row: Mapping[str, Any]) -> str:
     return f"{row['gap']:.1f}{error} %"
 
 
-def _gap_text(sweep: Sweep) -> str:
-    if sweep.gap is None:
-        return ""
-    start, end = sweep.gap
-    return (
-        f"Gap closed: how far {sweep.metric} comes from that of “{start}” (0 %) to that of "
-        f"“{end}” (100 %), seed by seed; mean and standard deviation. It is not shown where both "
-        f"cases have the same {sweep.metric}, or a run is missing or not finite."
-    )
-
-
 def _points(sweep: Sweep, points: Rows) -> Section:
-    cells = [
-        (
-            point["point"],
-            _score(point["value"]),
-            point["scored_on"],
-            str(point["privacy"] or NOT_PRIVATE),
-        )
-        if point["state"] == "finished"
-        else (
-            Cell(point["point"], stamps=[point["state"].upper()]),
-            "",
-            "",
-            point.get("error", "not finished yet"),
-        )
-        for point in points
-    ]
-    text = "Each point has a ledger of its own."
+    text, cells = "Each point has a ledger of its own.", []
+    for each in points:
+        name, values = each["point"], ("", "", each.get("error", "not finished yet"))
+        if each["state"] == "finished":
+            values = _score(each["value"]), each["scored_on"], each["privacy"] or NOT_PRIVATE
+        else:
+            name = Cell(name, stamps=[each["state"].upper()])
+        cells.append((name, *values))
     if any(point["state"] != "finished" for point in points):
         text += " What a point charged before it failed or stopped stays on it."
     columns = ("point", sweep.metric, "scored on", "privacy of this point alone")

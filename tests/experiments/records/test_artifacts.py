@@ -61,12 +61,6 @@ def test_nothing_stored_is_none_and_makes_no_folder(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["", "../one", ".one", "a/b"])
-def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name):
-    with pytest.raises(InputError, match="artifact's name"):
-        Artifacts(tmp_path, run="a").save(name, MADE)
-
-
 @pytest.mark.parametrize("call", ["fsync_tree", "npz", "fsync_path"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_failing_disk_leaves_nothing_half(tmp_path, monkeypatch, call, number):
