@@ -88,7 +88,6 @@ def _audited(release: PlannedRelease, settings: AuditSettings, confidence: float
 
 
 def game_of(release: PlannedRelease, settings: AuditSettings) -> Game:
-    """What is played of a release."""
     wanted = settings.canaries
     if release.questions is not None:
         wanted = min(wanted, MOST_DIMENSIONS)

@@ -181,7 +181,6 @@ def as_written(directory: Path, failure: str) -> Iterator[None]:
 
 
 def finished(directory: Path, system: str) -> dict[str, Any]:
-    """The record of a finished run."""
     path = directory / RESULT
     if path.exists() and (record := files.read_record(path)).get("system") == system:
         return record

@@ -120,7 +120,6 @@ def _short(source: str) -> str:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The ranking and its cost as text."""
     titles = {"distance": "FreD", "corrected": "corrected", "low": "from", "high": "to"}
     rows = [
         (

@@ -64,7 +64,6 @@ class PublicModels:
 
     @cached_property
     def corpora(self) -> dict[str, Population]:
-        """The populations of the sources, by the corpus's name."""
         found = {name: open_population(source) for name, source in self.sources.items()}
         for name, population in found.items():
             if "text" not in population.columns:
@@ -95,7 +94,6 @@ class PublicModels:
         return [document for document in documents if document]
 
     def texts(self, names: Sequence[str] | None = None) -> list[str]:
-        """The texts of `documents`, without their grouping."""
         return [text for document in self.documents(names) for text in document]
 
     @cached_property
@@ -138,7 +136,6 @@ class PublicModels:
     def _pretrained(
         self, model: Decoder, settings: DecoderModelConfig, names: Sequence[str], folder: Path
     ) -> Artifact:
-        """The losses and the parameters of a pretraining with checkpoints in `folder`."""
         documents = self.documents(names)
         rng = np.random.Generator(np.random.Philox(key=self.seed))
         joined = ["\n".join(documents[i]) for i in rng.permutation(len(documents))]

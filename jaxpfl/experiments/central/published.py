@@ -74,10 +74,6 @@ class PublishedModel:
                 f"at least {tokens}, for {of}"
             )
 
-    def to_export(self) -> LanguageModel:
-        """`loaded` as it can be saved: adapters that were trained on int8 weights fit it, too."""
-        return replace(self, settings=replace(self.settings, int8=False)).loaded()
-
     def loaded(self, *, trained: bool = False, mesh: Mesh | None = None) -> LanguageModel:
         """The model with its weights, its adapters merged; an encoder is trained, never sampled.
 

@@ -308,7 +308,6 @@ def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked(model: Model, columns: Columns, what: str) -> tuple[dict[str, np.ndarray], int]:
-    """Returns the columns that the model reads, and the number of examples."""
     found = {name: np.asarray(columns[name]) for name in columns_read(model, columns)}
     examples = len(next(iter(found.values())))
     if not examples:

@@ -45,7 +45,6 @@ class _Source:
         return f"{self.file} with the command line" if inside else self.file
 
     def must_be(self, expected: str, key: str, value: Any) -> InputError:
-        """The error of a value that is something else."""
         return InputError(f"{self.of(key)}: {key} must be {expected}, found {value!r}")
 
 

@@ -50,7 +50,6 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 def read_clients(config: DataConfig) -> Population:
-    """Reads the clients of a section `data`, before they are split."""
     clients = open_population(config.source)
     if not len(clients):
         raise InputError(f"data.source = {config.source!r} has no clients")
@@ -104,7 +103,6 @@ _MAKERS = {
 
 
 def build_model(settings: ModelConfig, vocabulary: Vocabulary | None) -> Model:
-    """Builds the network of a section `model`."""
     others = ("name", "sequence_length", "unigram_prior")
     sizes = {name: value for name, value in vars(settings).items() if name not in others}
     if isinstance(settings, LanguageModelConfig) and settings.unigram_prior and vocabulary:

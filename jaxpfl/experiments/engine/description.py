@@ -62,7 +62,6 @@ class Sized:
 
     @classmethod
     def of(cls, about: str, shapes: Any) -> Self:
-        """A model that consists of parameters of these shapes."""
         return cls(about, count_parameters(shapes), size_of(shapes))
 
 
@@ -163,7 +162,6 @@ def shapes_of(model: Any) -> Any:
 
 
 def example_columns(settings: ModelConfig) -> dict[str, np.ndarray]:
-    """The made-up examples of a section `model`."""
     if isinstance(settings, LanguageModelConfig | CharacterModelConfig):
         return {"tokens": column((settings.sequence_length + 1,), np.int32)}
     if isinstance(settings, FeatureModelConfig):

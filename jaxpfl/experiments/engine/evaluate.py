@@ -37,7 +37,6 @@ class DeclaredPublic:
 
     @property
     def described(self) -> str:
-        """The name, and that the data was declared public."""
         return f"{self.name or self.population.name} (declared public)"
 
 

@@ -158,7 +158,7 @@ class Checkpoints:
         """
         rounds = self.rounds()[::-1]
         faults = []
-        for round, following in zip(rounds, [*rounds[1:], None], strict=True):
+        for round, following in zip(rounds, [*rounds[1:], None], strict=False):
             try:
                 return self._read(round, like)
             except CorruptFile as error:

@@ -188,7 +188,6 @@ def write_page(directory: Path, page: Page) -> Path:
 
 
 def _saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[str, str]:
-    """Writes a figure as `name`.png; returns its title and data URI."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     directory.mkdir(exist_ok=True)

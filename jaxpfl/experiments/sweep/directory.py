@@ -16,7 +16,7 @@ import os
 import shutil
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -28,15 +28,10 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.systems import CONFIG, RESULT
 
-POINTS = "points"
+POINTS, LOCK = "points", "sweep.lock"
 _FINISHED = "point.json"
 _FAILED = "failed.json"
 _TRACEBACK = "private/failure.txt"
-
-
-def own_files(out: Path) -> AbstractContextManager[Any]:
-    """A context in which no other process writes the files of the sweep itself."""
-    return files.lock(out / "sweep.lock", wait=True)
 
 
 def begin(sweep: Sweep, out: Path) -> None:
@@ -59,7 +54,7 @@ def begin(sweep: Sweep, out: Path) -> None:
     text = json.dumps(described, indent=1) + "\n"
     path, points = out / "points.json", out / POINTS
     files.make_directory(out)
-    with own_files(out):
+    with files.lock(out / LOCK, wait=True):
         if path.exists() and path.read_text(encoding="utf-8") == text:
             return
         for each in map(PointFolder, points.glob("*")):
@@ -94,7 +89,6 @@ class PointFolder:
 
     @property
     def has_run(self) -> bool:
-        """Whether the point's run has begun, and can be resumed."""
         return (self.path / CONFIG).exists()
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 from jaxpfl.experiments.records.cautions import number
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.report.plots import COLOURS, INK, axes
-from jaxpfl.experiments.sweep.config import CASE, Sweep
+from jaxpfl.experiments.sweep.config import Sweep
 
 NOT_PRIVATE = "NOT PRIVATE"
 Rows = Sequence[Mapping[str, Any]]
@@ -163,13 +163,10 @@ def _bars(sweep: Sweep, rows: Rows) -> Any:
 
 
 def label(names: Sequence[str], values: Mapping[str, Any]) -> str:
-    """The values of some fields as text; of a case and of a text the value alone."""
-    parts = []
-    for name in names:
-        value = values[name]
-        alone = name == CASE or isinstance(value, str)
-        parts.append(str(value) if alone else f"{short(name)} {value}")
-    return ", ".join(parts) or "all"
+    """The values of some fields as text; of a case, or another text, the value alone."""
+    shown = {name: f"{short(name)} {values[name]}" for name in names}
+    shown |= {name: values[name] for name in names if isinstance(values[name], str)}
+    return ", ".join(shown.values()) or "all"
 
 
 def stamped(text: str, *marks: str) -> str:
@@ -179,5 +176,4 @@ def stamped(text: str, *marks: str) -> str:
 
 
 def short(name: str) -> str:
-    """The last part of a field's name, in words."""
     return name.rsplit(".", 1)[-1].replace("_", " ")

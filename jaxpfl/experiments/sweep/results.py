@@ -19,7 +19,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_points
 from jaxpfl.experiments.sweep.config import CASE, SEED, Point, Sweep
-from jaxpfl.experiments.sweep.directory import PointFolder, PointState, own_files
+from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
 from jaxpfl.experiments.sweep.page import NOT_PRIVATE, write_sweep_page
 
 SIMULATION = (
@@ -56,7 +56,7 @@ class SweepOutcome:
 
 def collect(sweep: Sweep, out: Path) -> SweepOutcome:
     """Writes the table and the page of the points that are finished, and returns the outcome."""
-    with own_files(out):
+    with files.lock(out / LOCK, wait=True):
         states = [PointFolder.of(point, out).state() for point in sweep.points]
         points = [
             _point(point, state, sweep.metric)
