@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,8 @@ class PublicModels:
         described = {**asdict(settings), "positions": positions, "seed": self.seed}
         stored_as = f"{name}-{self._hash(names, described)}"
         model = Decoder(settings.network(self.vocab_size, positions))
-
-        def pretrained() -> Artifact:
-            return self._pretrained(model, settings, names, self.cache / "training" / stored_as)
-
-        found = self._cached(stored_as, pretrained)
+        folder = self.cache / "training" / stored_as
+        found = self._cached(stored_as, partial(self._pretrained, model, settings, names, folder))
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         params = jax.device_put(tree_of(found.arrays, shapes, f"{self.cache / stored_as}"))
         return LanguageModel(model, params, self.tokeniser, mesh=data_mesh())

@@ -167,7 +167,12 @@ def fit(
             state = state._replace(train=train)
             loss, done = float(loss), last
             if done % steps_per_epoch == 0:
-                state = _end_epoch(state, place(np.int32(epoch)))
+                seen = state.train.seen
+                mean = seen["loss_sum"] / jnp.maximum(seen["count"], 1.0)
+                state = state._replace(
+                    train=state.train._replace(seen=jax.tree.map(jnp.zeros_like, seen)),
+                    train_losses=state.train_losses.at[epoch].set(mean),
+                )
                 state = state if valid is None else validated(state, done)
                 if checkpoints:
                     checkpoints.save(done, state)
@@ -266,15 +271,6 @@ def run(
         return TrainState(params, moments, seen), total * mean
 
     return lax.fori_loop(first, last, step, (state, jnp.float32(0.0)))
-
-
-def _end_epoch(state: _State, epoch: Array) -> _State:
-    seen = state.train.seen
-    mean = seen["loss_sum"] / jnp.maximum(seen["count"], 1.0)
-    return state._replace(
-        train=state.train._replace(seen=jax.tree.map(jnp.zeros_like, seen)),
-        train_losses=state.train_losses.at[epoch].set(mean),
-    )
 
 
 @partial(jax.jit, static_argnames="model")

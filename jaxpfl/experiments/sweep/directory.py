@@ -13,6 +13,7 @@ resumed by the next one. Processes on several machines need a file system that s
 
 import json
 import os
+import re
 import shutil
 import traceback
 from collections.abc import Iterator
@@ -50,8 +51,10 @@ def begin(sweep: Sweep, out: Path) -> None:
             for point in sweep.points
         ],
     }
-    _require_folder(described["points"])
     text = json.dumps(described, indent=1) + "\n"
+    for source in re.findall(r'"(\$\{?JAXPFL_DATA\b[^"?]*)', text):
+        # Refuses the folder of data where the environment does not say where that is.
+        expanded(source)
     path, points = out / "points.json", out / POINTS
     files.make_directory(out)
     with files.lock(out / LOCK, wait=True):
@@ -148,15 +151,6 @@ class PointFolder:
             files.write_atomically(path, text, mode=0o600)
         record = {"error": _sentence(error), "attempt": os.urandom(8).hex()}
         files.write_json(self.path / _FAILED, record)
-
-
-def _require_folder(value: Any) -> None:
-    """Refuses sources in the folder of data where the environment does not say where that is."""
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            _require_folder(each)
-    elif isinstance(value, str) and value.startswith(("$JAXPFL_DATA", "${JAXPFL_DATA}")):
-        expanded(value.partition("?")[0])
 
 
 def _sentence(error: BaseException) -> str:

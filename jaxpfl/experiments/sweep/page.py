@@ -19,12 +19,14 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     rows, points = record["rows"], record["points"]
     finished = [point for point in points if point["state"] == "finished"]
     marks = " and ".join(dict.fromkeys(p["mark"] for p in finished if p["mark"]))
-    figure = figure_of(sweep, rows)
     measured = _measured_on(sweep, points)
     repeated = any(row["points"] > 1 for row in rows)
     counted = f"{len(finished)} of {len(points)}" if len(finished) < len(points) else len(points)
     spread = "Error bars: the standard deviation over the runs." if repeated else ""
-    sections = [Section("Figure", spread, [("sweep", "", figure)], wide=True)] if figure else []
+    sections = []
+    if drawn := [row for row in rows if row["runs"]]:
+        panel = _bars(sweep, drawn) if sweep.x is None else _lines(sweep, sweep.x, drawn)
+        sections.append(Section("Figure", spread, [("sweep", "", panel.figure)], wide=True))
     about = f"{measured}. "
     if sweep.gap is not None:
         start, end = sweep.gap
@@ -108,17 +110,6 @@ def _points(sweep: Sweep, points: Rows) -> Section:
     return Section("Points", text, table=Table(columns, cells, (1,)))
 
 
-def figure_of(sweep: Sweep, rows: Rows) -> Any:
-    """The figure of the rows of `sweep.json` that have a run; None where none has."""
-    rows = [row for row in rows if row["runs"]]
-    if not rows:
-        return None
-    panel = _bars(sweep, rows) if sweep.x is None else _lines(sweep, sweep.x, rows)
-    if panel.get_legend_handles_labels()[0]:
-        panel.legend(fontsize=8, frameon=False)
-    return panel.figure
-
-
 def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
     """The metric against the axis, with a line for each combination of what else varies."""
     panel = axes(f"{sweep.metric} against {short(axis)}", width=7.2, height=4.2)
@@ -145,6 +136,7 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
         panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     panel.set_xlabel(short(axis))
     panel.set_ylabel(sweep.metric)
+    panel.legend(fontsize=8, frameon=False)
     return panel
 
 
