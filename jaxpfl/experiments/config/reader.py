@@ -95,7 +95,7 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
     """The values of `--section.key VALUE` arguments by key; the last one of a key counts."""
     valid = dict(_keys(kind))
     for argument in arguments:
-        if not argument.isascii() and argument != argument.encode("utf-8", "replace").decode():
+        if argument != argument.encode("utf-8", "replace").decode():
             raise InputError(f"{_COMMAND_LINE}: {argument!r} is not valid UTF-8")
     found: dict[str, Any] = {}
     rest = list(arguments)

@@ -91,8 +91,8 @@ class Page:
       lead: a sentence below the title.
       stamp: the warning on a page that is not private, else "".
       privacy: the statement on all releases of one world; "" for a page that no statement covers,
-        which shows `warning` instead. Both are followed by `privacy_notes` and `cautions`, which
-        say what the results may be mistaken for.
+        which shows `warning` instead; beside a statement, `warning` stands above it. Below are
+        `privacy_notes`, and `cautions` of what the results may be mistaken for.
       facts: (value, what it is).
       runs: names of the runs in `runs/`, each with its own report.
       simulation: whether the results are those of a simulation, not of a deployment.

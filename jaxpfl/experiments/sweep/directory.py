@@ -126,13 +126,12 @@ class PointFolder:
                     )
                 return PointState("finished", files.read_record(result))
             if failed.exists():
-                return PointState(
-                    "failed", None, files.read_record(failed, {"error": str})["error"]
-                )
+                error = files.read_record(failed, {"error": str})["error"]
+                return PointState("failed", error=error)
         except (OSError, InputError) as error:
             # A process that tries the point again removes the record of its failure at any time.
             if finished.exists() or failed.exists():
-                return PointState("failed", None, _sentence(error))
+                return PointState("failed", error=_sentence(error))
         return PointState("unfinished")
 
     def begin(self) -> None:
