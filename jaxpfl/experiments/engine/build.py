@@ -53,8 +53,6 @@ def read_clients(config: DataConfig) -> Population:
     clients = open_population(config.source)
     if not len(clients):
         raise InputError(f"data.source = {config.source!r} has no clients")
-    if config.min_examples > 1:
-        clients = clients.with_min_examples(config.min_examples)
     return clients
 
 
