@@ -54,7 +54,7 @@ def ours(
 
     steps, batch, length = tokens_SxBxL.shape
     mesh = None if devices == 1 else Mesh(np.array(jax.devices()[:devices]), ("data",))
-    everywhere, dealt = training.shardings(mesh, batch)
+    everywhere, dealt = training.shardings(mesh)
     columns = jax.device_put({"tokens": tokens_SxBxL.reshape(-1, length)}, everywhere)
     order = jax.device_put(training.batches(np.arange(steps * batch), batch), dealt)
     state = training.start(params, settings, steps, everywhere)

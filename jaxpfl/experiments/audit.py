@@ -65,10 +65,12 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
         raise InputError("the config releases nothing with noise: there is no epsilon to audit")
     # Of all releases together, as is said in the text and by the exit status.
     confidence = 1 - (1 - settings.confidence) / len(private)
-    found = {
-        name: _audited(release, settings, confidence)
-        for name, release in track(private, "audit", progress=progress)
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, release in track(private, "audit", progress=progress):
+        game = game_of(release, settings)
+        played = game.play(settings.runs, seed=settings.seed)
+        rounds = {"rounds": game.rounds, "planned_rounds": game.plans[0].rounds}
+        found[name] = rounds | judged(played.trials, played.stated, confidence)
     record = {
         "simulation": SIMULATED,
         "system": config.system,
@@ -80,15 +82,7 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
     return {**record, "text": table(record)}
 
 
-def _audited(release: PlannedRelease, settings: AuditSettings, confidence: float) -> dict[str, Any]:
-    game = game_of(release, settings)
-    played = game.play(settings.runs, seed=settings.seed)
-    rounds = {"rounds": game.rounds, "planned_rounds": game.plans[0].rounds}
-    return rounds | judged(played.trials, played.stated, confidence)
-
-
 def game_of(release: PlannedRelease, settings: AuditSettings) -> Game:
-    """What is played of a release."""
     wanted = settings.canaries
     if release.questions is not None:
         wanted = min(wanted, MOST_DIMENSIONS)

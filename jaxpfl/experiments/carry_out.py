@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.engine.signals import resumable
 from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
-from jaxpfl.experiments.records.numbers import duration
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
 from jaxpfl.experiments.report.run_page import write_run_page
@@ -63,7 +63,8 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """The record and where it is, and as "text" what a terminal shows."""
         report = str(self.out / REPORT)
-        text = "\n".join([f"report: {report}, after {duration(self.seconds)}", "", *self.lines])
+        after = timedelta(seconds=round(self.seconds))
+        text = "\n".join([f"report: {report}, after {after}", "", *self.lines])
         return {**self.record, "out": str(self.out), "report": report, "text": text}
 
 
@@ -180,7 +181,6 @@ def as_written(directory: Path, failure: str) -> Iterator[None]:
 
 
 def finished(directory: Path, system: str) -> dict[str, Any]:
-    """The record of a finished run."""
     path = directory / RESULT
     if path.exists() and (record := files.read_record(path)).get("system") == system:
         return record

@@ -102,7 +102,7 @@ def named(candidates: Sequence[str]) -> dict[str, str]:
     for given in candidates:
         match = _NAMED.fullmatch(given)
         # A name has no ":", "?" or "/", so docstrings:a and digits?alpha=1 are sources.
-        name, source = (match[1], match[2]) if match else (_short(given), given)
+        name, source = match.groups() if match else (_short(given), given)
         if name in sources:
             raise InputError(
                 f"two candidates have the name {name!r}: rename one, as in OTHER={source}"
@@ -120,7 +120,6 @@ def _short(source: str) -> str:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The ranking and its cost as text."""
     titles = {"distance": "FreD", "corrected": "corrected", "low": "from", "high": "to"}
     rows = [
         (

@@ -9,13 +9,15 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from rich.filesize import decimal
+
 from jaxpfl.data.open import why_missing
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PUBLIC_PART
 from jaxpfl.experiments.engine.description import Clients, Description
 from jaxpfl.experiments.registry import system_of
-from jaxpfl.experiments.sweep.config import Sweep
+from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.text.tokenisers import public_words
 
@@ -63,13 +65,11 @@ def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
       InputError: a point would be refused; the message names it.
     """
     found: dict[str, dict[str, Any]] = {}
-    seen: set[str] = set()
+    different: dict[str, Point] = {}
     for point in sweep.points:
         run = dataclasses.replace(point.config.run, seed=0)
-        described = to_yaml(dataclasses.replace(point.config, run=run))
-        if described in seen:
-            continue
-        seen.add(described)
+        different.setdefault(to_yaml(dataclasses.replace(point.config, run=run)), point)
+    for point in different.values():
         try:
             found[point.name] = dry_run(point.config)
         except InputError as error:
@@ -134,17 +134,17 @@ def _model_lines(record: dict[str, Any]) -> list[str]:
     lines = []
     for name, each in record["models"].items():
         known = each["parameters"] is not None
-        size = f": {each['parameters']:,} parameters, {_bytes(each['bytes'])}" if known else ""
+        size = f": {each['parameters']:,} parameters, {decimal(each['bytes'])}" if known else ""
         lines.append(f"model     {name} ({each['about']}){size}")
     for name, each in record["rounds"].items():
         if each["server"]:
-            lines.append(f"memory    {name}: server {_bytes(each['server'])}")
+            lines.append(f"memory    {name}: server {decimal(each['server'])}")
         for query in each["queries"]:
             down, up, many = query["down"], query["up"], query["side_by_side"]
             lines.append(
-                f"memory    {name}, {query['label']}: a client receives {_bytes(down)} and sends "
-                f"{_bytes(up)}; bucket {_bytes(query['bucket'])}, sums {_bytes(query['sums'])}, "
-                f"{many} client{'s' if many > 1 else ''} at a time: {_bytes(many * up)} of "
+                f"memory    {name}, {query['label']}: a client receives {decimal(down)} and sends "
+                f"{decimal(up)}; bucket {decimal(query['bucket'])}, sums {decimal(query['sums'])}, "
+                f"{many} client{'s' if many > 1 else ''} at a time: {decimal(many * up)} of "
                 "changes, as much of gradients, and their activations"
             )
     return lines
@@ -160,10 +160,3 @@ def _privacy_lines(record: dict[str, Any]) -> list[str]:
     if not record["privacy"]:
         lines.append("privacy   clients send nothing (epsilon = 0)")
     return [*lines, *(f"note      {note}" for note in record["notes"])]
-
-
-def _bytes(number: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:,.1f} {unit}"
-    return f"{number} B"

@@ -25,8 +25,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.carry_out import as_written, finished
 from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.records.artifacts import begin
-from jaxpfl.experiments.registry import load, system_of
-from jaxpfl.experiments.systems import CONFIG
+from jaxpfl.experiments.registry import load_run, system_of
 from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
 from jaxpfl.models.checkpoints import adapters, own_models, pretrained
 from jaxpfl.models.decoder.network import Decoder
@@ -65,9 +64,7 @@ def export(
         positive_int("texts", texts)
     if folder.exists():
         raise InputError(f"{folder}: exists already; choose another FOLDER")
-    if not (directory / CONFIG).exists():
-        raise InputError(f"{directory}: holds no run that can be exported: it has no {CONFIG}")
-    config = load(directory / CONFIG)
+    config = load_run(directory)
     system = system_of(config.system)
     record = finished(directory, system.name)
     with as_written(directory, "it cannot be exported"):
@@ -149,9 +146,7 @@ def _card(
         "stamp": stamp,
         "statement": record["privacy"],
         "terms": terms,
-        "trained_on": made.trained_on,
-        "scores": made.scores,
-        "tested_on": made.tested_on,
+        "made": made,
         "contents": contents,
     }
 
@@ -162,8 +157,9 @@ def _rendered(card: Mapping[str, Any], texts: int | None = None) -> str:
 
 
 def _reader(trained: TrainedModel) -> str:
+    module = "jaxpfl.models.checkpoints"
     if isinstance(trained.model, Decoder) and trained.model.lora is not None:
-        return "jaxpfl.models.checkpoints.adapters.load` or PEFT, beside `" + str(trained.base)
+        return f"{module}.adapters.load` or PEFT, beside `{trained.base}"
     if isinstance(trained.model, Decoder | Encoder):
-        return "jaxpfl.models.checkpoints.pretrained.load` or `transformers"
-    return "jaxpfl.models.checkpoints.own_models.load"
+        return f"{module}.pretrained.load` or `transformers"
+    return f"{module}.own_models.load"

@@ -39,7 +39,6 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
 
 
 def load_run(directory: Path) -> Any:
-    """Reads the config of the run in a directory."""
     path = directory / RUN_CONFIG
     if not path.is_file():
         if (directory / "run.json").exists():

@@ -102,6 +102,9 @@ class Classifier(LossModel):
         """Raises `InputError` if the columns do not fit the settings."""
         require_shape(columns, self.columns[0], self.input_shape)
         require_below(columns, "label", "classes", self.classes)
+        label = np.asarray(columns["label"])
+        if label.dtype.kind not in "iub" or (len(label) and label.min() < 0):
+            raise InputError("the column 'label' must hold whole numbers from 0")
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy over the real examples."""

@@ -52,7 +52,7 @@ MISTAKES = [
     ("sweep grid.yaml --training.round 5", "--training.round 'training.rounds'"),
     ("sweep grid.yaml --ray 2 --dry-run", "--ray --dry-run"),
     ("sweep grid.yaml --ray 0", "--ray at least 1"),
-    ("sweep no_metric.yaml", "no_metric.yaml metric missing"),
+    ("sweep no_metric.yaml", "no_metric.yaml metric required"),
     ("resume absent", "absent no such directory"),
     ("resume folder", "folder no config.yaml"),
     ("report folder", "folder no run.json"),

@@ -118,7 +118,7 @@ def test_a_planted_error_of_shapes_is_bad_input(tiny, monkeypatch):
     ("changes", "words"),
     [
         (["--training.chunk", "3"], "chunk"),
-        (["--training.model-devices", "3"], "model_devices must divide the number of devices, 2"),
+        (["--training.model-devices", "3"], "model = 3 devices must share each copy"),
         (["--training.clients-per-round", "4001"], "clients_per_round"),
         (["--privacy.delta", "1e-3"], "delta"),
         (["--training.batch-size", "1000000000"], "steps of 1,000,000,000 examples would take"),

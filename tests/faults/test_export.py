@@ -116,7 +116,7 @@ def _refused(run: Path, kind: type[Exception], message: str) -> None:
 def test_what_is_not_a_finished_run_is_refused(tiny_config, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    _refused(run, InputError, r"holds no run that can be exported: it has no config\.yaml")
+    _refused(run, InputError, r"holds no run: there is no config\.yaml")
     run.rmdir()
     real = checkpoint.commit
 

@@ -76,12 +76,10 @@ def content(population: Population, column: str) -> np.ndarray:
         return np.zeros(0, np.int64)
     if len(values) > _MOST:
         values = take(values, np.linspace(0, len(values) - 1, _MOST).astype(np.int64))
-    if isinstance(values, Padded | Sequences):
-        rows = (hash(row.tobytes()) for row in _ids_of(values).to_list())
-        return np.unique(np.fromiter(rows, np.int64, len(values)))
-    if isinstance(values, np.ndarray):
-        rows = (hash(row.tobytes()) for row in values)
-        return np.unique(np.fromiter(rows, np.int64, len(values)))
+    if isinstance(values, np.ndarray | Padded | Sequences):
+        rows = values if isinstance(values, np.ndarray) else _ids_of(values).to_list()
+        hashes = (hash(row.tobytes()) for row in rows)
+        return np.unique(np.fromiter(hashes, np.int64, len(values)))
     blocks = [values.slice(start, _BLOCK) for start in range(0, len(values), _BLOCK)]
     return np.unique(np.concatenate([_runs(block.to_pylist()) for block in blocks]))
 

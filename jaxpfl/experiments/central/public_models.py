@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,6 @@ class PublicModels:
 
     @cached_property
     def corpora(self) -> dict[str, Population]:
-        """The populations of the sources, by the corpus's name."""
         found = {name: open_population(source) for name, source in self.sources.items()}
         for name, population in found.items():
             if "text" not in population.columns:
@@ -95,7 +94,6 @@ class PublicModels:
         return [document for document in documents if document]
 
     def texts(self, names: Sequence[str] | None = None) -> list[str]:
-        """The texts of `documents`, without their grouping."""
         return [text for document in self.documents(names) for text in document]
 
     @cached_property
@@ -126,11 +124,8 @@ class PublicModels:
         described = {**asdict(settings), "positions": positions, "seed": self.seed}
         stored_as = f"{name}-{self._hash(names, described)}"
         model = Decoder(settings.network(self.vocab_size, positions))
-
-        def pretrained() -> Artifact:
-            return self._pretrained(model, settings, names, self.cache / "training" / stored_as)
-
-        found = self._cached(stored_as, pretrained)
+        folder = self.cache / "training" / stored_as
+        found = self._cached(stored_as, partial(self._pretrained, model, settings, names, folder))
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         params = jax.device_put(tree_of(found.arrays, shapes, f"{self.cache / stored_as}"))
         return LanguageModel(model, params, self.tokeniser, mesh=data_mesh())
@@ -138,7 +133,6 @@ class PublicModels:
     def _pretrained(
         self, model: Decoder, settings: DecoderModelConfig, names: Sequence[str], folder: Path
     ) -> Artifact:
-        """The losses and the parameters of a pretraining with checkpoints in `folder`."""
         documents = self.documents(names)
         rng = np.random.Generator(np.random.Philox(key=self.seed))
         joined = ["\n".join(documents[i]) for i in rng.permutation(len(documents))]
@@ -200,17 +194,9 @@ def data_mesh(batch: int | None = None) -> Mesh | None:
 
 def _learned(texts: Sequence[str], vocab_size: int) -> str:
     """The tokenizer.json of a byte-level BPE of these texts, whose token 0 is end-of-text."""
-    library = require("tokenizers", "text")
-    tokenizer = library.Tokenizer(library.models.BPE())
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = library.decoders.ByteLevel()
-    trainer = library.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[_END_OF_TEXT],
-        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = require("tokenizers", "text").ByteLevelBPETokenizer()
+    special, shown = [_END_OF_TEXT], {"show_progress": False}
+    tokenizer.train_from_iterator(texts, vocab_size, 0, special_tokens=special, **shown)
     found = tokenizer.get_vocab_size()
     if found != vocab_size:
         raise InputError(

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import data_mesh
-from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
+from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.models.checkpoints import adapters, hub, pretrained
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
@@ -74,10 +74,6 @@ class PublishedModel:
                 f"at least {tokens}, for {of}"
             )
 
-    def to_export(self) -> LanguageModel:
-        """`loaded` as it can be saved: adapters that were trained on int8 weights fit it, too."""
-        return replace(self, settings=replace(self.settings, int8=False)).loaded()
-
     def loaded(self, *, trained: bool = False, mesh: Mesh | None = None) -> LanguageModel:
         """The model with its weights, its adapters merged; an encoder is trained, never sampled.
 
@@ -131,21 +127,6 @@ def described(settings: PublishedModelConfig, folder: Path, name: str) -> Decode
     return model
 
 
-def _chat_template(
-    settings: PublishedModelConfig, folder: Path, name: str
-) -> chat.ChatTemplate | None:
-    """The template by which prompts become messages; None leaves prompts as they are."""
-    if not isinstance(settings, PublishedGeneratorConfig) or settings.chat is False:
-        return None
-    template = chat.read_template(folder)
-    if template is None and settings.chat:
-        raise InputError(
-            f"{name}.chat must be absent or false for {settings.path!r}, found true: the folder "
-            "has no chat template"
-        )
-    return template
-
-
 def _own_tokeniser(
     settings: PublishedModelConfig, folder: Path, expected: int, name: str
 ) -> FastTokeniser:
@@ -160,7 +141,14 @@ def _own_tokeniser(
             f"{expected} of config.json (vocab_size), or a few less: it is another model's "
             "tokeniser"
         )
-    found.chat = _chat_template(settings, folder, name)
+    # The template by which prompts become messages; None leaves prompts as they are.
+    wanted = getattr(settings, "chat", False)
+    found.chat = None if wanted is False else chat.read_template(folder)
+    if wanted and found.chat is None:
+        raise InputError(
+            f"{name}.chat must be absent or false for {settings.path!r}, found true: the folder "
+            "has no chat template"
+        )
     described = files.sha256_file(folder / "tokenizer.json")
     described += repr((found.start, found.end_of_text, found.ends))
     if found.chat is not None:

@@ -94,8 +94,8 @@ def fit(
         parameters of least validation loss are returned. They must be PUBLIC, because a choice by
         private data would be a release without a charge. None returns the last parameters.
       frozen: the base of LoRA, not changed; the model sees `adapter_trees.join(params, frozen)`.
-      mesh: has an axis "data" over which batches are sharded; parameters are replicated. Default:
-        the first device.
+      mesh: has an axis "data" over which batches, of a multiple of its size, are sharded;
+        parameters are replicated. Default: the first device.
       folder: for checkpoints, from which interrupted training continues. The folder of another
         training (other data, settings, seed or initial parameters) is refused.
 
@@ -104,10 +104,10 @@ def fit(
       and, with validation data, "valid_loss" (after each epoch) and "best_step".
 
     Raises:
-      InputError: no examples, columns of different lengths, a mesh that does not fit the batch.
+      InputError: there are no examples.
     """
     columns, examples = _checked(model, columns, "columns")
-    everywhere, dealt = shardings(mesh, settings.batch_size)
+    everywhere, dealt = shardings(mesh)
     place = partial(jax.device_put, device=everywhere)
     steps_per_epoch = -(-examples // settings.batch_size)
     steps = steps_per_epoch * settings.epochs
@@ -167,7 +167,12 @@ def fit(
             state = state._replace(train=train)
             loss, done = float(loss), last
             if done % steps_per_epoch == 0:
-                state = _end_epoch(state, place(np.int32(epoch)))
+                seen = state.train.seen
+                mean = seen["loss_sum"] / jnp.maximum(seen["count"], 1.0)
+                state = state._replace(
+                    train=state.train._replace(seen=jax.tree.map(jnp.zeros_like, seen)),
+                    train_losses=state.train_losses.at[epoch].set(mean),
+                )
                 state = state if valid is None else validated(state, done)
                 if checkpoints:
                     checkpoints.save(done, state)
@@ -268,15 +273,6 @@ def run(
     return lax.fori_loop(first, last, step, (state, jnp.float32(0.0)))
 
 
-def _end_epoch(state: _State, epoch: Array) -> _State:
-    seen = state.train.seen
-    mean = seen["loss_sum"] / jnp.maximum(seen["count"], 1.0)
-    return state._replace(
-        train=state.train._replace(seen=jax.tree.map(jnp.zeros_like, seen)),
-        train_losses=state.train_losses.at[epoch].set(mean),
-    )
-
-
 @partial(jax.jit, static_argnames="model")
 def validate(
     model: Model,
@@ -308,36 +304,17 @@ def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked(model: Model, columns: Columns, what: str) -> tuple[dict[str, np.ndarray], int]:
-    """Returns the columns that the model reads, and the number of examples."""
-    read = columns_read(model, columns)
-    for name in read:
-        if name not in columns:
-            raise InputError(f"{what}: column {name!r} is missing, found {sorted(columns)}")
-    found = {name: np.asarray(columns[name]) for name in read}
-    lengths = {name: len(column) for name, column in found.items()}
-    if len(set(lengths.values())) != 1:
-        raise InputError(f"{what}: all columns must have one length, found {lengths}")
-    examples = next(iter(lengths.values()))
+    found = {name: np.asarray(columns[name]) for name in columns_read(model, columns)}
+    examples = len(next(iter(found.values())))
     if not examples:
         raise InputError(f"{what}: has no examples, expected at least one")
     return found, examples
 
 
-def shardings(mesh: Mesh | None, batch_size: int) -> tuple[Any, Any]:
+def shardings(mesh: Mesh | None) -> tuple[Any, Any]:
     """The devices or shardings of parameters and of [steps, batch] arrays."""
     if mesh is None:
-        device = jax.devices()[0]
-        return device, device
-    if "data" not in mesh.axis_names:
-        raise InputError(f"mesh needs an axis 'data', found axes {mesh.axis_names}")
-    devices = mesh.shape["data"]
-    if batch_size % devices:
-        raise InputError(
-            f"batch_size must be a multiple of the mesh's {devices} devices along 'data', found "
-            f"{batch_size}"
-        )
-    # With automatic axes, whatever the axis types of the caller's mesh.
-    mesh = Mesh(mesh.devices, mesh.axis_names)
+        return jax.devices()[0], jax.devices()[0]
     return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, "data"))
 
 

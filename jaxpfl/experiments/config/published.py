@@ -33,9 +33,9 @@ class PublishedModelConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("path", "adapters"):
-            if getattr(self, name) == "":
-                raise InputError(f"{name} must name a folder, found ''")
+        if "" in (self.path, self.adapters):
+            name = "adapters" if self.path else "path"
+            raise InputError(f"{name} must name a folder, found ''")
 
     def described(self, sha256: str) -> str:
         """The model in a sentence for others, who find a folder by its digest and not its path."""
@@ -81,9 +81,7 @@ def pinned(config: Any) -> Any:
         value = getattr(config, each.name)
         of_model = isinstance(config, PublishedModelConfig) and each.name == "path"
         try:
-            found = hub.pinned(value) if of_model else pinned(value)
+            changes[each.name] = hub.pinned(value) if of_model else pinned(value)
         except InputError as error:
             raise InputError(f"{each.name}{': ' if of_model else '.'}{error}") from error
-        if found is not value:
-            changes[each.name] = found
-    return dataclasses.replace(config, **changes) if changes else config
+    return dataclasses.replace(config, **changes)

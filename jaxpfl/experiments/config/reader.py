@@ -26,8 +26,6 @@ _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 # A name also names a folder in the run directory.
 _NAME = re.compile(r"\w[\w .%+-]{0,59}")
 _COMMAND_LINE = "command line"
-REMOVED = object()
-"""As the value of `with_value`: the key is removed, so that its default holds."""
 
 _Config = TypeVar("_Config")
 
@@ -47,7 +45,6 @@ class _Source:
         return f"{self.file} with the command line" if inside else self.file
 
     def must_be(self, expected: str, key: str, value: Any) -> InputError:
-        """The error of a value that is something else."""
         return InputError(f"{self.of(key)}: {key} must be {expected}, found {value!r}")
 
 
@@ -90,19 +87,15 @@ def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]
     if mapping is not None and not isinstance(mapping, Mapping):
         raise InputError(f"{where} is in no section of the config, found {mapping!r} instead")
     first, _, rest = key.partition(".")
-    changed = dict(mapping or {})
-    if value is REMOVED and not rest:
-        changed.pop(first, None)
-    else:
-        changed[first] = with_value(changed.get(first), rest, value, where) if rest else value
-    return changed
+    held = dict(mapping or {})
+    return {**held, first: with_value(held.get(first), rest, value, where) if rest else value}
 
 
 def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
     """The values of `--section.key VALUE` arguments by key; the last one of a key counts."""
     valid = dict(_keys(kind))
     for argument in arguments:
-        if not argument.isascii() and argument != argument.encode("utf-8", "replace").decode():
+        if argument != argument.encode("utf-8", "replace").decode():
             raise InputError(f"{_COMMAND_LINE}: {argument!r} is not valid UTF-8")
     found: dict[str, Any] = {}
     rest = list(arguments)

@@ -43,6 +43,10 @@ class SplitConfig(Checked):
 class DataConfig(Checked):
     """The private clients, and the public corpus that a language model's vocabulary comes from.
 
+    With `?min_examples=N` in `source`, clients with fewer keep their place but lose their examples,
+    because the plan and the report publish the population's size, which must not depend on client
+    data. To exclude such clients, publish how many others there are by a release first.
+
     Attributes:
       clients: how many clients `source` has, for a dry run, which does not read them; a run counts
         them itself. None: a dry run assumes a number, and says so.
@@ -53,9 +57,6 @@ class DataConfig(Checked):
         Federated's word counts. Required where `source` holds tokens.
       remove: a regular expression. Its matches are deleted from each text of `source`, for
         example the masks that an anonymiser left.
-      min_examples: clients with fewer examples keep their place but lose their examples, because
-        the plan and the report publish the population's size, which must not depend on client
-        data. To exclude such clients, publish how many others there are by a release first.
     """
 
     source: str
@@ -63,7 +64,6 @@ class DataConfig(Checked):
     public: str | None = None
     vocabulary: str | None = None
     remove: str | None = None
-    min_examples: PositiveInt = 1
     split: SplitConfig = SplitConfig()
     split_seed: NonNegativeInt = 0
 
@@ -117,11 +117,6 @@ class CharacterModelConfig(Checked):
     hidden: PositiveInt = 256
     layers: PositiveInt = 2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers > 100:
-            raise InputError(f"model.layers must be at most 100, found {self.layers}")
-
 
 @dataclass(frozen=True)
 class ResNetConfig(Checked):
@@ -133,19 +128,6 @@ class ResNetConfig(Checked):
     crop: PositiveInt = 24
     width: PositiveInt = 64
     groups: PositiveInt = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.crop > min(self.image_shape[:2]):
-            raise InputError(
-                f"model.crop must fit into model.image_shape = {list(self.image_shape)}, found "
-                f"{self.crop}"
-            )
-        if self.width % self.groups:
-            raise InputError(
-                f"model.width must be a multiple of model.groups = {self.groups}, found "
-                f"{self.width}"
-            )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ _SENTENCE = re.compile(r"(?<!\bal\.)(?<=[.])\s")
 
 
 def folder() -> Path:
-    """The folder of the configs that come with jaxpfl."""
     installed = _PACKAGE / "configs"
     return installed if installed.is_dir() else _PACKAGE.parent / "configs"
 

@@ -2,9 +2,9 @@
 
 import dataclasses
 import re
+from functools import partial
 from typing import Any
 
-import jax
 import optax
 from dp_accounting import DpEvent
 
@@ -19,14 +19,11 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
-    CharacterModelConfig,
     DataConfig,
-    FeatureModelConfig,
     LanguageModelConfig,
     ModelConfig,
     OptimizerConfig,
     PrivacyConfig,
-    ResNetConfig,
     TrainingConfig,
 )
 from jaxpfl.federated.clients.local_training import LocalTraining, Proximal, per_step
@@ -53,12 +50,9 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 def read_clients(config: DataConfig) -> Population:
-    """Reads the clients of a section `data`, before they are split."""
     clients = open_population(config.source)
     if not len(clients):
         raise InputError(f"data.source = {config.source!r} has no clients")
-    if config.min_examples > 1:
-        clients = clients.with_min_examples(config.min_examples)
     return clients
 
 
@@ -96,26 +90,22 @@ def open_public(
     return public
 
 
-def build_model(
-    settings: ModelConfig,
-    vocabulary: Vocabulary | None,
-) -> Model:
-    """Builds the network of a section `model`."""
+_MAKERS = {
+    "cifg_lm": CIFGLanguageModel,
+    "character_lstm": partial(LSTMLanguageModel, characters.VOCAB_SIZE),
+    "classifier_mlp": MLP,
+    "resnet18": ResNet,
+    "classifier_cnn": classifier_cnn,
+    "emnist_cnn": emnist_cnn,
+}
+
+
+def build_model(settings: ModelConfig, vocabulary: Vocabulary | None) -> Model:
     others = ("name", "sequence_length", "unigram_prior")
     sizes = {name: value for name, value in vars(settings).items() if name not in others}
-    if isinstance(settings, LanguageModelConfig):
-        prior = None
-        if settings.unigram_prior and vocabulary is not None:
-            prior = vocabulary.log_prior(settings.vocab_size)
-        return CIFGLanguageModel(**sizes, output_bias_prior=prior)
-    if isinstance(settings, CharacterModelConfig):
-        return LSTMLanguageModel(characters.VOCAB_SIZE, **sizes)
-    if isinstance(settings, FeatureModelConfig):
-        return MLP(**sizes)
-    if isinstance(settings, ResNetConfig):
-        return ResNet(**sizes)
-    makers = {"classifier_cnn": classifier_cnn, "emnist_cnn": emnist_cnn}
-    return makers[settings.name](settings.image_shape, settings.classes)
+    if isinstance(settings, LanguageModelConfig) and settings.unigram_prior and vocabulary:
+        sizes["output_bias_prior"] = vocabulary.log_prior(settings.vocab_size)
+    return _MAKERS[settings.name](**sizes)
 
 
 def build_plan(
@@ -131,16 +121,15 @@ def build_plan(
       prior_releases: the run's other releases on them; `privacy.epsilon` covers these, too.
       simulated: the larger population that the section `privacy` is for.
     """
+    sampled = participation.of(privacy.sampling, population, training.clients_per_round)
     if simulated is not None:
         if not privacy.private:
             raise InputError("simulated must be absent where privacy.private is false")
         larger = dataclasses.replace(training, clients_per_round=simulated.clients_per_round)
         planned = dataclasses.replace(privacy, delta=simulated.delta)
-        here = participation.of(privacy.sampling, population, training.clients_per_round)
         assert privacy.delta is not None
         plan = build_plan(planned, larger, simulated.population, prior_releases)
-        return plan.simulated_by(here, privacy.delta)
-    sampled = participation.of(privacy.sampling, population, training.clients_per_round)
+        return plan.simulated_by(sampled, privacy.delta)
     clip = Clip(privacy.clip_norm)
     if not privacy.private:
         return Plan.without_privacy(rounds=training.rounds, clip=clip, participation=sampled)
@@ -218,36 +207,10 @@ def build_cohort(training: TrainingConfig) -> CohortSpec:
 
 def build_execution(training: TrainingConfig) -> Execution:
     """This machine's devices, each with a copy of the model or several that share one."""
-    shared, devices = training.model_devices, jax.device_count()
-    if shared == 1:
-        return Execution(chunk=training.chunk)
-    if devices % shared:
-        raise InputError(
-            f"training.model_devices must divide the number of devices, {devices}, found {shared}"
-        )
-    return Execution(client_mesh(model=shared), training.chunk)
+    shared = training.model_devices
+    return Execution(None if shared == 1 else client_mesh(model=shared), training.chunk)
 
 
 def build_optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
     """The optax optimiser of a section `client`, `server` or `generator`."""
     return optimizer(settings.name, settings.learning_rate, settings.momentum)
-
-
-def check_labelled(clients: Population, column: str, shape: tuple[int, ...], classes: int) -> None:
-    """Refuses examples that the model cannot read; messages contain no values of the data."""
-    for name in (column, "label"):
-        if name not in clients.columns:
-            found = ", ".join(sorted(clients.columns)) or "none"
-            raise InputError(f"data.source: needs a column {name!r}, found {found}")
-    found = tuple(clients.numeric()[column].shape[1:])
-    if found != tuple(shape):
-        raise InputError(
-            f"data.source: the model reads {column!r} of shape {list(shape)}, found {list(found)}"
-        )
-    label = clients.columns["label"]
-    if label.dtype.kind not in "iu":
-        raise InputError(f"data.source: column 'label' must hold integers, found {label.dtype}")
-    if len(label) and not (label.min() >= 0 and label.max() < classes):
-        raise InputError(
-            f"classes is {classes}, and data.source has labels outside 0 .. {classes - 1}"
-        )

@@ -62,7 +62,6 @@ class Sized:
 
     @classmethod
     def of(cls, about: str, shapes: Any) -> Self:
-        """A model that consists of parameters of these shapes."""
         return cls(about, count_parameters(shapes), size_of(shapes))
 
 
@@ -162,10 +161,7 @@ def shapes_of(model: Any) -> Any:
     return jax.eval_shape(model.init, KEY)
 
 
-def example_columns(
-    settings: ModelConfig,
-) -> dict[str, np.ndarray]:
-    """The made-up examples of a section `model`."""
+def example_columns(settings: ModelConfig) -> dict[str, np.ndarray]:
     if isinstance(settings, LanguageModelConfig | CharacterModelConfig):
         return {"tokens": column((settings.sequence_length + 1,), np.int32)}
     if isinstance(settings, FeatureModelConfig):

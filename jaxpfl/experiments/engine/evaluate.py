@@ -37,7 +37,6 @@ class DeclaredPublic:
 
     @property
     def described(self) -> str:
-        """The name, and that the data was declared public."""
         return f"{self.name or self.population.name} (declared public)"
 
 
@@ -97,17 +96,7 @@ class Evaluator:
                 "the evaluation data has no examples, expected at least one: give a larger "
                 "fraction of the clients to it"
             )
-        held = self.population.numeric()
-        for name in model.columns or ():
-            if name not in held:
-                found = self.population.columns
-                hint = ": encode the text by the clients' vocabulary" if "text" in found else ""
-                raise InputError(
-                    f"the model reads a column {name!r}, but {self.name} has only "
-                    f"{', '.join(found)}{hint}"
-                )
-        if isinstance(model, Checking):
-            model.check(held)
+        check_examples(model, self.population, self.name)
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
@@ -130,6 +119,18 @@ class Evaluator:
     def __call__(self, params: Any) -> Pending:
         """Dispatches the evaluation of `params` and returns without waiting."""
         return Pending([_sums(self.model, params, *batch) for batch in self._batches])
+
+
+def check_examples(model: Model, population: Population, name: str) -> None:
+    """Refuses examples that the model cannot read; messages contain no values of the data."""
+    held, found = population.numeric(), population.columns
+    for column in model.columns or ():
+        if column not in held:
+            hint = ": encode the text by the clients' vocabulary" if "text" in found else ""
+            has = f"{name} has only {', '.join(found) or 'none'}"
+            raise InputError(f"the model reads a column {column!r}, but {has}{hint}")
+    if isinstance(model, Checking):
+        model.check(held)
 
 
 @partial(jax.jit, static_argnames="model")

@@ -107,10 +107,10 @@ class Artifacts:
           CorruptFile: the ledger, or a run directory that this process holds, was changed from
             outside; nothing is stored.
         """
-        path, ledger = self._path(name), self.ledger
-        if ledger is not None:
-            ledger.require_unchanged()
-        head = None if ledger is None else ledger.head
+        path, head = self._path(name), None
+        if self.ledger is not None:
+            self.ledger.require_unchanged()
+            head = self.ledger.head
         manifest = Manifest(path.name, self.run, made_from, private=self.private, ledger_head=head)
         arrays = {key: np.asarray(value) for key, value in artifact.arrays.items()}
         temporary = begin(path)
@@ -128,12 +128,7 @@ class Artifacts:
         return _digest(_listing(self._path(name)))
 
     def _path(self, name: str) -> Path:
-        stem = name.replace(" ", "_")
-        if not stem or stem.startswith(".") or "/" in stem:
-            raise InputError(
-                f"an artifact's name must be a file name without a leading dot, found {name!r}"
-            )
-        return self.folder / stem
+        return self.folder / name.replace(" ", "_")
 
 
 def tree_arrays(tree: Any) -> dict[str, np.ndarray]:
@@ -231,12 +226,12 @@ def verified(path: Path) -> Manifest:
     if place.read_text(encoding="utf-8", errors="replace") != _rendered(content):
         raise CorruptFile(f"{place}: was altered: it does not match its own SHA-256")
     fields = {each.name: each.type for each in dataclasses.fields(Manifest) if each.type is not Any}
-    expected, found = files.record_of(content, str(place), fields).pop("files"), _listing(path)
-    for name in sorted(expected.keys() | found.keys()):
-        if found.get(name) != expected.get(name):
+    wanted, held = files.record_of(content, str(place), fields).pop("files"), _listing(path)
+    for name in sorted(wanted.keys() | held.keys()):
+        found, expected = held.get(name, "no file"), wanted.get(name, "no file")
+        if found != expected:
             raise CorruptFile(
-                f"{path / name}: was altered: found {found.get(name, 'no file')}, expected "
-                f"{expected.get(name, 'no file')} by the manifest"
+                f"{path / name}: was altered: found {found}, expected {expected} by the manifest"
             )
     try:
         manifest = Manifest(**content)

@@ -1,14 +1,13 @@
 """Sentences that warn the reader of a result: worse than a baseline, a rising loss, mostly noise.
 
-They follow from the public files of a run alone, and so from what its statement covers.
+They follow from the public files of a run alone, and so from what its statement covers. Numbers are
+shown as on pages and terminals.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from jaxpfl.experiments.records.numbers import number
 
 OURS = "this run"
 """The row of the run itself in a table of models."""
@@ -97,3 +96,15 @@ def of_points(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def _number(value: Any) -> float:
     """A score, where None, as JSON has what is not finite, and NaN are the worst."""
     return math.inf if value is None or math.isnan(value) else float(value)
+
+
+def number(value: float | None) -> str:
+    """Four digits; "not finite" for NaN, infinities, and None, which stands for them in JSON."""
+    if value is None or not math.isfinite(value):
+        return "not finite"
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.4g}"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage; "" for a share of nothing."""
+    return "" if share is None else f"{100 * share:.2f} %"

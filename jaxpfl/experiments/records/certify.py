@@ -48,7 +48,12 @@ def certify(
       statement, stamp: as they are printed.
       ledgers: of the releases that the statement is of; none is charged by a run that asks nobody.
     """
-    found = {_name(path, directory): path for path in ledgers if path.exists()}
+    found = {}
+    for path in ledgers:
+        if path.exists():
+            inside = path.is_relative_to(directory)
+            name = path.relative_to(directory).as_posix() if inside else path.name
+            found[name] = Ledger.read(path)
     queries = [
         query
         for path in sorted(directory.rglob("run.json"))
@@ -56,15 +61,10 @@ def certify(
     ]
     record = certificate(
         system,
-        {name: Ledger.read(path) for name, path in found.items()},
+        found,
         next((plan.delta for plan in plans if plan.private), None),
         statement=statement,
         stamp=stamp,
         queries=queries,
     )
     files.write_json(directory / NAME, record)
-
-
-def _name(ledger: Path, directory: Path) -> str:
-    inside = ledger.is_relative_to(directory)
-    return ledger.relative_to(directory).as_posix() if inside else ledger.name

@@ -2,7 +2,7 @@
 
     round_00000010/state/           the leaves of the state, written by Orbax with their sharding,
                                     each under its place among the sorted names of all
-    round_00000010/record.json      round, dtype and shape of every leaf
+    round_00000010/record.json      dtype and shape of every leaf
     round_00000010/manifest.json    as of any artifact, see `artifacts`
 
 `save` returns once the state is copied to the host, and the run continues during the write. A
@@ -98,11 +98,8 @@ class Checkpoints:
         remove_leftovers(self.directory)
         # Of several processes, only the one that holds the run's files writes checkpoints.
         self._alone = not mesh.several()
-        options = ocp.options.MultiprocessingOptions()
-        if not self._alone:
-            options = ocp.options.MultiprocessingOptions(
-                primary_host=0, active_processes={0}, barrier_sync_key_prefix="jaxpfl"
-            )
+        first = {"primary_host": 0, "active_processes": {0}, "barrier_sync_key_prefix": "jaxpfl"}
+        options = ocp.options.MultiprocessingOptions(**({} if self._alone else first))
         logging.getLogger("absl").addFilter(_is_needed)
         self._arrays = ocp.StandardCheckpointer(multiprocessing_options=options, use_ocdbt=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -131,8 +128,7 @@ class Checkpoints:
         manifest = Manifest(path.name, self.run, private=self.private, ledger_head=ledger_head)
         temporary = begin(path)
         try:
-            record = {"round": round, "leaves": schema(leaves)}
-            (temporary / RECORD).write_text(files.json_text(record))
+            (temporary / RECORD).write_text(files.json_text({"leaves": schema(leaves)}))
             self._begin_arrays(temporary / "state", leaves)
         except BaseException:
             with suppress(Exception):
@@ -162,16 +158,16 @@ class Checkpoints:
         """
         rounds = self.rounds()[::-1]
         faults = []
-        for position, round in enumerate(rounds):
+        for round, following in zip(rounds, [*rounds[1:], None], strict=False):
             try:
                 return self._read(round, like)
             except CorruptFile as error:
                 if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, _GONE):
                     raise error.__cause__ from None
                 faults.append(str(error))
-                if position + 1 < len(rounds):
-                    following = self._path(rounds[position + 1])
-                    warn(f"{error}; falling back to the previous checkpoint, {following}")
+                if following is not None:
+                    previous = self._path(following)
+                    warn(f"{error}; falling back to the previous checkpoint, {previous}")
         if faults:
             raise CorruptFile("no checkpoint of the run is intact: " + "; ".join(faults))
         return None
@@ -228,9 +224,7 @@ class Checkpoints:
         path = self._path(round)
         manifest = verified(path)
         check_manifest(path, manifest, run=self.run)
-        record = files.read_record(path / RECORD, {"leaves": dict, "round": int})
-        if record["round"] != round:
-            raise CorruptFile(f"{path}: holds the checkpoint of round {record['round']}")
+        record = files.read_record(path / RECORD, {"leaves": dict})
         leaves = named_leaves(like)
         require_same_leaves(record["leaves"], leaves, str(path))
         places = _places(leaves)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.records.cautions import OURS, number, percent
 from jaxpfl.experiments.records.lines import attempts as attempts_of
-from jaxpfl.experiments.records.numbers import number, percent
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.simulated import SIMULATED
 
@@ -92,8 +91,8 @@ class Page:
       lead: a sentence below the title.
       stamp: the warning on a page that is not private, else "".
       privacy: the statement on all releases of one world; "" for a page that no statement covers,
-        which shows `warning` instead. Both are followed by `privacy_notes` and `cautions`, which
-        say what the results may be mistaken for.
+        which shows `warning` instead; beside a statement, `warning` stands above it. Below are
+        `privacy_notes`, and `cautions` of what the results may be mistaken for.
       facts: (value, what it is).
       runs: names of the runs in `runs/`, each with its own report.
       simulation: whether the results are those of a simulation, not of a deployment.
@@ -189,7 +188,6 @@ def write_page(directory: Path, page: Page) -> Path:
 
 
 def _saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[str, str]:
-    """Writes a figure as `name`.png; returns its title and data URI."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     directory.mkdir(exist_ok=True)

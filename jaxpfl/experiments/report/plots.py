@@ -31,7 +31,6 @@ def axes(title: str, *, width: float = 4.8, height: float = 3.1, stamp: str = ""
 
 
 def labelled(axes: Any, x: str, y: str) -> Any:
-    """Labels both axes and returns their figure."""
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
     return axes.figure

@@ -11,7 +11,7 @@ from typing import Any
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import reader
-from jaxpfl.experiments.config.reader import REMOVED, parse_overrides, read_mapping, with_value
+from jaxpfl.experiments.config.reader import parse_overrides, read_mapping, with_value
 from jaxpfl.experiments.registry import config_type, from_mapping
 
 MOST_POINTS = 1_000
@@ -23,9 +23,9 @@ SEED = "run.seed"
 class _File:
     base: str
     metric: str
-    grid: Any = None
+    grid: dict[str, tuple[Any, ...]] | None = None
     cases: Any = None
-    gap: Any = None
+    gap: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,10 @@ class Sweep:
     @property
     def x(self) -> str | None:
         """The field on the figure's horizontal axis: the first that varies in positive numbers."""
-        return next((n for n in self.varied if all(map(_positive, self._values(n)))), None)
+        for name in self.varied:
+            if all(type(each) in (int, float) and each > 0 for each in self._values(name)):
+                return name
+        return None
 
     def _values(self, name: str) -> list[Any]:
         return list({repr(each.values[name]): each.values[name] for each in self.points}.values())
@@ -103,7 +106,12 @@ def load_sweep(
             f"is one experiment, for `jaxpfl run`"
         )
     file = reader.from_mapping(mapping, where, _File)
-    grid, cases = _grid(file.grid, where), _cases(file.cases, where)
+    grid: dict[str, Sequence[Any]] = dict(file.grid or {})
+    for name, values in grid.items():
+        if len(set(map(repr, values))) < len(values):
+            expected = f"a list of values, none of them twice, found {list(values)}"
+            raise InputError(f"{where}: grid.{name} must be {expected}")
+    cases = _cases(file.cases, where)
     base = read_mapping(path.parent / file.base)
     for name, value in parse_overrides(config_type(base, where), overrides).items():
         if name in grid:
@@ -119,39 +127,26 @@ def load_sweep(
     return Sweep(path.stem, file.metric, _points(base, grid, cases, where), gap)
 
 
-def _require(valid: bool, what: str, expected: str, found: Any) -> None:
-    if not valid:
-        raise InputError(f"{what} must be {expected}, found {found!r}")
-
-
-def _grid(grid: Any, where: str) -> dict[str, Sequence[Any]]:
-    grid = {} if grid is None else grid
-    expected = "a mapping of fields to lists of values"
-    _require(isinstance(grid, Mapping), f"{where}: grid", expected, grid)
-    for name, values in grid.items():
-        valid = isinstance(values, list) and len(values) == len(set(map(repr, values))) > 0
-        _require(valid, f"{where}: grid.{name}", "a list of values, none of them twice", values)
-    return {str(name): values for name, values in grid.items()}
-
-
 def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:
-    if cases is None:
-        return {}
-    valid = isinstance(cases, Mapping) and all(
-        isinstance(name, str) and isinstance(fields, Mapping) for name, fields in cases.items()
-    )
-    expected = "a mapping of names, at least one, each to a mapping of fields to values"
-    _require(valid and bool(cases), f"{where}: cases", expected, cases)
-    return {name: dict(fields) for name, fields in cases.items()}
+    names = cases.items() if isinstance(cases, Mapping) else ()
+    valid = [isinstance(name, str) and isinstance(fields, Mapping) for name, fields in names]
+    if cases is not None and not (valid and all(valid)):
+        raise InputError(
+            f"{where}: cases must be a mapping of names, at least one, each to a mapping of fields "
+            f"to values, found {cases!r}"
+        )
+    return {name: dict(fields) for name, fields in names}
 
 
-def _gap(gap: Any, cases: dict[str, dict[str, Any]], where: str) -> tuple[str, str] | None:
+def _gap(
+    gap: dict[str, str] | None, cases: dict[str, dict[str, Any]], where: str
+) -> tuple[str, str] | None:
     if gap is None:
         return None
-    valid = isinstance(gap, Mapping) and set(gap) == {"from", "to"} and gap["from"] != gap["to"]
-    _require(valid, f"{where}: gap", "{from: CASE, to: CASE}, two cases", gap)
-    for end in ("from", "to"):
-        checks.one_of(f"{where}: gap.{end}", gap[end], tuple(cases))
+    if set(gap) != {"from", "to"} or gap["from"] == gap["to"]:
+        raise InputError(f"{where}: gap must be {{from: CASE, to: CASE}}, two cases, found {gap!r}")
+    for end, case in gap.items():
+        checks.one_of(f"{where}: gap.{end}", case, tuple(cases))
     return gap["from"], gap["to"]
 
 
@@ -175,9 +170,7 @@ def _points(
         at = ", ".join(f"{name} = {value}" for name, value in values.items()) or "its point"
         mapping = base
         for name, value in fields.items():
-            # A null in a sweep's file stands for the default.
-            wanted = REMOVED if value is None else value
-            mapping = with_value(mapping, str(name), wanted, f"{where}: at {at}: {name}")
+            mapping = with_value(mapping, str(name), value, f"{where}: at {at}: {name}")
         config = from_mapping(mapping, f"{where}: at {at}")
         privacy = getattr(config, "privacy", None)
         if privacy is not None and privacy.ledger is not None:
@@ -194,7 +187,3 @@ def _points(
             )
         points[name] = Point(name, values, config)
     return tuple(points.values())
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0

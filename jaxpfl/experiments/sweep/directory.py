@@ -13,10 +13,11 @@ resumed by the next one. Processes on several machines need a file system that s
 
 import json
 import os
+import re
 import shutil
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -28,15 +29,10 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.systems import CONFIG, RESULT
 
-POINTS = "points"
+POINTS, LOCK = "points", "sweep.lock"
 _FINISHED = "point.json"
 _FAILED = "failed.json"
 _TRACEBACK = "private/failure.txt"
-
-
-def own_files(out: Path) -> AbstractContextManager[Any]:
-    """A context in which no other process writes the files of the sweep itself."""
-    return files.lock(out / "sweep.lock", wait=True)
 
 
 def begin(sweep: Sweep, out: Path) -> None:
@@ -55,11 +51,13 @@ def begin(sweep: Sweep, out: Path) -> None:
             for point in sweep.points
         ],
     }
-    _require_folder(described["points"])
     text = json.dumps(described, indent=1) + "\n"
+    for source in re.findall(r'"(\$\{?JAXPFL_DATA\b[^"?]*)', text):
+        # Refuses the folder of data where the environment does not say where that is.
+        expanded(source)
     path, points = out / "points.json", out / POINTS
     files.make_directory(out)
-    with own_files(out):
+    with files.lock(out / LOCK, wait=True):
         if path.exists() and path.read_text(encoding="utf-8") == text:
             return
         for each in map(PointFolder, points.glob("*")):
@@ -94,7 +92,6 @@ class PointFolder:
 
     @property
     def has_run(self) -> bool:
-        """Whether the point's run has begun, and can be resumed."""
         return (self.path / CONFIG).exists()
 
     @property
@@ -129,13 +126,12 @@ class PointFolder:
                     )
                 return PointState("finished", files.read_record(result))
             if failed.exists():
-                return PointState(
-                    "failed", None, files.read_record(failed, {"error": str})["error"]
-                )
+                error = files.read_record(failed, {"error": str})["error"]
+                return PointState("failed", error=error)
         except (OSError, InputError) as error:
             # A process that tries the point again removes the record of its failure at any time.
             if finished.exists() or failed.exists():
-                return PointState("failed", None, _sentence(error))
+                return PointState("failed", error=_sentence(error))
         return PointState("unfinished")
 
     def begin(self) -> None:
@@ -154,15 +150,6 @@ class PointFolder:
             files.write_atomically(path, text, mode=0o600)
         record = {"error": _sentence(error), "attempt": os.urandom(8).hex()}
         files.write_json(self.path / _FAILED, record)
-
-
-def _require_folder(value: Any) -> None:
-    """Refuses sources in the folder of data where the environment does not say where that is."""
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            _require_folder(each)
-    elif isinstance(value, str) and value.startswith(("$JAXPFL_DATA", "${JAXPFL_DATA}")):
-        expanded(value.partition("?")[0])
 
 
 def _sentence(error: BaseException) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.experiments.records.numbers import number
+from jaxpfl.experiments.records.cautions import number
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.report.plots import COLOURS, INK, axes
-from jaxpfl.experiments.sweep.config import CASE, Sweep
+from jaxpfl.experiments.sweep.config import Sweep
 
 NOT_PRIVATE = "NOT PRIVATE"
 Rows = Sequence[Mapping[str, Any]]
@@ -19,13 +19,23 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     rows, points = record["rows"], record["points"]
     finished = [point for point in points if point["state"] == "finished"]
     marks = " and ".join(dict.fromkeys(p["mark"] for p in finished if p["mark"]))
-    figure = figure_of(sweep, rows)
     measured = _measured_on(sweep, points)
     repeated = any(row["points"] > 1 for row in rows)
     counted = f"{len(finished)} of {len(points)}" if len(finished) < len(points) else len(points)
     spread = "Error bars: the standard deviation over the runs." if repeated else ""
-    sections = [Section("Figure", spread, [("sweep", "", figure)], wide=True)] if figure else []
-    sections.append(Section("Table", f"{measured}. {_gap_text(sweep)}", table=_table(sweep, rows)))
+    sections = []
+    if drawn := [row for row in rows if row["runs"]]:
+        panel = _bars(sweep, drawn) if sweep.x is None else _lines(sweep, sweep.x, drawn)
+        sections.append(Section("Figure", spread, [("sweep", "", panel.figure)], wide=True))
+    about = f"{measured}. "
+    if sweep.gap is not None:
+        start, end = sweep.gap
+        about += (
+            f"Gap closed: how far {sweep.metric} comes from that of “{start}” (0 %) to that of "
+            f"“{end}” (100 %), seed by seed; mean and standard deviation. It is not shown where "
+            f"both cases have the same {sweep.metric}, or a run is missing or not finite."
+        )
+    sections.append(Section("Table", about, table=_table(sweep, rows)))
     page = Page(
         title=f"Sweep: {sweep.title}",
         lead=f"{measured} at {counted} points" + (", repeated over seeds" if repeated else ""),
@@ -85,50 +95,19 @@ def _gap(row: Mapping[str, Any]) -> str:
     return f"{row['gap']:.1f}{error} %"
 
 
-def _gap_text(sweep: Sweep) -> str:
-    if sweep.gap is None:
-        return ""
-    start, end = sweep.gap
-    return (
-        f"Gap closed: how far {sweep.metric} comes from that of “{start}” (0 %) to that of "
-        f"“{end}” (100 %), seed by seed; mean and standard deviation. It is not shown where both "
-        f"cases have the same {sweep.metric}, or a run is missing or not finite."
-    )
-
-
 def _points(sweep: Sweep, points: Rows) -> Section:
-    cells = [
-        (
-            point["point"],
-            _score(point["value"]),
-            point["scored_on"],
-            str(point["privacy"] or NOT_PRIVATE),
-        )
-        if point["state"] == "finished"
-        else (
-            Cell(point["point"], stamps=[point["state"].upper()]),
-            "",
-            "",
-            point.get("error", "not finished yet"),
-        )
-        for point in points
-    ]
-    text = "Each point has a ledger of its own."
+    text, cells = "Each point has a ledger of its own.", []
+    for each in points:
+        name, values = each["point"], ("", "", each.get("error", "not finished yet"))
+        if each["state"] == "finished":
+            values = _score(each["value"]), each["scored_on"], each["privacy"] or NOT_PRIVATE
+        else:
+            name = Cell(name, stamps=[each["state"].upper()])
+        cells.append((name, *values))
     if any(point["state"] != "finished" for point in points):
         text += " What a point charged before it failed or stopped stays on it."
     columns = ("point", sweep.metric, "scored on", "privacy of this point alone")
     return Section("Points", text, table=Table(columns, cells, (1,)))
-
-
-def figure_of(sweep: Sweep, rows: Rows) -> Any:
-    """The figure of the rows of `sweep.json` that have a run; None where none has."""
-    rows = [row for row in rows if row["runs"]]
-    if not rows:
-        return None
-    panel = _bars(sweep, rows) if sweep.x is None else _lines(sweep, sweep.x, rows)
-    if panel.get_legend_handles_labels()[0]:
-        panel.legend(fontsize=8, frameon=False)
-    return panel.figure
 
 
 def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
@@ -157,6 +136,7 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
         panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     panel.set_xlabel(short(axis))
     panel.set_ylabel(sweep.metric)
+    panel.legend(fontsize=8, frameon=False)
     return panel
 
 
@@ -175,13 +155,10 @@ def _bars(sweep: Sweep, rows: Rows) -> Any:
 
 
 def label(names: Sequence[str], values: Mapping[str, Any]) -> str:
-    """The values of some fields as text; of a case and of a text the value alone."""
-    parts = []
-    for name in names:
-        value = values[name]
-        alone = name == CASE or isinstance(value, str)
-        parts.append(str(value) if alone else f"{short(name)} {value}")
-    return ", ".join(parts) or "all"
+    """The values of some fields as text; of a case, or another text, the value alone."""
+    shown = {name: f"{short(name)} {values[name]}" for name in names}
+    shown |= {name: values[name] for name in names if isinstance(values[name], str)}
+    return ", ".join(shown.values()) or "all"
 
 
 def stamped(text: str, *marks: str) -> str:
@@ -191,5 +168,4 @@ def stamped(text: str, *marks: str) -> str:
 
 
 def short(name: str) -> str:
-    """The last part of a field's name, in words."""
     return name.rsplit(".", 1)[-1].replace("_", " ")

@@ -82,9 +82,7 @@ def carry_out_point(
     with folder.claimed() as free:
         if not free:
             return False
-        if folder.finished:
-            return True
-        if folder.failure not in (None, known):
+        if folder.finished or folder.failure not in (None, known):
             return True
         folder.begin()
         command = f"the point {point.name} of a sweep"

@@ -16,11 +16,11 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_points
 from jaxpfl.experiments.sweep.config import CASE, SEED, Point, Sweep
-from jaxpfl.experiments.sweep.directory import PointFolder, PointState, own_files
+from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
 from jaxpfl.experiments.sweep.page import NOT_PRIVATE, write_sweep_page
-from jaxpfl.privacy.simulated import SIMULATED
 
 SIMULATION = (
     "SIMULATION: every point spent its own epsilon on the same clients, on a ledger of its own. "
@@ -56,7 +56,7 @@ class SweepOutcome:
 
 def collect(sweep: Sweep, out: Path) -> SweepOutcome:
     """Writes the table and the page of the points that are finished, and returns the outcome."""
-    with own_files(out):
+    with files.lock(out / LOCK, wait=True):
         states = [PointFolder.of(point, out).state() for point in sweep.points]
         points = [
             _point(point, state, sweep.metric)
@@ -85,7 +85,9 @@ def _point(point: Point, state: PointState, metric: str) -> dict[str, Any]:
     known: dict[str, Any] = {"point": point.name, **point.values, "state": state.state}
     if state.result is None:
         return {**known, "error": state.error} if state.error else known
-    result, mark = state.result, mark_of(state.result)
+    result = state.result
+    # What stands with its numbers; "" where it states that it is private.
+    mark = mark_of(result.get("stamp") or ("" if result.get("private") else NOT_PRIVATE))
     return {
         **known,
         "value": value_of(result, metric),
@@ -121,14 +123,6 @@ def _scored_on(result: Mapping[str, Any], metric: str) -> str:
         return ""
     evaluated = metric in (result["metrics"].get("evaluation") or {})
     return result.get("evaluated_on" if evaluated else "tested_on") or ""
-
-
-def mark_of(result: Mapping[str, Any]) -> str:
-    """What stands with a point's numbers; "" where it states that it is private."""
-    stamp = result.get("stamp") or ""
-    if stamp.startswith(SIMULATED):
-        return SIMULATED
-    return NOT_PRIVATE if stamp or not result.get("private", False) else ""
 
 
 def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ rest for all systems: the lock, `config.yaml`, the stamp of a run without privac
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxpfl.errors import InputError
@@ -115,7 +115,8 @@ def exported_base(settings: Any, section: str, folder: str) -> "tuple[str, list[
     if settings.adapters is None:
         # It is where it was.
         return hub.public_name(settings.path), []
-    plain = PublishedModel.found(settings, section).to_export()
+    # As it can be saved: adapters that were trained on int8 weights fit it, too.
+    plain = PublishedModel.found(replace(settings, int8=False), section).loaded()
     return folder, [TrainedModel(folder, plain.model, plain.params, plain.tokeniser)]
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxpfl.experiments.records.cautions import of_points, of_rounds, of_table
+from jaxpfl.experiments.records.cautions import number, of_points, of_rounds, of_table, percent
 
 UNTRAINED = {"model": "untrained", "perplexity": 900.0, "accuracy": 0.0}
 UNIGRAM = {"model": "unigram", "perplexity": 130.0, "accuracy": 0.05}
@@ -70,3 +70,16 @@ def test_a_sweep_says_how_many_points_are_worse():
     assert of_points([bad, bad]) == ["All of 2 points end worse than unigram in perplexity."]
     assert of_points([bad, good, {}]) == ["1 of 3 points end worse than unigram in perplexity."]
     assert not of_points([good, {}])
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_said_to_be(value):
+    assert number(value) == "not finite"
+
+
+def test_numbers_have_four_digits():
+    assert [number(each) for each in (0.0, 3.14159, 12345.6, 1.5e7)] == [
+        "0", "3.142", "12346", "1.5e+07",
+    ]  # fmt: skip
+    assert percent(0.12345) == "12.35 %"
+    assert percent(None) == ""

@@ -105,7 +105,7 @@ def test_bars_are_of_the_means(finished):
 def test_what_is_not_private_says_so_wherever_it_is_shown(finished):
     """TRUST 11: the case's name need not tell."""
     for of_case in (
-        {"best": {"private": False}, "ours": {"stamp": "NOT A PRIVATE RELEASE"}},
+        {"best": {"private": False}, "ours": {"stamp": "NOT PRIVATE: trained without privacy"}},
         {"best": {"private": None}, "ours": {"private": False, "stamp": None}},
     ):
         sweep, outcome, page, panel = finished({}, VALUES, of_case)

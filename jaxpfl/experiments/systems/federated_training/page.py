@@ -13,8 +13,7 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.experiments.records.artifacts import RECORD
-from jaxpfl.experiments.records.cautions import of_table
-from jaxpfl.experiments.records.numbers import number
+from jaxpfl.experiments.records.cautions import number, of_table
 from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import bars
 from jaxpfl.experiments.report.run_page import RunFiles, run_page

@@ -23,17 +23,13 @@ from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import (
     CharacterModelConfig,
-    FeatureModelConfig,
-    ImageModelConfig,
     LanguageModelConfig,
-    ResNetConfig,
 )
 from jaxpfl.experiments.engine.build import (
     build_execution,
     build_fed_avg,
     build_model,
     build_plan,
-    check_labelled,
     open_public,
     read_clients,
     split_clients,
@@ -49,6 +45,7 @@ from jaxpfl.experiments.engine.description import (
     shapes_of,
     tracing,
 )
+from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
@@ -222,11 +219,6 @@ def prepare(config: Config) -> Prepared:
     parts = split_clients(clients, config.data)
     if config.evaluation.source is not None:
         parts["valid"] = open_population(config.evaluation.source)
-    for part in (clients, parts["valid"]):
-        if isinstance(model, ImageModelConfig | ResNetConfig):
-            check_labelled(part, "image", model.image_shape, model.classes)
-        if isinstance(model, FeatureModelConfig):
-            check_labelled(part, "features", (model.features,), model.classes)
     public, private = parts["public"], PrivateContent(parts["train"])
     candidates = None
     if config.prefinetune is not None:
@@ -255,6 +247,9 @@ def prepare(config: Config) -> Prepared:
     read = {name: parts[name] for name in ("train", "valid", "test")}
     if encode is not None:
         read = {name: encode(part) for name, part in read.items()}
+    else:
+        check_examples(network, clients, "data.source")
+        check_examples(network, read["valid"], "evaluation.source")
     found = Prepared(
         config,
         parts["train"],

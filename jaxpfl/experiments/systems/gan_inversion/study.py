@@ -35,7 +35,6 @@ from jaxpfl.experiments.engine.build import (
     build_execution,
     build_optimizer,
     build_plan,
-    check_labelled,
     read_clients,
     split_clients,
 )
@@ -46,6 +45,7 @@ from jaxpfl.experiments.engine.description import (
     shapes_of,
     tracing,
 )
+from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 from jaxpfl.experiments.systems.workspace import at_scale
@@ -167,7 +167,8 @@ class Study(base.Study):
 def prepare(config: GanInversionConfig) -> Study:
     """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
     clients = read_clients(config.data)
-    check_labelled(clients, "image", config.gan.model.image_shape, config.classifier.classes)
+    classifier = classifier_cnn(config.gan.model.image_shape, config.classifier.classes)
+    check_examples(classifier, clients, "data.source")
     parts = split_clients(clients, config.data)
     if not parts["public"].num_examples:
         raise InputError(

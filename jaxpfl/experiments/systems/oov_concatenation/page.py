@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.experiments.engine.setting import mark_of
-from jaxpfl.experiments.records.numbers import percent
+from jaxpfl.experiments.records.cautions import percent
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
 from jaxpfl.experiments.systems.oov_concatenation.study import BOTH
