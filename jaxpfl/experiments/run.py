@@ -1,5 +1,6 @@
 """`jaxpfl.run`: from an algorithm and its clients to a finished run directory."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxpfl import checks, compilation_cache, files
@@ -10,6 +11,7 @@ from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.baselines import with_baselines
 from jaxpfl.experiments.engine.evaluate import Evaluator
+from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_of
 from jaxpfl.experiments.engine.texts import sentences_of
@@ -17,6 +19,7 @@ from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.report.run_page import page_of_run
 from jaxpfl.privacy.ledger import Budget
+from jaxpfl.privacy.secret import ReproducibleSeed
 
 
 def run(
@@ -25,12 +28,12 @@ def run(
     *,
     ledger: str | Path,
     out: str | Path,
-    seed: int = 0,
+    seed: int | ReproducibleSeed = 0,
     evaluation: Evaluator | None = None,
     budget: Budget | None = None,
     every: int = 10,
-    reproducible_noise: bool = False,
     resume: bool = False,
+    on_round: OnRound | Sequence[OnRound] = (),
 ) -> Result:
     """Runs all rounds of `algorithm` on `clients` and returns the result.
 
@@ -40,13 +43,16 @@ def run(
         `Vocabulary.encode`, with a vocabulary of public text.
       ledger: file that is charged before every release; created if absent.
       out: run directory, for `report.html`, `metrics.jsonl`, checkpoints and `private/`.
-      seed: of the initial state. Noise, cohorts and shuffles do not depend on it.
+      seed: of the initial state. Noise, cohorts and shuffles do not depend on it, unless it is a
+        `jaxpfl.privacy.ReproducibleSeed`: for tests only, NOT private.
       evaluation: scores parameters on public data, `jaxpfl.Evaluator(model,
         jaxpfl.DeclaredPublic(test, "test clients"))`; None evaluates nothing.
       budget: hard limit of the whole ledger.
       every: rounds between two evaluations, and between two checkpoints.
-      reproducible_noise: draws the noise from `seed`: for tests only, NOT private.
       resume: continues the run in `out`, which must have begun with the same arguments.
+      on_round: one function or several, each called after each round, and before the first, with
+        what is public, a `jaxpfl.Round`. It may return "stop", which makes that round the last, or
+        "keep", which makes its parameters those of the result; `jaxpfl.KeepBest` does both.
 
     Several processes that `jax.distributed` joined share a run if all call this with the same
     arguments: process 0 alone reads and writes `ledger` and `out`, and all return its result.
@@ -55,6 +61,7 @@ def run(
       InputError: an argument is of another kind, the data does not fit the plan or the model, the
         evaluation data is the clients' own, or `out` holds another run.
       BudgetExhausted: the next round does not fit the budget; `out` holds the rounds before it.
+      HookFailed: `on_round` raised an error; the rounds are saved, and the run can be resumed.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
     checks.instance("algorithm", algorithm, Algorithm, "one of jaxpfl.algorithms")
@@ -67,12 +74,14 @@ def run(
     if budget is not None:
         checks.instance("budget", budget, Budget, "jaxpfl.Budget(epsilon, delta)")
     _require_tokens(algorithm, clients)
+    reproducible = isinstance(seed, ReproducibleSeed)
     with compilation_cache.enabled(), shared_run.group() as group:
         others = shared_run.others_of(group, algorithm, clients)
         if group is not None and others is not None and group.index:
             outcome = shared_run.share_rounds(others)
             return shared_run.received_result(group, outcome, algorithm, seed, Path(out))
-        tracking = _tracking(clients, evaluation, every, seed)
+        functions = (on_round,) if callable(on_round) else tuple(on_round)
+        tracking = _tracking(clients, evaluation, every, seed, functions)
         directory = Path(out)
         with files.exclusive(directory):
             loop = Loop(
@@ -82,7 +91,7 @@ def run(
                 ledger=ledger,
                 budget=budget,
                 tracking=tracking,
-                setting=Setting({"every": every}, seed, reproducible_noise),
+                setting=Setting({"every": every}, int(seed), reproducible),
                 resume=resume,
                 others=others,
             )
@@ -99,7 +108,7 @@ def run(
                     algorithm.name,
                     plans,
                     statement=result.privacy,
-                    stamp=stamp_of(plans, reproducible=reproducible_noise),
+                    stamp=stamp_of(plans, reproducible=reproducible),
                     ledgers=[Path(ledger)],
                 )
         if group is not None:
@@ -107,14 +116,24 @@ def run(
         return result
 
 
-def _tracking(clients: Population, evaluation: Evaluator | None, every: int, seed: int) -> Tracking:
+def _tracking(
+    clients: Population,
+    evaluation: Evaluator | None,
+    every: int,
+    seed: int,
+    on_round: Sequence[OnRound],
+) -> Tracking:
     sentences = None
     if evaluation is not None:
         PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
         if evaluation.vocabulary is not None:
             sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
     return Tracking(
-        evaluate=evaluation, evaluate_every=every, sentences=sentences, checkpoint_every=every
+        evaluate=evaluation,
+        evaluate_every=every,
+        sentences=sentences,
+        checkpoint_every=every,
+        on_round=on_round,
     )
 
 

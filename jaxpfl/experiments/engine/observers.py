@@ -4,22 +4,27 @@
     tensorboard/             the same numbers, if the extra `tensorboard` is installed
     stderr                   the progress bar
 
-Metrics are fetched one round late, so that the device never waits for the host.
+Metrics are fetched one round late, so that the device never waits for the host, unless a function
+is to be called after each round (`on_round`).
 """
 
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.errors import HookFailed, InputError
 from jaxpfl.experiments.engine.cost import Cost
 from jaxpfl.experiments.engine.evaluate import Pending
+from jaxpfl.experiments.engine.on_round import Round
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.setting import Tracking
 from jaxpfl.experiments.records.lines import MetricsFile, flat
@@ -34,6 +39,7 @@ class _Values(NamedTuple):
     metrics: Mapping[str, Any]
     evaluation: Pending | None
     sentences: list[str] | None
+    params: Any
 
 
 class Observers:
@@ -42,6 +48,11 @@ class Observers:
     Args:
       done: rounds that earlier attempts completed.
       confirm: `confirm(before)` returns when all releases of rounds < `before` are confirmed.
+
+    Attributes:
+      stopped: whether `on_round` has ended the run.
+      kept: the parameters that it kept, or None.
+      failure: what it raised, or None.
     """
 
     def __init__(
@@ -57,7 +68,8 @@ class Observers:
     ) -> None:
         self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
         self._bar, self._confirm = bar, confirm
-        self._private = not directory.stamp
+        self._directory, self._private = directory, not directory.stamp
+        self.stopped, self.kept, self.failure = False, None, None
         self._late: _Values | None = None
         self._closing = ExitStack()
         self.metrics = MetricsFile(directory.path / "metrics.jsonl")
@@ -71,12 +83,22 @@ class Observers:
         """Starts the evaluation of `round` without waiting for the device."""
         algorithm, tracking = self._algorithm, self._tracking
         due = round % tracking.evaluate_every == 0 or round == algorithm.rounds
-        evaluation, sentences = None, None
-        if due and algorithm.params is not None:
+        evaluation, sentences, params = None, None, None
+        if algorithm.params is not None and (due or tracking.on_round):
             params = algorithm.params(state)
+        if due and params is not None:
             evaluation = tracking.evaluate(params) if tracking.evaluate else None
             sentences = tracking.sentences(params, round) if tracking.sentences else None
-        self._late = _Values(round, due, metrics, evaluation, sentences)
+        self._late = _Values(round, due, metrics, evaluation, sentences, params)
+        if tracking.on_round:
+            # Before the next round is charged, and takes the buffers of the parameters.
+            self.publish()
+
+    def ask_again(self, round: int, state: Any) -> None:
+        """Calls `on_round` for the last round of an earlier attempt, which may not have come to."""
+        if self._tracking.on_round:
+            params = None if self._algorithm.params is None else self._algorithm.params(state)
+            self._append(round, dict(self.metrics.records[round]), params)
 
     def publish(self) -> None:
         """Publishes the round that was observed last, after its releases are confirmed.
@@ -101,12 +123,45 @@ class Observers:
         if late.sentences is not None:
             record["sentences"] = late.sentences
         record = files.jsonable(record)
-        self.metrics.append(round, record)
+        self._append(round, record, late.params)
         if self._board is not None:
             prefix = "" if self._private else "NOT_PRIVATE/"
             numbers = {prefix + name: value for name, value in flat(record).items()}
             self._board.append(round, numbers)
         self._show(round, record)
+
+    def _append(self, round: int, record: dict[str, Any], params: Any) -> None:
+        """Writes the record of a round, with what `on_round` answers."""
+        past, answers = self.metrics.records, set()
+        # Before the first round there is nothing to stop.
+        allowed = [None, *["stop"][:round], *["keep"][: params is not None]]
+        seen = Round(round, [*past[:round], record], params, partial(self._statement, round))
+        for function in self._tracking.on_round:
+            name = getattr(function, "__name__", type(function).__name__)
+            try:
+                answers.add(answer := function(seen))
+                if answer not in allowed:
+                    raise InputError(f"it may return {allowed}, found {answer!r}")
+            except Exception as error:
+                self.failure = HookFailed(
+                    f"on_round: {name} failed after round {round} by {type(error).__name__}: "
+                    f"{error}; the rounds are saved: correct it and call jaxpfl.run again with "
+                    "resume=True"
+                )
+                self.failure.__cause__ = error
+                answers.clear()
+                break
+        # What an earlier attempt was answered holds, and is in its checkpoint.
+        earlier = past[round] if round < len(past) else {}
+        self.stopped = "stop" in answers or "stopped" in earlier
+        if "keep" in answers or "kept" in earlier:
+            self.kept, record["kept"] = jax.tree.map(jnp.copy, params), True
+        if self.stopped:
+            record["stopped"] = True
+        self.metrics.append(round, record)
+
+    def _statement(self, round: int) -> str:
+        return self._directory.stated(self._cost.statement(), round)
 
     def _show(self, round: int, record: Mapping[str, Any]) -> None:
         """Shows the epsilon and the scores of this round beside the progress bar."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxpfl import files
-from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.errors import BudgetExhausted, HookFailed, InputError
 from jaxpfl.experiments.engine.cost import OWN, SHARED
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.engine.signals import Interrupted
@@ -94,7 +94,7 @@ def page_of_run(directory: Path) -> Iterator[None]:
     """Writes the page of the run that is carried out in the context, even if it stops early."""
     try:
         yield
-    except (BudgetExhausted, Interrupted):
+    except (BudgetExhausted, HookFailed, Interrupted):
         write_run_page(directory)
         raise
     write_run_page(directory)
@@ -134,6 +134,11 @@ def run_page(
     rows: list[tuple[Any, ...]] = []
     if scored:
         rows.append(("scored during the rounds", f"on {found.evaluated_on}"))
+    kept = found.result.get("kept")
+    if kept is not None:
+        rows.append(("the model", f"after round {kept}, which was kept by what was known of it"))
+    if found.result.get("stopped"):
+        rows.append(("ended early", "by what was known after each round"))
     vocabulary = found.directory / "vocabulary.json"
     if vocabulary.exists():
         source = Vocabulary.load(vocabulary).source
@@ -161,7 +166,10 @@ def run_page(
         privacy_notes=[statement if run["stamp"] else f"A client here: {run['unit']}. {_COVERED}"],
         facts=_facts(found),
         sections=sections,
-        cautions=[*cautions, *of_rounds(records, found.evaluated_on)],
+        cautions=[
+            *cautions,
+            *of_rounds(records if kept is None else records[: kept + 1], found.evaluated_on),
+        ],
         simulation=bool(run.get("note")) and not run["stamp"],
         warning=run.get("note") or "",
         details=_details(run),
