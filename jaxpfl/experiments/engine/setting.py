@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.experiments.engine.evaluate import Scores
+from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.privacy.plan import Plan
@@ -88,7 +88,7 @@ class Tracking:
         host in each round.
     """
 
-    evaluate: Scores | None = None
+    evaluate: Evaluator | None = None
     evaluate_every: int = 10
     sentences: Callable[[Any, int], list[str]] | None = None
     checkpoint_every: int = 10
