@@ -23,10 +23,6 @@ class RunLocked(InputError):
     """Another process is using the run directory or the ledger: exit code 2."""
 
 
-class HookFailed(InputError):
-    """A function that is called after each round failed; the rounds are saved: exit code 2."""
-
-
 class BudgetExhausted(RuntimeError):
     """The next release would exceed the privacy budget, so it was not made: exit code 3."""
 

@@ -61,7 +61,6 @@ def run(
       InputError: an argument is of another kind, the data does not fit the plan or the model, the
         evaluation data is the clients' own, or `out` holds another run.
       BudgetExhausted: the next round does not fit the budget; `out` holds the rounds before it.
-      HookFailed: `on_round` raised an error; the rounds are saved, and the run can be resumed.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
     checks.instance("algorithm", algorithm, Algorithm, "one of jaxpfl.algorithms")

@@ -11,7 +11,6 @@ is to be called after each round (`on_round`).
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.errors import HookFailed, InputError
+from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.cost import Cost
 from jaxpfl.experiments.engine.evaluate import Pending
 from jaxpfl.experiments.engine.on_round import Round
@@ -46,13 +45,12 @@ class Observers:
     """The public outputs of one run; a context manager that closes them.
 
     Args:
-      done: rounds that earlier attempts completed.
+      done, kept: rounds that earlier attempts completed, and parameters that they kept.
       confirm: `confirm(before)` returns when all releases of rounds < `before` are confirmed.
 
     Attributes:
       stopped: whether `on_round` has ended the run.
       kept: the parameters that it kept, or None.
-      failure: what it raised, or None.
     """
 
     def __init__(
@@ -64,15 +62,17 @@ class Observers:
         bar: Progress,
         *,
         done: int,
+        kept: Any,
         confirm: Callable[[int], None],
     ) -> None:
         self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
         self._bar, self._confirm = bar, confirm
         self._directory, self._private = directory, not directory.stamp
-        self.stopped, self.kept, self.failure = False, None, None
         self._late: _Values | None = None
         self._closing = ExitStack()
         self.metrics = MetricsFile(directory.path / "metrics.jsonl")
+        # What is in the last checkpoint, the functions were called for.
+        self.stopped, self.kept = bool(done and self.metrics.records[done].get("stopped")), kept
         self._closing.callback(self.metrics.close)
         self._board = None
         if find_spec("tensorboard") is not None:
@@ -93,12 +93,6 @@ class Observers:
         if tracking.on_round:
             # Before the next round is charged, and takes the buffers of the parameters.
             self.publish()
-
-    def ask_again(self, round: int, state: Any) -> None:
-        """Calls `on_round` for the last round of an earlier attempt, which may not have come to."""
-        if self._tracking.on_round:
-            params = None if self._algorithm.params is None else self._algorithm.params(state)
-            self._append(round, dict(self.metrics.records[round]), params)
 
     def publish(self) -> None:
         """Publishes the round that was observed last, after its releases are confirmed.
@@ -123,45 +117,30 @@ class Observers:
         if late.sentences is not None:
             record["sentences"] = late.sentences
         record = files.jsonable(record)
-        self._append(round, record, late.params)
+        if self._tracking.on_round:
+            self._ask(round, record, late.params)
+        self.metrics.append(round, record)
         if self._board is not None:
             prefix = "" if self._private else "NOT_PRIVATE/"
             numbers = {prefix + name: value for name, value in flat(record).items()}
             self._board.append(round, numbers)
         self._show(round, record)
 
-    def _append(self, round: int, record: dict[str, Any], params: Any) -> None:
-        """Writes the record of a round, with what `on_round` answers."""
-        past, answers = self.metrics.records, set()
+    def _ask(self, round: int, record: dict[str, Any], params: Any) -> None:
+        """Calls `on_round`, and notes in the record of the round what it answers."""
+        cost = self._cost.statement
+        past = self.metrics.records[:round]
+        seen = Round(round, [*past, record], params, lambda: self._directory.stated(cost(), round))
         # Before the first round there is nothing to stop.
         allowed = [None, *["stop"][:round], *["keep"][: params is not None]]
-        seen = Round(round, [*past[:round], record], params, partial(self._statement, round))
-        for function in self._tracking.on_round:
-            name = getattr(function, "__name__", type(function).__name__)
-            try:
-                answers.add(answer := function(seen))
-                if answer not in allowed:
-                    raise InputError(f"it may return {allowed}, found {answer!r}")
-            except Exception as error:
-                self.failure = HookFailed(
-                    f"on_round: {name} failed after round {round} by {type(error).__name__}: "
-                    f"{error}; the rounds are saved: correct it and call jaxpfl.run again with "
-                    "resume=True"
-                )
-                self.failure.__cause__ = error
-                answers.clear()
-                break
-        # What an earlier attempt was answered holds, and is in its checkpoint.
-        earlier = past[round] if round < len(past) else {}
-        self.stopped = "stop" in answers or "stopped" in earlier
-        if "keep" in answers or "kept" in earlier:
+        answers = [function(seen) for function in self._tracking.on_round]
+        for answer in answers:
+            if answer not in allowed:
+                raise InputError(f"on_round may return one of {allowed} here, found {answer!r}")
+        if "keep" in answers:
             self.kept, record["kept"] = jax.tree.map(jnp.copy, params), True
-        if self.stopped:
-            record["stopped"] = True
-        self.metrics.append(round, record)
-
-    def _statement(self, round: int) -> str:
-        return self._directory.stated(self._cost.statement(), round)
+        if "stop" in answers:
+            self.stopped = record["stopped"] = True
 
     def _show(self, round: int, record: Mapping[str, Any]) -> None:
         """Shows the epsilon and the scores of this round beside the progress bar."""

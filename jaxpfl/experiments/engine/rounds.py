@@ -115,19 +115,17 @@ class Loop:
                     cost,
                     bar,
                     done=done,
+                    kept=kept,
                     confirm=lambda before: releaser and releaser.confirm(before=before),
                 )
             )
-            observers.kept = kept
-            if done:
-                observers.ask_again(done, state)
-            else:
+            if not done:
                 observers.observe(0, {}, state)
             if signals and done < algorithm.rounds:
                 # What came during the set-up: nothing was asked of the clients, and nothing is.
                 when = f"after round {done}" if done else "before the first round"
                 raise Interrupted(signals[0], self._interrupted(when))
-            saved, failure = done, observers.failure
+            saved, failure = done, None
             while done < algorithm.rounds and not observers.stopped and failure is None:
                 assert releaser is not None
                 try:
@@ -140,7 +138,6 @@ class Loop:
                 observers.publish()
                 if failure is None:
                     observers.observe(done, metrics, state)
-                    failure = observers.failure
                     if signals:
                         message = self._interrupted(f"after round {done}")
                         failure = Interrupted(signals[0], message)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxpfl import files
-from jaxpfl.errors import BudgetExhausted, HookFailed, InputError
+from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.engine.cost import OWN, SHARED
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.engine.signals import Interrupted
@@ -93,7 +93,7 @@ def page_of_run(directory: Path) -> Iterator[None]:
     """Writes the page of the run that is carried out in the context, even if it stops early."""
     try:
         yield
-    except (BudgetExhausted, HookFailed, Interrupted):
+    except (BudgetExhausted, Interrupted):
         write_run_page(directory)
         raise
     write_run_page(directory)
