@@ -1,6 +1,7 @@
 """`jaxpfl.run`: from an algorithm and its clients to a finished run directory."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jaxpfl import checks, compilation_cache, files
@@ -79,8 +80,8 @@ def run(
         if group is not None and others is not None and group.index:
             outcome = shared_run.share_rounds(others)
             return shared_run.received_result(group, outcome, algorithm, seed, Path(out))
-        functions = (on_round,) if callable(on_round) else tuple(on_round)
-        tracking = _tracking(clients, evaluation, every, seed, functions)
+        functions = (on_round,) if callable(on_round) else on_round
+        tracking = _tracking(clients, evaluation, every, seed)
         directory = Path(out)
         with files.exclusive(directory):
             loop = Loop(
@@ -89,7 +90,7 @@ def run(
                 directory=directory,
                 ledger=ledger,
                 budget=budget,
-                tracking=tracking,
+                tracking=replace(tracking, on_round=functions),
                 setting=Setting({"every": every}, int(seed), reproducible),
                 resume=resume,
                 others=others,
@@ -115,24 +116,14 @@ def run(
         return result
 
 
-def _tracking(
-    clients: Population,
-    evaluation: Evaluator | None,
-    every: int,
-    seed: int,
-    on_round: Sequence[OnRound],
-) -> Tracking:
+def _tracking(clients: Population, evaluation: Evaluator | None, every: int, seed: int) -> Tracking:
     sentences = None
     if evaluation is not None:
         PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
         if evaluation.vocabulary is not None:
             sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
     return Tracking(
-        evaluate=evaluation,
-        evaluate_every=every,
-        sentences=sentences,
-        checkpoint_every=every,
-        on_round=on_round,
+        evaluate=evaluation, evaluate_every=every, sentences=sentences, checkpoint_every=every
     )
 
 

@@ -82,6 +82,9 @@ def test_a_run_ends_with_its_best_round_and_without_a_better_one_early(
     assert 0 < best < last and (found.kept, found.rounds) == (best, last)
     np.testing.assert_array_equal(found.params, params[best])
     assert found.metrics["evaluation"]["loss"] == losses[best]
+    assert found.cautions == (
+        f"Round {best} was kept for its results: scores on {EVALUATION.name} flatter it.",
+    )
     charged = [charge.round for charge in Ledger.read(tmp_path / "ledger.jsonl").charges]
     assert charged == list(range(1, last + 1))
     # A second call finds a finished run.
@@ -165,7 +168,7 @@ def test_the_statement_says_what_was_spent_and_what_was_planned(tmp_path):
         on_round=lambda round: "stop" if round.number == 2 else None,
     )  # fmt: skip
     assert found.privacy.startswith(cost(2))
-    planned = f"it could promise {cost(ROUNDS)} before"
+    planned = f"only {cost(ROUNDS)} was certain beforehand"
     assert f"after 2 of {ROUNDS} rounds" in found.privacy and planned in found.privacy
     page = (tmp_path / "report.html").read_text()
     assert planned in page and "ended early" in page
@@ -201,7 +204,9 @@ def test_after_an_error_in_a_function_nothing_is_lost(tmp_path, straight):
 
 def test_there_must_be_scores_on_public_data(tmp_path):
     """On the clients' own data there are none: such an evaluation is refused as always."""
-    with pytest.raises(jp.InputError, match="needs the score 'loss' on data that is declared public"):
+    with pytest.raises(
+        jp.InputError, match="needs the score 'loss' on data that is declared public"
+    ):
         run(tmp_path / "none", jp.KeepBest(), evaluation=None)
     with pytest.raises(jp.InputError, match="score must be one of"):
         jp.KeepBest("update_norm")  # pyright: ignore
@@ -225,31 +230,26 @@ run: {reproducible_noise: true}
 
 
 @pytest.mark.long
-def test_a_config_keeps_the_best_and_exports_it(tmp_path, capsys):
+def test_a_config_stops_and_exports_the_best(tmp_path):
+    """At its rate the loss rises at once, so that the model before training is the best."""
     from safetensors.numpy import load_file
 
-    (tmp_path / "best.yaml").write_text(CONFIG + "keep_best: {score: accuracy, patience: 2}\n")
-    assert cli.main(["run", str(tmp_path / "best.yaml"), "--out", str(tmp_path / "run")]) == 0
-    scores = [each["evaluation"]["accuracy"] for each in records(tmp_path / "run")]
-    best, last = early([-score for score in scores], 2)
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["kept"], result["rounds"], result["stopped"]) == (best, last, True)
-    assert cli.main(["export", str(tmp_path / "run"), str(tmp_path / "model")]) == 0
-    # The same rounds, of which the last one is the best one.
-    cut = CONFIG.replace("rounds: 8", f"rounds: {best}")
-    (tmp_path / "cut.yaml").write_text(cut)
-    assert cli.main(["run", str(tmp_path / "cut.yaml"), "--out", str(tmp_path / "cut")]) == 0
-    assert cli.main(["export", str(tmp_path / "cut"), str(tmp_path / "last")]) == 0
-    found, expected = (
-        load_file(tmp_path / name / "model.safetensors") for name in ("model", "last")
-    )
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value)
-    tables = [
-        json.loads((tmp_path / name / "result.json").read_text())["table"]
-        for name in ("run", "cut")
-    ]
-    assert tables[0] == tables[1]
+    exported = []
+    for patience in (1, 2):
+        config, out = tmp_path / f"{patience}.yaml", tmp_path / f"run {patience}"
+        config.write_text(CONFIG + f"keep_best: {{score: loss, patience: {patience}}}\n")
+        assert cli.main(["run", str(config), "--out", str(out)]) == 0
+        assert cli.main(["resume", str(out)]) == 0
+        result = json.loads((out / "result.json").read_text())
+        assert (result["kept"], result["rounds"], result["stopped"]) == (0, patience, True)
+        assert len(records(out)) == patience + 1
+        scores = {row.pop("model"): row for row in result["table"]}
+        assert scores["untrained"]["loss"] == scores["this run"]["loss"]
+        assert cli.main(["export", str(out), str(tmp_path / f"model {patience}")]) == 0
+        exported.append(load_file(tmp_path / f"model {patience}" / "model.safetensors"))
+    assert exported[0].keys() == exported[1].keys()
+    for name, value in exported[0].items():
+        np.testing.assert_array_equal(value, exported[1][name])
 
 
 def test_a_config_that_evaluates_nothing_keeps_nothing(tmp_path):

@@ -159,16 +159,10 @@ class Loop:
             epsilons = cost.epsilons()
             records = observers.metrics.records[: done + 1]
             kept = last_kept(records)
-            shown = done if kept is None else kept
+            shown, stopped = done if kept is None else kept, observers.stopped
             metrics = {**observers.latest(shown), "epsilon": epsilons[OWN]}
             statement = directory.end(
-                done,
-                cost.statement(),
-                metrics,
-                epsilons,
-                ledger,
-                stopped=observers.stopped,
-                kept=kept,
+                done, cost.statement(), metrics, epsilons, ledger, stopped=stopped, kept=kept
             )
             if failure is not None:
                 raise failure

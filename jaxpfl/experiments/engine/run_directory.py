@@ -119,15 +119,16 @@ class RunDirectory:
         epsilons: Mapping[str, float],
         ledger: Ledger,
         *,
-        stopped: bool = False,
-        kept: int | None = None,
+        stopped: bool,
+        kept: int | None,
     ) -> str:
         """Writes `result.json`, deletes a finished run's secret, and returns the statement.
 
         If the ledger was changed from outside, nothing is written or deleted.
 
         Args:
-          stopped, kept: by `on_round`, which makes the run a finished one; and which round.
+          stopped: by `on_round`, which makes the run a finished one.
+          kept: the round that it kept, or None.
         """
         statement = self.stated(statement, rounds, stopped=stopped)
         record = {
@@ -152,9 +153,9 @@ class RunDirectory:
         if rounds < self._algorithm.rounds:
             statement += f", after {rounds} of {self._algorithm.rounds} rounds"
         if stopped and not self.stamp:
-            # Whoever decides by what was released when to stop may not promise less beforehand.
+            # The rounds' own epsilon is that of rounds whose number was chosen beforehand.
             promised = self.record["statement"].partition(", unit")[0]
-            statement += f"; its own results stopped it, so that it could promise {promised} before"
+            statement += f"; stopped by its own results: only {promised} was certain beforehand"
         return stamped(statement, self.stamp, self._setting.note)
 
     def _finished_rounds(self) -> int | None:
