@@ -37,7 +37,7 @@ EVALUATION = jp.Evaluator(MODEL, jp.DeclaredPublic(PARTS["test"], "test clients"
 
 def run(out, on_round=(), *, every=1, evaluation: jp.Evaluator | None = EVALUATION, **more):
     """The server goes back from round 4 on, so that the loss falls, and rises again."""
-    server = optax.sgd(lambda done: jax.numpy.where(done < 3, 2.0, -2.0))
+    server = optax.sgd(lambda done: jax.numpy.where(jax.numpy.less(done, 3), 2.0, -2.0))
     algorithm = jp.algorithms.fed_avg(MODEL, client=optax.sgd(0.5), server=server, plan=PLAN)
     return jp.run(
         algorithm, PARTS["train"], ledger=out / "ledger.jsonl", out=out, every=every,

@@ -288,7 +288,8 @@ class Door:
         sums = self._layout.placed(jax.eval_shape(nothing))
         bucket = by_client(self.bucket(columns))
         places = shardings(self.query.client_fn, self.mesh, broadcast)
-        given = jax.tree.map(lambda leaf, place: placed(place, leaf), broadcast, places)
+        shapes = jax.eval_shape(lambda: broadcast)
+        given = jax.tree.map(lambda leaf, place: placed(place, leaf), shapes, places)
         scalar, key = everywhere(_shape()), everywhere(_key())
         return accumulate.trace(engine, given, sums, bucket, scalar, _shape(), key)
 

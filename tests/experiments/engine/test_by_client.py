@@ -27,7 +27,7 @@ def evaluation(clients, batch_size=2):
 
 def mean_loss(client, weights):
     held = population().examples(client)
-    x = np.append(np.float64(held["x"]), np.ones((len(held["x"]), 1)), axis=1)
+    x = np.column_stack([np.float64(held["x"]), np.ones(len(held["x"]))])
     return np.mean((x @ weights - np.float64(held["y"])) ** 2) / 2
 
 
@@ -102,8 +102,8 @@ def test_own_models_see_one_part_of_the_examples_and_are_scored_on_the_other():
     found = evaluation(rest).by_client(jp.Personal(client, PARAMS, part, whole))
     for index, loss in enumerate(found.scores["loss"]):
         held, own = clients.examples(index), WEIGHTS.copy()
-        x = np.append(np.float64(held["x"]), np.ones((20, 1)), axis=1)
-        y, mine = np.float64(held["y"]), kept[index * 20 : index * 20 + 20]
+        x, y = np.column_stack([held["x"], np.ones(20)]), np.asarray(held["y"], np.float64)
+        mine = kept[index * 20 : index * 20 + 20]
         for _ in range(30):
             gradient = (x[mine] @ own - y[mine]) @ x[mine] / mine.sum()
             own -= RATE * (gradient + 0.5 * (own - WEIGHTS))
