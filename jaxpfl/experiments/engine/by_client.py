@@ -93,11 +93,11 @@ class Personal:
         ]
         rows, mask = (np.concatenate(each) for each in zip(*epochs, strict=True))
         # One shape for all clients, and one compilation.
-        steps, missing = np.int32(len(rows)), ((0, spec.max_steps - len(rows)), (0, 0))
+        steps, missing = jnp.int32(len(rows)), ((0, spec.max_steps - len(rows)), (0, 0))
         rows, mask = np.pad(rows, missing), np.pad(mask, missing)
         held = {name: column[chosen][rows] for name, column in self.examples.numeric().items()}
         key = jax.random.key(client)
-        return _trained(self.client, self.params, Examples(held, mask, steps), key)
+        return _trained(self.client, self.params, Examples(held, jnp.asarray(mask), steps), key)
 
 
 @partial(jax.jit, static_argnums=0)

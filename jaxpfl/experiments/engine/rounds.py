@@ -192,9 +192,8 @@ class Loop:
         """
         state, last = initial_state(self.algorithm, self.setting.seed), checkpoints.rounds()[-1:]
         records = read_lines(self.directory / "metrics.jsonl")[: last[0] + 1 if last else 0]
-        keeps = last_kept(records) is not None
-        assert not keeps or self.algorithm.params is not None
-        like = (state, self.algorithm.params(state)) if keeps else state
+        keeps, params = last_kept(records) is not None, self.algorithm.params
+        like = (state, params(state)) if keeps and params is not None else state
         restored = checkpoints.restore(like, warn=bar.message)
         finished = self._directory.finished
         if finished is not None and (restored is None or restored.round < finished):

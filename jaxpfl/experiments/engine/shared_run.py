@@ -89,8 +89,9 @@ def received_result(
 
     def held() -> Any:
         state = initial_state(algorithm, seed)
-        keeps = outcome["kept"] is not None and algorithm.params is not None
-        return (state, algorithm.params(state)) if keeps else (state,)
+        if outcome["kept"] is None or algorithm.params is None:
+            return (state,)
+        return state, algorithm.params(state)
 
     like = jax.eval_shape(held)
     shapes, structure = jax.tree.flatten(like)
