@@ -186,7 +186,7 @@ class Loop:
     def _start(
         self, checkpoints: Checkpoints, ledger: Ledger, bar: Progress
     ) -> tuple[Any, Any, int]:
-        """State, kept parameters and number of rounds to go on from, which the ledger must cover."""
+        """State, kept parameters and rounds to go on from, which the ledger must cover."""
         state, last = initial_state(self.algorithm, self.setting.seed), checkpoints.rounds()[-1:]
         records = read_lines(self.directory / "metrics.jsonl")[: last[0] + 1 if last else 0]
         keeps, params = last_kept(records) is not None, self.algorithm.params
