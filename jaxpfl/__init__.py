@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from jaxpfl.errors import CorruptFile as CorruptFile
     from jaxpfl.errors import InputError as InputError
     from jaxpfl.errors import RunLocked as RunLocked
+    from jaxpfl.experiments.engine.by_client import ClientScores as ClientScores
+    from jaxpfl.experiments.engine.by_client import Personal as Personal
     from jaxpfl.experiments.engine.evaluate import DeclaredPublic as DeclaredPublic
     from jaxpfl.experiments.engine.evaluate import Evaluator as Evaluator
+    from jaxpfl.experiments.engine.on_round import KeepBest as KeepBest
+    from jaxpfl.experiments.engine.on_round import Round as Round
     from jaxpfl.experiments.run import Result as Result
     from jaxpfl.experiments.run import run as run
     from jaxpfl.federated.clients.client import ClientSteps as ClientSteps

@@ -1,5 +1,7 @@
 """`jaxpfl.run`: from an algorithm and its clients to a finished run directory."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jaxpfl import checks, compilation_cache, files
@@ -10,6 +12,7 @@ from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.baselines import with_baselines
 from jaxpfl.experiments.engine.evaluate import Evaluator
+from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_of
 from jaxpfl.experiments.engine.texts import sentences_of
@@ -17,6 +20,7 @@ from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.report.run_page import page_of_run
 from jaxpfl.privacy.ledger import Budget
+from jaxpfl.privacy.secret import ReproducibleSeed
 
 
 def run(
@@ -25,12 +29,12 @@ def run(
     *,
     ledger: str | Path,
     out: str | Path,
-    seed: int = 0,
+    seed: int | ReproducibleSeed = 0,
     evaluation: Evaluator | None = None,
     budget: Budget | None = None,
     every: int = 10,
-    reproducible_noise: bool = False,
     resume: bool = False,
+    on_round: OnRound | Sequence[OnRound] = (),
 ) -> Result:
     """Runs all rounds of `algorithm` on `clients` and returns the result.
 
@@ -40,13 +44,16 @@ def run(
         `Vocabulary.encode`, with a vocabulary of public text.
       ledger: file that is charged before every release; created if absent.
       out: run directory, for `report.html`, `metrics.jsonl`, checkpoints and `private/`.
-      seed: of the initial state. Noise, cohorts and shuffles do not depend on it.
+      seed: of the initial state. Noise, cohorts and shuffles do not depend on it, unless it is a
+        `jaxpfl.privacy.ReproducibleSeed`: for tests only, NOT private.
       evaluation: scores parameters on public data, `jaxpfl.Evaluator(model,
         jaxpfl.DeclaredPublic(test, "test clients"))`; None evaluates nothing.
       budget: hard limit of the whole ledger.
       every: rounds between two evaluations, and between two checkpoints.
-      reproducible_noise: draws the noise from `seed`: for tests only, NOT private.
       resume: continues the run in `out`, which must have begun with the same arguments.
+      on_round: one function or several, each called after each round, and before the first, with
+        what is public, a `jaxpfl.Round`. It may return "stop", which makes that round the last, or
+        "keep", which makes its parameters those of the result; `jaxpfl.KeepBest` does both.
 
     Several processes that `jax.distributed` joined share a run if all call this with the same
     arguments: process 0 alone reads and writes `ledger` and `out`, and all return its result.
@@ -67,11 +74,13 @@ def run(
     if budget is not None:
         checks.instance("budget", budget, Budget, "jaxpfl.Budget(epsilon, delta)")
     _require_tokens(algorithm, clients)
+    reproducible = isinstance(seed, ReproducibleSeed)
     with compilation_cache.enabled(), shared_run.group() as group:
         others = shared_run.others_of(group, algorithm, clients)
         if group is not None and others is not None and group.index:
             outcome = shared_run.share_rounds(others)
             return shared_run.received_result(group, outcome, algorithm, seed, Path(out))
+        functions = (on_round,) if callable(on_round) else on_round
         tracking = _tracking(clients, evaluation, every, seed)
         directory = Path(out)
         with files.exclusive(directory):
@@ -81,8 +90,8 @@ def run(
                 directory=directory,
                 ledger=ledger,
                 budget=budget,
-                tracking=tracking,
-                setting=Setting({"every": every}, seed, reproducible_noise),
+                tracking=replace(tracking, on_round=functions),
+                setting=Setting({"every": every}, int(seed), reproducible),
                 resume=resume,
                 others=others,
             )
@@ -99,7 +108,7 @@ def run(
                     algorithm.name,
                     plans,
                     statement=result.privacy,
-                    stamp=stamp_of(plans, reproducible=reproducible_noise),
+                    stamp=stamp_of(plans, reproducible=reproducible),
                     ledgers=[Path(ledger)],
                 )
         if group is not None:

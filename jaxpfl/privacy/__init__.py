@@ -38,5 +38,6 @@ if TYPE_CHECKING:
     from jaxpfl.privacy.participation import FixedSize as FixedSize
     from jaxpfl.privacy.participation import Poisson as Poisson
     from jaxpfl.privacy.plan import Plan as Plan
+    from jaxpfl.privacy.secret import ReproducibleSeed as ReproducibleSeed
 
 __getattr__, __dir__, __all__ = lazy.face(__name__)

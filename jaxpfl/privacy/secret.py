@@ -13,6 +13,10 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy.keys import key_from_words
 
 
+class ReproducibleSeed(int):
+    """A seed from which the noise is drawn, too: for tests only, the run is NOT private."""
+
+
 class RunSecret:
     """The 128 bits from which a run's cohorts, shuffles and noise follow.
 

@@ -34,7 +34,7 @@ def test_a_crashed_run_goes_on_to_the_same_bits_and_each_round_is_charged_once(s
             out=tmp_path / name,
             every=1,
             # So that two runs can be compared.
-            reproducible_noise=True,
+            seed=jp.privacy.ReproducibleSeed(0),
             **settings,
         )
 

@@ -83,7 +83,7 @@ def begun(clients, tmp_path):
                 clients,
                 ledger=tmp_path / "parts.jsonl",
                 out=tmp_path / "parts",
-                reproducible_noise=True,
+                seed=jp.privacy.ReproducibleSeed(0),
                 every=2,
                 resume=resume,
             )
@@ -123,7 +123,7 @@ def test_correlated_noise_goes_on_only_where_it_began(clients, tmp_path, monkeyp
         clients,
         ledger=tmp_path / "whole.jsonl",
         out=tmp_path / "whole",
-        reproducible_noise=True,
+        seed=jp.privacy.ReproducibleSeed(0),
         every=2,
     )
     jax.tree.map(np.testing.assert_array_equal, whole.params, again.params)

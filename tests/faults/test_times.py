@@ -19,7 +19,9 @@ _PUBLIC = {"run.lock", "attempts.jsonl", "report.html"}
 def _run(out: Path, seconds: float) -> dict[str, bytes]:
     """The public files of a run, one of whose rounds takes longer."""
     slow = adding(4, lambda round: time.sleep(seconds if round == 3 else 0))
-    jp.run(*slow, ledger=out.parent / "l.jsonl", out=out, every=1, reproducible_noise=True)
+    jp.run(
+        *slow, ledger=out.parent / "l.jsonl", out=out, every=1, seed=jp.privacy.ReproducibleSeed(0)
+    )
     found = [p for p in out.rglob("*") if "private" not in p.relative_to(out).parts]
     return {p.relative_to(out).as_posix(): p.read_bytes() for p in found if p.is_file()}
 

@@ -79,8 +79,10 @@ algorithm = jp.algorithms.fed_avg(
     model, client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan,
     cohort=jp.CohortSpec(2, 4, clients_per_bucket=8))
 budget = jp.Budget(2.5, 1e-3) if "budget" in also else None
+answers = {1: "keep", 3: "stop"} if "stops" in also else {}
 result = jp.run(algorithm, clients, ledger=out + "/ledger.jsonl", out=out, every=2,
-                reproducible_noise=True, budget=budget)
+                seed=jp.privacy.ReproducibleSeed(0), budget=budget,
+                on_round=lambda round: answers.get(round.number))
 print(json.dumps(np.asarray(result.params["w"]).astype(float).tolist()))
 """
 
@@ -96,7 +98,7 @@ algorithm = jp.algorithms.fed_avg_gan(
     generator=optax.sgd(0.02), server=optax.sgd(1.0), plan=plan,
     cohort=jp.CohortSpec(2, 4, clients_per_bucket=8))
 result = jp.run(algorithm, clients, ledger=out + "/ledger.jsonl", out=out, every=2,
-                reproducible_noise=True)
+                seed=jp.privacy.ReproducibleSeed(0))
 leaves = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(result.params)]
 print(json.dumps(np.concatenate(leaves).astype(float).tolist()))
 """
@@ -128,6 +130,17 @@ def test_two_processes_make_the_releases_and_the_ledger_of_one_with_as_many_devi
     assert one[1:] == two[1:]
     assert sum("event" in line for line in two) == 4
     assert sum("release" in line for line in two) == 4
+
+
+@pytest.mark.long
+def test_a_run_that_two_processes_share_stops_in_both_with_the_parameters_that_were_kept(
+    tmp_path: Path,
+) -> None:
+    (alone,) = trained(tmp_path, 1, "exact", "private", "stops")
+    assert trained(tmp_path, 2, "exact", "private", "stops") == [alone, alone]
+    assert alone != trained(tmp_path, 1, "exact", "private")[0]
+    lines = Chain.read(tmp_path / "2 exact private stops/ledger.jsonl").lines
+    assert sum("event" in line for line in lines) == 3
 
 
 @pytest.mark.long
@@ -299,7 +312,7 @@ from jaxpfl.federated.hosts.processes import Group
 for budget in (0.1, 1000.0):
     try:
         jp.run(algorithm, clients, ledger=out + str(budget), out=out + str(budget) + "d",
-               budget=jp.Budget(budget, 1e-3), reproducible_noise=True)
+               budget=jp.Budget(budget, 1e-3), seed=jp.privacy.ReproducibleSeed(0))
         print("ran")
     except jp.BudgetExhausted:
         print("exhausted")

@@ -15,6 +15,7 @@ from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.training import batches
+from jaxpfl.experiments.engine.by_client import ClientScores
 from jaxpfl.models.base import Checking, Model, summarise
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -119,6 +120,26 @@ class Evaluator:
     def __call__(self, params: Any) -> Pending:
         """Dispatches the evaluation of `params` and returns without waiting."""
         return Pending([_sums(self.model, params, *batch) for batch in self._batches])
+
+    def by_client(self, params: Any) -> ClientScores:
+        """Scores `params` on all examples of each client.
+
+        Args:
+          params: shared by all clients, or a function from a client's index to its own, such as
+            `jaxpfl.Personal`.
+        """
+        offsets, columns = self.population.offsets, self.population.numeric()
+        clients, pending = np.flatnonzero(np.diff(offsets)), []
+        for client in clients.tolist():
+            own = params(client) if callable(params) else params
+            rows_SxB, mask_SxB = batches(np.arange(*offsets[client : client + 2]), self._batch_size)
+            sums = [
+                _sums(self.model, own, {name: each[rows] for name, each in columns.items()}, mask)
+                for rows, mask in zip(rows_SxB, mask_SxB, strict=True)
+            ]
+            pending.append(Pending(sums))
+        found = [each.result() for each in pending]
+        return ClientScores(clients, {k: np.array([each[k] for each in found]) for k in found[0]})
 
 
 def check_examples(model: Model, population: Population, name: str) -> None:

@@ -21,14 +21,14 @@ from jaxpfl.privacy.plan import Plan
 def planned(folder: Path, config: Mapping[str, Any]) -> Plan:
     """The plan of the finished run in a folder, which must have begun with this config."""
     run = files.read_record(folder / "run.json", {"config": dict, "plan": dict})
-    result = files.read_record(folder / "result.json", {"rounds": int})
+    result = files.read_record(folder / "result.json", {"rounds": int, "stopped": bool})
     if run["config"] != config:
         raise InputError(
             f"{folder / 'run.json'}: the run began with another config than config.yaml says: "
             "one of the two was altered"
         )
     plan = Plan.from_dict(run["plan"])
-    if result["rounds"] != plan.rounds:
+    if result["rounds"] != plan.rounds and not result["stopped"]:
         raise InputError(
             f"{folder}: the run is not finished: {result['rounds']} of {plan.rounds} rounds "
             "are done; go on with `jaxpfl resume`"
@@ -45,7 +45,7 @@ def final_params(
     privacy: str,
     prior: Sequence[str] = (),
 ) -> Any:
-    """The model's parameters after the last round of the finished run in `folder`.
+    """The parameters that the finished run in `folder` ended with: of its last or best round.
 
     Args:
       algorithm: the run's own, of the plan that `planned` returns; none of its queries is asked.
@@ -54,22 +54,24 @@ def final_params(
       prior: runs on the same ledger that the statement covers, too.
     """
     run = files.read_record(folder / "run.json", {"run": str})
+    result = files.read_record(folder / "result.json", {"rounds": int, "kept": int | None})
     place = folder / "checkpoints"
 
     def refuse(message: str) -> None:
         raise CorruptFile(message)
 
-    restored = None
+    assert algorithm.params is not None
+    state, restored = initial_state(algorithm, seed), None
+    like = state if result["kept"] is None else (state, algorithm.params(state))
     if place.is_dir():
         # An earlier checkpoint is no substitute for the last one.
         checkpoints = Checkpoints(place, run=run["run"])
-        restored = checkpoints.restore(initial_state(algorithm, seed), warn=refuse)
-    if restored is None or restored.round != algorithm.rounds:
-        raise CorruptFile(f"{place}: the checkpoint of the last round, {algorithm.rounds}, is gone")
+        restored = checkpoints.restore(like, warn=refuse)
+    if restored is None or restored.round != result["rounds"]:
+        raise CorruptFile(f"{place}: the checkpoint of the last round, {result['rounds']}, is gone")
     plan = algorithm.queries[0].plan
     check_statement(privacy, ledger, (run["run"], *prior), plan, head=restored.ledger_head)
-    assert algorithm.params is not None
-    return algorithm.params(restored.state)
+    return algorithm.params(restored.state) if result["kept"] is None else restored.state[1]
 
 
 def check_statement(

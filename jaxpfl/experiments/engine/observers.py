@@ -4,7 +4,8 @@
     tensorboard/             the same numbers, if the extra `tensorboard` is installed
     stderr                   the progress bar
 
-Metrics are fetched one round late, so that the device never waits for the host.
+Metrics are fetched one round late, so that the device never waits for the host, unless a function
+is to be called after each round (`on_round`).
 """
 
 import math
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.cost import Cost
 from jaxpfl.experiments.engine.evaluate import Pending
+from jaxpfl.experiments.engine.on_round import Round
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.setting import Tracking
 from jaxpfl.experiments.records.lines import MetricsFile, flat
@@ -34,14 +38,19 @@ class _Values(NamedTuple):
     metrics: Mapping[str, Any]
     evaluation: Pending | None
     sentences: list[str] | None
+    params: Any
 
 
 class Observers:
     """The public outputs of one run; a context manager that closes them.
 
     Args:
-      done: rounds that earlier attempts completed.
+      done, kept: rounds that earlier attempts completed, and parameters that they kept.
       confirm: `confirm(before)` returns when all releases of rounds < `before` are confirmed.
+
+    Attributes:
+      stopped: whether `on_round` has ended the run.
+      kept: the parameters that it kept, or None.
     """
 
     def __init__(
@@ -53,14 +62,17 @@ class Observers:
         bar: Progress,
         *,
         done: int,
+        kept: Any,
         confirm: Callable[[int], None],
     ) -> None:
         self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
         self._bar, self._confirm = bar, confirm
-        self._private = not directory.stamp
+        self._directory, self._private = directory, not directory.stamp
         self._late: _Values | None = None
         self._closing = ExitStack()
         self.metrics = MetricsFile(directory.path / "metrics.jsonl")
+        # What is in the last checkpoint, the functions were called for.
+        self.stopped, self.kept = bool(done and self.metrics.records[done].get("stopped")), kept
         self._closing.callback(self.metrics.close)
         self._board = None
         if find_spec("tensorboard") is not None:
@@ -71,12 +83,16 @@ class Observers:
         """Starts the evaluation of `round` without waiting for the device."""
         algorithm, tracking = self._algorithm, self._tracking
         due = round % tracking.evaluate_every == 0 or round == algorithm.rounds
-        evaluation, sentences = None, None
-        if due and algorithm.params is not None:
+        evaluation, sentences, params = None, None, None
+        if algorithm.params is not None and (due or tracking.on_round):
             params = algorithm.params(state)
+        if due and params is not None:
             evaluation = tracking.evaluate(params) if tracking.evaluate else None
             sentences = tracking.sentences(params, round) if tracking.sentences else None
-        self._late = _Values(round, due, metrics, evaluation, sentences)
+        self._late = _Values(round, due, metrics, evaluation, sentences, params)
+        if tracking.on_round:
+            # Before the next round is charged, and takes the buffers of the parameters.
+            self.publish()
 
     def publish(self) -> None:
         """Publishes the round that was observed last, after its releases are confirmed.
@@ -101,12 +117,30 @@ class Observers:
         if late.sentences is not None:
             record["sentences"] = late.sentences
         record = files.jsonable(record)
+        if self._tracking.on_round:
+            self._ask(round, record, late.params)
         self.metrics.append(round, record)
         if self._board is not None:
             prefix = "" if self._private else "NOT_PRIVATE/"
             numbers = {prefix + name: value for name, value in flat(record).items()}
             self._board.append(round, numbers)
         self._show(round, record)
+
+    def _ask(self, round: int, record: dict[str, Any], params: Any) -> None:
+        """Calls `on_round`, and notes in the record of the round what it answers."""
+        cost = self._cost.statement
+        past = self.metrics.records[:round]
+        seen = Round(round, [*past, record], params, lambda: self._directory.stated(cost(), round))
+        # Before the first round there is nothing to stop.
+        allowed = [None, *["stop"][:round], *["keep"][: params is not None]]
+        answers = [function(seen) for function in self._tracking.on_round]
+        for answer in answers:
+            if answer not in allowed:
+                raise InputError(f"on_round may return one of {allowed} here, found {answer!r}")
+        if "keep" in answers:
+            self.kept, record["kept"] = jax.tree.map(jnp.copy, params), True
+        if "stop" in answers:
+            self.stopped = record["stopped"] = True
 
     def _show(self, round: int, record: Mapping[str, Any]) -> None:
         """Shows the epsilon and the scores of this round beside the progress bar."""

@@ -29,11 +29,13 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile
 from jaxpfl.experiments.engine.cost import OWN, Cost
 from jaxpfl.experiments.engine.observers import Observers
+from jaxpfl.experiments.engine.on_round import last_kept
 from jaxpfl.experiments.engine.run_directory import RunDirectory, check
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, mark_of
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.records.cautions import of_rounds
 from jaxpfl.experiments.records.checkpoint import Checkpoints
+from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.federated.release.releaser import Others, Releaser
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
@@ -102,7 +104,7 @@ class Loop:
             checkpoints = stack.enter_context(
                 Checkpoints(folder, run=directory.run_id, private=private)
             )
-            state, done = self._start(checkpoints, ledger, bar)
+            state, kept, done = self._start(checkpoints, ledger, bar)
             bar.begin(done)
             releaser = self._releaser(ledger, bar, stack, done)
             observers = stack.enter_context(
@@ -113,6 +115,7 @@ class Loop:
                     cost,
                     bar,
                     done=done,
+                    kept=kept,
                     confirm=lambda before: releaser and releaser.confirm(before=before),
                 )
             )
@@ -123,7 +126,7 @@ class Loop:
                 when = f"after round {done}" if done else "before the first round"
                 raise Interrupted(signals[0], self._interrupted(when))
             saved, failure = done, None
-            while done < algorithm.rounds and failure is None:
+            while done < algorithm.rounds and not observers.stopped and failure is None:
                 assert releaser is not None
                 try:
                     state, metrics = releaser.step(algorithm.step, state, done + 1)
@@ -138,7 +141,8 @@ class Loop:
                     if signals:
                         message = self._interrupted(f"after round {done}")
                         failure = Interrupted(signals[0], message)
-                stop = failure is not None or done == algorithm.rounds
+                ended = observers.stopped or done == algorithm.rounds
+                stop = ended or failure is not None
                 if done != saved and (stop or done % self.tracking.checkpoint_every == 0):
                     observers.publish()
                     observers.metrics.sync()
@@ -146,17 +150,25 @@ class Loop:
                     for states in releaser.client_states:
                         states.sync()
                         states.forget(min(checkpoints.rounds(), default=0))
-                    checkpoints.save(done, state, ledger_head=ledger.head)
+                    held = state if observers.kept is None else (state, observers.kept)
+                    checkpoints.save(done, held, ledger_head=ledger.head)
                     saved = done
             observers.publish()
             # A finished run deletes its secret, so its last checkpoint must be on the disk first.
             checkpoints.wait()
             epsilons = cost.epsilons()
-            metrics = {**observers.latest(done), "epsilon": epsilons[OWN]}
-            statement = directory.end(done, cost.statement(), metrics, epsilons, ledger)
+            records = observers.metrics.records[: done + 1]
+            kept = last_kept(records)
+            shown, stopped = done if kept is None else kept, observers.stopped
+            metrics = {**observers.latest(shown), "epsilon": epsilons[OWN]}
+            statement = directory.end(
+                done, cost.statement(), metrics, epsilons, ledger, stopped=stopped, kept=kept
+            )
             if failure is not None:
                 raise failure
-            params = None if algorithm.params is None else algorithm.params(state)
+            params = observers.kept
+            if kept is None and algorithm.params is not None:
+                params = algorithm.params(state)
             evaluated_on = directory.record["evaluation"]
             return Result(
                 privacy=statement,
@@ -165,17 +177,23 @@ class Loop:
                 out=directory.path,
                 state=state,
                 params=params,
+                kept=kept,
                 evaluated_on=evaluated_on,
                 epsilons=epsilons,
-                cautions=tuple(of_rounds(observers.metrics.records, evaluated_on or "")),
+                cautions=tuple(of_rounds(records[: shown + 1], evaluated_on or "")),
             )
 
-    def _start(self, checkpoints: Checkpoints, ledger: Ledger, bar: Progress) -> tuple[Any, int]:
-        """The state to continue from and its number of rounds, which the ledger must cover."""
-        state = initial_state(self.algorithm, self.setting.seed)
-        restored = checkpoints.restore(state, warn=bar.message)
-        finished = self._directory.secret is None
-        if finished and (restored is None or restored.round < self.algorithm.rounds):
+    def _start(
+        self, checkpoints: Checkpoints, ledger: Ledger, bar: Progress
+    ) -> tuple[Any, Any, int]:
+        """State, kept parameters and rounds to go on from, which the ledger must cover."""
+        state, last = initial_state(self.algorithm, self.setting.seed), checkpoints.rounds()[-1:]
+        records = read_lines(self.directory / "metrics.jsonl")[: last[0] + 1 if last else 0]
+        keeps, params = last_kept(records) is not None, self.algorithm.params
+        like = (state, params(state)) if keeps and params is not None else state
+        restored = checkpoints.restore(like, warn=bar.message)
+        finished = self._directory.finished
+        if finished is not None and (restored is None or restored.round < finished):
             raise CorruptFile(
                 f"{checkpoints.directory}: the run is finished and its secret is gone, so no round "
                 "can be repeated, but its last checkpoint is missing or damaged"
@@ -183,11 +201,12 @@ class Loop:
         if restored is None:
             # Even before its first checkpoint, a run must keep the ledger that it began with.
             ledger.verify(self._directory.record["ledger_head"])
-            return state, 0
+            return state, None, 0
         # A ledger that was cut off would understate the cost.
         ledger.verify(restored.ledger_head)
         bar.message(f"resumed after round {restored.round}")
-        return restored.state, restored.round
+        state, kept = restored.state if keeps else (restored.state, None)
+        return state, kept, restored.round
 
     def _releaser(
         self, ledger: Ledger, bar: Progress, stack: ExitStack, done: int

@@ -43,6 +43,7 @@ class RunDirectory:
       resume: continues the run in the directory; otherwise such a run is refused.
 
     Attributes:
+      finished: the number of rounds of a finished run, or None.
       secret: of noise and cohorts; None for a finished run.
       run_id: the run's name in its ledger.
       stamp: NOT PRIVATE and why, or ""; read back from `run.json`, so that it never disappears.
@@ -65,7 +66,8 @@ class RunDirectory:
         if self.record and not resume:
             raise InputError(f"{path}: holds a run already; resume it or choose another --out")
         self.secret = None
-        if self._finished_rounds() < algorithm.rounds:
+        self.finished = self._finished_rounds()
+        if self.finished is None:
             self.secret = saved_secret(
                 self._secret_path,
                 reproducible_seed=setting.seed if setting.reproducible_noise else None,
@@ -116,18 +118,24 @@ class RunDirectory:
         metrics: Mapping[str, Any],
         epsilons: Mapping[str, float],
         ledger: Ledger,
+        *,
+        stopped: bool,
+        kept: int | None,
     ) -> str:
         """Writes `result.json`, deletes a finished run's secret, and returns the statement.
 
         If the ledger was changed from outside, nothing is written or deleted.
+
+        Args:
+          stopped: by `on_round`, which makes the run a finished one.
+          kept: the round that it kept, or None.
         """
-        planned = self._algorithm.rounds
-        if rounds < planned:
-            statement += f", after {rounds} of {planned} rounds"
-        statement = stamped(statement, self.stamp, self._setting.note)
+        statement = self.stated(statement, rounds, stopped=stopped)
         record = {
             "run": self.run_id,
             "rounds": rounds,
+            "stopped": stopped,
+            "kept": kept,
             "private": not self.stamp,
             "privacy": statement,
             "epsilons": epsilons,
@@ -136,13 +144,26 @@ class RunDirectory:
         }
         ledger.require_unchanged()
         files.write_json(self.path / "result.json", record)
-        if rounds == planned:
+        if stopped or rounds == self._algorithm.rounds:
             forget(self._secret_path, ledger)
         return statement
 
-    def _finished_rounds(self) -> int:
+    def stated(self, statement: str, rounds: int, *, stopped: bool = False) -> str:
+        """The statement of a run after these rounds, perhaps its last ones."""
+        if rounds < self._algorithm.rounds:
+            statement += f", after {rounds} of {self._algorithm.rounds} rounds"
+        if stopped and not self.stamp:
+            # The rounds' own epsilon is that of rounds whose number was chosen beforehand.
+            promised = self.record["statement"].partition(", unit")[0]
+            statement += f"; stopped by its own results: only {promised} was certain beforehand"
+        return stamped(statement, self.stamp, self._setting.note)
+
+    def _finished_rounds(self) -> int | None:
+        """The rounds of a finished run; None for another."""
         path = self.path / "result.json"
-        return files.read_record(path, {"rounds": int})["rounds"] if path.exists() else 0
+        found = files.read_record(path, {"rounds": int}) if path.exists() else {"rounds": 0}
+        ended = found.get("stopped") or found["rounds"] >= self._algorithm.rounds
+        return found["rounds"] if ended else None
 
 
 def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """The settings of a run besides its algorithm and clients, and its result."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jaxpfl.experiments.engine.evaluate import Evaluator
+from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.privacy.plan import Plan
 
@@ -34,11 +35,12 @@ class Result:
     Attributes:
       privacy: the guarantee in words (epsilon, delta, unit, adjacency, accountant), of this run
         and of all releases on its ledger.
-      metrics: the latest value of each public metric.
+      metrics: the latest value of each public metric, of the rounds up to that of `params`.
       rounds: number of completed rounds.
       out: the run directory.
       state: the algorithm's final state, on the device.
       params: the model's parameters, on the device; None without a model.
+      kept: the round of `params`, where `on_round` kept one; None for the last.
       evaluated_on: names the data of the scores in "evaluation"; None without an evaluation.
       epsilons: of "this run", and of "everything on its ledger".
       cautions: sentences on what the scores may be mistaken for, as the report has them.
@@ -52,6 +54,7 @@ class Result:
     out: Path
     state: Any = field(repr=False)
     params: Any = field(repr=False)
+    kept: int | None = None
     evaluated_on: str | None = None
     epsilons: Mapping[str, float] = field(default_factory=dict)
     cautions: tuple[str, ...] = ()
@@ -81,6 +84,8 @@ class Tracking:
       evaluate_every: rounds between two evaluations, besides those before round 1 and at the end.
       sentences: `(params, round) -> sentences`, generated at each evaluation, or None.
       checkpoint_every: rounds between two checkpoints, besides the one at the end.
+      on_round: is called after each round, see `engine.on_round`; the device then waits for the
+        host in each round.
     """
 
     evaluate: Evaluator | None = None
@@ -88,6 +93,7 @@ class Tracking:
     sentences: Callable[[Any, int], list[str]] | None = None
     checkpoint_every: int = 10
     progress: bool = True
+    on_round: Sequence[OnRound] = ()
 
 
 @dataclass(frozen=True)

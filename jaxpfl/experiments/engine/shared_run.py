@@ -26,7 +26,9 @@ from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 
 # What a result says in JSON's types.
-_FIELDS = ("privacy", "metrics", "rounds", "evaluated_on", "epsilons", "cautions", "table")
+_FIELDS = (
+    "privacy", "metrics", "rounds", "kept", "evaluated_on", "epsilons", "cautions", "table"
+)  # fmt: skip
 
 
 @contextmanager
@@ -72,7 +74,8 @@ def share_rounds(others: SharedRounds) -> dict[str, Any]:
 def broadcast_result(found: Group, result: Result) -> None:
     """Process 0 broadcasts the result of a run."""
     fields = {name: getattr(result, name) for name in _FIELDS}
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(result.state)]
+    held = result.state if result.kept is None else (result.state, result.params)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(held)]
     content = b"".join(leaf.tobytes() for leaf in leaves)
     found.tell(**files.jsonable(fields), size=len(content))
     found.send(content)
@@ -83,7 +86,14 @@ def received_result(
 ) -> Result:
     """The result that process 0 broadcasts, in another process, whose `out` has no file of it."""
     content = found.receive(outcome.pop("size"))
-    like = jax.eval_shape(lambda: initial_state(algorithm, seed))
+
+    def held() -> Any:
+        state = initial_state(algorithm, seed)
+        if outcome["kept"] is None or algorithm.params is None:
+            return (state,)
+        return state, algorithm.params(state)
+
+    like = jax.eval_shape(held)
     shapes, structure = jax.tree.flatten(like)
     sizes = [shape.size * shape.dtype.itemsize for shape in shapes]
     if sum(sizes) != len(content):
@@ -97,7 +107,8 @@ def received_result(
         jnp.asarray(np.frombuffer(content[end - size : end], shape.dtype).reshape(shape.shape))
         for shape, size, end in zip(shapes, sizes, edges, strict=True)
     ]
-    state = jax.tree.unflatten(structure, leaves)
+    state, *kept = jax.tree.unflatten(structure, leaves)
     params = None if algorithm.params is None else algorithm.params(state)
+    params = kept[0] if kept else params
     lists = {name: tuple(outcome[name]) for name in ("cautions", "table")}
     return Result(**{**outcome, **lists}, out=out, state=state, params=params)

@@ -41,13 +41,13 @@ def of_table(table: Sequence[Mapping[str, Any]], metric: str, tested_on: str) ->
 
 
 def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[str]:
-    """Warnings of a loss that rose, and of updates of noise from which little is learned.
+    """Warnings of a loss that rose, of a chosen round, and of updates of noise that teach little.
 
     Noise that is longer than the clip norm does not prevent learning, because it points nowhere in
     particular. It is therefore mentioned only where the loss did not fall by 5 %.
 
     Args:
-      records: the lines of `metrics.jsonl`.
+      records: the lines of `metrics.jsonl`, up to the round whose model is the result.
       evaluated_on: the data of the "evaluation" in them.
     """
     found = []
@@ -62,6 +62,9 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
             f"The loss on {evaluated_on} rose from {number(before)} at round {first} to "
             f"{number(after)} at round {last}: try a lower learning rate, or a smaller clip norm."
         )
+    if losses and records[-1].get("kept"):
+        last = losses[-1][0]
+        found.append(f"Round {last} was kept for its results: scores on {evaluated_on} flatter it.")
     learned = bool(losses) and losses[-1][1] < 0.95 * losses[0][1]
     # A mean of clipped updates is no longer than the clip norm, so what exceeds it is noise.
     norms = [

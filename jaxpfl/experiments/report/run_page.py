@@ -133,6 +133,12 @@ def run_page(
     rows: list[tuple[Any, ...]] = []
     if scored:
         rows.append(("scored during the rounds", f"on {found.evaluated_on}"))
+    kept = found.result.get("kept")
+    until = None if kept is None else kept + 1
+    if kept is not None:
+        rows.append(("the model", f"that of round {kept}, which was kept"))
+    if found.result.get("stopped"):
+        rows.append(("ended early", "by what was known after each round"))
     vocabulary = found.directory / "vocabulary.json"
     if vocabulary.exists():
         source = Vocabulary.load(vocabulary).source
@@ -160,7 +166,7 @@ def run_page(
         privacy_notes=[statement if run["stamp"] else f"A client here: {run['unit']}. {_COVERED}"],
         facts=_facts(found),
         sections=sections,
-        cautions=[*cautions, *of_rounds(records, found.evaluated_on)],
+        cautions=[*cautions, *of_rounds(records[:until], found.evaluated_on)],
         simulation=bool(run.get("note")) and not run["stamp"],
         warning=run.get("note") or "",
         details=_details(run),

@@ -22,6 +22,7 @@ from jaxpfl.experiments.config.sections import (
     RunConfig,
     TrainingConfig,
 )
+from jaxpfl.experiments.engine.on_round import KeepBest
 from jaxpfl.privacy.simulated import LargerPopulation
 
 
@@ -89,7 +90,11 @@ class FredConfig(Checked):
 
 @dataclass(frozen=True)
 class Config:
-    """A model that is trained by DP-FedAvg, perhaps from a public corpus that FreD chose."""
+    """A model that is trained by DP-FedAvg, perhaps from a public corpus that FreD chose.
+
+    Attributes:
+      keep_best: by scores on the validation clients; needs `evaluation.every`.
+    """
 
     system: Literal["federated_training"] = field(default="federated_training", kw_only=True)
     data: DataConfig
@@ -101,6 +106,7 @@ class Config:
     fred: FredConfig | None = None
     prefinetune: PrefinetuneConfig | None = None
     simulated: LargerPopulation | None = None
+    keep_best: KeepBest | None = None
 
     def __post_init__(self) -> None:
         data, fred, model = self.data, self.fred, self.model
@@ -115,6 +121,8 @@ class Config:
                 "data.vocabulary is for a language model of words, and must be absent for "
                 f"model.name = {model.name!r}"
             )
+        if self.keep_best is not None and not self.evaluation.every:
+            raise InputError("keep_best chooses by evaluations: evaluation.every must not be 0")
         self._check_prefinetune()
         if fred is not None:
             self._check_fred(fred)

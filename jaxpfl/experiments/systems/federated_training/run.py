@@ -97,6 +97,7 @@ class _Run:
                 sentences=self._sentences() if every else None,
                 checkpoint_every=self.config.run.checkpoint_every,
                 progress=self.workspace.progress,
+                on_round=[each for each in (self.config.keep_best,) if each is not None],
             ),
             start=" ".join(starts) or None,
             prior=prior,

@@ -1,0 +1,109 @@
+"""What differs between clients: the distribution of their scores, and models of their own.
+
+Of clients that are declared public: `evaluate.Evaluator.by_client` computes their scores.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.population import Population
+from jaxpfl.experiments.central.training import batches
+from jaxpfl.federated.clients.client import Examples, Stateful, computed, first_state, kept
+from jaxpfl.federated.clients.local_training import LocalTraining
+from jaxpfl.models.base import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientScores:
+    """What a model scores on each client that has examples.
+
+    Attributes:
+      clients: their indices, int64 [n].
+      scores: {metric: float64 [n]}, with "count", the number of targets.
+    """
+
+    clients: np.ndarray
+    scores: Mapping[str, np.ndarray]
+
+    def distribution(self) -> dict[str, dict[str, float]]:
+        """How each metric differs between clients, all of which count alike.
+
+        "mean"; the percentiles "p10", "p25", "p50", "p75" and "p90"; "worst tenth", the mean of the
+        ceil(n / 10) clients with the lowest accuracy, or the highest value of another metric (Li et
+        al. 2020, "Fair Resource Allocation in Federated Learning", section 4); and "gini", the mean
+        difference of two clients over twice the mean, 0 where all are alike.
+        """
+        metrics = {name: each for name, each in self.scores.items() if name != "count"}
+        return {name: _distribution(np.sort(each), name) for name, each in metrics.items()}
+
+
+def _distribution(rising: np.ndarray, metric: str) -> dict[str, float]:
+    number, mean = len(rising), np.mean(rising)
+    tenth = math.ceil(number / 10)
+    worst = rising[:tenth] if metric == "accuracy" else rising[-tenth:]
+    # How many clients each is above, minus how many it is below: all pairs' differences, once.
+    differences = (2 * np.arange(number) + 1 - number) @ rising
+    return {
+        "mean": float(mean),
+        **{f"p{each}": float(np.percentile(rising, each)) for each in (10, 25, 50, 75, 90)},
+        "worst tenth": float(np.mean(worst)),
+        "gini": float(differences / (number**2 * mean)) if mean else 0.0,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Personal:
+    """Clients' own models: what training on a client's own examples makes of the shared one.
+
+    Called with the index of a client, it returns the parameters of its own model.
+
+    Attributes:
+      client: `federated.Ditto`, for the own model of a client that takes part once; or another
+        `federated.LocalTraining`, for the parameters that it trains (fine-tuning).
+      params: the shared ones.
+      examples: of the same clients as are scored, but not what they are scored on.
+      cohort: batch size, epochs and most examples of this training.
+    """
+
+    client: LocalTraining
+    params: Params
+    examples: Population
+    cohort: CohortSpec
+
+    def __post_init__(self) -> None:
+        checks.instance("client", self.client, LocalTraining, "such as jaxpfl.federated.Ditto(...)")
+
+    def __call__(self, client: int) -> Params:
+        """Trains on at most `max_examples` of the client's examples, in a new order each epoch."""
+        spec, draws = self.cohort, np.random.default_rng(client)
+        low, high = self.examples.offsets[client : client + 2]
+        chosen = low + draws.permutation(high - low)[: spec.max_examples]
+        if not len(chosen):
+            return self.params
+        epochs = [
+            batches(draws.permutation(len(chosen)), spec.batch_size) for _ in range(spec.epochs)
+        ]
+        rows, mask = (np.concatenate(each) for each in zip(*epochs, strict=True))
+        # One shape for all clients, and one compilation.
+        steps, missing = jnp.int32(len(rows)), ((0, spec.max_steps - len(rows)), (0, 0))
+        rows, mask = np.pad(rows, missing), np.pad(mask, missing)
+        held = {name: column[chosen][rows] for name, column in self.examples.numeric().items()}
+        key = jax.random.key(client)
+        return _trained(self.client, self.params, Examples(held, jnp.asarray(mask), steps), key)
+
+
+@partial(jax.jit, static_argnums=0)
+def _trained(client: LocalTraining, params: Params, examples: Examples, key: jax.Array) -> Params:
+    first = first_state(client, params)
+    sent, state = computed(client, params, first, examples, key)
+    if isinstance(client, Stateful):
+        return kept(client, params, state, sent)
+    return jax.tree.map(jnp.add, params, sent)
