@@ -51,8 +51,8 @@ def char_lm(**settings: Any) -> CIFGLanguageModel:
     It is an untied `CIFGLanguageModel`, whose `settings` replace the paper's; 758,274 parameters
     with `peepholes`.
     """
-    sizes = {"embedding": 128, "hidden": 256, "projection": 128, "layers": 3}
-    fixed = {"vocab_size": SYMBOLS, "tied": False, "oov": None, "name": "char_lm"}
+    sizes: dict[str, Any] = {"embedding": 128, "hidden": 256, "projection": 128, "layers": 3}
+    fixed: dict[str, Any] = {"vocab_size": SYMBOLS, "tied": False, "oov": None, "name": "char_lm"}
     return CIFGLanguageModel(**fixed, **(sizes | settings))
 
 
