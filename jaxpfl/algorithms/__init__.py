@@ -3,6 +3,7 @@
 fed_avg            DP-FedAvg
 fed_sgd            DP-SGD: protects single examples
 scaffold           SCAFFOLD: clients correct the drift of their steps
+fed_dyn            FedDyn: clients move a regulariser of their own
 fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
 fred               a private Frechet distance from clients' data to public corpora
 federated_metrics  accuracies of users, released with privacy
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from jaxpfl.algorithms.fed_avg_gan import GANState as GANState
     from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining as GeneratorTraining
     from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan as fed_avg_gan
+    from jaxpfl.algorithms.fed_dyn import fed_dyn as fed_dyn
     from jaxpfl.algorithms.fed_sgd import fed_sgd as fed_sgd
     from jaxpfl.algorithms.federated_metrics import MetricsPlan as MetricsPlan
     from jaxpfl.algorithms.federated_metrics import federated_metrics as federated_metrics

@@ -15,6 +15,7 @@ Optimization", Algorithm 1; restated by Augenstein et al. 2020, Algorithm 2.
 The sum is unweighted and n is the planned cohort size, a public constant.
 """
 
+import contextlib
 from typing import Any, NamedTuple
 
 import jax
@@ -73,7 +74,8 @@ def fed_avg(
       model: what is trained: one of `jaxpfl.models`, or your own, `models.from_functions`.
       client: the clients' optimiser, e.g. `optax.sgd(0.5)`; or what a client computes, which is
         `federated.LocalTraining` with settings, as in FedProx and FedNova, or a client function of
-        your own that gets the parameters (with `frozen`, both) and returns their change.
+        your own that gets the parameters (with `frozen`, both) and returns their change, or None in
+        place of that of a parameter that is to stay as it is.
       server: the server's optimiser, e.g. `optax.sgd(1.0, momentum=0.9, nesterov=True)`; plain
         averaging is `optax.sgd(1.0)`.
       plan: privacy of the whole run.
@@ -131,17 +133,26 @@ def fed_avg(
         if isinstance(client, LocalTraining):
             broadcast = client.scheduled(broadcast, round)
         found = release(update, broadcast, clip_norm=used_clip_norm(plan, state.clip_norm))
-        shapes, sent = (jax.tree.map(jnp.shape, tree) for tree in (state.params, found.value))
-        if shapes != sent:
-            raise InputError(f"client must return a change shaped like {shapes}, found {sent}")
+        change = _whole(state.params, found.value)
         params, server_state, update_norm = server_step(
-            server, state.params, state.server, found.value, -plan.denominator
+            server, state.params, state.server, change, -plan.denominator
         )
         metrics = {"clip_norm": state.clip_norm, "update_norm": update_norm}
         return FedAvgState(params, server_state, found.clip_norm), metrics
 
     begins_as = UNTRAINED if start is None else "before the rounds"
     return Algorithm("fed_avg", init, step, (update,), lambda state: whole(state.params), begins_as)
+
+
+def _whole(params: Any, change: Any) -> Any:
+    """The change, with zeros where it has None."""
+    shapes, sent = (jax.tree.map(jnp.shape, tree) for tree in (params, change))
+    found = None
+    with contextlib.suppress(ValueError):  # of another structure
+        found = jax.tree.map(lambda p, d: jnp.zeros_like(p) if d is None else d, params, change)
+    if jax.tree.map(jnp.shape, found) != shapes:
+        raise InputError(f"client must return a change shaped like {shapes}, found {sent}")
+    return found
 
 
 def used_clip_norm(plan: Plan, clip_norm: jax.Array) -> jax.Array | None:
