@@ -4,6 +4,7 @@ fed_avg            DP-FedAvg
 fed_sgd            DP-SGD: protects single examples
 scaffold           SCAFFOLD: clients correct the drift of their steps
 fed_dyn            FedDyn: clients move a regulariser of their own
+ifca               IFCA: several models, each client trains the one that fits it best
 fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
 fred               a private Frechet distance from clients' data to public corpora
 federated_metrics  accuracies of users, released with privacy
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from jaxpfl.algorithms.federated_metrics import federated_metrics as federated_metrics
     from jaxpfl.algorithms.fred import FredPlan as FredPlan
     from jaxpfl.algorithms.fred import fred as fred
+    from jaxpfl.algorithms.ifca import ifca as ifca
     from jaxpfl.algorithms.one_look import MomentRewards as MomentRewards
     from jaxpfl.algorithms.popri import PopriSettings as PopriSettings
     from jaxpfl.algorithms.popri import popri as popri
