@@ -3,6 +3,7 @@
 fed_avg            DP-FedAvg
 fed_sgd            DP-SGD: protects single examples
 scaffold           SCAFFOLD: clients correct the drift of their steps
+ada_fed_prox       AdaFedProx: a penalty that follows the loss
 fed_dyn            FedDyn: clients move a regulariser of their own
 ifca               IFCA: several models, each client trains the one that fits it best
 fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
@@ -25,6 +26,7 @@ from jaxpfl import lazy
 if TYPE_CHECKING:
     from jaxpfl.algorithms import frechet as frechet
     from jaxpfl.algorithms import gaussian_moments as gaussian_moments
+    from jaxpfl.algorithms.ada_fed_prox import ada_fed_prox as ada_fed_prox
     from jaxpfl.algorithms.base import Algorithm as Algorithm
     from jaxpfl.algorithms.base import run_rounds as run_rounds
     from jaxpfl.algorithms.candidate_scores import Scorer as Scorer

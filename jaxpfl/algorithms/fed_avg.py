@@ -21,15 +21,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.algorithms.base import (
     UNTRAINED,
     Algorithm,
     copied,
     initial_params,
+    placed,
     require_parts,
     server_step,
+    update_query,
 )
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
@@ -37,7 +38,7 @@ from jaxpfl.federated.clients.client import ClientFn, Stepping
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.optimizers import require_optimizer
 from jaxpfl.federated.mesh import shardings
-from jaxpfl.federated.release.query import Execution, Query
+from jaxpfl.federated.release.query import Execution
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
@@ -101,24 +102,15 @@ def fed_avg(
     require_parts(model, plan, server=server)
     if isinstance(client, LocalTraining) and client.adapters != (frozen is not None):
         raise InputError("a LocalTraining must have adapters = True with `frozen`, and only then")
-    execution = Execution() if execution is None else execution
-    cohort = CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort
-    update = Query(
-        "update",
-        client,
-        plan,
-        cohort,
-        columns=None if model.columns is None else tuple(model.columns),
-        execution=execution,
-    )
-    everywhere = NamedSharding(execution.devices.local_mesh, PartitionSpec())
+    update = update_query(model, client, plan, cohort, execution)
     if frozen is None:
         first_params = initial_params(model, start)
     elif start is None:
         raise InputError("start must hold the adapters of the frozen model, found none")
     else:
         first_params = copied(start)
-        frozen = jax.device_put(frozen, shardings(model, execution.devices.local_mesh, frozen))
+        mesh = update.execution.devices.local_mesh
+        frozen = jax.device_put(frozen, shardings(model, mesh, frozen))
 
     def whole(params):
         return params if frozen is None else adapter_trees.join(params, frozen)
@@ -126,7 +118,7 @@ def fed_avg(
     def init(key):
         params = first_params(key)
         state = FedAvgState(params, server.init(params), jnp.float32(plan.clip_norm))
-        return jax.device_put(state, everywhere)
+        return placed(update, state)
 
     def step(state, release, round):
         broadcast = state.params if frozen is None else (state.params, frozen)

@@ -39,7 +39,8 @@ PyTree = Any
 class Regularised(LocalTraining):
     """FedDyn's client function by steps, which keeps g_k."""
 
-    alpha: float = 1.0
+    _: dataclasses.KW_ONLY
+    alpha: float
 
     def client_state(self, params: PyTree) -> PyTree:
         """g_k of a client that was never asked."""

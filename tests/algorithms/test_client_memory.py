@@ -160,9 +160,9 @@ def test_scaffold_and_fed_dyn_cost_what_fed_avg_costs():
     client = optax.sgd(RATE)
     expected = jp.algorithms.fed_avg(Linear(), client=client, server=optax.sgd(1.0), plan=private)
     assert algorithm.event() == expected.event() == fed_dyn(1.0, plan=private).event()
-    scales = algorithm.queries[0].client_fn.scales
+    scales = algorithm.queries[0].client_fn.parts.scales
     # Each part's noise in its own clip norms: z_1^-2 + z_2^-2 = z^-2.
-    z = [1 / scales.params, 1 / (scales.variate * VARIATE_CLIP)]
+    z = [1 / scales[0], 1 / (scales[1] * VARIATE_CLIP)]
     assert sum(each**-2 for each in z) == pytest.approx(1.0)
 
 
