@@ -72,6 +72,21 @@ def write_encoder(folder: Path, model_type: str, *, causal: bool = True) -> Path
     return folder
 
 
+def in_shards(folder: Path, count: int = 4) -> None:
+    """Divides the weights in a folder into several files, as those of large models are."""
+    from safetensors.numpy import load_file, save_file
+
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    places = {tensor: names[i % count] for i, tensor in enumerate(whole)}
+    for name in names:
+        part = {tensor: whole[tensor] for tensor, place in places.items() if place == name}
+        save_file(part, folder / name)
+    index = json.dumps({"weight_map": places})
+    (folder / "model.safetensors.index.json").write_text(index)
+
+
 def write_adapters(folder: Path, base: Path) -> Path:
     """Adapters that change what the model in `base` computes."""
     plain, params = pretrained.load(base)

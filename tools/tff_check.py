@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from jaxpfl.data.readers.tff_examples import Feature
-from jaxpfl.data.readers.tff_schemas import SCHEMAS
+from jaxpfl.data.readers.tff_schemas import SCHEMAS, Schema
 from jaxpfl.data.readers.tff_sqlite import read_tff
 
 ROOT = Path(__file__).parents[1]
@@ -136,10 +136,11 @@ def _session(leader: int) -> list[int]:
 
 
 def _same(job: dict) -> bool:
-    declared = None
     if "features" in job:
-        declared = {n: Feature(t, tuple(shape)) for n, (t, shape) in job["features"].items()}
-    ours = read_tff(job["path"], job.get("dataset"), job["split"], features=declared, form="raw")
+        features = {n: Feature(t, tuple(shape)) for n, (t, shape) in job["features"].items()}
+    else:
+        features = SCHEMAS[job["dataset"]].features
+    ours = read_tff(Path(job["path"]), Schema(features, "client"), job["split"])
     faults = []
     with np.load(job["out"], allow_pickle=False) as theirs:
         ids = json.loads(theirs["ids"].tobytes())

@@ -26,6 +26,7 @@ import dataclasses
 import pathlib
 import tempfile
 import time
+import types
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -144,9 +145,8 @@ class Server:
         """All rounds; times are left in `store` and `timed`."""
         with tempfile.TemporaryDirectory() as folder:
             directory = pathlib.Path(folder)
-            self.writer.tuned(
-                directory, self.store, self.timed, self._ask, lambda texts: 0.0, on_round
-            )
+            releases: Any = types.SimpleNamespace(load_or_compute=self.store, ask=self._ask)
+            self.writer.tuned(directory, releases, self.timed, lambda texts: 0.0, on_round)
 
     def _ask(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
         return step(state, self._release, round)

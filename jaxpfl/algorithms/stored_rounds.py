@@ -22,12 +22,6 @@ LoadOrCompute = Callable[[str, Callable[[], Arrays]], Arrays]
 """`(name, compute) -> arrays`: what is stored under the name, or else computed and stored."""
 
 
-def always_compute(name: str, compute: Callable[[], Arrays]) -> Arrays:
-    """A `LoadOrCompute` that stores nothing."""
-    del name
-    return compute()
-
-
 def ignore(found: Any) -> None:
     """A callback that does nothing."""
     del found
@@ -43,7 +37,7 @@ class Hooks(Generic[T]):
       progress: whether progress bars are drawn on stderr.
     """
 
-    load_or_compute: LoadOrCompute = always_compute
+    load_or_compute: LoadOrCompute = lambda name, compute: compute()
     on_round: Callable[[T], None] = ignore
     progress: bool = False
 

@@ -91,19 +91,15 @@ def from_arrow(array: pa.Array) -> Any:
     return values.reshape(-1, *shape) if shape else values
 
 
-def take(column: Column, rows: np.ndarray) -> Column:
-    """The rows of a column, in the given order."""
-    if isinstance(column, Padded | Mapped):
+def take(column: Column, rows: slice | np.ndarray) -> Column:
+    """The rows of a column, in the given order; those of a slice without copying them."""
+    texts = isinstance(column, MappedText) and isinstance(rows, slice)
+    if texts or isinstance(column, Padded | Mapped):
         return column.select(rows)
-    if isinstance(column, Sequences | np.ndarray):
-        return column[rows]
-    return read(column).take(pa.array(rows, pa.int64()))
-
-
-def part(column: Column, rows: slice) -> Column:
-    """Neighbouring rows of a column, without copying them."""
-    lazy = isinstance(column, Padded | Mapped | MappedText)
-    return column.select(rows) if lazy else column[rows]
+    column = read(column)
+    if isinstance(column, pa.Array) and not isinstance(rows, slice):
+        return column.take(pa.array(rows, pa.int64()))
+    return column[rows]
 
 
 def read(column: Column) -> Column:
@@ -113,7 +109,7 @@ def read(column: Column) -> Column:
 
 def rows_of(column: Column, rows: slice) -> Column:
     """Neighbouring rows of a column, as an array where they can be one."""
-    found = part(column, rows)
+    found = take(column, rows)
     return np.asarray(found) if isinstance(found, Padded) else read(found)
 
 

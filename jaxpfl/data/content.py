@@ -14,7 +14,7 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.data.blocks import BlockHashes
 from jaxpfl.data.columns import Column, describe, is_numeric, read, text_buffers
-from jaxpfl.data.mapped import Mapped, MappedText
+from jaxpfl.data.mapped import Mapped, MappedText, origin_of
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import InputError
 
@@ -135,9 +135,10 @@ class Growing:
 def _roots(column: Column) -> Roots:
     if isinstance(column, Padded):
         return _roots(column.sequences)
-    known = _known(column)
-    if known is not None:
-        return Roots(describe(column), len(column), known)
+    found, rows = _stored(column)
+    known = [part.root for part in found]
+    if not len(column) or (found and not rows and all(known)):
+        return Roots(describe(column), len(column), [each for each in known if each])
     grown, whole = Growing(column), read(column)
     for piece in whole.blocks() if isinstance(whole, Sequences) else [whole]:
         grown.append(piece)
@@ -147,28 +148,23 @@ def _roots(column: Column) -> Roots:
 def _origins(column: Column) -> Roots:
     if isinstance(column, Padded):
         return _origins(column.sequences)
-    if isinstance(column, Mapped):
-        origins = [column.origin]
-    elif isinstance(column, MappedText):
-        origins = [column.edges.origin, column.content.origin]
-    else:
-        origins = column.origins if isinstance(column, Sequences) else None
+    found, rows = _stored(column)
     # A whole stored column has the same hash as one in memory.
-    if origins is None or _known(column) is not None:
+    if not found or not len(column) or (not rows and all(part.root for part in found)):
         return _roots(column)
-    return Roots(describe(column), len(column), origins)
+    return Roots(describe(column), len(column), [*(part.origin for part in found), *rows])
 
 
-def _known(column: Column) -> list[str] | None:
-    if not len(column):
-        return []
+def _stored(column: Column) -> tuple[list[Mapped], list[str]]:
+    """The stored columns that a mapped one reads, and which of their sequences, if not all; none of
+    a column in memory."""
     if isinstance(column, Mapped):
-        found = [column.root]
-    elif isinstance(column, MappedText):
-        found = [column.edges.root, column.content.root]
-    elif isinstance(column, Sequences) and column.rows is None:
-        parts = (column.edges, column.values)
-        found = [part.root if isinstance(part, Mapped) else None for part in parts]
-    else:
-        return None
-    return [each for each in found if each] if all(found) else None
+        return [column], []
+    if isinstance(column, MappedText):
+        return [column.edges, column.content], []
+    parts = [column.edges, column.values] if isinstance(column, Sequences) else []
+    if not parts or not all(isinstance(part, Mapped) for part in parts):
+        return [], []
+    rows, stored = column.rows, len(column.edges) - 1
+    whole = isinstance(rows, range) and len(rows) == stored
+    return parts, [] if whole else [origin_of(rows, stored)]

@@ -1,6 +1,6 @@
 """Columns in mapped files, verified block by block as they are read (see `data.blocks`).
 
-They keep the map when examples are selected, by a row number per example, so that a population
+They keep the map when examples are selected, by the numbers of their rows, so that a population
 that is larger than the memory can be split and sampled. What reads one whole verifies it whole.
 """
 
@@ -18,6 +18,27 @@ from jaxpfl.data.blocks import Blocks
 _PIECE = 2**16
 
 
+def chosen(held: range | np.ndarray, rows: Any) -> range | np.ndarray:
+    """Those of the held row numbers that are at `rows`, a slice or int [...]: what is one run stays
+    a range."""
+    if isinstance(rows, slice):
+        found = held[rows]
+        whole = isinstance(found, np.ndarray) or found.step == 1
+        return found if whole else np.asarray(found, np.int64)
+    rows = np.asarray(rows, np.int64)
+    # Beside them lie other clients' rows.
+    if rows.size and not 0 <= rows.min() <= rows.max() < len(held):
+        raise IndexError(f"rows must lie in 0 .. {len(held) - 1}")
+    return rows + held.start if isinstance(held, range) else held[rows]
+
+
+def origin_of(rows: range | np.ndarray, stored: int) -> str:
+    """Says which of `stored` rows these are; PRIVATE."""
+    if isinstance(rows, range):
+        return f"{rows.start} {len(rows)} all"
+    return f"0 {stored} {hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()}"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Mapped:
     """A column of numbers or booleans, as an array is one, except that rows are read on demand.
@@ -26,19 +47,16 @@ class Mapped:
       blocks: the stored column.
       dtype: of the values.
       example: shape of one example.
-      begin, stored: the stored rows begin .. begin + stored - 1 are those that `rows` counts.
-      rows: int64 [examples], which of these each example is; None = all, in their order.
+      rows: which stored row each example is: those of a range, or int64 [examples].
     """
 
     blocks: Blocks
     dtype: np.dtype
     example: tuple[int, ...]
-    begin: int
-    stored: int
-    rows: np.ndarray | None = None
+    rows: range | np.ndarray
 
     def __len__(self) -> int:
-        return self.stored if self.rows is None else len(self.rows)
+        return len(self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,41 +66,25 @@ class Mapped:
     def ndim(self) -> int:
         return 1 + len(self.example)
 
-    @property
-    def nbytes(self) -> int:
-        return len(self) * self._row_bytes
-
     def select(self, rows: slice | np.ndarray) -> "Mapped":
         """These rows, without reading them."""
-        if self.rows is not None:
-            return replace(self, rows=self.rows[rows])
-        if isinstance(rows, slice):
-            first, last, step = rows.indices(self.stored)
-            if step == 1:
-                return replace(self, begin=self.begin + first, stored=max(0, last - first))
-            rows = np.arange(first, last, step)
-        return replace(self, rows=np.asarray(rows, np.int64))
+        return replace(self, rows=chosen(self.rows, rows))
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         """The rows of a slice, or of row numbers >= 0, int [...]; or one row, also from the end."""
-        if isinstance(rows, slice):
-            first, last, step = rows.indices(len(self))
-            if step == 1 and self.rows is None:
-                begin, end = self.begin + first, self.begin + max(first, last)
-                self.blocks.verify(begin * self._row_bytes, end * self._row_bytes)
-                return self._stored[begin:end]
-            rows = np.arange(first, last, step)
-        elif isinstance(rows, int):
+        if isinstance(rows, int):
             rows = range(len(self))[rows]
-        stored, places = self.located(np.asarray(rows))
+        places = chosen(self.rows, rows)
+        if isinstance(places, range):
+            begin, end = places.start, places.start + len(places)
+            self.blocks.verify(begin * self._row_bytes, end * self._row_bytes)
+            return self._stored[begin:end]
+        stored, places = self.located(rows)
         return stored[places]
 
-    def located(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def located(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
         """All stored rows, of which these, int [...], are verified; and their places in it."""
-        # Beside a part of the stored rows lie other clients' rows.
-        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
-            raise IndexError(f"rows must lie in 0 .. {len(self) - 1}")
-        places = (rows if self.rows is None else self.rows[rows]) + self.begin
+        places = np.asarray(chosen(self.rows, rows))
         begins = places.reshape(-1) * self._row_bytes
         self.blocks.verify_all(begins, begins + self._row_bytes)
         return self._stored, places
@@ -103,7 +105,7 @@ class Mapped:
     @cached_property
     def whole(self) -> np.ndarray:
         """All rows as a read-only array: a view of the file, or a copy where rows were selected."""
-        found = self[:] if self.rows is None else self[np.arange(len(self))]
+        found = self[:]
         found.flags.writeable = False
         return found
 
@@ -115,18 +117,13 @@ class Mapped:
     @property
     def root(self) -> str | None:
         """The root of the stored column if this is all of it."""
-        all_rows = self.rows is None and self.nbytes == len(self.blocks.unverified)
-        return self.blocks.root if all_rows else None
+        whole = isinstance(self.rows, range) and len(self) == len(self._stored)
+        return self.blocks.root if whole else None
 
     @property
     def origin(self) -> str:
         """Says which rows of which stored column these are, without reading them; PRIVATE."""
-        rows = (
-            "all"
-            if self.rows is None
-            else hashlib.sha256(np.ascontiguousarray(self.rows).data).hexdigest()
-        )
-        return self.root or f"{self.blocks.root} {self.begin} {self.stored} {rows}"
+        return self.root or f"{self.blocks.root} {origin_of(self.rows, len(self._stored))}"
 
     @property
     def _row_bytes(self) -> int:

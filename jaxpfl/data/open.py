@@ -24,7 +24,7 @@
     PATH.sqlite                            a data set of TensorFlow Federated; with ?dataset=emnist
                                            (emnist_36 without the case of letters,
                                            stackoverflow, shakespeare, cifar100, celeba), and
-                                           &split=all_train&form=raw&min_examples=5, each optional
+                                           &split=all_train&min_examples=5, both optional
                                            (see `readers.tff_sqlite`)
     FOLDER                                 what Population.save or `jaxpfl convert` wrote
 
@@ -45,7 +45,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from urllib.parse import parse_qsl
 
 from jaxpfl import checks
@@ -101,7 +101,7 @@ _KINDS: dict[str, _Options] = {
     "saved": _TABLE,
     "npz": {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int},
     "text": {**_TEXT, "encoding": _encoding},
-    "tff": {"dataset": tuple(SCHEMAS), "split": str, "form": str, "min_examples": int},
+    "tff": {"dataset": str, "split": str, "min_examples": int},
     "folder": {},
 }
 """The kinds of sources, with their options."""
@@ -202,11 +202,10 @@ class _Named:
             return None
         what, options = f"source {self.source!r}: partition", self.options
         made = SCHEMES[checks.one_of(what, options.pop("partition"), tuple(SCHEMES))]
-        fields = {field.name: field.type for field in dataclasses.fields(made)}
+        fields = get_type_hints(made)
         given = {name: options.pop(name) for name in list(options) if name in fields}
-        kinds = {name: kind if kind in (int, float) else str for name, kind in fields.items()}
         try:
-            return made(**_typed(self.source, given, kinds))
+            return made(**_typed(self.source, given, fields))
         except TypeError:
             raise InputError(f"{what} needs the option {next(iter(fields))!r}") from None
 
@@ -278,7 +277,7 @@ def _read(named: _Named, options: dict[str, Any]) -> Population:
         case "text":
             return plain_text.read_plain_text(named.path, name=named.head, **options)
         case "tff":
-            return tff_sqlite.read_tff(named.path, name=named.title(options), **options)
+            return tff_sqlite.read_tff(**_tff(named, options))
     layout = named.layout(options)
     if named.grouped:
         with _stream_grouped(named, options) as found:
@@ -295,6 +294,13 @@ def _read(named: _Named, options: dict[str, Any]) -> Population:
         layout = dataclasses.replace(layout, text=next(iter(known), "text"))
     rows = read_frame(named.name, frame, layout.fields)
     return population_of(rows, layout, named.title(options))
+
+
+def _tff(named: _Named, options: Mapping[str, Any]) -> dict[str, Any]:
+    what = f"source {named.source!r}: dataset"
+    schema = SCHEMAS[checks.one_of(what, options.get("dataset"), tuple(SCHEMAS))]
+    described = {"split": options.get("split"), "name": named.title(options)}
+    return {"path": named.path, "schema": schema, **described}
 
 
 def _of_hub(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,8 +321,8 @@ def streamed(source: str | Path) -> Callable[[Path], AbstractContextManager[Stre
     named.require_known()
     options = named.typed()
     if named.kind == "tff":
-        path, title = named.path, named.title(options)
-        return lambda _: tff_sqlite.stream_tff(path, name=title, **options)
+        described = _tff(named, options)
+        return lambda _: tff_sqlite.stream_tff(**described)
     return partial(_stream_grouped, named, options)
 
 
@@ -324,8 +330,8 @@ def _stream_grouped(
     named: _Named, options: Mapping[str, Any], folder: Path | None = None
 ) -> AbstractContextManager[Stream]:
     if named.word:
-        rows = hugging_face.rows_of_hub(named.name, _of_hub(options))
-        read = partial(table.read_mappings, named.name, rows)
+        rows = hugging_face.load(named.name, **_of_hub(options), streaming=True)
+        read = partial(read_frame, named.name, rows)
     else:
         read = partial(table.read_table, named.path, encoding=options.get("encoding"))
     return stream_of(read, named.layout(options), named.title(options), folder)

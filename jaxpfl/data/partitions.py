@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 
 from jaxpfl import checks
-from jaxpfl.data.columns import Column
+from jaxpfl.checked import Checked, NonNegativeInt, Positive, PositiveInt
 from jaxpfl.data.population import Population, from_rows
 from jaxpfl.errors import InputError
 
@@ -41,7 +40,7 @@ class Scheme(Protocol):
 
 
 @dataclass(frozen=True)
-class Iid:
+class Iid(Checked):
     """Every client has a random share; sizes differ by at most one.
 
     Attributes:
@@ -49,11 +48,8 @@ class Iid:
       seed: determines the partition.
     """
 
-    clients: int
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check(self)
+    clients: PositiveInt
+    seed: NonNegativeInt = 0
 
     def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
         examples = _enough(population, self.clients, 1)
@@ -64,7 +60,7 @@ class Iid:
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Checked):
     """Each label is dealt in proportions over the clients that a symmetric Dirichlet draws.
 
     Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural Networks", section
@@ -79,24 +75,19 @@ class Dirichlet:
       seed: determines the partition.
     """
 
-    clients: int
+    clients: PositiveInt
     by: str = "label"
-    alpha: float = 0.5
-    min_examples: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check(self)
-        checks.non_negative_int("partition: min_examples", self.min_examples)
-        checks.positive("partition: alpha", self.alpha)
+    alpha: Positive = 0.5
+    min_examples: NonNegativeInt = 1
+    seed: NonNegativeInt = 0
 
     def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
         _enough(population, self.clients, self.min_examples)
-        labels, label_N = labels_of(population, self.by)
+        labels, label_N = _labels(population, self.by)
         generator = _generator(self)
         counts_L = np.bincount(label_N)
         for _ in range(_TRIES):
-            share_LxC = generator.dirichlet(np.full(self.clients, self.alpha), len(labels))
+            share_LxC = generator.dirichlet(np.full(self.clients, self.alpha), labels)
             # A tiny alpha may underflow to no proportions at all.
             share_LxC[~np.isfinite(share_LxC).all(axis=1)] = 1.0 / self.clients
             ends_LxC = np.round(np.cumsum(share_LxC, axis=1) * counts_L[:, None]).astype(np.int64)
@@ -111,7 +102,7 @@ class Dirichlet:
 
 
 @dataclass(frozen=True)
-class Pathological:
+class Pathological(Checked):
     """Every client has examples of `labels` labels only, as in McMahan et al. 2017, section 3.
 
     Labels are assigned in turn, so that each occurs at about as many clients; a label's examples
@@ -124,19 +115,14 @@ class Pathological:
       seed: determines the partition.
     """
 
-    clients: int
+    clients: PositiveInt
     by: str = "label"
-    labels: int = 2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check(self)
-        checks.positive_int("partition: labels", self.labels)
+    labels: PositiveInt = 2
+    seed: NonNegativeInt = 0
 
     def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
         _enough(population, self.clients, 1)
-        labels, label_N = labels_of(population, self.by)
-        found = len(labels)
+        found, label_N = _labels(population, self.by)
         if not self.labels <= found <= self.labels * self.clients:
             raise InputError(
                 f"partition: {self.clients} clients with {self.labels} labels each cannot share "
@@ -157,11 +143,7 @@ class Pathological:
         return _by_label(label_N, sizes_LxC, generator), _ids(self.clients)
 
 
-SCHEMES: Mapping[str, type] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "pathological": Pathological,
-}
+SCHEMES = {"iid": Iid, "dirichlet": Dirichlet, "pathological": Pathological}
 """The schemes by the name that `partition=` has in a source."""
 
 
@@ -186,14 +168,19 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
         length = len(next(iter(examples.values()), ()))
         ids = [f"example {index}" for index in range(length)]
         examples = from_rows(np.arange(length), ids, examples, name="in memory", unit="example")
+    # What protects a new client would not protect an old one that was split among several.
+    if np.any(examples.sizes() > 1):
+        raise InputError(
+            f"the examples of {examples.name!r} have clients of their own, which a partition would "
+            "tear apart: use them as they are, or read the source with client=*, which makes each "
+            "example a client"
+        )
     client_N, ids = scheme.deal(examples)
-    name = f"{examples.name} [{scheme}]"
-    return examples.dealt(client_N, ids, name=name, unit=f"made-up client of {examples.unit}s")
-
-
-def _check(scheme: Any) -> None:
-    checks.positive_int("partition: clients", scheme.clients)
-    checks.non_negative_int("partition: seed", scheme.seed)
+    described = {
+        "name": f"{examples.name} [{scheme}]",
+        "unit": f"made-up client of {examples.unit}s",
+    }
+    return from_rows(client_N, ids, examples.columns, **described)
 
 
 def _generator(scheme: Any) -> np.random.Generator:
@@ -211,31 +198,23 @@ def _enough(population: Population, clients: int, least: int) -> int:
     return examples
 
 
-def labels_of(population: Population, by: str) -> tuple[Any, np.ndarray]:
-    """The different values of a column, and the index of each example's value, int64 [examples]."""
+def _labels(population: Population, by: str) -> tuple[int, np.ndarray]:
+    """How many values a column has, and the index of each example's, int64 [examples]."""
     if by not in population.columns:
         raise InputError(
             f"partition: column {by!r} is missing, found {', '.join(population.columns)}"
         )
-    column: Column = population.columns[by]
-    if isinstance(column, np.ndarray):
-        if column.ndim != 1:
-            raise InputError(
-                f"partition: column {by!r} must have one value for each example, found the shape "
-                f"{column.shape[1:]} of an example"
-            )
-        values, index_N = np.unique(column, return_inverse=True)
-        return values.tolist(), index_N.astype(np.int64)
-    encoded = column.dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
-    values = encoded.dictionary.to_pylist()
-    # In alphabetical order, whatever the order of the examples.
-    order = sorted(range(len(values)), key=values.__getitem__)
-    place = np.empty(len(values), np.int64)
-    place[order] = np.arange(len(values))
-    index_N = encoded.indices.to_numpy(zero_copy_only=False)
-    return [values[index] for index in order], place[index_N]
+    column = population.columns[by]
+    if not isinstance(column, np.ndarray):
+        column = np.array(column.to_pylist(), object)
+    if column.ndim != 1:
+        raise InputError(
+            f"partition: column {by!r} must have one value for each example, found the shape "
+            f"{column.shape[1:]} of an example"
+        )
+    # In their order, whatever the order of the examples.
+    values, index_N = np.unique(column, return_inverse=True)
+    return len(values), index_N
 
 
 def _by_label(

@@ -19,7 +19,6 @@ from jaxpfl.data.columns import (
     concatenated,
     describe,
     is_numeric,
-    part,
     rows_of,
     take,
     text_array,
@@ -175,10 +174,9 @@ class Population:
         if len(chosen) and np.all(np.diff(chosen) == 1):
             # Neighbours stay where they are: what is mapped from a file stays mapped.
             rows: Any = slice(int(self.offsets[chosen[0]]), int(self.offsets[chosen[-1] + 1]))
-            columns = {name: part(column, rows) for name, column in self._stored.items()}
         else:
             rows = _rows_from(self.offsets[chosen] - offsets[:-1], sizes)
-            columns = {name: take(column, rows) for name, column in self._stored.items()}
+        columns = {name: take(column, rows) for name, column in self._stored.items()}
         ids = self.client_ids.take(pa.array(chosen))
         return self._derive(columns, offsets, ids, self.name if name is None else name)
 
@@ -242,39 +240,10 @@ class Population:
 
         A client that keeps none remains, because how many keep some is private.
         """
-        kept = np.asarray(kept)
-        if kept.dtype != bool or kept.shape != (self.num_examples,):
-            # Without the number: how many examples a selection has is private.
-            raise InputError(
-                f"kept must be one boolean for each example, found {kept.ndim} axes of {kept.dtype}"
-                " or another length"
-            )
+        kept = one_per_example(self, "kept", kept)
         rows = np.flatnonzero(kept)
         columns = {name: take(column, rows) for name, column in self._stored.items()}
         return self.with_examples(columns, offsets_of(kept)[self.offsets], name)
-
-    def dealt(
-        self, client_of_example: np.ndarray, client_ids: Sequence[str], *, name: str, unit: str
-    ) -> "Population":
-        """The same examples, dealt to other clients; see `data.partitions`.
-
-        It is a source of its own. A ledger of the old clients would be no ledger of the new ones:
-        a release that protected one example does not protect a new client with all it holds.
-
-        Args:
-          client_of_example: int [examples], index of each example's new client in `client_ids`.
-
-        Raises:
-          InputError: a client holds more than one example, so that dealing could split it: what
-            protects a new client would not protect the old one.
-        """
-        if np.any(self.sizes() > 1):
-            raise InputError(
-                f"the examples of {self.name!r} have clients of their own, which a partition would "
-                "tear apart: use them as they are, or read the source with client=*, which makes "
-                "each example a client"
-            )
-        return from_rows(client_of_example, client_ids, self.columns, name=name, unit=unit)
 
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`), which must not exist."""
@@ -365,6 +334,18 @@ def collect(stream: Stream) -> Population:
 def offsets_of(sizes: Any) -> np.ndarray:
     """The sums of the first 0, 1, ... sizes, int64 [sizes + 1]; a boolean counts as 0 or 1."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+
+
+def one_per_example(population: Population, name: str, values: Any) -> np.ndarray:
+    """`values` as bool [examples]."""
+    array = np.asarray(values)
+    if array.dtype != bool or array.shape != (population.num_examples,):
+        # Without the number: how many examples a selection has is private.
+        raise InputError(
+            f"{name} must be one boolean for each example, found {array.ndim} axes of {array.dtype}"
+            " or another length"
+        )
+    return array
 
 
 def check_client_indices(client_indices: Any, clients: int) -> np.ndarray:

@@ -14,8 +14,8 @@ models for effective ML on private, decentralized datasets"), Table 1 and sectio
 | T6   | those unlike a public corpus, by likelihoods                   | a comparison of them  |
 
 A criterion is bool [examples] and PRIVATE; criteria combine by & and |. In a deployment every
-client applies the criterion to its own data, with public constants. `select` returns the population
-to train on.
+client applies the criterion to its own data, with public constants. `Population.keeping` returns
+the population to train on.
 
 Which clients are selected is private, and so is their number. A client without selected examples
 therefore stays in the population and contributes exactly 0, and nothing, such as a denominator or
@@ -33,27 +33,10 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.data.draws import example_uniforms, place_in_client
-from jaxpfl.data.population import Population, offsets_of
-from jaxpfl.errors import InputError
+from jaxpfl.data.population import Population, offsets_of, one_per_example
 
 Outcome = Literal["correct", "incorrect"]
-
-
-def select(population: Population, kept: Any, at_least: int = 1) -> Population:
-    """Returns the same clients with only the examples where `kept` is true.
-
-    A client that keeps none stays, and so does the fingerprint: training on a selection is charged
-    to the ledger of all these clients.
-
-    Args:
-      kept: bool [examples], PRIVATE.
-      at_least: a client with fewer selected examples keeps none.
-
-    Raises:
-      InputError: `kept` does not hold one boolean for each example, or `at_least` is below 1.
-    """
-    kept = _one_per_example(population, "kept", kept)
-    return population.keeping(kept & _of_clients_with(population, kept, at_least))
+Side = Literal["below", "above"]
 
 
 def random_examples(population: Population, fraction: float, seed: int) -> np.ndarray:
@@ -86,17 +69,17 @@ def classified_examples(
       at_least: only clients with this many such examples match; 5 in the paper, appendix C.4.
     """
     checks.one_of("outcome", outcome, ("correct", "incorrect"))
-    correct = _one_per_example(population, "correct", correct)
+    correct = one_per_example(population, "correct", correct)
     wanted = correct if outcome == "correct" else ~correct
-    return wanted & _of_clients_with(population, wanted, at_least)
+    enough = _count_by_client(population, wanted) >= checks.positive_int("at_least", at_least)
+    return wanted & np.repeat(enough, population.sizes())
 
 
 def examples_of_users(
     population: Population,
     correct: Any,
-    *,
-    below: float | None = None,
-    above: float | None = None,
+    side: Side,
+    threshold: float,
 ) -> np.ndarray:
     """T4: selects all examples of users by the primary model's accuracy on their own data.
 
@@ -104,44 +87,19 @@ def examples_of_users(
 
     Args:
       correct: bool [examples], from `federated.clients.evaluation.correct_examples`.
-      below, above: users with an accuracy STRICTLY below or above this public constant in 0 .. 1
-        are selected. Exactly one of the two must be given.
-
-    Raises:
-      InputError: not exactly one threshold is given, or it is out of range.
+      side, threshold: users with an accuracy STRICTLY "below" or "above" this public constant in
+        0 .. 1 are selected.
     """
-    if (below is None) == (above is None):
-        found = "neither" if below is None else "both"
-        raise InputError(f"examples_of_users needs either below or above, found {found}")
-    correct = _one_per_example(population, "correct", correct)
+    checks.one_of("side", side, ("below", "above"))
+    threshold = checks.fraction("threshold", threshold)
+    correct = one_per_example(population, "correct", correct)
     sizes = population.sizes()
     hits = _count_by_client(population, correct)
     accuracy = np.divide(hits, sizes, out=np.full(len(population), np.nan), where=sizes > 0)
     # Comparisons with NaN, the accuracy of a client without examples, are False.
-    if below is not None:
-        matches = accuracy < checks.fraction("below", below)
-    else:
-        matches = accuracy > checks.fraction("above", above)
-    return np.repeat(matches, sizes)
-
-
-def _of_clients_with(population: Population, kept: np.ndarray, at_least: int) -> np.ndarray:
-    enough = _count_by_client(population, kept) >= checks.positive_int("at_least", at_least)
-    return np.repeat(enough, population.sizes())
+    return np.repeat(accuracy < threshold if side == "below" else accuracy > threshold, sizes)
 
 
 def _count_by_client(population: Population, kept: np.ndarray) -> np.ndarray:
     """How many examples of each client are kept, int64 [clients]."""
     return np.diff(offsets_of(kept)[population.offsets])
-
-
-def _one_per_example(population: Population, name: str, values: Any) -> np.ndarray:
-    array = np.asarray(values)
-    if array.dtype != bool or array.ndim != 1:
-        raise InputError(
-            f"{name} must be booleans [examples], found {array.dtype} with {array.ndim} axes"
-        )
-    # The number of examples of a selected population is private, so the message omits it.
-    if len(array) != population.num_examples:
-        raise InputError(f"{name} must have one value per example, found another number of values")
-    return array

@@ -7,14 +7,13 @@ them (a part of the clients, another order) keeps the map, and adds a row number
 is mapped is verified as it is read, see `data.mapped`.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from jaxpfl.data.mapped import Mapped
+from jaxpfl.data.mapped import Mapped, chosen
 from jaxpfl.errors import InputError
 
 PAD = np.int32(-1)
@@ -31,13 +30,14 @@ class Sequences:
       values: uint16 or uint32 [ids], of the stored sequences, one after the other; or mapped.
       edges: int64 [stored + 1], where each stored sequence begins, and the end; or mapped.
       encoding: what the ids stand for; public. Columns of one population have one encoding.
-      rows: int64 [examples], which stored sequence each example is; None = all, in their order.
+      rows: which stored sequence each example is: those of a range, by default all, or int64
+        [examples].
     """
 
     values: np.ndarray | Mapped
     edges: np.ndarray | Mapped
     encoding: Mapping[str, Any]
-    rows: np.ndarray | None = None
+    rows: range | np.ndarray = None  # pyright: ignore[reportAssignmentType]
 
     def __post_init__(self) -> None:
         if self.values.dtype not in (np.uint16, np.uint32) or self.values.ndim != 1:
@@ -50,22 +50,15 @@ class Sequences:
             raise InputError("the edges of sequences must be int64 [sequences + 1]")
         if not 0 <= edges[0] <= edges[-1] <= len(self.values):
             raise InputError("the edges of sequences must lie within their ids")
+        if self.rows is None:
+            object.__setattr__(self, "rows", range(len(edges) - 1))
 
     def __len__(self) -> int:
-        return len(self.edges) - 1 if self.rows is None else len(self.rows)
+        return len(self.rows)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "Sequences":
-        """The sequences of a slice, without copying anything, or of row numbers int [...]."""
-        if self.rows is not None:
-            return replace(self, rows=self.rows[rows])
-        if isinstance(rows, slice):
-            first, last, step = rows.indices(len(self))
-            if step == 1:
-                kept, edges = slice(first, max(first, last) + 1), self.edges
-                kept_edges = edges.select(kept) if isinstance(edges, Mapped) else edges[kept]
-                return replace(self, edges=kept_edges)
-            rows = np.arange(first, last, step)
-        return replace(self, rows=np.asarray(rows, np.int64))
+        """The sequences of a slice, or of row numbers int [...], without copying any."""
+        return replace(self, rows=chosen(self.rows, rows))
 
     @property
     def dtype(self) -> np.dtype:
@@ -74,38 +67,22 @@ class Sequences:
     @property
     def nbytes(self) -> int:
         """The bytes of all ids."""
-        if self.rows is None:
-            return int(self.edges[-1] - self.edges[0]) * self.dtype.itemsize
         starts, stops = self.bounds(slice(None))
         return int(np.sum(stops - starts)) * self.dtype.itemsize
 
-    @property
-    def origins(self) -> list[str] | None:
-        """Of mapped sequences, which of which stored ones they are (see `Mapped.origin`)."""
-        if not (isinstance(self.edges, Mapped) and isinstance(self.values, Mapped)):
-            return None
-        rows = "all" if self.rows is None else hashlib.sha256(self.rows.data).hexdigest()
-        return [self.edges.origin, self.values.origin, rows]
-
     def bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the sequences of these rows begin and end in `values`, int64."""
-        starts, stops = self._bounds(rows)
+        places = chosen(self.rows, rows)
+        if isinstance(places, range):
+            edges = self.edges[places.start : places.start + len(places) + 1]
+            starts, stops = edges[:-1], edges[1:]
+        else:
+            starts, stops = self.edges[places], self.edges[places + 1]
         if not isinstance(self.edges, Mapped) or not starts.size:
             return starts, stops
         if starts.min() < 0 or stops.max() > len(self.values) or np.any(starts > stops):
             raise self.edges.blocks.unfit("sequences do not begin one after the other")
         return starts, stops
-
-    def _bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.rows is not None:
-            rows = self.rows[rows]
-        if isinstance(rows, slice):
-            first, last, step = rows.indices(len(self.edges) - 1)
-            if step == 1:
-                edges = self.edges[first : max(first, last) + 1]
-                return edges[:-1], edges[1:]
-            rows = np.arange(first, last, step)
-        return self.edges[rows], self.edges[rows + 1]
 
     def blocks(self) -> Iterator["Sequences"]:
         """The same sequences in pieces of bounded size, stored one after the other in each."""
@@ -114,15 +91,11 @@ class Sequences:
 
     def compact(self) -> "Sequences":
         """The same sequences, stored alone, in their order and from the first id on."""
-        if self.rows is None:
-            self.bounds(slice(None))
-            edges = np.asarray(self.edges)
-            first, last = int(edges[0]), int(edges[-1])
-            return replace(
-                self, values=self.values[first:last], edges=edges - first if first else edges
-            )
         starts, stops = self.bounds(slice(None))
         edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
+        if isinstance(self.rows, range):
+            first = int(starts[0]) if len(starts) else 0
+            return Sequences(self.values[first : first + int(edges[-1])], edges, self.encoding)
         places = np.repeat(starts - edges[:-1], stops - starts)
         places += np.arange(len(places))
         return Sequences(self.values[places], edges, self.encoding)
@@ -150,16 +123,11 @@ class Padded:
         return len(self.sequences)
 
     @property
-    def nbytes(self) -> int:
-        """The bytes of the ids, which are not those of the rows."""
-        return self.sequences.nbytes
-
-    @property
     def shape(self) -> tuple[int, int]:
         return len(self), self.length
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        found = self[np.arange(len(self))]
+        found = self[:]
         return found if dtype is None else found.astype(dtype)
 
     def select(self, rows: slice | np.ndarray) -> "Padded":

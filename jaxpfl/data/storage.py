@@ -302,7 +302,7 @@ def _numbers(held: blocks.Blocks, dtype: str, example: tuple[int, ...] = ()) -> 
     size, each = len(held.unverified), np.dtype(dtype).itemsize * math.prod(example)
     if size % each:
         raise held.unfit("its size is not that of whole examples")
-    return Mapped(held, np.dtype(dtype), example, 0, size // each)
+    return Mapped(held, np.dtype(dtype), example, range(size // each))
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

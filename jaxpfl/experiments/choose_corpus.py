@@ -21,7 +21,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.run_directory import run_id
-from jaxpfl.experiments.report.ranking_plots import bars
+from jaxpfl.experiments.report.page import Table, text_lines
+from jaxpfl.experiments.report.plots import bars
 from jaxpfl.federated import mesh
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
@@ -40,16 +41,11 @@ def choose_corpus(
     ledger: str | Path | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Releases the clients' moments once and ranks the candidates; writes to the folder `out`.
+    """Releases the clients' moments once and ranks the candidates, each SOURCE or NAME=SOURCE.
 
-    The folder gets fred.json (the returned record), fred.png (a bar for each candidate),
+    The folder `out` gets fred.json (the returned record), fred.png (a bar for each candidate),
     moments.npz (the released moments, which score further candidates at no cost) and, unless
     `ledger` names another file, ledger.jsonl.
-
-    Args:
-      private: a source of clients, or the population.
-      candidates: public sources, each SOURCE or NAME=SOURCE.
-      embedder_name: see `text.embed.embedder`.
 
     Raises:
       InputError: a source, name or embedder is not valid, or a candidate holds the clients' data.
@@ -127,16 +123,16 @@ def _short(source: str) -> str:
 
 def table(record: Mapping[str, Any]) -> str:
     """The ranking and its cost as text."""
-    rows = record["candidates"]
     titles = {"distance": "FreD", "corrected": "corrected", "low": "from", "high": "to"}
-    width = max(24, *(len(row["candidate"]) + 4 for row in rows))
-    lines = [
-        f"Frechet distance (FreD) to what the clients of {record['clients']} hold:",
-        f"{'public corpus':{width}}" + "".join(f"{title:>13}" for title in titles.values()),
+    rows = [
+        (
+            f"{row['rank']:>2}. {row['candidate']}",
+            *(f"{row[name]:.5g}" for name in titles),
+            "tied with the next" if row["tied"] else "",
+        )
+        for row in record["candidates"]
     ]
-    for row in rows:
-        values = "".join(f"{row[name]:>13.5g}" for name in titles)
-        tie = "  tied with the next" if row.get("tied") else ""
-        lines.append(f"{row['rank']:>2}. {row['candidate']:{width - 4}}{values}{tie}")
-    lines += ["", record["statement"], f"ledger: {record['ledger']}", f"chart: {record['chart']}"]
-    return "\n".join(lines)
+    ranking = Table(("public corpus", *titles.values(), ""), rows, numbers=(1, 2, 3, 4))
+    said = f"Frechet distance (FreD) to what the clients of {record['clients']} hold:"
+    ends = "", record["statement"], f"ledger: {record['ledger']}", f"chart: {record['chart']}"
+    return "\n".join([said, *text_lines(ranking), *ends])

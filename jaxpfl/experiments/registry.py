@@ -53,11 +53,7 @@ def load_run(directory: Path) -> Any:
 
 
 def from_mapping(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:
-    """Builds the config of the system that the key `system` of `mapping` names.
-
-    Args:
-      where, overrides: as in `config.reader.from_mapping`.
-    """
+    """The config of the system that `system` names; arguments as of `reader.from_mapping`."""
     return reader.from_mapping(mapping, where, config_type(mapping, where, overrides), overrides)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import dp_accounting
@@ -30,7 +31,7 @@ class Account:
 
     def __init__(self, budgets: Sequence[Budget] = ()) -> None:
         self.budgets = tuple(dict.fromkeys(budgets))
-        self._counts: Counts = {}
+        self._counts: Counter[dp_accounting.DpEvent] = Counter()
         self._adjacency: Adjacency | None = None
         self._fitting: Counts = {}
 
@@ -52,7 +53,7 @@ class Account:
         """
         self.check_adjacency(event)
         releases = events.counts(event)
-        self._counts = _sum(self._counts, releases, 1)
+        self._counts += releases
         if _is_noisy(releases):
             self._adjacency = events.adjacency(event)
 
@@ -80,7 +81,7 @@ class Account:
         """
         if not self.budgets:
             return True
-        after = _sum(self._counts, events.counts(event), 1)
+        after = self._counts + events.counts(event)
         if all(count <= self._fitting.get(leaf, 0) for leaf, count in after.items()):
             return True
         if not self._fit(after, event):
@@ -107,10 +108,3 @@ class Account:
 
 def _is_noisy(releases: Counts) -> bool:
     return any(not isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases)
-
-
-def _sum(total: Counts, more: Counts, times: int) -> Counts:
-    result = dict(total)
-    for leaf, count in more.items():
-        result[leaf] = result.get(leaf, 0) + times * count
-    return result

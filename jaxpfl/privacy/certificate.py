@@ -103,7 +103,7 @@ def _of(
         "population": ledger.population,
         "key": ledger.key,
         "head": ledger.head,
-        "lines": ledger.lines,
+        "lines": len(ledger.lines),
         "charges": [
             {
                 "run": charge.run,

@@ -78,18 +78,18 @@ class Chain:
             raise
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: str | Path) -> Self:
         """Returns a chain that cannot be appended to, without a lock.
 
         Raises:
           InputError: there is no such file, or `path` is a directory.
           CorruptFile: a line was altered.
         """
-        _require_file(path)
-        if not path.exists():
-            raise InputError(f"{path}: there is no such ledger")
         chain = cls.__new__(cls)
-        chain.path, chain._descriptor = path, None
+        chain.path, chain._descriptor = Path(path), None
+        _require_file(chain.path)
+        if not chain.path.exists():
+            raise InputError(f"{path}: there is no such ledger")
         chain._load()
         return chain
 

@@ -15,7 +15,8 @@ a client is added or removed, 2 S when one is replaced. Only `Plan` and `SecureS
 that no caller has to choose between the two.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import dp_accounting
@@ -24,7 +25,7 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 
 Adjacency = Literal["add_or_remove_one", "replace_one"]
-Counts = dict[dp_accounting.DpEvent, int]
+Counts = Mapping[dp_accounting.DpEvent, int]
 
 # Each kind's name in a file, and there the names of its attributes.
 _FORMS: dict[str, tuple[Any, dict[str, str]]] = {
@@ -45,7 +46,7 @@ _FORMS: dict[str, tuple[Any, dict[str, str]]] = {
 }
 
 
-def counts(event: dp_accounting.DpEvent) -> Counts:
+def counts(event: dp_accounting.DpEvent) -> Counter[dp_accounting.DpEvent]:
     """Returns how often each elementary release happens in `event`.
 
     Sampling that takes everyone counts as no sampling, for which there is an exact formula.
@@ -53,8 +54,9 @@ def counts(event: dp_accounting.DpEvent) -> Counts:
     Raises:
       InputError: the event is not in the table above, or a parameter is out of range.
     """
-    total: Counts = {}
-    _add(event, 1, total)
+    total = Counter[dp_accounting.DpEvent]()
+    for part, times in _parts(event):
+        total[_elementary(part)] += times
     return total
 
 
@@ -64,13 +66,15 @@ def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
     Raises:
       InputError: the event mixes both adjacencies.
     """
-    found = _adjacencies(event)
-    if len(found) > 1:
+    kinds = {type(part) for part, _ in _parts(event)} - {dp_accounting.NonPrivateDpEvent}
+    if dp_accounting.SampledWithoutReplacementDpEvent not in kinds:
+        return "add_or_remove_one"
+    if len(kinds) > 1:
         raise InputError(
             "the event mixes Poisson cohorts (add or remove one) with cohorts of fixed size "
             "(replace one), which have no common epsilon"
         )
-    return found.pop() if found else "add_or_remove_one"
+    return "replace_one"
 
 
 def to_json(event: dp_accounting.DpEvent) -> dict[str, Any]:
@@ -103,7 +107,8 @@ def _plain(field: str, value: Any) -> Any:
     return int(value) if field in ("population", "clients", "count") else float(value)
 
 
-def _add(event: dp_accounting.DpEvent, times: int, total: Counts) -> None:
+def _parts(event: dp_accounting.DpEvent, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """The events that a composition is made of, and how often."""
     match event:
         case dp_accounting.NoOpDpEvent():
             return
@@ -111,14 +116,12 @@ def _add(event: dp_accounting.DpEvent, times: int, total: Counts) -> None:
             repeats = checks.non_negative_int("count of an event", event.count)
             if repeats:
                 times = checks.positive_int("count of an event", times * repeats)
-                _add(event.event, times, total)
-            return
+                yield from _parts(event.event, times)
         case dp_accounting.ComposedDpEvent():
             for part in event.events:
-                _add(part, times, total)
-            return
-    leaf = _elementary(event)
-    total[leaf] = total.get(leaf, 0) + times
+                yield from _parts(part, times)
+        case _:
+            yield event, times
 
 
 def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
@@ -155,23 +158,6 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
             everyone = clients == population
             return inner if everyone or not isinstance(inner, type(event.event)) else event
     raise _unknown(event)
-
-
-def _adjacencies(event: dp_accounting.DpEvent) -> set[Adjacency]:
-    match event:
-        case (
-            dp_accounting.PoissonSampledDpEvent()
-            | dp_accounting.GaussianDpEvent()
-            | dp_accounting.ZCDpEvent()
-        ):
-            return {"add_or_remove_one"}
-        case dp_accounting.SampledWithoutReplacementDpEvent():
-            return {"replace_one"}
-        case dp_accounting.SelfComposedDpEvent():
-            return _adjacencies(event.event)
-        case dp_accounting.ComposedDpEvent():
-            return set().union(*(_adjacencies(part) for part in event.events))
-    return set()
 
 
 def _unknown(event: object) -> InputError:

@@ -41,7 +41,7 @@ from jaxpfl.privacy.budget import Account, Budget
 from jaxpfl.privacy.chain import Chain, altered
 from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.guarantee import Guarantee, Unit
-from jaxpfl.privacy.sources import Clients, open_key
+from jaxpfl.privacy.sources import Clients, LedgerKey, open_key
 
 __all__ = ["Budget", "Charge", "Ledger", "guarantee_of"]
 
@@ -62,11 +62,10 @@ class Charge:
     identity: str
 
 
-class Ledger:
-    """An open ledger; a context manager.
+class Ledger(Chain):
+    """An open ledger: a `Chain` whose lines are charges; a context manager.
 
     Attributes:
-      path: the file.
       population: HMAC (hex) of the fingerprint of the source that it was made for.
       key: a hash that identifies the ledger's secret key; public.
       unit: what every release protects.
@@ -85,6 +84,9 @@ class Ledger:
       InputError: the ledger is of another source of clients or of another unit.
       RunLocked: another process, or another open `Ledger`, holds the file.
     """
+
+    _given_budget: Budget | None = None
+    _secret: LedgerKey | None = None
 
     def __init__(
         self,
@@ -109,26 +111,25 @@ class Ledger:
             raise InputError(
                 f"a ledger needs the Population of its clients, found {type(clients).__name__}"
             )
-        self.path = path
         self._given_budget = budget
-        self._chain = Chain(self.path)
+        super().__init__(path)
         try:
-            key_path = self.path.parent / "private" / f"{self.path.name}.key"
-            self._secret = open_key(key_path, create=not self._chain.lines)
-            if not self._chain.lines:
+            key_path = path.parent / "private" / f"{path.name}.key"
+            self._secret = open_key(key_path, create=not self.lines)
+            if not self.lines:
                 header = {
                     "format": FORMAT,
                     "key": self._secret.check,
                     "unit": unit,
                     "budget": None if budget is None else dataclasses.asdict(budget),
                 }
-                self._chain.append({**header, "population": self._secret.digest_of(clients)})
-            self._take_lines()
+                self.append({**header, "population": self._secret.digest_of(clients)})
+                self._take_lines()
             if self.key != self._secret.check:
-                raise CorruptFile(f"{key_path}: is not the key of {self.path}")
+                raise CorruptFile(f"{key_path}: is not the key of {path}")
             if self.unit != unit:
                 raise InputError(
-                    f"{self.path}: protects each {self.unit}, this run each {unit}; they have no "
+                    f"{path}: protects each {self.unit}, this run each {unit}; they have no "
                     "common epsilon: use the unit of the ledger"
                 )
         except BaseException:
@@ -150,7 +151,7 @@ class Ledger:
         with ledger:
             if not ledger.covers(clients):
                 assert ledger._secret is not None
-                ledger._chain.append({"population": ledger._secret.digest_of(clients)})
+                ledger.append({"population": ledger._secret.digest_of(clients)})
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -159,14 +160,9 @@ class Ledger:
         Raises:
           CorruptFile: the file is empty, or a line was altered; the message names it.
         """
-        ledger = cls.__new__(cls)
-        ledger.path = Path(path)
-        ledger._given_budget = None
-        ledger._secret = None
-        ledger._chain = Chain.read(ledger.path)
-        if not ledger._chain.lines:
+        ledger = super().read(Path(path))
+        if not ledger.lines:
             raise CorruptFile(f"{path}: is empty, expected a ledger")
-        ledger._take_lines()
         return ledger
 
     def __enter__(self) -> Self:
@@ -175,35 +171,8 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Closes the file and releases its lock; `charges` can still be read."""
-        self._chain.close()
-
     def __len__(self) -> int:
         return len(self.charges)
-
-    @property
-    def head(self) -> str:
-        """SHA-256 of the last line, for `verify`."""
-        return self._chain.head
-
-    @property
-    def lines(self) -> int:
-        """The number of lines, of which `head` is the last."""
-        return len(self._chain.lines)
-
-    def contains(self, head: str) -> bool:
-        """Returns whether `head` is or was this ledger's head."""
-        return self._chain.contains(head)
-
-    def verify(self, expected_head: str | None = None) -> None:
-        """Reads the file again and checks every line: see `Chain.verify`."""
-        self._chain.verify(expected_head)
-        self._take_lines()
-
-    def require_unchanged(self) -> None:
-        """Refuses to go on if the file changed while it was open: see `Chain.require_unchanged`."""
-        self._chain.require_unchanged()
 
     def covers(self, clients: Clients) -> bool:
         """Returns whether the releases of these clients' source are charged here.
@@ -268,7 +237,7 @@ class Ledger:
                 "was released"
             )
         fields = {"run": run, "label": label, "round": charge.round, "identity": identity}
-        self._chain.append({**fields, "event": events.to_json(event)})
+        self.append({**fields, "event": events.to_json(event)})
         self._count(charge)
 
     def charged(self, identity: str) -> bool:
@@ -288,7 +257,7 @@ class Ledger:
         _check_text("the hash of a release", release)
         self.require_unchanged()
         if release not in self._recorded.get(identity, ()):
-            self._chain.append({"identity": identity, "release": release})
+            self.append({"identity": identity, "release": release})
             self._recorded.setdefault(identity, []).append(release)
 
     def recorded(self, identity: str) -> str | None:
@@ -324,16 +293,20 @@ class Ledger:
             "budget": budget and dataclasses.asdict(budget),
         }
 
+    def _load(self) -> int:
+        end = super()._load()
+        self._take_lines()
+        return end
+
     def _take_lines(self) -> None:
         self.charges: list[Charge] = []
         self._by_identity: dict[str, Charge] = {}
         self._recorded: dict[str, list[str]] = {}
         self._sources: set[str] = set()
-        for number, fields in enumerate(self._chain.lines, 1):
+        for number, fields in enumerate(self.lines, 1):
             try:
                 self._take(fields, first=number == 1)
             except _FAULTS as error:
-                self.close()
                 known = isinstance(error, InputError)
                 reason = str(error) if known else "it is not a line of a ledger"
                 raise altered(self.path, number, reason) from None

@@ -17,6 +17,7 @@ what a run states is computed by `privacy.accounting`.
 """
 
 import math
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -38,12 +39,9 @@ def scaled(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent
     Raises:
       InputError: a release has no noise.
     """
-    factor = checks.positive("factor", factor)
-    parts: list[dp_accounting.DpEvent] = [
-        dp_accounting.SelfComposedDpEvent(_scaled(leaf, factor), count)
-        for leaf, count in events.counts(event).items()
-    ]
-    return dp_accounting.ComposedDpEvent(parts)
+    if any(isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in events.counts(event)):
+        raise InputError("an audit supports releases with noise, found one without")
+    return events.from_json(_scaled(events.to_json(event), checks.positive("factor", factor)))
 
 
 def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
@@ -81,24 +79,17 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
     return np.clip(composed.get_delta_for_epsilon(epsilons_E.tolist()), 0.0, 1.0)
 
 
-def _scaled(leaf: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent:
-    match leaf:
-        case dp_accounting.GaussianDpEvent():
-            return dp_accounting.GaussianDpEvent(leaf.noise_multiplier * factor)
-        case dp_accounting.PoissonSampledDpEvent():
-            inner = _scaled(leaf.event, factor)
-            return dp_accounting.PoissonSampledDpEvent(leaf.sampling_probability, inner)
-        case dp_accounting.SampledWithoutReplacementDpEvent():
-            inner = _scaled(leaf.event, factor)
-            return dp_accounting.SampledWithoutReplacementDpEvent(
-                leaf.source_dataset_size, leaf.sample_size, inner
-            )
-        case dp_accounting.ZCDpEvent():
-            return dp_accounting.ZCDpEvent(leaf.rho / factor**2, leaf.xi / factor**2)
-    raise InputError(
-        "an audit supports Gaussian noise on everyone or on sampled cohorts, and secure sums, "
-        f"found {type(leaf).__name__}"
-    )
+def _scaled(record: Any, factor: float) -> Any:
+    """The same for an event's form in a file, or a part of it."""
+    if isinstance(record, list):
+        return [_scaled(part, factor) for part in record]
+    if not isinstance(record, dict):
+        return record
+    grows = {"noise_multiplier": factor, "rho": factor**-2, "xi": factor**-2}
+    return {
+        name: each * grows[name] if name in grows else _scaled(each, factor)
+        for name, each in record.items()
+    }
 
 
 def _of_gaussian(mu: float, epsilons_E: np.ndarray) -> np.ndarray:

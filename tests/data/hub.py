@@ -13,19 +13,16 @@ class Rows:
         self.table = pa.table(columns)
         self.column_names = self.table.column_names
 
-    def with_format(self, kind, columns):
-        assert kind == "arrow"
+    def select_columns(self, columns):
         return Rows(self.table.select(columns))
 
-    def __len__(self):
-        return len(self.table)
+    def with_format(self, kind):
+        assert kind == "arrow"
+        return self
 
     def iter(self, rows):
         for start in range(0, len(self.table), rows):
             yield self.table.slice(start, rows)
-
-    def __iter__(self):
-        return iter(self.table.to_pylist())
 
 
 def stand_in(monkeypatch, rows) -> ModuleType:

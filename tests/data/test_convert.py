@@ -27,7 +27,7 @@ def plays(tmp_path):
     return write_file(path, clients)
 
 
-@pytest.mark.parametrize("query", ["", "&split=train&form=raw", "&min_examples=2"])
+@pytest.mark.parametrize("query", ["", "&split=train", "&min_examples=2"])
 def test_tff_files(plays, query, tmp_path):
     before = set(tmp_path.iterdir())
     source = f"{plays}?dataset=shakespeare{query}"

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder, Feature
-from jaxpfl.errors import InputError
 from tests.data.tff_files import entry, example, feature, message, varint
 
 SCHEMA = {
@@ -208,11 +207,3 @@ def test_no_messages_have_typed_columns():
     columns = ExampleDecoder(SCHEMA).decode([])
     assert columns["pixels"].shape == (0, 2, 2) and columns["pixels"].dtype == np.float32
     assert columns["label"].dtype == np.int32 and len(columns["a_name_of_more_than_16_bytes"]) == 0
-
-
-@pytest.mark.parametrize(
-    "dtype, shape", [("float64", ()), ("text", (2,)), ("int32", (0,)), ("int32", (2.0,))]
-)
-def test_declarations_that_cannot_be(dtype, shape):
-    with pytest.raises(InputError):
-        Feature(dtype, shape)

@@ -11,6 +11,7 @@ import pytest
 from jaxpfl.data import open as open_population
 from jaxpfl.data.readers import tff_sqlite
 from jaxpfl.data.readers.tff_examples import Feature
+from jaxpfl.data.readers.tff_schemas import SCHEMAS, Schema
 from jaxpfl.data.readers.tff_sqlite import read_tff, stream_tff
 from jaxpfl.errors import InputError
 from tests.data.tff_files import FOUR, SCHEMA, SECRET, clients, example, read, row, write_file
@@ -49,9 +50,8 @@ def path(tmp_path):
 )
 def test_fixtures_are_read_exactly_as_tff_reads_them(file, dataset, split, fixtures):
     """Golden files are what tensorflow-federated 0.87 gives: `tools/tff_check.py --golden`."""
-    source = fixtures / f"{file}.sqlite"
-    features = None if dataset else SAMPLE
-    population = read_tff(source, dataset, split, features=features, form="raw")
+    features = SCHEMAS[dataset].features if dataset else SAMPLE
+    population = read_tff(fixtures / f"{file}.sqlite", Schema(features, "client"), split)
     with np.load(GOLDEN / f"{file}_{split}.npz", allow_pickle=False) as golden:
         assert population.client_ids.to_pylist() == json.loads(golden["ids"].tobytes())
         np.testing.assert_array_equal(population.sizes(), golden["sizes"], strict=True)
@@ -67,39 +67,42 @@ def test_fixtures_are_read_exactly_as_tff_reads_them(file, dataset, split, fixtu
 
 
 def test_canonical_columns_are_what_models_read(fixtures):
-    raw = read_tff(fixtures / "tff_emnist_synthetic.sqlite", "emnist", form="raw")
-    emnist = open_population(f"{fixtures}/tff_emnist_synthetic.sqlite?dataset=emnist")
+    def opened(name):
+        return open_population(f"{fixtures}/tff_{name}_synthetic.sqlite?dataset={name}")
+
+    emnist = opened("emnist")
+    plain = Schema(SCHEMAS["emnist"].features, "client")
+    raw = read_tff(fixtures / "tff_emnist_synthetic.sqlite", plain)
     image = emnist.columns["image"]
     assert image.dtype == np.float32 and image.shape == (20, 28, 28, 1)
     assert (image[..., 0] == 1 - raw.columns["pixels"]).all() and image[:, 0, 0].max() == 0
     assert (emnist.columns["label"] == np.tile(np.arange(10), 2)).all()
     assert emnist.unit == "writer"
-    words = read_tff(fixtures / "tff_stackoverflow_synthetic.sqlite", "stackoverflow")
+    words = opened("stackoverflow")
     assert list(words.columns) == ["text", "creation_date", "score", "tags", "title", "type"]
     assert words.columns["text"][1].as_py() == "css3 does finally define the"
-    plays = read_tff(fixtures / "tff_shakespeare_synthetic.sqlite", "shakespeare")
-    assert plays.columns["text"].to_pylist()[-6:-4] == ["Hark!", "When?"]
+    assert opened("shakespeare").columns["text"].to_pylist()[-6:-4] == ["Hark!", "When?"]
 
 
 def test_small_letters_of_emnist_36_have_the_labels_of_capitals(tmp_path):
     pixels = np.ones((28, 28), np.float32)
     examples = [example({"pixels": pixels, "label": label}) for label in (0, 9, 10, 35, 36, 61)]
-    found = read_tff(write_file(tmp_path / "e.sqlite", {"writer": examples}), "emnist_36")
+    path = write_file(tmp_path / "e.sqlite", {"writer": examples})
+    found = open_population(f"{path}?dataset=emnist_36")
     assert found.columns["label"].tolist() == [0, 9, 10, 35, 10, 35]
 
 
-@pytest.mark.parametrize("form", ["raw", "canonical"])
-def test_images_of_integers(form, tmp_path):
+def test_images_of_integers(tmp_path):
     generator = np.random.default_rng(0)
     small, large = (generator.integers(0, 256, shape) for shape in ((32, 32, 3), (84, 84, 3)))
     cifar = example({"image": small, "label": 7, "coarse_label": 3})
-    schema = dict.fromkeys(tff_sqlite.SCHEMAS["celeba"].features, 0)
+    schema = dict.fromkeys(SCHEMAS["celeba"].features, 0)
     celeba = example({**schema, "image": large, "smiling": 1})
-    found = read_tff(write_file(tmp_path / "c.sqlite", {"0": [cifar]}), "cifar100", form=form)
+    found = open_population(f"{write_file(tmp_path / 'c.sqlite', {'0': [cifar]})}?dataset=cifar100")
     assert found.columns["image"].dtype == np.uint8 and (found.columns["image"][0] == small).all()
-    assert found.columns["label"].dtype == (np.int64 if form == "raw" else np.int32)
-    faces = read_tff(write_file(tmp_path / "f.sqlite", {"0": [celeba]}), "celeba", form=form)
-    assert faces.columns["image"].dtype == (np.int64 if form == "raw" else np.uint8)
+    assert found.columns["label"].dtype == np.int32
+    faces = open_population(f"{write_file(tmp_path / 'f.sqlite', {'0': [celeba]})}?dataset=celeba")
+    assert faces.columns["image"].dtype == np.uint8
     assert (faces.columns["image"][0] == large).all() and len(faces.columns) == 41
     assert [name for name, c in faces.columns.items() if c.dtype == bool and c[0]] == ["smiling"]
 
@@ -141,7 +144,7 @@ def test_any_arrangement_of_rows_and_splits(index, rows_at_once, tmp_path, monke
     assert population.client_ids.to_pylist() == list(expected)
     for number, rows in enumerate(expected.values()):
         assert population.examples(number)["x"].tolist() == rows
-    with stream_tff(path, features=SCHEMA, split="train") as stream:
+    with stream_tff(path, SCHEMA, "train") as stream:
         assert max(len(batch.columns["x"]) for batch in stream.batches) <= max(3, rows_at_once)
 
 
@@ -174,17 +177,11 @@ def test_reading_writes_nothing(path, tmp_path):
 
 
 def test_sources(path, tmp_path):
-    with pytest.raises(InputError, match=r"dataset \(one of celeba, cifar100, emnist"):
-        open_population(str(path))
-    with pytest.raises(InputError, match="dataset must be one of 'celeba', 'cifar100', 'emnist'"):
-        open_population(f"{path}?dataset=emist")
-    with pytest.raises(InputError, match="found both"):
-        read_tff(path, "emnist", features=SCHEMA)
-    with pytest.raises(InputError, match="form must be one of 'canonical', 'raw'"):
-        read(path, form="tff")
+    for query in ("", "?dataset=emist"):
+        with pytest.raises(InputError, match="dataset must be one of 'celeba', 'cifar100', 'em"):
+            open_population(f"{path}{query}")
     plays = {f"role {n}": [example({"snippets": b"Hark!"})] * n for n in range(4)}
     file = write_file(tmp_path / "plays.sqlite", plays, split="test")
     source = f"{file}?dataset=shakespeare&split=test"
     assert open_population(source).name == f"{file} [test]"
     assert sorted(open_population(f"{source}&min_examples=2").sizes()) == [0, 0, 2, 3]
-    assert list(open_population(f"{source}&form=raw").columns) == ["snippets"]

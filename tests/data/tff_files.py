@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxpfl.data.population import Population
 from jaxpfl.data.readers.tff_examples import Feature
+from jaxpfl.data.readers.tff_schemas import Schema
 from jaxpfl.data.readers.tff_sqlite import read_tff
 
 
@@ -92,7 +93,7 @@ def write_file(
     return path
 
 
-SCHEMA = {"x": Feature("int64"), "t": Feature("text")}
+SCHEMA = Schema({"x": Feature("int64"), "t": Feature("text")}, "client")
 SECRET = "rosebud"
 FOUR = {"d": 3, "b": 0, f"{SECRET} c": 2, "a": 4}
 
@@ -106,4 +107,4 @@ def clients(sizes: Mapping[str, int]) -> dict[str, list[bytes]]:
 
 
 def read(path: Path, **more: Any) -> Population:
-    return read_tff(path, features=SCHEMA, **more)
+    return read_tff(path, SCHEMA, **more)

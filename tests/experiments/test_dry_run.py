@@ -218,10 +218,10 @@ def unaccounted(monkeypatch):
     """Noise multipliers and epsilons, which take seconds for each plan, are 1."""
     monkeypatch.setattr(gaussian, "smallest_multiplier", lambda guarantee, target: 1.0)
     monkeypatch.setattr(accounting, "epsilon", lambda *event: 1.0)
-    engine._calibrated.cache_clear()
+    engine.cached_plan.cache_clear()
     monkeypatch.setattr(dry_run_module, "_known", {})
     yield
-    engine._calibrated.cache_clear()
+    engine.cached_plan.cache_clear()
 
 
 def check(path: Path) -> None:

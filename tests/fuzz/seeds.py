@@ -24,14 +24,20 @@ from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.models import LSTMLanguageModel
-from jaxpfl.models.checkpoints import own_models, pretrained
+from jaxpfl.models.checkpoints import own_models
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.data.populations import small
 from tests.data.tff_files import example, write_file
 from tests.federated.cohorts import plan
-from tests.published_models import write_adapters, write_decoder, write_encoder, write_tokeniser
+from tests.published_models import (
+    in_shards,
+    write_adapters,
+    write_decoder,
+    write_encoder,
+    write_tokeniser,
+)
 
 
 def population(folder: Path) -> None:
@@ -205,8 +211,7 @@ def adapters(folder: Path) -> None:
 
 
 def sharded(folder: Path) -> None:
-    model, params = pretrained.load(write_decoder(folder / "model", "gpt2"))
-    pretrained.save(folder / "model", model, params, shard_bytes=20_000)
+    in_shards(write_decoder(folder / "model", "gpt2"))
 
 
 def sentences(folder: Path) -> None:

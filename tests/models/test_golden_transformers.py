@@ -88,7 +88,7 @@ def test_live_transformers_gives_what_we_compute_and_reads_what_we_save(tmp_path
         difference = _difference(tmp_path / kind, tokens_BxL, real_BxL, expected_BxLxV)
         assert difference < 2e-5, kind
         model, params = pretrained.load(GOLDEN / kind)
-        pretrained.save(tmp_path / "ours" / kind, model, params, shard_bytes=40_000)
+        pretrained.save(tmp_path / "ours" / kind, model, params)
         theirs, report = type(drawn).from_pretrained(
             tmp_path / "ours" / kind, output_loading_info=True
         )

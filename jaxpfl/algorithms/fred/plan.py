@@ -178,13 +178,12 @@ class FredPlan:
           delta: of what these units have, below 1 / their number.
           larger: the number of units that this plan is for; all of them take part.
         """
-        population = LargerPopulation(larger, larger, self.delta)
-        found = dataclasses.replace(self, delta=delta, simulates=population)
-        return found._scaled(units / larger)
-
-    def _scaled(self, factor: float, **changes: Any) -> Self:
-        multipliers = _three(z * factor for z in self.multipliers)
-        return dataclasses.replace(self, multipliers=multipliers, **changes)
+        return dataclasses.replace(
+            self,
+            multipliers=_three(z * (units / larger) for z in self.multipliers),
+            delta=delta,
+            simulates=LargerPopulation(larger, larger, self.delta),
+        )
 
     def client_fn(self, moment: Moment) -> ClientMoment:
         """Returns what a client computes for one of the releases."""

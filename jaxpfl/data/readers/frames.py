@@ -1,4 +1,4 @@
-"""Tables in memory: pandas, polars, Arrow, and data sets of the library `datasets`.
+"""Tables in memory: pandas, polars, Arrow; and data sets of the library `datasets`, also streamed.
 
 They are read through Arrow's interface (`__arrow_c_stream__`), so that none of these libraries is
 needed here.
@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from jaxpfl.data.population import Population
+from jaxpfl.data.readers import hugging_face
 from jaxpfl.data.readers.examples import Layout, population_of
 from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.errors import InputError
 
-_ROWS = 2**16
+_ROWS = 2**13
 
 
 def from_dataframe(
@@ -32,8 +33,9 @@ def from_dataframe(
     """The population of a table in memory.
 
     Args:
-      frame: a DataFrame of pandas or polars, a `datasets.Dataset`, a pyarrow Table, or anything
-        else with `__arrow_c_stream__`. An index is not read: use `reset_index()`.
+      frame: a DataFrame of pandas or polars, a data set of the library `datasets`, a pyarrow
+        Table, or anything else with `__arrow_c_stream__`. An index is not read: use
+        `reset_index()`.
       client, text, label, features, columns, split: which columns are what, see `Layout`.
       name: of the population, in messages and reports: public.
 
@@ -48,9 +50,10 @@ def from_dataframe(
 
 
 def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
-    """The rows of a table in memory, numbered from 1."""
+    """The rows of a table, numbered from 1, some thousand at a time."""
     first = 1
     for batch in _batches(name, frame, fields):
+        fields.require(name, batch.schema.names)
         if len(batch):
             found = {column: batch[column] for column in fields.names}
             yield fields.rows(name, range(first, first + len(batch)), found)
@@ -60,25 +63,28 @@ def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
 def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch | pa.Table]:
     if isinstance(frame, dict):
         raise InputError(f"{name}: choose one of its parts: {', '.join(map(repr, frame))}")
-    if hasattr(frame, "column_names") and hasattr(frame, "with_format"):
-        if not hasattr(frame, "__len__"):
-            raise InputError(
-                f"{name}: expected a datasets.Dataset, found an {type(frame).__name__}, whose rows "
-                "can be read once: save it, or make it a Dataset by Dataset.from_list(list(it))"
-            )
-        # The rows that were selected of a data set, in its order; its whole table has others.
-        fields.require(name, frame.column_names)
-        yield from frame.with_format("arrow", columns=list(fields.names)).iter(_ROWS)
+    wanted, unread = list(fields.names), None
+    if hasattr(frame, "with_format"):
+        # The rows that were selected of a data set, in its order; its whole table has others. Of
+        # one that is streamed, the columns may not be known.
+        if frame.column_names is not None:
+            fields.require(name, frame.column_names)
+            frame = frame.select_columns(wanted)
+        try:
+            yield from frame.with_format("arrow").iter(_ROWS)
+        except Exception as error:
+            unread = hugging_face.unread(name, error)
+        if unread is not None:
+            raise unread
         return
-    known = getattr(frame, "columns", None)
-    if hasattr(frame, "loc") and known is not None:
+    if hasattr(frame, "loc"):
         # A column of pandas that nobody asked for may hold what Arrow does not know.
-        fields.require(name, list(known))
-        frame = frame.loc[:, list(fields.names)]
+        fields.require(name, list(frame.columns))
+        frame = frame.loc[:, wanted]
     if not hasattr(frame, "__arrow_c_stream__"):
         raise InputError(
-            f"{name}: expected a DataFrame of pandas or polars, a datasets.Dataset or a pyarrow "
-            f"Table, found {type(frame).__name__}"
+            f"{name}: expected a DataFrame of pandas or polars, a data set of the library "
+            f"datasets or a pyarrow Table, found {type(frame).__name__}"
         )
     reader = None
     # Arrow's error quotes a value.
@@ -88,5 +94,4 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch |
         raise InputError(
             f"{name}: a column holds values of several kinds, expected one kind in each"
         )
-    fields.require(name, reader.schema.names)
     yield from reader

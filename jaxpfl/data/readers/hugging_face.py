@@ -3,8 +3,8 @@
 The library only reads data files: it never runs code that comes with a data set.
 """
 
+import importlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,80 +42,48 @@ def load(
             f"{name}: a file or folder of that name is here, and the library datasets would read "
             "it instead of the hub's data set: run from another folder"
         )
+    datasets = _library("datasets", name)
+    which = {"name": config, "split": part, "revision": revision, "streaming": streaming}
     try:
-        import datasets  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise _not_installed(name) from error
-    named: dict[str, Any] = {} if config is None else {"name": config}
-    if streaming:
-        named["streaming"] = True
-    try:
-        return datasets.load_dataset(name, split=part, revision=revision, **named)
+        return datasets.load_dataset(name, **which)
     # The library raises errors of many kinds; all mean that the data set could not be loaded.
     except Exception as error:
-        known = isinstance(error, OSError)
-        raise _unread(name, revision, error) from (error if known else None)
+        raise unread(f"{name} at {revision[:12]}...", error) from None
 
 
 def saved(folder: Path) -> Any:
     """The `datasets.Dataset` that `save_to_disk` wrote to a folder: the rows that were selected."""
-    try:
-        import datasets  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise _not_installed(str(folder)) from error
+    datasets = _library("datasets", str(folder))
     try:
         return datasets.load_from_disk(str(folder))
     # As for `load`.
     except Exception as error:
-        raise CorruptFile(
-            f"{folder}: the library datasets cannot read what it saved there "
-            f"({type(error).__name__})"
-        ) from None
-
-
-def rows_of_hub(name: str, which: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of a data set on the hub, which are fetched while they are read.
-
-    Args:
-      which: its revision, part and config, each optional, as for `load`.
-    """
-    rows = iter(load(name, **which, streaming=True))
-    while True:
-        unread = None
-        try:
-            row = next(rows, None)
-        except Exception as error:
-            row, unread = None, _unread(name, which["revision"], error)
-        if unread is not None:
-            raise unread
-        if row is None:
-            return
-        yield row
+        raise CorruptFile(str(unread(str(folder), error))) from None
 
 
 def newest_commit(name: str) -> str:
     """The commit that a data set on the hub has now."""
+    hub = _library("huggingface_hub", name)
     try:
-        import huggingface_hub
-    except ImportError as error:
-        raise _not_installed(name) from error
-    try:
-        return str(huggingface_hub.HfApi().dataset_info(name).sha)
+        return str(hub.HfApi().dataset_info(name).sha)
     # As for `load`.
     except Exception as error:
-        raise _unread(name, "its newest commit", error) from None
+        raise unread(name, error) from None
 
 
-def _not_installed(name: str) -> InputError:
-    return InputError(
-        f"{name} is read by the library datasets, which is not installed: "
-        "pip install 'jaxpfl[datasets]'"
-    )
-
-
-def _unread(name: str, revision: str, error: Exception) -> InputError:
+def unread(what: str, error: Exception) -> InputError:
+    """The error that says why the libraries of Hugging Face did not give a data set or its rows."""
     # Only errors of network and disk are quoted: the message of another may contain a row.
     lines = str(error).strip().splitlines() if isinstance(error, OSError) else []
     reason = ": ".join([type(error).__name__, *lines[:1]])
-    at = f"{revision[:12]}..." if _COMMIT.fullmatch(revision) else revision
-    return InputError(f"the Hugging Face hub did not give {name} at {at} ({reason})")
+    return InputError(f"{what}: the libraries of Hugging Face did not give it ({reason})")
+
+
+def _library(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"{name} is read by the library datasets, which is not installed: "
+            "pip install 'jaxpfl[datasets]'"
+        ) from error

@@ -6,16 +6,13 @@ these endings belong to it. A path with * stands for all files that it fits (`gl
 """
 
 import glob
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from jaxpfl.data.readers import parquet_files, text_tables
 from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.errors import InputError
 
-_ROWS = 2_048
 _TEXTS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _READERS: dict[str, Callable[[Path, Fields, str | None], Iterator[Rows]]] = {
     **dict.fromkeys(_TEXTS, text_tables.read_text),
@@ -49,11 +46,3 @@ def files_of(path: Path) -> list[Path]:
     if not found:
         raise InputError(f"{path}: expected a folder of {', '.join(ENDINGS)} files, found none")
     return found
-
-
-def read_mappings(source: str, rows: Iterable[Mapping[str, Any]], fields: Fields) -> Iterator[Rows]:
-    """The rows of an iterable of mappings, such as a streamed data set of the hub."""
-    numbered = enumerate(rows, 1)
-    while block := list(islice(numbered, _ROWS)):
-        columns = {name: [row.get(name) for _, row in block] for name in fields.names}
-        yield fields.rows(source, [number for number, _ in block], columns)

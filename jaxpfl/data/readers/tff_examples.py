@@ -22,10 +22,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 
 from jaxpfl.data.columns import Column
 from jaxpfl.data.readers.compressed import decoded
-from jaxpfl.errors import InputError
 
-_INTEGER_TYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
-_TYPES = ("text", "float32", *_INTEGER_TYPES)
 _BYTES, _FLOATS, _INTEGERS = "bytes", "floats", "integers"
 _MAX_VARINT_BYTES = 10
 
@@ -41,13 +38,6 @@ class Feature:
 
     dtype: str
     shape: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.dtype not in _TYPES:
-            raise InputError(f"a feature's dtype must be one of {_TYPES}, found {self.dtype!r}")
-        sizes_ok = all(type(size) is int and size > 0 for size in self.shape)
-        if not sizes_ok or (self.dtype == "text" and self.shape):
-            raise InputError(f"a feature of {self.dtype} cannot have the shape {self.shape}")
 
     @property
     def kind(self) -> str:
@@ -78,8 +68,6 @@ class ExampleDecoder:
     """Decodes batches of serialized tf.train.Example messages, all with these features."""
 
     def __init__(self, features: Mapping[str, Feature]) -> None:
-        if not features:
-            raise InputError("a schema needs at least one feature, found none")
         self._features = dict(features)
         self._kinds = {name.encode(): feature.kind for name, feature in features.items()}
 

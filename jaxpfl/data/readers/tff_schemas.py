@@ -1,8 +1,8 @@
 """What the examples of TensorFlow Federated's data sets hold.
 
-Files store neither shapes nor widths. The `raw` columns have the names, types and shapes that the
-loaders of tensorflow-federated 0.87 (tff.simulation.datasets) give them. The `canonical` columns
-are those that this library's models read:
+Files store neither shapes nor widths. Features have the names, types and shapes that the loaders of
+tensorflow-federated 0.87 (tff.simulation.datasets) give them. The canonical columns are those that
+this library's models read:
 
 | data set | canonical columns |
 |---|---|
@@ -32,13 +32,13 @@ class Schema:
     Attributes:
       features: name -> dtype and shape, in the order in which TFF gives them.
       unit: what a client is, in words.
-      canonical: maps the raw columns to the canonical ones.
+      canonical: maps the features to the canonical columns.
       splitting: of its texts, see `Population`.
     """
 
     features: dict[str, Feature]
     unit: str
-    canonical: Callable[[Columns], Columns]
+    canonical: Callable[[Columns], Columns] = dict
     splitting: str = "words"
 
 
@@ -85,6 +85,7 @@ _ATTRIBUTES = (
 _TEXT, _INT64 = Feature("text"), Feature("int64")
 # TFF does not convert the pixels, which lie in 0 .. 255.
 _CELEBA = {"image": Feature("int64", (84, 84, 3)), **dict.fromkeys(_ATTRIBUTES, Feature("bool"))}
+_EMNIST = {"label": Feature("int32"), "pixels": Feature("float32", (28, 28))}
 _STACKOVERFLOW = ("creation_date", "score", "tags", "title", "tokens", "type")
 
 SCHEMAS = MappingProxyType(
@@ -95,16 +96,8 @@ SCHEMAS = MappingProxyType(
             "dealt share of CIFAR-100",
             _cifar100,
         ),
-        "emnist": Schema(
-            {"label": Feature("int32"), "pixels": Feature("float32", (28, 28))},
-            "writer",
-            _emnist,
-        ),
-        "emnist_36": Schema(
-            {"label": Feature("int32"), "pixels": Feature("float32", (28, 28))},
-            "writer",
-            _emnist_36,
-        ),
+        "emnist": Schema(_EMNIST, "writer", _emnist),
+        "emnist_36": Schema(_EMNIST, "writer", _emnist_36),
         "shakespeare": Schema({"snippets": _TEXT}, "role in a play", _shakespeare),
         "stackoverflow": Schema(
             {**dict.fromkeys(_STACKOVERFLOW, _TEXT), "score": _INT64},

@@ -6,7 +6,8 @@ tensorflow-federated writes them; each example is a tf.train.Example (see `tff_e
 come in the order of their ids, as TFF sorts them, a client's examples by rowid.
 
 Policy:
-- A file is opened read-only and must be complete (see `sqlite_file`).
+- A file is opened read-only. It must have all the pages that its header counts, no journal next to
+  it, texts in UTF-8, and both tables as plain tables.
 - The two tables must have the same clients, each once, with the same numbers of examples.
 - SQLite has no checksums: only the SHA-256 that `jaxpfl data get` compares can make sure that no
   value was altered. It also unpacks the files, which TFF publishes as .lzma.
@@ -16,166 +17,149 @@ Policy:
 """
 
 import contextlib
+import errno
+import heapq
 import itertools
+import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
-from jaxpfl import checks
 from jaxpfl.data.population import Population, collect
 from jaxpfl.data.readers.compressed import decoded
-from jaxpfl.data.readers.sqlite_file import MAX_VALUE_BYTES, errors_of, machine_error, opened
-from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder, Feature
-from jaxpfl.data.readers.tff_schemas import SCHEMAS, Schema
+from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder
+from jaxpfl.data.readers.tff_schemas import Schema
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
+MAX_IN_MEMORY_BYTES = 2**32
+MAX_VALUE_BYTES = 2**26
+
 _BATCH_BYTES = 2**21
 _TABLES = {
-    "examples": {"split_name", "client_id", "serialized_example_proto"},
-    "client_metadata": {"split_name", "client_id", "num_examples"},
+    "examples": (b"split_name", b"client_id", b"serialized_example_proto"),
+    "client_metadata": (b"split_name", b"client_id", b"num_examples"),
 }
+_MAGIC = b"SQLite format 3\0"
+_HEADER_BYTES = 100
+_MACHINE_ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}
 
 
 def read_tff(
-    path: Path, dataset: str | None = None, split: str | None = None, **options: Any
+    path: Path, schema: Schema, split: str | None = None, *, name: str | None = None
 ) -> Population:
-    """Reads one split of a file into memory, with the arguments of `stream_tff`.
+    """Reads one split of a file into memory, as `stream_tff` does.
 
     Raises:
       InputError: as `stream_tff`; or the file is too large for memory (`jaxpfl convert` writes such
         a file to disk).
       CorruptFile: the file or an example in it is truncated or damaged.
     """
-    with stream_tff(path, dataset, split, in_memory=True, **options) as examples:
+    if path.is_file() and path.stat().st_size > MAX_IN_MEMORY_BYTES:
+        raise InputError(
+            f"{path} has more than {MAX_IN_MEMORY_BYTES} bytes, too many for memory: convert it "
+            "with `jaxpfl convert SOURCE FOLDER`, and open that folder"
+        )
+    with stream_tff(path, schema, split, name=name) as examples:
         return collect(examples)
 
 
 @contextlib.contextmanager
 def stream_tff(
-    path: Path,
-    dataset: str | None = None,
-    split: str | None = None,
-    *,
-    features: Mapping[str, Feature] | None = None,
-    form: str = "canonical",
-    name: str | None = None,
-    in_memory: bool = False,
+    path: Path, schema: Schema, split: str | None = None, *, name: str | None = None
 ) -> Iterator[Stream]:
     """One split of a file as a stream of batches of a few megabytes.
 
     Args:
-      dataset: "emnist", "stackoverflow", "shakespeare", "cifar100" or "celeba" (`tff_schemas`).
+      schema: one of `tff_schemas.SCHEMAS`, or that of a file of your own.
       split: TFF's name of it, such as "all_train"; not needed if the file has only one.
-      features: the schema of the examples, in place of `dataset`, for a file of your own.
-      form: "canonical" for the columns of this library's models, or "raw" for the names, types and
-        shapes that TFF gives (see `tff_schemas`).
       name: of the population; by default the path and the split.
-      in_memory: as for `sqlite_file.opened`.
 
     Raises:
-      InputError: there is no such file, data set or split, or the tables or examples do not follow
-        the schema.
+      InputError: there is no such file or split, or the tables or examples do not follow the
+        schema.
       CorruptFile: the file or an example in it is truncated or damaged.
     """
-    schema = _schema(dataset, features)
-    checks.one_of("form", form, ("canonical", "raw"))
-    with opened(path, _TABLES, in_memory=in_memory) as connection:
-        split = _choose_split(path, connection, split)
-        query = "SELECT total(num_examples) FROM client_metadata WHERE split_name = ?"
-        examples = int(connection.execute(query, (split,)).fetchone()[0])
-        described = (name or f"{path} [{split}]", schema.unit, schema.splitting)
-        finish = schema.canonical if form == "canonical" else dict
-        reader = _Reader(path, ExampleDecoder(schema.features), finish)
-        yield Stream(reader.batches(connection, split), examples, *described)
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file")
+    with _errors_of(path):
+        _check_pages(path)
+        with contextlib.closing(_connect(path)) as connection:
+            for table in _TABLES:
+                _check_table(path, connection, table)
+            split = _choose_split(path, connection, split)
+            query = "SELECT total(num_examples) FROM client_metadata WHERE split_name = ?"
+            examples = int(connection.execute(query, (split,)).fetchone()[0])
+            batches = _batches(path, connection, split, schema)
+            described = (name or f"{path} [{split}]", schema.unit, schema.splitting)
+            yield Stream(batches, examples, *described)
 
 
-def _schema(dataset: str | None, features: Mapping[str, Feature] | None) -> Schema:
-    if (dataset is None) == (features is None):
-        raise InputError(
-            f"either dataset (one of {', '.join(SCHEMAS)}) or features must be given, found "
-            f"{'neither' if dataset is None else 'both'}"
-        )
-    if dataset is not None:
-        return SCHEMAS[checks.one_of("dataset", dataset, tuple(SCHEMAS))]
-    return Schema(dict(features or {}), "client of the file", dict)
+def _batches(
+    path: Path, connection: sqlite3.Connection, split: str, schema: Schema
+) -> Iterator[Batch]:
+    """The examples; at least one batch, the last one perhaps without any."""
+    decoder, size, before = ExampleDecoder(schema.features), 0, None
+    # Of the next batch: messages, where each is, and the clients that were read completely, with
+    # their numbers of examples.
+    messages: list[bytes] = []
+    places: list[str] = []
+    done: dict[str, int] = {}
 
+    def batch() -> Batch:
+        try:
+            columns = schema.canonical(decoder.decode(messages))
+        except DefectError as error:
+            kind = CorruptFile if error.corrupt else InputError
+            raise kind(f"{places[error.index]}: {error.reason}") from None
+        found = Batch(columns, list(done), list(done.values()))
+        for held in (messages, places, done):
+            held.clear()
+        return found
 
-class _Reader:
-    def __init__(
-        self, path: Path, decoder: ExampleDecoder, finish: Callable[[dict], dict[str, Any]]
-    ) -> None:
-        self._path, self._decoder, self._finish = path, decoder, finish
-        # Of the next batch: messages, the client and row of each, and the clients that were read
-        # completely, with their numbers of examples.
-        self._messages: list[bytes] = []
-        self._places: list[tuple[int, int]] = []
-        self._done: list[tuple[str, int]] = []
-
-    def batches(self, connection: sqlite3.Connection, split: str) -> Iterator[Batch]:
-        """The examples; at least one batch, the last one perhaps without any."""
-        path, size = self._path, 0
-        with errors_of(path):
-            clients = enumerate(_declared_clients(path, connection, split))
-            client = -1
-            for id_, rows in itertools.groupby(_rows(connection, split), lambda row: row[0]):
-                for client, (declared, number) in clients:
-                    named = declared == id_
-                    if named or type(id_) is not bytes or id_ < declared:
-                        break
-                    self._complete(client, declared, number, 0)
-                else:
-                    named = False
-                if not named:
-                    raise CorruptFile(
-                        f"{path}, client {max(client, 0)}: the table examples has a client here "
-                        "that client_metadata does not name"
-                    )
-                read = 0
-                for _, row in rows:
-                    read += 1
-                    message = _message(f"{path}, client {client}, row {row}", connection, row)
-                    self._messages.append(message)
-                    self._places.append((client, row))
-                    size += len(message)
-                    if size >= _BATCH_BYTES:
-                        yield self._batch()
-                        size = 0
-                self._complete(client, declared, number, read)
-            for client, (declared, number) in clients:
-                self._complete(client, declared, number, 0)
-            yield self._batch()
-
-    def _complete(self, client: int, id_: bytes, declared: int, read: int) -> None:
-        where = f"{self._path}, client {client}"
-        if read != declared:
+    declared = _entries(path, connection, split, "client_metadata", "num_examples")
+    rows = _entries(path, connection, split, "examples", "rowid")
+    # By client, and of each first what client_metadata states.
+    entries = itertools.groupby(heapq.merge(declared, rows), itemgetter(0))
+    for client, (id_, held) in enumerate(entries):
+        where, read, stated = f"{path}, client {client}", 0, 0
+        twice = before is not None and id_ <= before
+        for read, (_, table, number) in enumerate(held):
+            if twice or (table == "examples") != (read > 0):
+                raise CorruptFile(
+                    f"{where}: client_metadata must name each client of the table examples once"
+                )
+            if not read:
+                stated = number
+                continue
+            places.append(f"{where}, row {number}")
+            messages.append(_message(places[-1], connection, number))
+            size += len(messages[-1])
+            if size >= _BATCH_BYTES:
+                yield batch()
+                size = 0
+        if read != stated:
             raise CorruptFile(f"{where}: client_metadata states another number of examples")
-        name, bad = decoded(id_)
+        text, bad = decoded(id_)
         if bad:
             raise InputError(f"{where}: its id is not valid UTF-8")
-        self._done.append((name, read))
-
-    def _batch(self) -> Batch:
-        try:
-            columns = self._finish(self._decoder.decode(self._messages))
-        except DefectError as error:
-            client, row = self._places[error.index]
-            kind = CorruptFile if error.corrupt else InputError
-            where = f"{self._path}, client {client}, row {row}"
-            raise kind(f"{where}: {error.reason}") from None
-        batch = Batch(columns, [id_ for id_, _ in self._done], [size for _, size in self._done])
-        self._messages, self._places, self._done = [], [], []
-        return batch
+        before, done[text] = id_, read
+    yield batch()
 
 
-def _rows(connection: sqlite3.Connection, split: str) -> Iterator[tuple[bytes, int]]:
-    """Client id and rowid of each example, sorted by both: on the disk if there is no index."""
-    return connection.execute(
-        "SELECT client_id, rowid FROM examples WHERE split_name = ? "
-        "ORDER BY client_id COLLATE BINARY, rowid",
-        (split,),
+def _entries(
+    path: Path, connection: sqlite3.Connection, split: str, table: str, number: str
+) -> Iterator[tuple[bytes, str, int]]:
+    """Client id, table and number of each row, sorted: on the disk if there is no index."""
+    query = (
+        f"SELECT client_id, {number} FROM {table} WHERE split_name = ? "
+        f"ORDER BY client_id COLLATE BINARY, {number}"
     )
+    for id_, value in connection.execute(query, (split,)):
+        if type(id_) is not bytes or type(value) is not int:
+            raise InputError(f"{path}: table {table!r} must hold texts as ids, and whole numbers")
+        yield id_, table, value
 
 
 def _message(where: str, connection: sqlite3.Connection, row: int) -> bytes:
@@ -186,7 +170,7 @@ def _message(where: str, connection: sqlite3.Connection, row: int) -> bytes:
     except sqlite3.DataError:
         raise InputError(f"{where}: longer than {MAX_VALUE_BYTES} bytes") from None
     except sqlite3.DatabaseError as error:
-        if machine_error(error) is not None:
+        if _machine_error(error) is not None:
             raise
         found = None
     # An index, by which rows are found, may name one that the table does not have.
@@ -195,26 +179,6 @@ def _message(where: str, connection: sqlite3.Connection, row: int) -> bytes:
     if type(found[0]) is not bytes:
         raise InputError(f"{where}: serialized_example_proto must be a blob")
     return found[0]
-
-
-def _declared_clients(
-    path: Path, connection: sqlite3.Connection, split: str
-) -> Iterator[tuple[bytes, int]]:
-    """Ids and numbers of examples as client_metadata has them, sorted by id."""
-    cursor = connection.execute(
-        "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? "
-        "ORDER BY client_id COLLATE BINARY",
-        (split,),
-    )
-    before = None
-    for index, (id_, number) in enumerate(cursor):
-        where = f"{path}, client {index}"
-        if type(id_) is not bytes or type(number) is not int or number < 0:
-            raise InputError(f"{where}: client_metadata must hold an id and a number of examples")
-        if before is not None and id_ <= before:
-            raise CorruptFile(f"{where}: client_metadata has this client twice")
-        before = id_
-        yield id_, number
 
 
 def _choose_split(path: Path, connection: sqlite3.Connection, split: str | None) -> str:
@@ -229,3 +193,77 @@ def _choose_split(path: Path, connection: sqlite3.Connection, split: str | None)
         asked = "no split is given" if split is None else f"there is no split {split!r}"
         raise InputError(f"{path}: {asked}; it has {', '.join(map(repr, splits))}")
     return split
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    try:
+        # Decoded here: sqlite3's own error would show the text.
+        connection.text_factory = bytes
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        for setting in ("trusted_schema = OFF", "query_only = ON", "cache_size = -8192"):
+            connection.execute(f"PRAGMA {setting}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_pages(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(_HEADER_BYTES)
+    if not header.startswith(_MAGIC) or len(header) < _HEADER_BYTES:
+        raise CorruptFile(f"{path} is empty, truncated or not an SQLite file")
+    page = int.from_bytes(header[16:18], "big")
+    page = 65536 if page == 1 else page
+    pages = int.from_bytes(header[28:32], "big")
+    # Old writers do not update the number of pages; then these two counters differ.
+    counted = header[24:28] == header[92:96] and pages > 0
+    if page < 512 or page & (page - 1) or size % page or (counted and size != page * pages):
+        raise CorruptFile(f"{path} has {size} bytes, its SQLite header counts {pages * page}")
+    if header[56:60] != (1).to_bytes(4, "big"):
+        raise InputError(f"{path} must hold its texts in UTF-8")
+    for journal in ("-wal", "-journal"):
+        beside = path.with_name(path.name + journal)
+        if beside.exists() and beside.stat().st_size:
+            raise InputError(f"{path} has unfinished writes in {beside}: open it with sqlite3 once")
+
+
+def _check_table(path: Path, connection: sqlite3.Connection, table: str) -> None:
+    query = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?"
+    found = connection.execute(query, (table,)).fetchone()
+    if found is None:
+        raise InputError(f"{path} has no table {table!r}")
+    made = bytes(found[0] or b"").upper()
+    plain = made.startswith(b"CREATE TABLE") and b"WITHOUT ROWID" not in made
+    rows = connection.execute("SELECT name FROM pragma_table_info(?)", (table,)) if plain else ()
+    held = {name for (name,) in rows}
+    # Examples are ordered by rowid, which some tables lack, and a column of that name would hide.
+    if not plain or held & {b"rowid", b"_rowid_", b"oid"}:
+        raise InputError(f"{path}: {table!r} must be a plain table with SQLite's own rowid")
+    for column in _TABLES[table]:
+        if column not in held:
+            raise InputError(f"{path}: table {table!r} has no column {column.decode()!r}")
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turns SQLite's errors, which may show values, into ours."""
+    try:
+        yield
+    except sqlite3.DataError:
+        raise InputError(f"{path} has a row longer than {MAX_VALUE_BYTES} bytes") from None
+    except UnicodeDecodeError:
+        # Python's module reads as UTF-8 what SQLite says of a schema that it cannot parse.
+        raise CorruptFile(f"{path} is damaged: its schema is no valid UTF-8") from None
+    except sqlite3.DatabaseError as error:
+        code = _machine_error(error)
+        if code is not None:
+            raise OSError(code, os.strerror(code), str(path)) from None
+        raise CorruptFile(f"{path} is damaged: SQLite cannot read all of its pages") from None
+
+
+def _machine_error(error: sqlite3.DatabaseError) -> int | None:
+    """The errno of a full or failing disk; None for an error of the file."""
+    return _MACHINE_ERRORS.get((getattr(error, "sqlite_errorcode", None) or 0) & 0xFF)

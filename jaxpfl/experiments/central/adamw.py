@@ -11,12 +11,7 @@ from typing import Any, Literal
 import jax
 import optax
 
-from jaxpfl.checked import (
-    Checked,
-    NonNegative,
-    Positive,
-    PositiveInt,
-)
+from jaxpfl.checked import Checked, NonNegative, Positive, PositiveInt
 from jaxpfl.models.base import Params
 
 

@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from jaxpfl.data.columns import part, take
+from jaxpfl.data.columns import take
 from jaxpfl.data.population import Population
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import InputError
@@ -41,11 +41,7 @@ class PrivateContent:
         self._content = cache(lambda column: content(clients, column))
 
     def refuse(self, corpus: Population, what: str) -> None:
-        """Refuses a corpus that shares over half of its own content, or of the clients', with them.
-
-        Args:
-          what: names the corpus in the message, such as "data.public = 'x.jsonl'".
-        """
+        """Refuses a corpus, called `what`, with over half of its own content or of theirs in both."""
         column = _compared(corpus, self._clients)
         if column is None:
             # Tokens and the text that they were made of have no column in common.
@@ -96,7 +92,7 @@ def by_client(population: Population, column: str) -> set[int]:
     found = set()
     for start, size in zip(population.offsets[:-1], population.sizes(), strict=True):
         if size:
-            held = part(values, slice(int(start), int(start + size)))
+            held = take(values, slice(int(start), int(start + size)))
             if isinstance(held, Padded | Sequences):
                 held = np.asarray(_ids_of(held).compact().values)
             found.add(

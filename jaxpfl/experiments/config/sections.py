@@ -8,14 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxpfl.checked import (
-    Checked,
-    NonNegative,
-    NonNegativeInt,
-    OpenFraction,
-    Positive,
-    PositiveInt,
-)
+from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, OpenFraction, Positive, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.gaussian import NoiseKind

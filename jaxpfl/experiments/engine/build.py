@@ -89,12 +89,7 @@ def _cleaned(part: Population, config: DataConfig) -> Population:
 def open_public(
     source: str, public: Population | None, private: PrivateContent, what: str
 ) -> Population:
-    """Opens a public source, and refuses it if it holds the private clients' data.
-
-    Args:
-      public: the clients that "split:public" stands for.
-      what: names the source in messages.
-    """
+    """Opens a public source, called `what`; refuses it if it holds the private clients' data."""
     if source != PUBLIC_PART:
         corpus = open_population(source)
         private.refuse(corpus, f"{what} = {source!r}")
@@ -247,12 +242,7 @@ def build_optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def check_labelled(clients: Population, column: str, shape: tuple[int, ...], classes: int) -> None:
-    """Refuses examples that the model cannot read; messages contain no values of the data.
-
-    Args:
-      column: what the model reads besides "label".
-      shape: of one example in it.
-    """
+    """Refuses examples that the model cannot read; messages contain no values of the data."""
     for name in (column, "label"):
         if name not in clients.columns:
             found = ", ".join(sorted(clients.columns)) or "none"

@@ -89,9 +89,6 @@ def both_statements(
     """The guarantee of these runs, and of all releases on the ledger, in one line.
 
     If the ledger holds no other releases, the statement is conditional on there being none.
-
-    Args:
-      accountant: None takes PLD where it supports the mechanism, else RDP.
     """
     own = [charge for charge in ledger.charges if charge.run in runs]
     if not own and not delta:

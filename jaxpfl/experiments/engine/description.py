@@ -30,8 +30,6 @@ from jaxpfl.experiments.config.sections import (
     DataConfig,
     ImageModelConfig,
     LanguageModelConfig,
-    PrivacyConfig,
-    TrainingConfig,
 )
 from jaxpfl.experiments.engine.build import build_plan
 from jaxpfl.federated.audits.canaries import MakeQuestions
@@ -41,10 +39,8 @@ from jaxpfl.models.checkpoints import hub, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from jaxpfl.models.encoder.network import Encoder
-from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.simulated import LargerPopulation
 from jaxpfl.text.embed import embedder
 
 ASSUMED = 10_000
@@ -182,22 +178,8 @@ def example_columns(
     return {"image": column(settings.image_shape, np.float32), "label": column((), np.int32)}
 
 
-def cached_plan(
-    privacy: PrivacyConfig,
-    training: TrainingConfig,
-    clients: int,
-    simulated: LargerPopulation | None = None,
-) -> Plan:
-    """`build_plan`; plans that differ only in what costs nothing share a calibration."""
-    if privacy.adaptive or not privacy.private or simulated is not None:
-        return build_plan(privacy, training, clients, simulated=simulated)
-    plain = replace(privacy, clip_norm=1.0, ledger=None, budget_epsilon=None)
-    shape = TrainingConfig(training.rounds, training.clients_per_round)
-    found = _calibrated(plain, shape, clients)
-    return replace(found, clip=Clip(privacy.clip_norm))
-
-
-_calibrated = lru_cache(maxsize=256)(build_plan)
+cached_plan = lru_cache(maxsize=256)(build_plan)
+"""`build_plan`, whose calibrations the points of a sweep share."""
 
 
 def moments_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
@@ -263,9 +245,7 @@ def embedding_size(name: str) -> tuple[int | None, tuple[str, ...]]:
     kind, _, rest = name.partition(":")
     if kind == "hashed":
         return embedder(name).dimension, ()
-    if kind not in ("minilm", "encoder"):
-        return None, (note,)
-    folder = hub.at_hand(rest or name)
+    folder = hub.at_hand(rest or name) if kind in ("minilm", "encoder") else None
     if folder is None:
         return None, (note,)
     model = pretrained.read_config(folder / "config.json")

@@ -6,7 +6,7 @@ data that is not declared public is refused.
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,28 +41,13 @@ class DeclaredPublic:
         return f"{self.name or self.population.name} (declared public)"
 
 
-class Pending(Protocol):
-    """Metrics that the device may still be computing; `result` waits for them."""
-
-    def result(self) -> dict[str, float]: ...
-
-
-class Scores(Protocol):
-    """Evaluates parameters without private data; `name` says on what."""
-
-    @property
-    def name(self) -> str: ...
-
-    def __call__(self, params: Any) -> Pending: ...
-
-
-class PendingSums(NamedTuple):
-    """A `Pending` of the metric sums of several batches."""
+class Pending(NamedTuple):
+    """The metric sums of several batches, which the device may still be computing."""
 
     sums: list[dict[str, jax.Array]]
 
     def result(self) -> dict[str, float]:
-        """What `models.summarise` makes of the sums of all batches."""
+        """What `models.summarise` makes of the sums of all batches; waits for them."""
         fetched = jax.device_get(self.sums)
         # Added on the host in float64, because a float32 count is exact only up to 2^24.
         totals: Any = {
@@ -143,9 +128,9 @@ class Evaluator:
             for rows, mask in zip(*batches(np.arange(total), self._batch_size), strict=True)
         ]
 
-    def __call__(self, params: Any) -> PendingSums:
+    def __call__(self, params: Any) -> Pending:
         """Dispatches the evaluation of `params` and returns without waiting."""
-        return PendingSums([_sums(self.model, params, *batch) for batch in self._batches])
+        return Pending([_sums(self.model, params, *batch) for batch in self._batches])
 
 
 @partial(jax.jit, static_argnames="model")

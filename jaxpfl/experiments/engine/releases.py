@@ -50,12 +50,6 @@ class Releases:
     secret: Path | None = None
 
     @classmethod
-    def without_clients(cls, directory: Path, described: str) -> Self:
-        """For a system that asks no client; `described` as in `of_clients`."""
-        run = _hash(described)
-        return cls(Artifacts(directory / FOLDER, run=run), run)
-
-    @classmethod
     def of_clients(
         cls,
         directory: Path,
@@ -97,8 +91,8 @@ class Releases:
             raise
 
     @classmethod
-    def finished(cls, directory: Path, described: str, ledger: Ledger | None) -> Self:
-        """For reading the artifacts of a finished run; nothing is asked or computed."""
+    def without_clients(cls, directory: Path, described: str, ledger: Ledger | None = None) -> Self:
+        """For what asks no client: a run without a ledger, or what reads a finished run's."""
         folder = directory / FOLDER
         run = _hash(described) if ledger is None else _begun(folder, described)
         if run is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.experiments.engine.evaluate import Scores
+from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.privacy.plan import Plan
 
@@ -83,7 +83,7 @@ class Tracking:
       checkpoint_every: rounds between two checkpoints, besides the one at the end.
     """
 
-    evaluate: Scores | None = None
+    evaluate: Evaluator | None = None
     evaluate_every: int = 10
     sentences: Callable[[Any, int], list[str]] | None = None
     checkpoint_every: int = 10

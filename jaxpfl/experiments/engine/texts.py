@@ -36,8 +36,7 @@ def sentences_of(
 ) -> Callable[[Any, int], list[str]]:
     """Returns `(params, round) -> sentences`, which generates from the model and reads no data.
 
-    Args:
-      words: the vocabulary, or for a decoder the published model whose tokeniser it has.
+    A decoder has the tokeniser of the published model.
     """
 
     def sentences(params: Any, round: int) -> list[str]:

@@ -52,7 +52,8 @@ class Manifest:
     Attributes:
       what: its name, which is also its folder's.
       run: the run that made it.
-      made_from: the inputs that it was made from, other than the run, as JSON.
+      made_from: the inputs that it was made from, other than the run, as JSON; a digest where they
+        are large.
       version: of jaxpfl.
       private: false if the run is not private.
       ledger_head: head of the ledger when the artifact was stored; None without a ledger.
@@ -85,12 +86,7 @@ class Artifacts:
     def load_or_compute(
         self, name: str, compute: Callable[[], Artifact], made_from: Any = None
     ) -> Artifact:
-        """Returns the artifact stored under `name`; if there is none, computes and stores it.
-
-        Args:
-          made_from: the inputs that the artifact depends on besides the run, as JSON data; a
-            digest where they are large.
-        """
+        """Returns the artifact stored under `name`; if there is none, computes and stores it."""
         if not self._path(name).exists():
             self.save(name, compute(), made_from)
         return self._read(name, made_from)

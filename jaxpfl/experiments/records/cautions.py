@@ -81,11 +81,7 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
 
 
 def of_points(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Warnings of the points of a sweep that end worse than a baseline.
-
-    Args:
-      results: the points' `result.json`.
-    """
+    """Warnings of the points of a sweep, by their `result.json`, that end worse than a baseline."""
     counts = Counter()
     for result in results:
         metric = "perplexity" if result.get("language") else "loss"

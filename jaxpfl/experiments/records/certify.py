@@ -18,9 +18,6 @@ def described(run: str, name: str | None, queries: Sequence[Query]) -> list[dict
     """What clients are asked in a run, as its `run.json` and its certificate say it.
 
     What a client function captured is public by declaration: a reader must be able to see it.
-
-    Args:
-      name: of the entries in the ledger, as for `Releaser`.
     """
     return [
         {

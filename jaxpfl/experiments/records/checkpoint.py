@@ -273,7 +273,7 @@ class Checkpoints:
 
 @contextmanager
 def _in_silence() -> Iterator[None]:
-    """Drops what asyncio and its futures report of exceptions that nobody has asked for."""
+    """Drops what asyncio reports of exceptions that nobody has asked for."""
     logger, hook = logging.getLogger("asyncio"), sys.unraisablehook
     disabled, logger.disabled = logger.disabled, True
     sys.unraisablehook = lambda _: None

@@ -85,11 +85,7 @@ class MetricsFile:
 
 
 def record_attempt(directory: Path, command: str) -> None:
-    """Adds to `attempts.jsonl` that the run in a directory is begun or resumed now.
-
-    Args:
-      command: as it was typed, or `FROM_PYTHON`.
-    """
+    """Adds to `attempts.jsonl` that the run is begun or resumed now, by a command as typed."""
     line = {"begun": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "command": command}
     lines = [json.dumps(each) + "\n" for each in [*read_lines(directory / _ATTEMPTS), line]]
     files.write_atomically(directory / _ATTEMPTS, "".join(lines))

@@ -2,14 +2,16 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
+from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.records.lines import attempts as attempts_of
+from jaxpfl.experiments.records.numbers import number, percent
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.simulated import SIMULATED
 
@@ -210,3 +212,43 @@ def _saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[s
     files.write_atomically(directory / f"{name}.png", buffer.getvalue())
     uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
     return {"title": title, "uri": uri}
+
+
+_KNOWN = {"model", "private", "frequencies", "count", "loss", "perplexity", "accuracy"}
+
+
+def accuracy_title(language: bool) -> str:
+    """The title of the share of targets that a model predicts."""
+    return "next-token accuracy" if language else "accuracy"
+
+
+def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> Section:
+    """The table of a page, of rows with "model", "private" and scores.
+
+    Word frequencies have "frequencies", the data that they were counted on.
+    """
+    metric = "perplexity" if language else "loss"
+    # Metrics of models of one's own, under whatever names.
+    own = [
+        name
+        for name, value in table[0].items()
+        if name not in _KNOWN and isinstance(value, int | float)
+    ]
+    scored = any("accuracy" in row for row in table)
+    rows = [
+        (
+            Cell(
+                row["model"],
+                note=f"word frequencies of {row['frequencies']}" if "frequencies" in row else "",
+                stamps=[] if row["private"] else ["NOT PRIVATE"],
+            ),
+            number(row[metric]) if metric in row else "",
+            *([percent(row.get("accuracy"))] if scored else []),
+            *(number(row[name]) if name in row else "" for name in own),
+        )
+        for row in table
+    ]
+    columns = ("model", metric, *([accuracy_title(language)] if scored else []), *own)
+    ours = [row["model"] for row in table].index(OURS)
+    numbers = tuple(range(1, len(columns)))
+    return Section(f"Compared on {tested_on}", table=Table(columns, rows, numbers, ours))

@@ -1,17 +1,21 @@
 """Building blocks of all pictures: axes, titles, stamps, and grids of images."""
 
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 INK, ACCENT, RED, PALE, GREY = "#1f2937", "#2563eb", "#c81e1e", "#93c5fd", "#9ca3af"
+_WATERMARK: dict[str, Any] = dict(
+    ha="center", va="center", rotation=18, fontweight="bold", color=RED, alpha=0.14
+)
 GREY_TEXT = "#6b7280"
 COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#db2777", "#475569")
 
 
-def axes(title: str, *, width: float = 4.8, height: float = 3.1, stamped: bool = False) -> Any:
-    """One set of axes on a figure of its own; `stamped` writes NOT PRIVATE across it."""
+def axes(title: str, *, width: float = 4.8, height: float = 3.1, stamp: str = "") -> Any:
+    """One set of axes on a figure of its own, with a stamp such as NOT PRIVATE across it."""
     # Not pyplot, which keeps every figure and needs a window system.
     from matplotlib.figure import Figure
 
@@ -22,8 +26,8 @@ def axes(title: str, *, width: float = 4.8, height: float = 3.1, stamped: bool =
     found.set_axisbelow(True)
     found.spines[["top", "right"]].set_visible(False)
     found.tick_params(colors=INK, labelsize=10)
-    if stamped:
-        watermark(found, "NOT PRIVATE")
+    if stamp:
+        watermark(found, stamp)
     return found
 
 
@@ -46,10 +50,7 @@ def logarithmic(axes: Any) -> None:
 
 def watermark(axes: Any, stamp: str) -> None:
     """Writes `stamp` across a picture, in pale red."""
-    axes.text(
-        0.5, 0.5, stamp, transform=axes.transAxes, ha="center", va="center",
-        rotation=18, fontsize=30, fontweight="bold", color=RED, alpha=0.14,
-    )  # fmt: skip
+    axes.text(0.5, 0.5, stamp, transform=axes.transAxes, fontsize=30, **_WATERMARK)
 
 
 def subtitle(axes: Any, title: str, text: str) -> None:
@@ -60,7 +61,7 @@ def subtitle(axes: Any, title: str, text: str) -> None:
     axes.figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
 
 
-def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamped: bool = False) -> Any:
+def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamp: str = "") -> Any:
     """Grids of `side` x `side` images in rows and columns, each with a title.
 
     Args:
@@ -80,11 +81,8 @@ def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamped: boo
                 panel.imshow(mosaic)
             panel.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
             panel.set_axis_off()
-    if stamped:
-        figure.text(
-            0.5, 0.5, "NOT PRIVATE", ha="center", va="center", rotation=18, fontsize=44,
-            fontweight="bold", color=RED, alpha=0.25,
-        )  # fmt: skip
+    if stamp:
+        figure.text(0.5, 0.5, stamp, fontsize=44, **_WATERMARK)
     return figure
 
 
@@ -95,3 +93,30 @@ def _mosaic(images_NxHxWxC: np.ndarray, side: int) -> np.ndarray:
     _, height, width, channels = framed.shape
     tiles = framed.reshape(-1, side, height, width, channels).transpose(0, 2, 1, 3, 4)
     return tiles.reshape(-1, side * width, channels)
+
+
+def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
+    """A bar for each candidate, nearest first.
+
+    Args:
+      rows: of `Score.row`: the part of "distance" beyond "corrected" is pale, and a line reaches
+        from "low" to "high".
+    """
+    panel = axes("Frechet distance of the candidates", height=1.3 + 0.34 * len(rows), stamp=stamp)
+    places, values = range(len(rows)), [row["distance"] for row in rows]
+    panel.barh(places, values, color="#e5e7eb", height=0.66, label="made by the noise alone")
+    corrected = [max(row["corrected"], 0.0) for row in rows]
+    colours = [ACCENT if place == 0 else PALE for place in places]
+    panel.barh(places, corrected, color=colours, height=0.66)
+    for place, row in zip(places, rows, strict=True):
+        label = "interval of the distance without noise" if place == 0 else None
+        panel.plot([row["low"], row["high"]], [place, place], color=INK, lw=1.4, label=label)
+        at = max(row["distance"], 0.0), place
+        panel.annotate(f" {row['distance']:.4g}", at, va="center", fontsize=8.5, color=INK)
+    panel.figure.legend(frameon=False, fontsize=8.5, loc="outside lower center", ncols=2)
+    panel.set_yticks(list(places), [row["candidate"] for row in rows])
+    panel.invert_yaxis()
+    panel.margins(x=0.14)
+    panel.set_xlabel("FreD (less is nearer)", color=INK)
+    panel.grid(False, axis="y")
+    return panel.figure

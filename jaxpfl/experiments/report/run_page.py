@@ -20,8 +20,7 @@ from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.records.cautions import of_rounds, of_table
 from jaxpfl.experiments.records.lines import flat, read_lines
 from jaxpfl.experiments.report import plots
-from jaxpfl.experiments.report.models_compared import compared_models
-from jaxpfl.experiments.report.page import Cell, Page, Section, Table, write_page
+from jaxpfl.experiments.report.page import Cell, Page, Section, Table, compared_models, write_page
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 # (file name, title, axis, path in a metrics record, logarithmic)

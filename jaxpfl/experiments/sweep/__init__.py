@@ -5,6 +5,5 @@ directory   what its directory holds, and how several processes share it
 points      carries out the points, one after the other in one process
 ray_workers the same in processes of Ray
 results     compares the points that are there: values, means, the gap closed
-page        `report.html`, and the same for a terminal
-figure      its figure
+page        `report.html`, its figure, and the same for a terminal
 """

@@ -73,7 +73,6 @@ def carry_out_point(
     Args:
       known: the failure that was recorded of the point when this process began. Where there is
         another one by now, the point is not tried again.
-      memory: results that the points share, see `systems.base.Workspace`.
 
     Raises:
       Interrupted: as `run_sweep`; also of a signal that was answered before the point failed.

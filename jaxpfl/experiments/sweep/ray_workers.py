@@ -19,11 +19,8 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
     """Carries out the unfinished points in this many workers; what a lost one had is unfinished.
 
     Joins the cluster that the environment variable RAY_ADDRESS names; without it, Ray is started on
-    this machine and ended afterwards. A worker asks for one CPU, and for one GPU where the cluster
-    has any.
-
-    Args:
-      devices: virtual CPU devices of each worker.
+    this machine and ended afterwards. A worker has so many virtual CPU devices, and asks for one
+    CPU, and for one GPU where the cluster has any.
     """
     try:
         import ray  # pyright: ignore[reportMissingImports]

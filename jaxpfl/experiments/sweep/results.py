@@ -19,8 +19,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.records.cautions import of_points
 from jaxpfl.experiments.sweep.config import CASE, SEED, Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointState, SweepDirectory
-from jaxpfl.experiments.sweep.figure import NOT_PRIVATE
-from jaxpfl.experiments.sweep.page import write_sweep_page
+from jaxpfl.experiments.sweep.page import NOT_PRIVATE, write_sweep_page
 from jaxpfl.privacy.simulated import SIMULATED
 
 SIMULATION = (

@@ -95,13 +95,7 @@ class Made:
 
 
 def require_same(where: str, model: str, found: str, expected: str) -> None:
-    """Refuses another public or published model than the one that a run started from.
-
-    Args:
-      where: it is.
-      model: what it is called.
-      found, expected: its SHA-256, and the run's.
-    """
+    """Refuses another public or published `model` in a place than the run's, by its SHA-256."""
     if found != expected:
         raise InputError(
             f"{where}: the {model} must be the one that the run used, with SHA-256 "

@@ -61,11 +61,7 @@ class Workspace:
         return self.config.run.seed if self.config.run.reproducible_noise else None
 
     def artifacts(self, run: str | None = None, ledger: Ledger | None = None) -> Artifacts:
-        """The store of the intermediate results, as `Artifacts` describes it.
-
-        Args:
-          run: None for `config_id`.
-        """
+        """The store of the intermediate results of a run, by default of `config_id`."""
         folder = self.directory / ARTIFACTS
         name = self.config_id if run is None else run
         return Artifacts(folder, run=name, ledger=ledger, private=not self.stamp)
@@ -171,17 +167,9 @@ def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
 
 
 def budget_of(privacy: PrivacyConfig, *, simulated: bool = False) -> Budget | None:
-    """The hard limit of a ledger: `budget_epsilon`, or `epsilon` if that is None.
-
-    Args:
-      simulated: `epsilon` is that of a larger population, and no limit for the run's clients.
-    """
-    limit = privacy.budget_epsilon
-    if limit is None and not simulated:
-        limit = privacy.epsilon
-    if limit is None or privacy.delta is None:
-        return None
-    return Budget(limit, privacy.delta)
+    """The hard limit of a ledger: `budget_epsilon`, else `epsilon` if that is not simulated."""
+    limit = privacy.budget_epsilon or (None if simulated else privacy.epsilon)
+    return None if limit is None or privacy.delta is None else Budget(limit, privacy.delta)
 
 
 def ledger_path(privacy: PrivacyConfig, directory: Path) -> Path:

@@ -145,7 +145,9 @@ def contribution(
 
 def first_state(client_fn: ClientFn, broadcast: PyTree) -> PyTree:
     """The state of a client that takes part for the first time; None if none is kept."""
-    return _first(client_fn, broadcast) if isinstance(client_fn, Stateful) else None
+    if not isinstance(client_fn, Stateful):
+        return None
+    return client_part(client_fn, "client_state", broadcast)
 
 
 def computed(
@@ -157,25 +159,26 @@ def computed(
     longest: jax.Array | None = None,
 ) -> tuple[PyTree, PyTree]:
     """One client's contribution, and what `kept` makes its next state of; see `contribution`."""
+    own = (client_state,) if isinstance(client_fn, Stateful) else ()
     if not isinstance(client_fn, Stepping):
-        found = _whole(client_fn, broadcast, client_state, examples, key)
+        found = client_part(client_fn, "__call__", broadcast, *own, examples, key)
         return found if isinstance(client_fn, Stateful) else (found, None)
 
     def advance(index: jax.Array, state: PyTree) -> PyTree:
         batch = {name: column[index] for name, column in examples.batches.items()}
-        own = jax.random.fold_in(key, index + 1)
-        found = _step(client_fn, broadcast, state, batch, examples.mask[index], own)
+        step_key, mask = jax.random.fold_in(key, index + 1), examples.mask[index]
+        found = client_part(client_fn, "step", broadcast, state, batch, mask, step_key)
         if longest is None:
             return found
         # A choice and no product with zero: the others' steps may compute NaN from padding.
         taken = index < examples.steps
         return jax.tree.map(lambda new, old: jnp.where(taken, new, old), found, state)
 
-    start = _init(client_fn, broadcast, client_state, jax.random.fold_in(key, 0))
+    start = client_part(client_fn, "init", broadcast, *own, jax.random.fold_in(key, 0))
     # A traced bound, so that steps that nobody has are not run.
     last = examples.steps if longest is None else longest
     state = jax.lax.fori_loop(0, last, advance, start)
-    return _finish(client_fn, broadcast, state), state
+    return client_part(client_fn, "finish", broadcast, state), state
 
 
 def kept(client_fn: ClientFn, broadcast: PyTree, computed: PyTree, sent: PyTree) -> PyTree:
@@ -187,50 +190,16 @@ def kept(client_fn: ClientFn, broadcast: PyTree, computed: PyTree, sent: PyTree)
     """
     if not isinstance(client_fn, Stepping):
         return computed
-    return _keep(client_fn, broadcast, computed, sent)
+    return client_part(client_fn, "keep", broadcast, computed, sent)
 
 
-# Compiled by themselves, which traces each of them for the shapes of one client, and once: what the
+# Compiled by itself, which traces each method for the shapes of one client, and once: what the
 # check of the flow of information reads is then what runs, and a function that is vmapped cannot
 # look at its tracers to find the other clients.
-
-
-@partial(jax.jit, static_argnums=0)
-def _whole(client_fn: Any, broadcast: Any, client_state: Any, examples: Any, key: Any) -> PyTree:
-    return client_fn(broadcast, *_own(client_fn, client_state), examples, key)
-
-
-@partial(jax.jit, static_argnums=0)
-def _first(client_fn: Any, broadcast: PyTree) -> PyTree:
-    return client_fn.client_state(broadcast)
-
-
-@partial(jax.jit, static_argnums=0)
-def _init(client_fn: Any, broadcast: PyTree, client_state: PyTree, key: jax.Array) -> PyTree:
-    return client_fn.init(broadcast, *_own(client_fn, client_state), key)
-
-
-@partial(jax.jit, static_argnums=0)
-def _step(client_fn: Any, broadcast: Any, state: Any, batch: Any, mask: Any, key: Any) -> PyTree:
-    return client_fn.step(broadcast, state, batch, mask, key)
-
-
-@partial(jax.jit, static_argnums=0)
-def _finish(client_fn: Any, broadcast: PyTree, state: PyTree) -> PyTree:
-    return client_fn.finish(broadcast, state)
-
-
-@partial(jax.jit, static_argnums=0)
-def _keep(client_fn: Any, broadcast: PyTree, state: PyTree, sent: PyTree) -> PyTree:
-    return client_fn.keep(broadcast, state, sent)
-
-
-def _own(client_fn: ClientFn, client_state: PyTree) -> tuple[PyTree, ...]:
-    return (client_state,) if isinstance(client_fn, Stateful) else ()
-
-
-COMPUTING = (_whole, _first, _init, _step, _finish, _keep)
-"""All that clients compute, as the check of the flow of information recognises it."""
+@partial(jax.jit, static_argnums=(0, 1))
+def client_part(client_fn: Any, method: str, *given: Any) -> PyTree:
+    """What a method of a client function computes: all that clients do, as the check knows it."""
+    return getattr(client_fn, method)(*given)
 
 
 @jax.custom_batching.custom_vmap
@@ -348,12 +317,14 @@ def _require_one_state(
     client_fn: Stepping, label: str, broadcast: PyTree, examples: Examples, key: Any
 ) -> None:
     first = jax.eval_shape(partial(first_state, client_fn), broadcast)
-    before = jax.eval_shape(partial(_init, client_fn), broadcast, first, key)
+    own = () if first is None else (first,)
+    before = jax.eval_shape(partial(client_part, client_fn, "init"), broadcast, *own, key)
     batch, mask = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
         (examples.batches, examples.mask),
     )
-    after = jax.eval_shape(partial(_step, client_fn), broadcast, before, batch, mask, key)
+    step = partial(client_part, client_fn, "step")
+    after = jax.eval_shape(step, broadcast, before, batch, mask, key)
     _require_equal(label, "step", "init", before, after)
 
 

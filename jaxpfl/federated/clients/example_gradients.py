@@ -53,7 +53,6 @@ def clipped_sum(
         lambda leaves, example: loss(jax.tree.unflatten(structure, leaves), example),
         leaves,
         one,
-        lambda product: product.sizes[0] == 1,
     )
     taps = [jnp.zeros(product.tap.shape, product.tap.dtype) for product in products]
     slopes = jax.grad(opened_loss, argnums=(0, 1), has_aux=True)
@@ -63,17 +62,19 @@ def clipped_sum(
             [leaves[i] for i in others], taps, batch
         )
         pairs = [
-            (jax.vmap(product.rows)(factor)[:, 0], jax.vmap(product.slopes)(slope)[:, 0])
-            for product, factor, slope in zip(products, factors, tap_slopes, strict=True)
+            (factor.reshape(len(factor), -1), slope.reshape(len(slope), -1))
+            for factor, slope in zip(factors, tap_slopes, strict=True)
         ]
         # A norm in place of a gradient: the norm of norms is that of all gradients together.
-        norms = [_norms(x_BxI, dy_BxO) for x_BxI, dy_BxO in pairs]
-        (factor_B, *_), _, finite_B = jax.vmap(lambda held: _flat_factors(held, clip_norm))(
-            (gradients, norms)
+        norms = [_lengths(x_BxI) * _lengths(dy_BxO) for x_BxI, dy_BxO in pairs]
+        factors_B, _, finite_B = jax.vmap(clip_factors, (0, None))(
+            (gradients, norms), jnp.float32(clip_norm)
         )
+        factor_B, *_ = jax.tree.leaves(factors_B)
         counts_B = finite_B & mask_B
         for i, gradient_B in zip(others, gradients, strict=True):
-            total[i] = total[i] + _weighted(_kept(gradient_B, counts_B), factor_B)
+            kept_B = _kept(gradient_B, counts_B)
+            total[i] = total[i] + jnp.tensordot(factor_B, kept_B, 1, precision="highest")
         for product, (x_BxI, dy_BxO) in zip(products, pairs, strict=True):
             x_BxI = _kept(x_BxI, counts_B) * factor_B[:, None]
             over_examples = (((0,), (0,)), ((), ()))
@@ -105,18 +106,11 @@ def _at_once(size: int, entries: int) -> int:
     return next(fitting, 1)
 
 
-def _flat_factors(held: PyTree, clip_norm: float) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    factors, norm, finite = clip_factors(held, jnp.float32(clip_norm))
-    return jax.tree.leaves(factors), norm, finite
-
-
-def _norms(x_BxI: jax.Array, dy_BxO: jax.Array) -> jax.Array:
-    """The norms [B] of x' dy, NaN or infinite where a value is."""
-    return _lengths(x_BxI) * _lengths(dy_BxO)
-
-
 def _lengths(rows_BxK: jax.Array) -> jax.Array:
-    """Norms [B]. Values are divided by the largest, so that their squares are in range."""
+    """Norms [B], NaN or infinite where a value is.
+
+    Values are divided by the largest, so that their squares are in range.
+    """
     largest_B = jnp.max(jnp.abs(rows_BxK), axis=1)
     divisor_B = jnp.where(largest_B > 0, largest_B, jnp.float32(1))
     return jnp.sqrt(jnp.sum(jnp.square(rows_BxK / divisor_B[:, None]), axis=1)) * largest_B
@@ -125,7 +119,3 @@ def _lengths(rows_BxK: jax.Array) -> jax.Array:
 def _kept(array_B: jax.Array, counts_B: jax.Array) -> jax.Array:
     """Zero for examples that do not count. A select and no product: NaN * 0 is NaN."""
     return jnp.where(counts_B.reshape(-1, *(1,) * (array_B.ndim - 1)), array_B, 0)
-
-
-def _weighted(array_B: jax.Array, factor_B: jax.Array) -> jax.Array:
-    return jnp.tensordot(factor_B, array_B, 1, precision="highest")

@@ -1,14 +1,14 @@
 """The products of a loss with its weights, found in its program and opened up.
 
-Where a loss of one example multiplies a matrix of weights W [I, O] by rows x [N, I], y = x W, the
+Where a loss of one example multiplies a matrix of weights W [I, O] by a vector x [I], y = x W, the
 gradient of W is x' dy, with dy the loss's slope along y. A tap, zeros added to y, has the gradient
-dy. With x and dy [N, O] available, the gradient's norm, and its weighted sum over examples, can be
-had without the gradient itself:
+dy. With x and dy [O] available, the gradient's norm, and its weighted sum over examples, can be had
+without the gradient itself:
 
     loss(weights, example)  ->  loss(the other weights, taps, example), and the x of each product
 
-What is looked for is a weight that is used once, in one product: as it is or transposed, at the top
-of the program or within a `jit`. Any other weight is left alone.
+What is looked for is a weight that is used once, in one product with one vector: as it is or
+transposed, at the top of the program or within a `jit`. Any other weight is left alone.
 """
 
 import dataclasses
@@ -48,20 +48,10 @@ class Product:
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """N, I and O."""
+    def of_a_vector(self) -> bool:
+        """Whether the weight multiplies one vector, and not several."""
         shape = self.equation.invars[self.place].aval.shape
-        inputs, outputs = shape[self.axis], shape[1 - self.axis]
-        return self.tap.size // outputs, inputs, outputs
-
-    def rows(self, factor: jax.Array) -> jax.Array:
-        """x [N, I] from the other operand."""
-        (sums, _) = self.equation.params["dimension_numbers"]
-        return jnp.moveaxis(factor, sums[1 - self.place][0], -1).reshape(-1, self.sizes[1])
-
-    def slopes(self, slope: jax.Array) -> jax.Array:
-        """dy [N, O] from the gradient of the tap."""
-        return jnp.moveaxis(slope, 0 if self.place == 0 else -1, -1).reshape(-1, self.sizes[2])
+        return self.tap.size == shape[1 - self.axis]
 
     def as_weight(self, gradient_IxO: jax.Array) -> jax.Array:
         """The gradient in the weight's own order of axes."""
@@ -75,7 +65,7 @@ class Opened(NamedTuple):
       products: one for each weight that is left out.
       others: the places of all other weights.
       loss: `(others, taps, example) -> (loss, factors)`, where the weights of the products are
-        constants, and factors are what `Product.rows` reads.
+        constants, and factors are the x of each product, with axes of one.
     """
 
     products: list[Product]
@@ -87,9 +77,8 @@ def opened(
     loss: Callable[[Sequence[jax.Array], Any], jax.Array],
     weights: Sequence[jax.Array],
     example: Any,
-    wanted: Callable[[Product], bool],
 ) -> Opened:
-    """Opens up the products of a loss that are wanted.
+    """Opens up the products of a loss with single vectors.
 
     Args:
       loss: `(weights, example) -> scalar`.
@@ -102,7 +91,7 @@ def opened(
     products = [
         found.products[i]
         for i in range(number)
-        if found.times.get(i) == 1 and i in found.products and wanted(found.products[i])
+        if found.times.get(i) == 1 and i in found.products and found.products[i].of_a_vector
     ]
     left_out = {product.weight for product in products}
     others = [i for i in range(number) if i not in left_out]

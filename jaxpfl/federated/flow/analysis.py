@@ -14,18 +14,11 @@ from jax.extend import core
 
 from jaxpfl.errors import InformationLeak
 from jaxpfl.federated.flow.labels import (
-    BOUNDED,
-    FACTOR,
-    KEY,
-    NOISE,
     OF_CLIENTS,
-    PRIVATE,
-    PUBLIC,
-    RELEASED,
-    SECRET,
     Cause,
     Draws,
     Key,
+    Kind,
     Noise,
     Value,
     chosen,
@@ -74,7 +67,7 @@ class Steps(NamedTuple):
       rules: of `jax.custom_batching`: no steps, but known to mix no clients side by side.
     """
 
-    compute: Sequence[Callable]
+    compute: Callable
     clip: Callable
     scale: Callable
     bind: Callable
@@ -103,7 +96,7 @@ class Analysis:
         self.equations: set[int] = set()
         self._repeated = 0
         self._steps = {
-            **{_definition(each): self._compute for each in steps.compute},
+            _definition(steps.compute): self._compute,
             _definition(steps.clip): self._clip,
             _definition(steps.scale): self._scale,
             _definition(steps.bind): self._bind,
@@ -231,14 +224,14 @@ class Analysis:
         ]
         found = []
         for index, cases in enumerate(zip(*branches, strict=True)):
-            worst = next((each for each in cases if each.kind is PRIVATE), cases[0])
+            worst = next((each for each in cases if each.kind is Kind.PRIVATE), cases[0])
             found.append(self._result(eqn, chosen(by, cases), worst, place, index))
         return found
 
     def _result(self, eqn, label, value: Value, place, index: int) -> Value:
         """A result of a loop or branch, which made it private if it was not before."""
         cause = value.cause
-        if label[0] is PRIVATE and value.kind is not PRIVATE:
+        if label[0] is Kind.PRIVATE and value.kind is not Kind.PRIVATE:
             cause = Cause(eqn, True)
         label = _without_source(Value(label[0], label[1], 0))
         return self.rules.value(label, place, index, cause=cause)
@@ -246,15 +239,15 @@ class Analysis:
     def _unpaired(self, value: Value, *description: Any) -> Value:
         """A value whose rows are dealt to the passes of a loop."""
         label = _without_source(value)
-        if label[0] in (KEY, NOISE):
-            label = SECRET, None
+        if label[0] in (Kind.KEY, Kind.NOISE):
+            label = Kind.SECRET, None
         return self.rules.value(label, *description, cause=value.cause)
 
     def _compute(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         """What clients compute: whatever it is, it is private."""
         require_followed(eqn.params["jaxpr"], self.constants, self._allowed_rules)
         return [
-            self.rules.value((PRIVATE, None), place, index, cause=Cause(eqn, False))
+            self.rules.value((Kind.PRIVATE, None), place, index, cause=Cause(eqn, False))
             for index in range(len(eqn.outvars))
         ]
 
@@ -262,7 +255,7 @@ class Analysis:
 
     def _clip(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         *leaves, bound = given
-        if bound.kind is not PUBLIC:
+        if bound.kind is not Kind.PUBLIC:
             raise InformationLeak(
                 f"contributions are clipped to a norm that depends on {what(bound)}: {named(eqn)}"
                 f"{because(bound)}"
@@ -271,8 +264,8 @@ class Analysis:
             raise InformationLeak(
                 f"contributions are clipped to another norm than the round's: {named(eqn)}"
             )
-        labels: list[Any] = [(FACTOR, leaf.token) for leaf in leaves]
-        labels += [(PRIVATE, None)] * 2
+        labels: list[Any] = [(Kind.FACTOR, leaf.token) for leaf in leaves]
+        labels += [(Kind.PRIVATE, None)] * 2
         return [
             self.rules.value(label, place, index, cause=Cause(eqn, False))
             for index, label in enumerate(labels)
@@ -281,24 +274,24 @@ class Analysis:
     def _scale(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         leaf, factor = given
         rows, factors = (each.aval.shape for each in eqn.invars)
-        if factor.label == (FACTOR, leaf.token) and factors == rows[:1]:
-            return [self.rules.value((BOUNDED, None), place)]
-        return [self.rules.value((PRIVATE, None), place, cause=Cause(eqn, True))]
+        if factor.label == (Kind.FACTOR, leaf.token) and factors == rows[:1]:
+            return [self.rules.value((Kind.BOUNDED, None), place)]
+        return [self.rules.value((Kind.PRIVATE, None), place, cause=Cause(eqn, True))]
 
     def _bind(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         key, secrets, *leaves = given
-        if key.kind is not KEY or secrets.kind is not SECRET:
-            found = key if key.kind is not KEY else secrets
+        if key.kind is not Kind.KEY or secrets.kind is not Kind.SECRET:
+            found = key if key.kind is not Kind.KEY else secrets
             raise InformationLeak(
                 "the noise's key must be bound to the sum by a secret key and secret words, found "
                 f"one that depends on {what(found)}: {named(eqn)}{because(found)}"
             )
         bound = Key((*key.detail.path, place), frozenset(leaf.token for leaf in leaves))
-        return [self.rules.value((KEY, bound), place)]
+        return [self.rules.value((Kind.KEY, bound), place)]
 
     def _draw(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         (key,) = given
-        if key.kind is not KEY:
+        if key.kind is not Kind.KEY:
             raise InformationLeak(
                 f"noise is drawn with a key that depends on {what(key)}, and not as a release's "
                 f"keys do: {named(eqn)}{because(key)}"
@@ -320,19 +313,19 @@ class Analysis:
                 raise InformationLeak(f"noise is drawn twice with one key: {named(eqn)}")
         self.drawn[path] = place
         size = int(np.prod(eqn.outvars[0].aval.shape))
-        return [self.rules.value((NOISE, Noise((Draws(path, 0, size),), bound)), place)]
+        return [self.rules.value((Kind.NOISE, Noise((Draws(path, 0, size),), bound)), place)]
 
     def _add_noise(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         *sums, noise = given
         for each in sums:
-            if each.kind not in (PUBLIC, BOUNDED):
+            if each.kind not in (Kind.PUBLIC, Kind.BOUNDED):
                 raise InformationLeak(
                     "noise is added to what is no sum of clipped contributions, but depends on "
                     f"{what(each)}: {named(eqn)}{because(each)}"
                 )
-        if noise.kind is not NOISE:
+        if noise.kind is not Kind.NOISE:
             found = what(noise)
-            if noise.kind is SECRET:
+            if noise.kind is Kind.SECRET:
                 found = "secret keys otherwise, such as noise on some coordinates alone"
             raise InformationLeak(
                 "what is added to the sum must be Gaussian noise of a public size on every "
@@ -341,7 +334,7 @@ class Analysis:
         if len({each.aval.shape for each in [*eqn.invars, *eqn.outvars]}) > 1:
             raise InformationLeak(f"one draw of noise is added to several sums: {named(eqn)}")
         label = self.rules.noised(sums, noise, place)
-        if label[0] is PRIVATE:
+        if label[0] is Kind.PRIVATE:
             raise InformationLeak(
                 f"the noise's key is not bound to the sum that it is added to: {named(eqn)}"
             )
@@ -359,7 +352,7 @@ def _scanned(params: dict[str, Any]) -> tuple[int, int]:
 
 def _without_noise(value: Value) -> Value:
     """The value, as a secret if it is noise."""
-    return value._replace(kind=SECRET, detail=None) if value.kind is NOISE else value
+    return value._replace(kind=Kind.SECRET, detail=None) if value.kind is Kind.NOISE else value
 
 
 def named(eqn: Any) -> str:
@@ -377,12 +370,13 @@ def because(value: Value) -> str:
 def what(value: Value) -> str:
     if value.kind in OF_CLIENTS:
         return "the clients' data"
-    return {PUBLIC: "public values alone", RELEASED: "noisy sums"}.get(value.kind, "secret keys")
+    words = {Kind.PUBLIC: "public values alone", Kind.RELEASED: "noisy sums"}
+    return words.get(value.kind, "secret keys")
 
 
 def _without_source(value: Value) -> tuple[Any, Any]:
     """A label that holds for other rows, too: factors are of known rows alone."""
-    return (PRIVATE, None) if value.kind is FACTOR else value.label
+    return (Kind.PRIVATE, None) if value.kind is Kind.FACTOR else value.label
 
 
 def require_followed(jaxpr: Any, constants: dict[int, str], rules: Sequence[Callable]) -> None:

@@ -11,21 +11,7 @@ import jax
 
 from jaxpfl.errors import InformationLeak
 from jaxpfl.federated.flow.analysis import Analysis, Steps, because, what
-from jaxpfl.federated.flow.labels import (
-    KEY,
-    NOISE,
-    PRIVATE,
-    PUBLIC,
-    RELEASED,
-    SECRET,
-    Draws,
-    Key,
-    Kind,
-    Noise,
-    Value,
-    shared,
-    uses,
-)
+from jaxpfl.federated.flow.labels import Draws, Key, Kind, Noise, Value, shared, uses
 
 PyTree = Any
 
@@ -83,7 +69,7 @@ def check_program(
     labels = _labels(given)
     values = [
         analysis.rules.public("input", place)
-        if label[0] is PUBLIC
+        if label[0] is Kind.PUBLIC
         else analysis.rules.value(label, "input", place)
         for place, label in enumerate(jax.tree.leaves(labels, is_leaf=_is_label))
     ]
@@ -95,11 +81,12 @@ def check_program(
         jax.tree_util.keystr(path) or "the result"
         for path, _ in jax.tree_util.tree_leaves_with_path(results)
     ]
+    found = dict(zip(names, outputs, strict=True))
     if private:
-        _check_outputs(analysis, dict(zip(names, outputs, strict=True)))
+        _check_outputs(analysis, found)
     return InformationFlow(
         len(analysis.equations),
-        tuple(name for name, each in zip(names, outputs, strict=True) if each.kind is RELEASED),
+        tuple(name for name, each in found.items() if each.kind is Kind.RELEASED),
         tuple(sorted(set(analysis.constants.values()))),
         not clips,
     )
@@ -107,9 +94,9 @@ def check_program(
 
 def _check_outputs(analysis: Analysis, outputs: Mapping[str, Value]) -> None:
     for name, value in outputs.items():
-        if value.kind is KEY and _harmless(value.detail, analysis.drawn):
+        if value.kind is Kind.KEY and _harmless(value.detail, analysis.drawn):
             continue
-        if value.kind not in (PUBLIC, RELEASED):
+        if value.kind not in (Kind.PUBLIC, Kind.RELEASED):
             raise InformationLeak(
                 f"{name} depends on {what(value)} otherwise than by a noisy sum{because(value)}"
             )
@@ -127,16 +114,20 @@ def _harmless(key: Key, drawn: Mapping[tuple[Any, ...], Any]) -> bool:
 
 
 def _labels(given: Labelled) -> PyTree:
-    def all_of(tree: PyTree, label: tuple[Kind, Any]) -> PyTree:
-        return jax.tree.map(lambda leaf: label, tree)
+    def all_of(tree: PyTree, kind: Kind) -> PyTree:
+        return jax.tree.map(lambda leaf: (kind, None), tree)
 
     noise = None
     if given.noise is not None:
-        draws = Draws(("shared",), 0, given.noise.size)
-        noise = NOISE, Noise((draws,), None)
-    public, clients = all_of(given.public, (PUBLIC, None)), all_of(given.clients, (PRIVATE, None))
-    key, secrets = (KEY, Key(("noise",))), all_of(given.secrets, (SECRET, None))
-    return Labelled(public, (PUBLIC, None), clients, key, secrets, noise)
+        noise = Kind.NOISE, Noise((Draws(("shared",), 0, given.noise.size),), None)
+    return Labelled(
+        all_of(given.public, Kind.PUBLIC),
+        (Kind.PUBLIC, None),
+        all_of(given.clients, Kind.PRIVATE),
+        (Kind.KEY, Key(("noise",))),
+        all_of(given.secrets, Kind.SECRET),
+        noise,
+    )
 
 
 def _is_label(node: Any) -> bool:

@@ -30,10 +30,8 @@ class Kind(enum.Enum):
     PRIVATE = "private"
 
 
-PUBLIC, RELEASED, SECRET, KEY = Kind.PUBLIC, Kind.RELEASED, Kind.SECRET, Kind.KEY
-NOISE, BOUNDED, FACTOR, PRIVATE = Kind.NOISE, Kind.BOUNDED, Kind.FACTOR, Kind.PRIVATE
-OF_CLIENTS = {BOUNDED, FACTOR, PRIVATE}
-OF_SECRETS = {SECRET, KEY, NOISE}
+OF_CLIENTS = {Kind.BOUNDED, Kind.FACTOR, Kind.PRIVATE}
+OF_SECRETS = {Kind.SECRET, Kind.KEY, Kind.NOISE}
 
 
 class Key(NamedTuple):
@@ -113,7 +111,7 @@ class Value(NamedTuple):
 
 def uses(values: Iterable[Value]) -> frozenset[Use]:
     """All draws in values that are public or released."""
-    return frozenset().union(*(value.detail for value in values if value.kind is RELEASED))
+    return frozenset().union(*(value.detail for value in values if value.kind is Kind.RELEASED))
 
 
 def joined(values: Sequence[Value]) -> tuple[Kind, Any]:
@@ -122,21 +120,21 @@ def joined(values: Sequence[Value]) -> tuple[Kind, Any]:
     if all(value.label == first for value in values):
         return first
     kinds = {value.kind for value in values}
-    if kinds <= {PUBLIC, RELEASED}:
-        return RELEASED, uses(values)
-    if kinds <= {PUBLIC, BOUNDED}:
-        return BOUNDED, None
-    return (PRIVATE if kinds & OF_CLIENTS else SECRET), None
+    if kinds <= {Kind.PUBLIC, Kind.RELEASED}:
+        return Kind.RELEASED, uses(values)
+    if kinds <= {Kind.PUBLIC, Kind.BOUNDED}:
+        return Kind.BOUNDED, None
+    return (Kind.PRIVATE if kinds & OF_CLIENTS else Kind.SECRET), None
 
 
 def mixed(values: Sequence[Value]) -> tuple[Kind, Any]:
     """The label of any function of several values."""
     kinds = {value.kind for value in values}
     if kinds & OF_CLIENTS:
-        return PRIVATE, None
+        return Kind.PRIVATE, None
     if kinds & OF_SECRETS:
-        return SECRET, None
-    return (RELEASED, uses(values)) if RELEASED in kinds else (PUBLIC, None)
+        return Kind.SECRET, None
+    return (Kind.RELEASED, uses(values)) if Kind.RELEASED in kinds else (Kind.PUBLIC, None)
 
 
 def chosen(by: Value, cases: Sequence[Value], *, counted: bool = False) -> tuple[Kind, Any]:
@@ -148,15 +146,16 @@ def chosen(by: Value, cases: Sequence[Value], *, counted: bool = False) -> tuple
       counted: `by` decides how often a loop runs, so that a public value may become any number.
     """
     kind, detail = joined(cases)
-    if by.kind is PUBLIC:
+    if by.kind is Kind.PUBLIC:
         return kind, detail
     if by.kind in OF_CLIENTS:
-        return (BOUNDED if kind is BOUNDED or (kind is PUBLIC and not counted) else PRIVATE), None
-    if by.kind is RELEASED and kind in (PUBLIC, RELEASED):
-        return RELEASED, uses([by, *cases])
-    if by.kind is RELEASED and kind is BOUNDED:
-        return BOUNDED, None
-    return (PRIVATE if kind in OF_CLIENTS else SECRET), None
+        bounded = kind is Kind.BOUNDED or (kind is Kind.PUBLIC and not counted)
+        return (Kind.BOUNDED if bounded else Kind.PRIVATE), None
+    if by.kind is Kind.RELEASED and kind in (Kind.PUBLIC, Kind.RELEASED):
+        return Kind.RELEASED, uses([by, *cases])
+    if by.kind is Kind.RELEASED and kind is Kind.BOUNDED:
+        return Kind.BOUNDED, None
+    return (Kind.PRIVATE if kind in OF_CLIENTS else Kind.SECRET), None
 
 
 def part(draws: tuple[Draws, ...], start: int, stop: int) -> tuple[Draws, ...]:

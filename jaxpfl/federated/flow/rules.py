@@ -7,16 +7,8 @@ from typing import Any
 from jax.extend.core import primitives
 
 from jaxpfl.federated.flow.labels import (
-    BOUNDED,
-    FACTOR,
-    KEY,
-    NOISE,
     OF_CLIENTS,
     OF_SECRETS,
-    PRIVATE,
-    PUBLIC,
-    RELEASED,
-    SECRET,
     Cause,
     Draws,
     Key,
@@ -117,11 +109,7 @@ _BITS = {"and", "or", "shift_left", "shift_right_arithmetic", "shift_right_logic
 
 
 class TransferFunctions:
-    """Labels of equations without a program of their own.
-
-    Attributes:
-      drawn: the paths of the keys that noise was drawn with, and the place of the draw.
-    """
+    """Labels of equations without a program of their own."""
 
     def __init__(self) -> None:
         self._tokens: dict[Any, int] = {}
@@ -141,8 +129,8 @@ class TransferFunctions:
 
     def public(self, *description: Any) -> Value:
         """A public value that no equation made."""
-        found = self.value((PUBLIC, None), *description)
-        self._made[found.token] = PUBLIC, ()
+        found = self.value((Kind.PUBLIC, None), *description)
+        self._made[found.token] = Kind.PUBLIC, ()
         return found
 
     def follows(self, value: Value, bound: frozenset[int]) -> bool:
@@ -153,8 +141,8 @@ class TransferFunctions:
             if token in bound or token in seen:
                 continue
             seen.add(token)
-            kind, operands = self._made.get(token, (PRIVATE, ()))
-            if kind is PUBLIC:
+            kind, operands = self._made.get(token, (Kind.PRIVATE, ()))
+            if kind is Kind.PUBLIC:
                 continue
             if not operands:
                 return False
@@ -164,14 +152,14 @@ class TransferFunctions:
     def equation(self, eqn: Any, given: Sequence[Value], place: tuple[Any, ...]) -> list[Value]:
         """The values of an equation's results."""
         (kind, detail), cause = self._label(eqn, given, place)
-        if kind is PRIVATE and cause is None:
+        if kind is Kind.PRIVATE and cause is None:
             cause = self._cause(eqn, given)
         found = []
         for index, out in enumerate(eqn.outvars):
             token = self._described(eqn, given, place, index, out, kind)
             # Another pass through a loop may have raised labels.
             self._made[token] = kind, tuple(each.token for each in given)
-            if eqn.primitive.name == "unstack" and given[0].kind is KEY:
+            if eqn.primitive.name == "unstack" and given[0].kind is Kind.KEY:
                 kind, detail = _one_of_row(eqn, given[0].detail, index)
             found.append(Value(kind, detail, token, cause))
         return found
@@ -182,19 +170,19 @@ class TransferFunctions:
             return chosen(given[0], given[1:]), None
         if len(given) == 1 and name in _SAME and _aligned(eqn):
             return given[0].label, given[0].cause
-        if given and given[0].kind is FACTOR and name in ("slice", "dynamic_slice"):
+        if given and given[0].kind is Kind.FACTOR and name in ("slice", "dynamic_slice"):
             rows = self._rows(eqn, given, given[0].detail)
-            return ((PRIVATE, None) if rows is None else (FACTOR, rows)), None
-        if kinds == {BOUNDED, NOISE} and name == "add":
-            first, second = sorted(given, key=lambda each: each.kind is NOISE)
+            return ((Kind.PRIVATE, None) if rows is None else (Kind.FACTOR, rows)), None
+        if kinds == {Kind.BOUNDED, Kind.NOISE} and name == "add":
+            first, second = sorted(given, key=lambda each: each.kind is Kind.NOISE)
             if eqn.invars[0].aval.shape == eqn.invars[1].aval.shape:
                 return self.noised([first], second, place), None
-        if PRIVATE not in kinds and FACTOR not in kinds and BOUNDED in kinds:
-            return ((BOUNDED if _bounds(name, given) else PRIVATE), None), None
+        if Kind.PRIVATE not in kinds and Kind.FACTOR not in kinds and Kind.BOUNDED in kinds:
+            return ((Kind.BOUNDED if _bounds(name, given) else Kind.PRIVATE), None), None
         if kinds & OF_SECRETS and not kinds & OF_CLIENTS:
             return self._secret(eqn, given), None
-        if kinds == {RELEASED} and name == "slice":
-            return (RELEASED, _narrowed(eqn, given[0].detail)), None
+        if kinds == {Kind.RELEASED} and name == "slice":
+            return (Kind.RELEASED, _narrowed(eqn, given[0].detail)), None
         label = mixed(given)
         return (label if _in_place(eqn) else _unordered(label)), None
 
@@ -207,16 +195,16 @@ class TransferFunctions:
         """
         drawn: Noise = noise.detail
         if drawn.bound is not None and not all(self.follows(each, drawn.bound) for each in sums):
-            return PRIVATE, None
-        return RELEASED, frozenset(used(place, drawn.draws))
+            return Kind.PRIVATE, None
+        return Kind.RELEASED, frozenset(used(place, drawn.draws))
 
     def _secret(self, eqn, given: Sequence[Value]) -> tuple[Kind, Any]:
         """Of operands some of which are secret, and none is of clients."""
         name, first, kinds = eqn.primitive.name, given[0], [each.kind for each in given]
-        if NOISE in kinds:
+        if Kind.NOISE in kinds:
             label = _still_noise(eqn, given)
             return mixed(given) if label is None else label
-        if first.kind is not KEY or set(kinds[1:]) - {PUBLIC}:
+        if first.kind is not Kind.KEY or set(kinds[1:]) - {Kind.PUBLIC}:
             return mixed(given)
         key: Key = first.detail
         if name in ("random_fold_in", "random_split"):
@@ -233,15 +221,15 @@ class TransferFunctions:
         elif name in _SAME and not _as_many(eqn):
             step = ("repeated",)
         elif name in _SAME or name == "random_unwrap":
-            return KEY, key
+            return Kind.KEY, key
         else:
             return mixed(given)
-        return KEY, Key((*key.path, step), key.bound)
+        return Kind.KEY, Key((*key.path, step), key.bound)
 
     def _rows(self, eqn, given: Sequence[Value], source: int) -> int | None:
         """The token of some rows of a value, if whole rows are taken."""
         before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        if any(each.kind is not PUBLIC for each in given[1:]):
+        if any(each.kind is not Kind.PUBLIC for each in given[1:]):
             return None
         if not before or before[1:] != after[1:]:
             return None
@@ -265,7 +253,7 @@ class TransferFunctions:
             rows = self._rows(eqn, given, given[0].token)
             if rows is not None:
                 return rows
-        if kind is PRIVATE:
+        if kind is Kind.PRIVATE:
             return self.token(place, index)
         operands = tuple(each.token for each in given)
         found = self.token(name, operands, str(_static(eqn.params)), index, str(out.aval))
@@ -276,12 +264,12 @@ class TransferFunctions:
 
     def _cause(self, eqn, given: Sequence[Value]) -> Cause:
         """The equation to name for a private result."""
-        private = [each for each in given if each.kind is PRIVATE]
+        private = [each for each in given if each.kind is Kind.PRIVATE]
         known = [each.cause for each in private if each.cause is not None]
         for cause in known:
             if cause.mixed:
                 return cause
-        others = {each.kind for each in given} - {PUBLIC, PRIVATE}
+        others = {each.kind for each in given} - {Kind.PUBLIC, Kind.PRIVATE}
         if not others and known and eqn.primitive.name in _MOVED | _ADDED | {"select_n"}:
             return known[0]
         return Cause(eqn, bool(others))
@@ -302,15 +290,15 @@ def _bounds(name: str, given: Sequence[Value]) -> bool:
     """Whether the result is a sum of clipped contributions, at a public scale."""
     kinds = [each.kind for each in given]
     if name in _MOVED:
-        return set(kinds[1:]) <= {PUBLIC}
+        return set(kinds[1:]) <= {Kind.PUBLIC}
     if name == "dynamic_update_slice":
-        return set(kinds) <= {PUBLIC, BOUNDED} and set(kinds[2:]) <= {PUBLIC}
+        return set(kinds) <= {Kind.PUBLIC, Kind.BOUNDED} and set(kinds[2:]) <= {Kind.PUBLIC}
     if name in _ADDED or name in _BITS:
-        return set(kinds) <= {PUBLIC, BOUNDED}
+        return set(kinds) <= {Kind.PUBLIC, Kind.BOUNDED}
     if name == "mul":
         return sorted(kind.value for kind in kinds) == ["bounded", "public"]
     if name == "div":
-        return kinds == [BOUNDED, PUBLIC]
+        return kinds == [Kind.BOUNDED, Kind.PUBLIC]
     return name in _ROUNDED
 
 
@@ -319,25 +307,25 @@ def _still_noise(eqn: Any, given: Sequence[Value]) -> tuple[Kind, Any] | None:
     name, kinds = eqn.primitive.name, [each.kind for each in given]
     shape, size = eqn.outvars[0].aval.shape, math.prod(eqn.outvars[0].aval.shape)
     if name == "mul" and sorted(kind.value for kind in kinds) == ["noise", "public"]:
-        place = kinds.index(NOISE)
+        place = kinds.index(Kind.NOISE)
         # A scalar: among the numbers of a vector there might be zeros.
         if eqn.invars[place].aval.shape == shape and not eqn.invars[1 - place].aval.shape:
             return given[place].label
         return None
-    if name == "concatenate" and set(kinds) == {NOISE} and len(shape) == 1:
+    if name == "concatenate" and set(kinds) == {Kind.NOISE} and len(shape) == 1:
         noises = [each.detail for each in given]
         draws = tuple(each for noise in noises for each in noise.draws)
         alone = shared(Use((place,), each, 0) for place, each in enumerate(draws)) is None
         bounds = {noise.bound for noise in noises if noise.bound is not None}
         if alone and len(bounds) <= 1:
-            return NOISE, Noise(draws, next(iter(bounds), None))
+            return Kind.NOISE, Noise(draws, next(iter(bounds), None))
         return None
     first = given[0]
-    if first.kind is not NOISE or set(kinds[1:]) - {PUBLIC}:
+    if first.kind is not Kind.NOISE or set(kinds[1:]) - {Kind.PUBLIC}:
         return None
     noise: Noise = first.detail
     if name == "slice":
-        return NOISE, Noise(_sliced(eqn, noise.draws), noise.bound)
+        return Kind.NOISE, Noise(_sliced(eqn, noise.draws), noise.bound)
     if name in _SAME and size == math.prod(eqn.invars[0].aval.shape):
         return first.label
     return None
@@ -361,8 +349,8 @@ def _differ(keys: Key) -> bool:
 def _one_of_row(eqn: Any, key: Key, index: int) -> tuple[Kind, Any]:
     """The label of one result of `unstack`, as JAX 0.12 takes the keys of a row."""
     if len(eqn.invars[0].aval.shape) != 1 or not _differ(key):
-        return SECRET, None
-    return KEY, Key((*key.path, ("of several", (index,))), key.bound)
+        return Kind.SECRET, None
+    return Kind.KEY, Key((*key.path, ("of several", (index,))), key.bound)
 
 
 def _in_place(eqn: Any) -> bool:
@@ -377,7 +365,7 @@ def _in_place(eqn: Any) -> bool:
 def _unordered(label: tuple[Kind, Any]) -> tuple[Kind, Any]:
     """A label whose draws may be at other places, so that a slice has all of them."""
     kind, detail = label
-    if kind is not RELEASED:
+    if kind is not Kind.RELEASED:
         return label
     return kind, frozenset(use._replace(offset=-1) for use in detail)
 

@@ -47,7 +47,7 @@ from jaxpfl.federated.mesh import (
 from jaxpfl.federated.release.accumulators import Accumulator, noisy_halves
 from jaxpfl.federated.release.checksum import bound_to_bits
 from jaxpfl.federated.release.query import Query
-from jaxpfl.federated.release.summing import Engine, Layout, Sums, accumulate, zero_sums
+from jaxpfl.federated.release.summing import Engine, Layout, accumulate, placed, zero_sums
 from jaxpfl.federated.release.vector import Shapes, dealt, exchanged, gathered
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from jaxpfl.privacy.exact_noise import exact_normal
@@ -153,12 +153,6 @@ def _shape(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeDty
 
 def _key() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
-
-
-def _placed(sharding: NamedSharding, tree: PyTree) -> PyTree:
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
-    )
 
 
 def next_clip_norm(plan: Plan, clip_norm: jax.Array, noisy_below: jax.Array) -> jax.Array:
@@ -296,15 +290,17 @@ class Door:
         """Traces what adds a bucket of the largest shape to the sums, on the devices of the mesh,
         which need not be available."""
         by_client, everywhere = (
-            functools.partial(_placed, NamedSharding(self.mesh, spec))
+            functools.partial(placed, NamedSharding(self.mesh, spec))
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())
         )
         engine = self._engine(self._chunk_of(self.query.cohort.capacity))
-        sums, bucket = self._layout.placed(self._sums()), by_client(self.bucket(columns))
+        nothing = functools.partial(zero_sums, self.query.accumulator, self._layout, self._like)
+        sums = self._layout.placed(jax.eval_shape(nothing))
+        bucket = by_client(self.bucket(columns))
         places = shardings(self.query.client_fn, self.mesh, broadcast)
-        placed = jax.tree.map(lambda leaf, place: _placed(place, leaf), broadcast, places)
+        given = jax.tree.map(lambda leaf, place: placed(place, leaf), broadcast, places)
         scalar, key = everywhere(_shape()), everywhere(_key())
-        return accumulate.trace(engine, placed, sums, bucket, scalar, _shape(), key)
+        return accumulate.trace(engine, given, sums, bucket, scalar, _shape(), key)
 
     def bucket(self, columns: Mapping[str, Any], steps: int | None = None) -> Bucket:
         """The shapes of a bucket of so many steps; None = of the largest shape."""
@@ -327,20 +323,14 @@ class Door:
             )
         return Bucket(**parts)
 
-    def _sums(self) -> Sums:
-        accumulator = self.query.accumulator
-        return jax.eval_shape(functools.partial(zero_sums, accumulator, self._layout, self._like))
-
     @property
     def coordinates(self) -> int:
         """The number of coordinates of a release."""
         return coordinates(self._like.tree())
 
     def _engine(self, chunk: int) -> Engine:
-        query = self.query
-        clips = query.plan.unit == "client"
-        accumulator = query.accumulator
-        return Engine(query.client_fn, clips, accumulator, chunk, self._layout)
+        query, clips = self.query, self.query.plan.unit == "client"
+        return Engine(query.client_fn, clips, query.accumulator, chunk, self._layout)
 
     def _chunk_of(self, slots: int) -> int:
         """The chunk for buckets of this many slots; it divides a replica's share of them."""

@@ -35,7 +35,7 @@ import jax
 import numpy as np
 
 from jaxpfl.errors import InformationLeak
-from jaxpfl.federated.clients.client import COMPUTING, RULES
+from jaxpfl.federated.clients.client import RULES, client_part
 from jaxpfl.federated.flow.analysis import Steps, require_followed
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.flow.check import InformationFlow, Labelled, check_program
@@ -50,7 +50,7 @@ from jaxpfl.privacy.mechanisms import standard_normal
 PyTree = Any
 
 STEPS = Steps(
-    compute=COMPUTING,
+    compute=client_part,
     clip=clip_factors,
     scale=scaled,
     bind=bound_to_bits,

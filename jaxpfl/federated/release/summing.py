@@ -53,19 +53,11 @@ class Layout:
         """The same sums, on these devices: arrays, or shapes of arrays."""
         leaves, structure = jax.tree.flatten(sums.contributions, is_leaf=_is_pair)
         leaves = [
-            self._on(leaf, PartitionSpec(CLIENTS, *part))
+            placed(NamedSharding(self.mesh, PartitionSpec(CLIENTS, *part)), leaf)
             for leaf, part in zip(leaves, self.parts, strict=True)
         ]
-        below = self._on(sums.below, PartitionSpec(CLIENTS))
+        below = placed(NamedSharding(self.mesh, PartitionSpec(CLIENTS)), sums.below)
         return Sums(jax.tree.unflatten(structure, leaves), below)
-
-    def _on(self, leaves: PyTree, spec: PartitionSpec) -> PyTree:
-        place = NamedSharding(self.mesh, spec)
-        if isinstance(jax.tree.leaves(leaves)[0], jax.ShapeDtypeStruct):
-            return jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), leaves
-            )
-        return jax.lax.with_sharding_constraint(leaves, place)
 
     def split(self, tree: PyTree, *leading: None) -> PyTree:
         """Splits a tree like a contribution within a replica; leaves have these axes before."""
@@ -87,6 +79,15 @@ class Layout:
     def furthest(self, number: jax.Array) -> jax.Array:
         """The largest number of all replicas, which then run their loops equally often."""
         return jax.lax.pmax(number, CLIENTS) if self.splits else number
+
+
+def placed(place: NamedSharding, tree: PyTree) -> PyTree:
+    """The same arrays, or shapes of arrays, in this place."""
+    if isinstance(jax.tree.leaves(tree)[0], jax.ShapeDtypeStruct):
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree
+        )
+    return jax.lax.with_sharding_constraint(tree, place)
 
 
 def _is_pair(node: object) -> bool:

@@ -31,12 +31,7 @@ from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.checkpoints.hugging_face_names import GPT2_PROJECTIONS, LLAMA_PROJECTIONS
 from jaxpfl.models.checkpoints.model_files import finite, read_object
-from jaxpfl.models.checkpoints.safetensors_files import (
-    open_file,
-    replace_files,
-    write_file,
-    write_json,
-)
+from jaxpfl.models.checkpoints.safetensors_files import open_file, write_folder
 from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
 from jaxpfl.models.decoder.network import Decoder
 
@@ -88,11 +83,7 @@ def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None
         for layer in range(model.config.layers)
     }
     settings = _described(model, set(adapters), base)
-    files = {
-        WEIGHTS: lambda path: write_file(path, tensors, tensors.__getitem__),
-        CONFIG: lambda path: write_json(path, settings),
-    }
-    replace_files(Path(folder), files)
+    write_folder(folder, settings, tensors, tensors.__getitem__, (WEIGHTS, CONFIG))
 
 
 def _stored(adapters: Params, own: tuple[str, ...], leaf: str, layer: int) -> np.ndarray:

@@ -13,7 +13,6 @@ Source: ggml-org/ggml, docs/gguf.md, version 3 of the format.
 import json
 import math
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,44 +53,22 @@ _SPLITS: dict[str, str | None] = {
     "qwen2": _LLAMA_SPLIT.format(digits=""),
     "llama-bpe": _LLAMA_SPLIT.format(digits="{1,3}"),
 }
-# Of a layer: the name in a folder of Hugging Face's, by that in the file.
-_OF_A_LAYER = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-_OTHERS = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
-
-class _Tensor(NamedTuple):
-    """A tensor's place; the shape is as numpy has it."""
-
-    shape: tuple[int, ...]
-    kind: int
-    offset: int
 
 
 class _Head:
     """The entries and the places of the tensors, each length checked before anything is made.
 
     Attributes:
+      content: the file, uint8, mapped.
       entries: numbers, texts and lists of them, by name.
-      tensors: by name.
+      tensors: by name, the shape as numpy has it, the kind of numbers, and the place after `data`.
       data: where the tensors begin.
     """
 
-    def __init__(self, path: Path, content: np.ndarray):
-        self._path, self._content, self._at = path, content, 0
+    def __init__(self, path: Path):
+        if not path.stat().st_size:
+            raise CorruptFile(f"{path}: is empty")
+        self.path, self.content, self._at = path, np.asarray(np.memmap(path, np.uint8, "r")), 0
         magic, version, tensors, entries = struct.unpack("<4sIQQ", self._bytes(24))
         if magic != b"GGUF":
             raise InputError(f"{path}: is no GGUF file")
@@ -104,23 +81,23 @@ class _Head:
         for _ in range(entries):
             name = self._text()
             self.entries[name] = self._value(self._number("I"))
-        self.tensors: dict[str, _Tensor] = {}
+        self.tensors: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(tensors):
             name, rank = self._text(), self._number("I")
             if rank > 4:
                 raise CorruptFile(f"{path}: damaged: a tensor has {rank} dimensions")
             shape = tuple(self._number("Q") for _ in range(rank))[::-1]
-            self.tensors[name] = _Tensor(shape, self._number("I"), self._number("Q"))
+            self.tensors[name] = shape, self._number("I"), self._number("Q")
         alignment = self.entries.get("general.alignment", 32)
         if type(alignment) is not int or not 1 <= alignment <= 2**16:
             raise CorruptFile(f"{path}: damaged: general.alignment is no small positive number")
         self.data = -(-self._at // alignment) * alignment
 
     def _bytes(self, count: int) -> bytes:
-        if count > len(self._content) - self._at:
-            raise CorruptFile(f"{self._path}: damaged or cut off within its head")
+        if count > len(self.content) - self._at:
+            raise CorruptFile(f"{self.path}: damaged or cut off within its head")
         self._at += count
-        return self._content[self._at - count : self._at].tobytes()
+        return self.content[self._at - count : self._at].tobytes()
 
     def _number(self, form: str) -> Any:
         form = f"<{form}"
@@ -130,7 +107,7 @@ class _Head:
         try:
             return self._bytes(self._number("Q")).decode("utf-8")
         except UnicodeDecodeError:
-            raise CorruptFile(f"{self._path}: damaged: a text in its head is not UTF-8") from None
+            raise CorruptFile(f"{self.path}: damaged: a text in its head is not UTF-8") from None
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -138,33 +115,37 @@ class _Head:
         if kind == _ARRAY:
             kind, count = self._number("I"), self._number("Q")
             if kind == _ARRAY or count > _MOST_ITEMS:
-                raise CorruptFile(f"{self._path}: damaged: a list of lists, or of {count} items")
+                raise CorruptFile(f"{self.path}: damaged: a list of lists, or of {count} items")
             return [self._value(kind) for _ in range(count)]
         form = _SCALARS.get(kind)
         if not form:
-            raise CorruptFile(f"{self._path}: damaged: an entry of the unknown kind {kind}")
+            raise CorruptFile(f"{self.path}: damaged: an entry of the unknown kind {kind}")
         return self._number(form)
-
-
-class _Entries:
-    def __init__(self, path: Path, entries: Mapping[str, Any]):
-        self._path, self._entries = path, entries
 
     def get(self, name: str, kind: type, default: Any = None) -> Any:
         """An entry of this type, or the default."""
-        found = self._entries.get(name, default)
+        found = self.entries.get(name, default)
         if kind is float and type(found) is int:
             found = float(found)
         if type(found) is not kind:
             what = "none" if found is None else _CALLED[type(found)]
-            raise InputError(f"{self._path}: {name} must be {_CALLED[kind]}, found {what}")
+            raise InputError(f"{self.path}: {name} must be {_CALLED[kind]}, found {what}")
         return found
 
     def list_of(self, name: str, kind: type) -> list[Any]:
         found = self.get(name, list)
         if any(type(each) is not kind for each in found):
-            raise InputError(f"{self._path}: each item of {name} must be {_CALLED[kind]}")
+            raise InputError(f"{self.path}: each item of {name} must be {_CALLED[kind]}")
         return found
+
+
+class _Tensor(NamedTuple):
+    """A tensor of the network: the file's name for it, and its bytes, mapped."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    raw: np.ndarray
 
 
 def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
@@ -183,68 +164,66 @@ def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> 
     """
     path, folder = expect_file(Path(path)), Path(folder)
     library = require("gguf", "gguf")
-    sizes = library.constants.GGML_QUANT_SIZES
-    if not path.stat().st_size:
-        raise CorruptFile(f"{path}: is empty")
-    content = np.memmap(path, np.uint8, mode="r")
-    head = _Head(path, content)
-    entries = _Entries(path, head.entries)
-    config = _config(path, entries, head.tensors)
-    places = _places(path, head, content.size, sizes)
-    named = _named(path, config, head.tensors)
-    tokenizer = _tokenizer(path, entries)
-    heads = {"attn_q": config.heads, "attn_k": config.kv_heads}
+    head = _Head(path)
+    config = _config(head)
+    tensors = _tensors(library, head, config)
+    tokenizer = _tokenizer(head)
+    heads = {"q_proj": config.heads, "k_proj": config.kv_heads}
 
     def read(theirs: str) -> np.ndarray:
-        name = named[theirs]
-        place, (begin, size) = head.tensors[name], places[name]
-        raw = np.asarray(content[begin : begin + size])
+        name, shape, kind, raw = tensors[theirs]
+        # Numbers that are not quantised have their own dtype.
+        typed = raw.view({0: np.float32, 1: np.float16}.get(kind, np.uint8))
         try:
-            kind = library.GGMLQuantizationType(place.kind)
-            # Numbers that are not quantised have their own dtype.
-            typed = raw.view({0: np.float32, 1: np.float16}.get(place.kind, np.uint8))
-            values = library.quants.dequantize(typed, kind)
+            values = library.quants.dequantize(typed, library.GGMLQuantizationType(kind))
         except NotImplementedError:
             raise InputError(f"{path}: tensor {name!r} is quantised in an unknown way") from None
         values = finite(f"{path}: tensor {name!r}", values.astype(np.float32, copy=False))
-        values = values.reshape(place.shape)
-        part = name.split(".")[2] if name.startswith("blk.") else ""
+        part = theirs.split(".")[-2]
         if config.model_type == "llama" and part in heads:
-            values = _unpermuted(values, heads[part])
-        return np.ascontiguousarray(values).astype(DTYPES[dtype], copy=False)
+            # llama.cpp rotates neighbouring numbers, and so interleaves each head's two halves.
+            values = values.reshape(heads[part], -1, 2, *shape[1:]).swapaxes(1, 2)
+        return np.ascontiguousarray(values.reshape(shape)).astype(DTYPES[dtype], copy=False)
 
     described = {
-        theirs: jax.ShapeDtypeStruct(head.tensors[name].shape, DTYPES[dtype])
-        for theirs, name in named.items()
+        theirs: jax.ShapeDtypeStruct(each.shape, DTYPES[dtype]) for theirs, each in tensors.items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in tokenizer.items():
         files.write_atomically(folder / file, text)
-    write_folder(folder, config.to_dict() | {"dtype": dtype}, described, read, 5_000_000_000)
+    write_folder(folder, config.to_dict() | {"dtype": dtype}, described, read)
 
 
-def _config(path: Path, entries: _Entries, tensors: Mapping[str, _Tensor]) -> DecoderConfig:
-    name = entries.get("general.architecture", str)
+def _config(head: _Head) -> DecoderConfig:
+    path, name = head.path, head.get("general.architecture", str)
     if name not in ARCHITECTURES:
         known = " or ".join(ARCHITECTURES)
         raise InputError(f"{path}: general.architecture must be {known}, found {name!r}")
-    if "rope_freqs.weight" in tensors:
+    if "rope_freqs.weight" in head.tensors:
         raise InputError(f"{path}: has scaled rotary positions, which no GGUF file states exactly")
-    heads = entries.get(f"{name}.attention.head_count", int)
+
+    def whole(key: str, default: int | None = None) -> int:
+        return head.get(f"{name}.{key}", int, default)
+
+    def short(key: str, default: float | None = None) -> float:
+        """The shortest decimal number of a float32, as config.json states it."""
+        return float(str(np.float32(head.get(f"{name}.{key}", float, default))))
+
+    heads = whole("attention.head_count")
     try:
         config = DecoderConfig(
             model_type=name,
-            vocab_size=len(entries.list_of("tokenizer.ggml.tokens", str)),
-            hidden_size=entries.get(f"{name}.embedding_length", int),
-            layers=entries.get(f"{name}.block_count", int),
+            vocab_size=len(head.list_of("tokenizer.ggml.tokens", str)),
+            hidden_size=whole("embedding_length"),
+            layers=whole("block_count"),
             heads=heads,
-            kv_heads=entries.get(f"{name}.attention.head_count_kv", int, heads),
-            head_size=entries.get(f"{name}.attention.key_length", int, 0),
-            inner_size=entries.get(f"{name}.feed_forward_length", int),
-            positions=entries.get(f"{name}.context_length", int),
-            norm_epsilon=_short(entries.get(f"{name}.attention.layer_norm_rms_epsilon", float)),
-            rope_theta=_short(entries.get(f"{name}.rope.freq_base", float, 10_000.0)),
-            tied="output.weight" not in tensors,
+            kv_heads=whole("attention.head_count_kv", heads),
+            head_size=whole("attention.key_length", 0),
+            inner_size=whole("feed_forward_length"),
+            positions=whole("context_length"),
+            norm_epsilon=short("attention.layer_norm_rms_epsilon"),
+            rope_theta=short("rope.freq_base", 10_000.0),
+            tied="output.weight" not in head.tensors,
         )
         require_sizes(Decoder(config))
     except InputError as error:
@@ -253,85 +232,61 @@ def _config(path: Path, entries: _Entries, tensors: Mapping[str, _Tensor]) -> De
     return config
 
 
-def _named(path: Path, config: DecoderConfig, tensors: Mapping[str, _Tensor]) -> dict[str, str]:
-    """The file's tensors by the names in a folder: exactly those of the network."""
-    expected = {name: shape for name, (shape, _) in stored(Decoder(config)).items()}
-    found = {_their_name(name): name for name in tensors}
-    for name in sorted(expected.keys() ^ found.keys()):
-        what = f"tensor {name!r} is missing"
-        if name in found:
-            what = f"tensor {found[name]!r} is not part of the network that is described"
-        raise InputError(f"{path}: {what}")
-    for name, shape in expected.items():
-        place = tensors[found[name]]
-        if place.shape != shape:
+def _tensors(library: Any, head: _Head, config: DecoderConfig) -> dict[str, _Tensor]:
+    """The tensors by their names in a folder: those of the network, each within the file."""
+    architecture = library.MODEL_ARCH[config.model_type.upper()]
+    names = library.get_tensor_name_map(architecture, config.layers)
+    sizes = {int(kind): each for kind, each in library.constants.GGML_QUANT_SIZES.items()}
+    found, others = {}, dict(head.tensors)
+    for theirs, (shape, _) in stored(Decoder(config)).items():
+        name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        what = f"tensor {name!r}"
+        if name not in others:
+            raise InputError(f"{head.path}: {what} is missing")
+        stated, kind, offset = others.pop(name)
+        if stated != shape:
             raise InputError(
-                f"{path}: tensor {found[name]!r} must have the shape {list(shape)}, found "
-                f"{list(place.shape)}"
+                f"{head.path}: {what} must have the shape {list(shape)}, found {list(stated)}"
             )
-    return {name: found[name] for name in expected}
-
-
-def _short(value: float) -> float:
-    """The shortest decimal number of a float32, as config.json states it."""
-    return float(str(np.float32(value)))
-
-
-def _places(
-    path: Path, head: _Head, size: int, sizes: Mapping[Any, tuple[int, int]]
-) -> dict[str, tuple[int, int]]:
-    found = {}
-    by_number = {int(kind): each for kind, each in sizes.items()}
-    for name, place in head.tensors.items():
-        if place.kind not in by_number:
-            raise InputError(f"{path}: tensor {name!r} is quantised in an unknown way")
-        block, block_bytes = by_number[place.kind]
-        if not place.shape or not all(place.shape) or place.shape[-1] % block:
-            raise CorruptFile(f"{path}: damaged: tensor {name!r} has the shape {place.shape}")
-        length = math.prod(place.shape) // block * block_bytes
-        begin = head.data + place.offset
-        if begin + length > size:
-            raise CorruptFile(f"{path}: damaged or cut off: tensor {name!r} ends behind the file")
-        found[name] = begin, length
+        if kind not in sizes:
+            raise InputError(f"{head.path}: {what} is quantised in an unknown way")
+        block, block_bytes = sizes[kind]
+        if shape[-1] % block:
+            raise CorruptFile(f"{head.path}: damaged: {what} has rows of {shape[-1]} numbers")
+        begin = head.data + offset
+        end = begin + math.prod(shape) // block * block_bytes
+        if end > len(head.content):
+            raise CorruptFile(f"{head.path}: damaged or cut off: {what} ends behind the file")
+        found[theirs] = _Tensor(name, shape, kind, head.content[begin:end])
+    if others:
+        raise InputError(
+            f"{head.path}: tensor {min(others)!r} is not part of the network that is described"
+        )
     return found
 
 
-def _their_name(name: str) -> str:
-    """A tensor's name in a folder; that of another kind of network as it is."""
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _OF_A_LAYER:
-        return f"model.layers.{parts[1]}.{_OF_A_LAYER[parts[2]]}.{parts[3]}"
-    return _OTHERS.get(name, name)
-
-
-def _unpermuted(values: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp rotates neighbouring numbers, and so stores each head's two halves interleaved."""
-    rows = values.shape[0]
-    pairs = values.reshape(heads, rows // heads // 2, 2, *values.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(values.shape)
-
-
-def _tokenizer(path: Path, entries: _Entries) -> dict[str, str]:
-    kind = entries.get("tokenizer.ggml.model", str)
+def _tokenizer(head: _Head) -> dict[str, str]:
+    path = head.path
+    kind = head.get("tokenizer.ggml.model", str)
     if kind != "gpt2":
         raise InputError(
             f"{path}: tokenizer.ggml.model must be 'gpt2', a byte-level BPE, found {kind!r}"
         )
-    split = entries.get("tokenizer.ggml.pre", str, "default")
+    split = head.get("tokenizer.ggml.pre", str, "default")
     if split not in _SPLITS:
         known = ", ".join(_SPLITS)
         raise InputError(f"{path}: tokenizer.ggml.pre must be one of {known}, found {split!r}")
-    tokens = entries.list_of("tokenizer.ggml.tokens", str)
-    kinds = entries.list_of("tokenizer.ggml.token_type", int)
-    merges = [tuple(each.split(" ", 1)) for each in entries.list_of("tokenizer.ggml.merges", str)]
+    tokens = head.list_of("tokenizer.ggml.tokens", str)
+    kinds = head.list_of("tokenizer.ggml.token_type", int)
+    merges = [tuple(each.split(" ", 1)) for each in head.list_of("tokenizer.ggml.merges", str)]
     if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
         raise InputError(f"{path}: tokenizer.ggml.tokens must be different, with a type for each")
     library = require("tokenizers", "gguf")
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    settings["add_bos_token"] = entries.get("tokenizer.ggml.add_bos_token", bool, False)
+    settings["add_bos_token"] = head.get("tokenizer.ggml.add_bos_token", bool, False)
     ids = {}
     for role in ("bos", "eos"):
-        token = entries.get(f"tokenizer.ggml.{role}_token_id", int, -1)
+        token = head.get(f"tokenizer.ggml.{role}_token_id", int, -1)
         if token >= len(tokens):
             raise InputError(f"{path}: the {role} token must be below {len(tokens)}, found {token}")
         if token >= 0:
@@ -356,7 +311,7 @@ def _tokenizer(path: Path, entries: _Entries) -> dict[str, str]:
         "tokenizer_config.json": json.dumps(settings),
         "generation_config.json": json.dumps(ids),
     }
-    template = entries.get("tokenizer.chat_template", str, "")
+    template = head.get("tokenizer.chat_template", str, "")
     return written | ({"chat_template.jinja": template} if template else {})
 
 

@@ -62,7 +62,6 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
         {"library": _LIBRARY, "architecture": architecture, **settings},
         leaves,
         lambda name: finite(f"parameter {name}", np.asarray(leaves[name])),
-        shard_bytes=5_000_000_000,
     )
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxpfl.checks import one_of, positive_int
+from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints.hub import MINILM_NAMES as MINILM_NAMES
@@ -107,13 +107,7 @@ def read_config(path: str | Path) -> Encoder | Decoder:
         raise InputError(f"{path}: {error}") from None
 
 
-def save(
-    folder: str | Path,
-    model: Encoder | Decoder,
-    params: Params,
-    *,
-    shard_bytes: int = 5_000_000_000,
-) -> None:
+def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
     """Writes config.json and the weights in Hugging Face's format, which transformers reads too.
 
     `load` gives the saved parameters back bit by bit. A model in the folder is replaced; a crash
@@ -122,13 +116,10 @@ def save(
 
     Args:
       params: float32 or bfloat16.
-      shard_bytes: a larger model is written as several files of at most this size (or one tensor),
-        with an index.
 
     Raises:
       InputError: the model has adapters or int8 weights, or `params` are not its own or not finite.
     """
-    positive_int("shard_bytes", shard_bytes)
     if isinstance(model, Decoder) and model.lora is not None:
         raise InputError(
             "a model with adapters cannot be saved as a whole: merge them first (lora.merge), "
@@ -154,7 +145,7 @@ def save(
 
     kinds = {leaf.dtype.name for leaf in leaves.values()}
     config = _config(model) | {"dtype": kinds.pop() if len(kinds) == 1 else "float32"}
-    write_folder(folder, config, described, read, shard_bytes)
+    write_folder(folder, config, described, read)
 
 
 class _Reader:

@@ -1,6 +1,7 @@
 """Tensors in a folder: model.safetensors, or shards with model.safetensors.index.json.
 
-Files are memory-mapped, and tensors are written one after the other, so that only one is in memory.
+Files are memory-mapped, and tensors are written one after the other, to a single file, so that only
+one is in memory.
 A file is complete before it gets its name. config.json, without which `load` refuses a folder, is
 removed first and written last: a crash leaves the old model, the new one, or a folder that is
 refused.
@@ -146,80 +147,45 @@ def write_folder(
     config: Mapping[str, Any],
     described: Mapping[str, Any],
     read: Callable[[str], np.ndarray],
-    shard_bytes: int,
+    names: tuple[str, str] = (WEIGHTS, "config.json"),
 ) -> None:
-    """Writes config.json and the weights, in place of those that the folder may have.
+    """Writes tensors and a config to two files, in place of those that the folder may have.
+
+    Both new files are complete, under other names, before the first old one is removed. The old
+    config is removed first, and the new one is put in place last.
 
     Args:
       folder: created if necessary; files that are not part of a model (a tokenizer's) stay.
       described: the shape and dtype of each tensor, in the order in which they are written.
       read: from a tensor's name to its values, a numpy array as described.
-      shard_bytes: a file is closed when the next tensor would make it larger than this; a tensor is
-        never split.
     """
     folder = Path(folder)
-    sizes = {name: math.prod(each.shape) * each.dtype.itemsize for name, each in described.items()}
-    shards: list[list[str]] = [[]]
-    for name, size in sizes.items():
-        if shards[-1] and sum(map(sizes.__getitem__, shards[-1])) + size > shard_bytes:
-            shards.append([])
-        shards[-1].append(name)
-    count = len(shards)
-    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-    named = dict(zip([WEIGHTS] if count == 1 else names, shards, strict=True))
-
-    def writer(tensors: list[str]) -> Callable[[Path], None]:
-        return lambda path: write_file(path, {key: described[key] for key in tensors}, read)
-
-    files = {name: writer(tensors) for name, tensors in named.items()}
-    if count > 1:
-        index = {
-            "metadata": {"total_size": sum(sizes.values())},
-            "weight_map": {key: name for name, tensors in named.items() for key in tensors},
-        }
-        files[INDEX] = lambda path: write_json(path, index)
-    files["config.json"] = lambda path: write_json(path, config)
-    replace_files(folder, files, stale=("model-*-of-*.safetensors", WEIGHTS, INDEX))
-
-
-def replace_files(
-    folder: Path, files: Mapping[str, Callable[[Path], None]], *, stale: tuple[str, ...] = ()
-) -> None:
-    """Replaces files of a folder by new ones, of which the last marks the set as complete.
-
-    All new files are complete, under other names, before the first old one is removed. The last
-    file's old version is removed first, and its new one is put in place last.
-
-    Args:
-      folder: created if necessary.
-      files: from a file's name to the function that writes it.
-      stale: patterns of old files; those that have no new version are removed.
-    """
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = {name: folder / f".{name}.part" for name in files}
+    weights, settings = (folder / name for name in names)
+    temporary = [folder / f".{name}.part" for name in names]
     # The leftovers of an interrupted save may be as large as a model.
     for path in (*folder.glob(".*.safetensors.part"), *folder.glob(".*.json.part")):
         path.unlink()
     try:
-        for name, write in files.items():
-            write(temporary[name])
-        *others, last = temporary
-        (folder / last).unlink(missing_ok=True)
+        _write_tensors(temporary[0], described, read)
+        write_atomically(temporary[1], json.dumps(config, indent=2, sort_keys=True) + "\n")
+        settings.unlink(missing_ok=True)
         fsync_path(folder)
-        for old in [path for pattern in stale for path in folder.glob(pattern)]:
-            if old.name not in temporary:
+        if weights.name == WEIGHTS:
+            for old in (*folder.glob("model-*-of-*.safetensors"), folder / INDEX):
                 old.unlink(missing_ok=True)
-        for name in others:
-            temporary[name].rename(folder / name)
+        temporary[0].rename(weights)
         fsync_path(folder)
-        temporary[last].rename(folder / last)
+        temporary[1].rename(settings)
         fsync_path(folder)
     finally:
-        for path in temporary.values():
+        for path in temporary:
             path.unlink(missing_ok=True)
 
 
-def write_file(path: Path, described: Mapping[str, Any], read: Callable[[str], np.ndarray]) -> None:
+def _write_tensors(
+    path: Path, described: Mapping[str, Any], read: Callable[[str], np.ndarray]
+) -> None:
     """Writes one safetensors file: the length of a JSON header, the header, the tensors' bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -234,7 +200,3 @@ def write_file(path: Path, described: Mapping[str, Any], read: Callable[[str], n
         for name in described:
             file.write(np.ascontiguousarray(read(name)).reshape(-1).view(np.uint8).data)
         sync(file)
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_atomically(path, json.dumps(values, indent=2, sort_keys=True) + "\n")

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from jaxpfl.experiments.report import plots
-from jaxpfl.experiments.report.ranking_plots import bars
+from jaxpfl.experiments.report.plots import bars
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -27,12 +27,12 @@ def share(picture: np.ndarray, colour: str) -> float:
 
 
 def test_a_line_is_seen_and_a_stamp_stands_across_it():
-    def drawn(stamped):
-        axes = plots.axes("Loss", stamped=stamped)
+    def drawn(stamp):
+        axes = plots.axes("Loss", stamp=stamp)
         axes.plot([1, 2, 3], [3.0, 1.0, 2.0], color=plots.ACCENT)
         return pixels(axes.figure)
 
-    plain, stamped = drawn(False), drawn(True)
+    plain, stamped = drawn(""), drawn("NOT PRIVATE")
     assert plain.shape == stamped.shape and plain.shape[-1] == 3
     assert 0.001 < share(plain, plots.ACCENT) < 0.05
     reddish, before = (np.mean(each[..., 0] - each[..., 1] > 0.05) for each in (stamped, plain))

@@ -40,8 +40,7 @@ MODELS = {
     "untied": DecoderConfig("llama", tied=False, **SIZES),
     "qwen2": DecoderConfig("qwen2", tied=False, **SIZES),
 }
-NAMES = {theirs: ours for ours, theirs in gguf_files._OTHERS.items()}
-LAYER = {theirs: ours for ours, theirs in gguf_files._OF_A_LAYER.items()}
+NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, SIZES["layers"])
 
 
 def permuted(values: np.ndarray, heads: int) -> np.ndarray:
@@ -105,15 +104,11 @@ def write(path: Path, folder: Path, kind: Any, *, without: str = "", **entries: 
         if value is not None:
             adders[type(value)](key, value)
     for theirs, tensor in load_file(folder / "model.safetensors").items():
-        parts = theirs.split(".")
-        if theirs in NAMES:
-            ours = NAMES[theirs]
-        else:
-            part = LAYER[".".join(parts[3:-1])]
-            ours = f"blk.{parts[2]}.{part}.{parts[-1]}"
-            heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
-            if name == "llama" and part in heads:
-                tensor = permuted(tensor, config[heads[part]])
+        ours = NAMES.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+        part = ours.split(".")[-2]
+        if name == "llama" and part in heads:
+            tensor = permuted(tensor, config[heads[part]])
         if ours != without:
             how = kind if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
             writer.add_tensor(ours, gguf.quants.quantize(tensor, how), raw_dtype=how)
@@ -181,11 +176,11 @@ def test_the_command_writes_a_folder_in_bfloat16(folders, tmp_path, capsys):
     [
         (dict(general__architecture="gemma"), "architecture must be llama or qwen2, found 'gemma'"),
         (dict(llama__block_count=None), "llama.block_count must be a whole number, found none"),
-        (dict(llama__block_count=3), r"tensor 'model.layers.2.* is missing"),
+        (dict(llama__block_count=3), r"tensor 'blk.2.* is missing"),
         (dict(llama__block_count=10**9), "layers must be at most 1000"),
         (dict(llama__feed_forward_length=64), r"must have the shape \[64, 64\], found \[96, 64\]"),
         (dict(llama__attention__head_count=3), "heads"),
-        (dict(without="output_norm.weight"), "tensor 'model.norm.weight' is missing"),
+        (dict(without="output_norm.weight"), "tensor 'output_norm.weight' is missing"),
         (dict(tokenizer__ggml__model="llama"), "must be 'gpt2', a byte-level BPE, found 'llama'"),
         (dict(tokenizer__ggml__pre="tekken"), "tokenizer.ggml.pre must be one of .* 'tekken'"),
         (dict(tokenizer__ggml__eos_token_id=300), "the eos token must be below 300, found 300"),

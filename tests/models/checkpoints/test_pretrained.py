@@ -244,19 +244,9 @@ def test_no_second_model_is_held_while_one_is_loaded(tmp_path):
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(params)) < total
 
 
-def test_a_large_model_is_several_files_and_replaces_what_was_there(tmp_path, llama):
+def test_a_model_in_several_files_is_read_and_replaced(llama):
     model, params = pretrained.load(llama)
     (llama / "tokenizer.json").write_text("{}")
-    pretrained.save(llama, model, params, shard_bytes=20_000)
-    shards = sorted(llama.glob("model-*.safetensors"))
-    assert [path.name[-20:] for path in shards] == [
-        f"{i + 1:05}-of-{len(shards):05}.safetensors"[-20:] for i in range(len(shards))
-    ]
-    assert len(shards) > 3
-    assert all(path.stat().st_size < 20_000 + 4_000 for path in shards)
-    index = json.loads((llama / INDEX).read_text())
-    leaves = jax.tree.leaves(params)
-    assert index["metadata"]["total_size"] == sum(leaf.nbytes for leaf in leaves)
     again, found = pretrained.load(llama)
     assert again == model
     _equal(found, params)
@@ -297,7 +287,7 @@ def _crash(folder: Path, model, old, step: int, monkeypatch) -> str:
         for name in ("rename", "unlink", "open"):
             patched.setattr(Path, name, crashing(getattr(Path, name)))
         try:
-            pretrained.save(folder, model, new, shard_bytes=30_000)
+            pretrained.save(folder, model, new)
             crashed = False
         except SystemExit:
             crashed = True
@@ -340,8 +330,6 @@ def test_what_cannot_be_saved_is_refused_and_the_old_model_stays(gpt2):
         "expected.npz",
         WEIGHTS,
     ]
-    with pytest.raises(InputError, match="shard_bytes must be at least 1"):
-        pretrained.save(gpt2, model, params, shard_bytes=0)
 
 
 @pytest.mark.parametrize(

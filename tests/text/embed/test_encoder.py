@@ -13,6 +13,7 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.text.embed import encoder as module
 from jaxpfl.text.embed.encoder import SentenceEncoder
+from tests.published_models import in_shards
 
 pytest.importorskip("tokenizers", reason="needs jaxpfl[text]")
 
@@ -227,7 +228,7 @@ def test_a_model_in_several_files_is_the_same_embedder_and_a_decoder_is_none(fol
     texts = _texts(3)
     expected = whole(texts)
     config = json.loads((folder / "config.json").read_text())
-    pretrained.save(folder, *pretrained.load(folder), shard_bytes=40_000)
+    in_shards(folder)
     split = SentenceEncoder(folder)
     assert len(pretrained.weight_files(folder)) > 1 and split.name != whole.name
     np.testing.assert_array_equal(split(texts), expected)

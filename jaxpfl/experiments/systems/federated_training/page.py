@@ -15,9 +15,8 @@ from jaxpfl import files
 from jaxpfl.experiments.records.artifacts import RECORD
 from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.records.numbers import number
-from jaxpfl.experiments.report.models_compared import compared_models
-from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
-from jaxpfl.experiments.report.ranking_plots import bars
+from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table, compared_models
+from jaxpfl.experiments.report.plots import bars
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
 from jaxpfl.experiments.systems import ARTIFACTS, SIMULATION
 from jaxpfl.experiments.systems.federated_training.stages import SCORES

@@ -36,12 +36,7 @@ from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.study import Prepared
-from jaxpfl.experiments.systems.workspace import (
-    Workspace,
-    budget_of,
-    ledger_path,
-    params_digest,
-)
+from jaxpfl.experiments.systems.workspace import Workspace, budget_of, ledger_path, params_digest
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
@@ -100,11 +95,7 @@ class Stages:
 
 
 def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> dict[str, Any]:
-    """The scores of all candidates, and the plan and statement of the release.
-
-    Args:
-      name: of the scores' artifact.
-    """
+    """The scores of all candidates, of run `name`, and the plan and statement of the release."""
     config, seed, candidates = study.config, workspace.reproducible_seed, study.candidates
     assert config.fred is not None
     assert candidates is not None

@@ -53,9 +53,6 @@ def image_evaluator(
 
     A resumed study must use the same parameters: if they were trained again on another machine,
     they could differ in the last bits and select other examples.
-
-    Args:
-      public: clients that are declared public, with the columns "image" and "label".
     """
     settings, seed = config.classifier, config.run.seed
     images, labels = (np.asarray(public.columns[name]) for name in ("image", "label"))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import files
+from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
 from jaxpfl.experiments.systems import ARTIFACTS
@@ -26,7 +27,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     images = files.read_npz(directory / ARTIFACTS / IMAGES / "arrays.npz")
     names = {**gans, "public": "public images", "public_inverted": "the same, inverted"}
     shown = [(described, images[name]) for name, described in names.items()]
-    drawn = plots.grids([shown[:2], shown[2:4]], side=8, stamped=bool(record["stamp"]))
+    drawn = plots.grids([shown[:2], shown[2:4]], side=8, stamp=mark_of(record["stamp"]))
     public = plots.grids([shown[4:]], side=8)
     rows = [
         (
@@ -82,8 +83,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
 
 def _histograms(record: dict[str, Any]) -> Any:
     """Both released histograms, as densities: the area is the number of users."""
-    stamped = bool(record["stamp"])
-    axes = plots.axes("Accuracy of users, as released with noise", stamped=stamped)
+    title = "Accuracy of users, as released with noise"
+    axes = plots.axes(title, stamp=mark_of(record["stamp"]))
     names = {"before": "before the bug", "bug": _PHASES["bug"]}
     for number, (name, label) in enumerate(names.items()):
         released = record["accuracy"][name]

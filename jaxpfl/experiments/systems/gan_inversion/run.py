@@ -181,9 +181,9 @@ def selected_examples(
         outcome: selection.Outcome = "incorrect" if side == "low" else "correct"
         chosen = selection.classified_examples(population, correct, outcome, settings.at_least)
     else:
-        bound = {"low": "below", "high": "above"}[side]
-        chosen = selection.examples_of_users(population, correct, **{bound: thresholds[side]})
-    return selection.select(population, chosen)
+        bound: selection.Side = "below" if side == "low" else "above"
+        chosen = selection.examples_of_users(population, correct, bound, thresholds[side])
+    return population.keeping(chosen)
 
 
 def matching_share(released: dict[str, Any], side: str, thresholds: Thresholds) -> float:

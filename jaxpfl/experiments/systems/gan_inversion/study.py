@@ -102,11 +102,7 @@ class Study(base.Study):
         return MetricsPlan.calibrated(epsilon=settings.epsilon, delta=privacy.delta, **shared)
 
     def gan_plan(self, share: float) -> Plan:
-        """A plan whose rounds expect `training.clients_per_round` matching clients.
-
-        Args:
-          share: the share of clients that match; PUBLIC, because it comes from a release.
-        """
+        """A plan whose rounds expect `training.clients_per_round` clients of this PUBLIC share."""
         training, number = self.config.training, len(self.clients)
         sampled = min(number, round(training.clients_per_round / share))
         training = dataclasses.replace(training, clients_per_round=sampled)

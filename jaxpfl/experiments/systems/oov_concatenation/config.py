@@ -6,12 +6,7 @@ Source: Augenstein et al. 2020, section 5 and appendix B.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxpfl.checked import (
-    Checked,
-    NonNegative,
-    NonNegativeInt,
-    PositiveInt,
-)
+from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.numbers import percent
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
@@ -75,7 +76,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
 
 
 def _by_position(record: dict[str, Any]) -> Any:
-    axes = plots.axes("Out-of-vocabulary rate by position", stamped=bool(record["stamp"]))
+    axes = plots.axes("Out-of-vocabulary rate by position", stamp=mark_of(record["stamp"]))
     for number, world in enumerate(record["worlds"].values()):
         # There is no rate where no sentence has a word.
         rates = np.array(world["oov_by_position"], float)

@@ -6,7 +6,6 @@ that an earlier attempt has stored, so a corpus can be continued without the cli
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,33 +19,18 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.fred import PrivateMoments
 from jaxpfl.algorithms.one_look import MomentRewards
-from jaxpfl.algorithms.popri import (
-    Written,
-    popri,
-    prompts_of,
-    respond,
-    synthesise,
-    with_adapters,
-)
-from jaxpfl.algorithms.private_evolution import (
-    Evolved,
-    Vary,
-    private_evolution,
-    selected_texts,
-)
-from jaxpfl.algorithms.stored_rounds import Hooks, LoadOrCompute, PublicDraws, ignore
+from jaxpfl.algorithms.popri import Written, popri, prompts_of, respond, synthesise, with_adapters
+from jaxpfl.algorithms.private_evolution import Evolved, Vary, private_evolution, selected_texts
+from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws, ignore
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedModelConfig
-from jaxpfl.experiments.engine.releases import missing
-from jaxpfl.experiments.systems.synthetic_text.config import (
-    EVOLVING,
-    SyntheticTextConfig,
-)
-from jaxpfl.experiments.systems.synthetic_text.look import NEAREST, Ask, Look, fred_plan
+from jaxpfl.experiments.engine.releases import Releases, missing
+from jaxpfl.experiments.systems.synthetic_text.config import EVOLVING, SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.look import NEAREST, Look, fred_plan
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
@@ -61,6 +45,7 @@ from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
 from jaxpfl.text.tokenisers.fast import FastTokeniser
 
+Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
 Distance = Callable[[list[str]], float]
 """The Frechet distance of texts to those of clients that are declared public."""
 
@@ -70,11 +55,6 @@ tunings."""
 
 # How often the generator is asked for private evolution's first texts, since some may be empty.
 _ATTEMPTS = 8
-
-
-def json_lines(texts: Sequence[str]) -> str:
-    """The content of a corpus file: one object {"text": ...} per line."""
-    return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
 
 
 # Loaded once in a process.
@@ -87,7 +67,7 @@ def question(config: SyntheticTextConfig, plan: Plan) -> Scorer | Look:
     if not config.one_look:
         return scorer(config, plan)
     clients, dimension = plan.population, loaded_embedder(config.embedder).dimension
-    return Look(fred_plan(config, clients), clients, dimension, config.training.rounds)
+    return Look(fred_plan(config, clients), clients, dimension)
 
 
 def scorer(config: SyntheticTextConfig, plan: Plan) -> Scorer:
@@ -241,9 +221,8 @@ class CorpusWriter:
     def tuned(
         self,
         directory: Path,
-        load_or_compute: LoadOrCompute,
+        releases: Releases,
         asked: Scorer | Look | None,
-        ask: Ask,
         distance: Distance = missing,
         on_round: Callable[[Any], None] = ignore,
     ) -> tuple[LanguageModel, list[str]]:
@@ -251,26 +230,23 @@ class CorpusWriter:
 
         Args:
           directory: the run's directory, where checkpoints of a training are saved.
-          load_or_compute: finds what an earlier attempt at the run has stored.
+          releases: what an earlier attempt at the run has stored, and how clients are asked.
           asked: what clients are asked; None for a method that asks no client.
-          ask: runs a step that asks clients.
           distance: called only where the choice of POPri's round is neither stored nor simply the
             last.
           on_round: is called after each round with its `Written` or `Evolved`.
         """
-        config, method = self.config, self.config.method
+        config, method, ask = self.config, self.config.method, releases.ask
         samples = self.public.texts(config.popri.samples)
         if asked is None:
             return self.generator, samples
-        hooks: Hooks[Any] = Hooks(load_or_compute, on_round, self.progress)
+        hooks: Hooks[Any] = Hooks(releases.load_or_compute, on_round, self.progress)
+        rewards = asked
         if isinstance(asked, Look):
-            released = asked.released(load_or_compute, ask)
+            released = asked.released(releases)
             if config.popri.corpus == "nearest":
-                chosen = self._nearest(asked, released, load_or_compute)
-                samples = self.public.texts([chosen])
-            rewards = asked.rewards(released)
-        else:
-            rewards = asked
+                samples = self.public.texts([self._nearest(asked, released, releases)])
+            rewards = MomentRewards(released, config.training.rounds)
         if method == "popri":
             return self._tuned_by_scores(samples, rewards, ask, distance, hooks)
         assert isinstance(rewards, Scorer), "private evolution asks for votes"
@@ -279,7 +255,7 @@ class CorpusWriter:
             return self.generator, texts
         return self._tuned_on(texts, directory), samples
 
-    def _nearest(self, look: Look, released: PrivateMoments, load_or_compute: LoadOrCompute) -> str:
+    def _nearest(self, look: Look, released: PrivateMoments, releases: Releases) -> str:
         def scored() -> dict[str, np.ndarray]:
             names = self.config.popri.samples or tuple(self.config.corpora or {})
             corpora = {name: self.public.texts([name]) for name in names}
@@ -292,7 +268,7 @@ class CorpusWriter:
                 },
             }
 
-        return str(load_or_compute(NEAREST, scored)["names"][0])
+        return str(releases.load_or_compute(NEAREST, scored)["names"][0])
 
     def texts(
         self, writer: LanguageModel, samples: list[str], number: int, part: int = 0

@@ -57,8 +57,9 @@ def made(
     start = writer.downstream
     _require_public(writer, "downstream", record)
     corpus, tuned = None, []
+    plan = Plan.from_dict(record["plan"]) if record["plan"] else None
     if config.method in WRITING:
-        run, corpus, tuned = _written(directory, writer, record, texts)
+        run, corpus, tuned = _written(directory, writer, record, plan, texts)
         # The run's own corpus trained the model, however many texts are wanted.
         _require_checkpoints(directory / FINE_TUNING)
         settings = config.corpus.fine_tuning
@@ -70,7 +71,7 @@ def made(
     metrics, source = record["metrics"], config.data.source
     return Made(
         models=(TrainedModel("", start.model, params, start.tokeniser), *tuned),
-        plan=Plan.from_dict(record["plan"]) if record["plan"] else None,
+        plan=plan,
         stamp=record["stamp"],
         trained_on=_trained_on(config, record, corpus),
         scores={name: metrics[name] for name in ("loss", "perplexity", "accuracy")},
@@ -93,7 +94,11 @@ def _trained(directory: Path, writer: CorpusWriter, record: Mapping[str, Any]) -
 
 
 def _written(
-    directory: Path, writer: CorpusWriter, record: Mapping[str, Any], number: int | None
+    directory: Path,
+    writer: CorpusWriter,
+    record: Mapping[str, Any],
+    plan: Plan | None,
+    number: int | None,
 ) -> tuple[list[str], list[str], list[TrainedModel]]:
     """The run's corpus, `number` texts for export, and the generator if the method has tuned it.
 
@@ -107,8 +112,8 @@ def _written(
             raise CorruptFile(f"{path}: the run's ledger is missing")
         ledger = Ledger.read(path)
         ledger.verify()
-    releases = Releases.finished(directory, described_config(config, writer.identity), ledger)
-    plan = Plan.from_dict(record["plan"]) if record["plan"] else None
+    described = described_config(config, writer.identity)
+    releases = Releases.without_clients(directory, described, ledger)
     if ledger is not None and plan is not None:
         check_statement(record["privacy"], ledger.path, (releases.run,), plan)
     corpus = releases.load_or_compute("corpus", missing)["texts"].tolist()
@@ -117,13 +122,9 @@ def _written(
         return corpus, corpus[:number], []
     _require_public(writer, _GENERATOR, record)
     _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
-    found, samples = writer.tuned(
-        directory,
-        lambda name, _: releases.artifacts.load_or_compute(name, missing).arrays,
-        # A method that asks no client has no plan.
-        None if plan is None else question(config, plan),
-        lambda step, state, round: step(state, missing, round),
-    )
+    # A method that asks no client has no plan.
+    asked = None if plan is None else question(config, plan)
+    found, samples = writer.tuned(directory, releases, asked)
     wanted, part = corpus[:number], 0
     while number is not None and len(wanted) < number:
         part, lacking = part + 1, number - len(wanted)

@@ -1,4 +1,4 @@
-"""One look: POPri's rewards from ONE release of the moments of all clients' embeddings.
+"""One look: ONE release of the moments of all clients' embeddings, for all of POPri's rewards.
 
 `popri.reward: moments` asks the clients once, before the first round, for the whole epsilon; see
 `algorithms.one_look`. The release is FreD's query: three charges, which compose to one Gaussian
@@ -6,10 +6,9 @@ mechanism. All rounds, whatever is chosen by their texts, and the choice of the 
 are made of (`popri.corpus: nearest`) are post-processing of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,8 +16,7 @@ import numpy as np
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.frechet import moments as frechet_moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Score, fred, moments, score
-from jaxpfl.algorithms.one_look import MomentRewards
-from jaxpfl.algorithms.stored_rounds import LoadOrCompute
+from jaxpfl.experiments.engine.releases import Releases
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.clipping import Clip
@@ -26,9 +24,6 @@ from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder
-
-Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
-"""`ask(step, state, round)` runs a step that may ask clients, as `Releaser.step` does."""
 
 MOMENTS, NEAREST = "moments", "nearest_corpus"
 """The artifacts of the release and of the choice of a corpus."""
@@ -70,19 +65,17 @@ def joint_plan(plan: FredPlan, clients: int) -> Plan:
 
 @dataclass(frozen=True)
 class Look:
-    """The query of the moments, and the rewards that follow from its release.
+    """The query of the moments, and what follows from its release.
 
     Attributes:
       plan: as `fred_plan` made it.
       clients: their number.
       dimension: of an embedding.
-      rounds: that the rewards are for.
     """
 
     plan: FredPlan
     clients: int
     dimension: int
-    rounds: int
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -92,18 +85,14 @@ class Look:
     def queries(self) -> tuple[Query, ...]:
         return self.algorithm.queries
 
-    def released(self, load_or_compute: LoadOrCompute, ask: Ask) -> PrivateMoments:
+    def released(self, releases: Releases) -> PrivateMoments:
         """The clients' moments; asks the clients unless the release is stored."""
 
         def asked() -> dict[str, np.ndarray]:
             state = self.algorithm.init(jax.random.key(0))
-            return moments(self.plan, ask(self.algorithm.step, state, 1)[0]).arrays()
+            return moments(self.plan, releases.ask(self.algorithm.step, state, 1)[0]).arrays()
 
-        return PrivateMoments.of_arrays(load_or_compute(MOMENTS, asked), self.plan)
-
-    def rewards(self, released: PrivateMoments) -> MomentRewards:
-        """The rewards of all rounds."""
-        return MomentRewards(released, self.rounds)
+        return PrivateMoments.of_arrays(releases.load_or_compute(MOMENTS, asked), self.plan)
 
     def nearest(
         self, released: PrivateMoments, corpora: Mapping[str, Sequence[str]], embed: Embedder

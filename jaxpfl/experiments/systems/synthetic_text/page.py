@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_table
-from jaxpfl.experiments.report.models_compared import compared_models
-from jaxpfl.experiments.report.page import Page, Section, Table
+from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import COLOURS, axes, labelled
 
 
@@ -17,9 +17,9 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     sections = [compared_models(record["table"], tested_on, True)]
     history, figures = record.get("history") or [], []
     if history:
-        figures.append(("fid", "Frechet distance by round", _fid(history, bool(stamp))))
+        figures.append(("fid", "Frechet distance by round", _fid(history, mark_of(stamp))))
     if "plane" in record:
-        figures.append(("plane", "embeddings", _plane(record["plane"], bool(stamp))))
+        figures.append(("plane", "embeddings", _plane(record["plane"], mark_of(stamp))))
         text = (
             "Embeddings of synthetic texts, and of those of the "
             f"{record['validated_on']}: the Frechet distance between them by round, which decides "
@@ -67,16 +67,16 @@ def _corpora(scores: dict[str, list[Any]], source: str) -> Section:
     return Section("The nearest public corpus", text, table=table)
 
 
-def _fid(history: list[dict[str, Any]], stamped: bool) -> Any:
-    panel = axes("Frechet distance to validation texts", stamped=stamped)
+def _fid(history: list[dict[str, Any]], mark: str) -> Any:
+    panel = axes("Frechet distance to validation texts", stamp=mark)
     rounds = [entry["round"] for entry in history]
     panel.plot(rounds, [entry["fid"] for entry in history], color=COLOURS[0], marker="o")
     panel.locator_params(axis="x", integer=True)
     return labelled(panel, "round", "Frechet distance")
 
 
-def _plane(plane: dict[str, list[list[float]]], stamped: bool) -> Any:
-    panel = axes("First two principal components", stamped=stamped)
+def _plane(plane: dict[str, list[list[float]]], mark: str) -> Any:
+    panel = axes("First two principal components", stamp=mark)
     for colour, name in zip(COLOURS, ("validation", "synthetic"), strict=False):
         xs, ys = zip(*plane[name], strict=True)
         panel.scatter(xs, ys, s=7, alpha=0.55, color=colour, label=name, linewidths=0)

@@ -1,6 +1,7 @@
 """Carries out a study: its method, the training of the downstream model, and its evaluation."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
@@ -24,15 +25,10 @@ from jaxpfl.experiments.engine.cost import both_statements, stamped, with_larger
 from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.engine.setting import Tracking
 from jaxpfl.experiments.records.cautions import OURS
-from jaxpfl.experiments.systems.synthetic_text.config import (
-    FED_AVG,
-    SCORING,
-    WRITING,
-)
+from jaxpfl.experiments.systems.synthetic_text.config import FED_AVG, SCORING, WRITING
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     DISTANCES,
     CorpusWriter,
-    json_lines,
     loaded_embedder,
     question,
 )
@@ -111,12 +107,7 @@ class Run:
     def _table(
         self, tokens: np.ndarray, public: Mapping[str, float], metrics: Mapping[str, float]
     ) -> list[dict[str, Any]]:
-        """The scores on the test clients of the public model, of token frequencies, and the run's.
-
-        Args:
-          tokens: of the test clients.
-          public, metrics: the scores of the public model and the run's.
-        """
+        """The public model, token frequencies and the run, scored on the test clients' tokens."""
         table: list[dict[str, Any]] = [{"model": "the public model", "private": True, **public}]
         texts = self._held_out(self.valid)
         if texts:
@@ -152,7 +143,8 @@ class Run:
         if method == "public":
             return writer.downstream.params, free, nothing
         texts, guarantee, details = self._texts()
-        files.write_atomically(self.directory / "corpus.jsonl", json_lines(texts))
+        lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
+        files.write_atomically(self.directory / "corpus.jsonl", "".join(lines))
         folder = self.directory / FINE_TUNING
         params = writer.fitted(writer.downstream, texts, self.config.corpus.fine_tuning, folder)
         details |= {"corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
@@ -197,9 +189,7 @@ class Run:
             return {"texts": np.array(found)}
 
         with releases:
-            writer, samples = models.tuned(
-                directory, releases.load_or_compute, asked, releases.ask, self._fid, on_round
-            )
+            writer, samples = models.tuned(directory, releases, asked, self._fid, on_round)
             chosen = self._chosen(releases) if config.method == "popri" else {}
             texts = releases.load_or_compute("corpus", corpus)["texts"].tolist()
             releases.end()
@@ -254,11 +244,7 @@ class Run:
         return found
 
     def embedded(self, clients: Population, made_by: tuple[str | None, ...]) -> Population:
-        """The clients with the embeddings of their texts, from `memory` if they are there.
-
-        Args:
-          made_by: how the texts were made from the source, as a part of the key in `memory`.
-        """
+        """The clients with their texts' embeddings, from `memory` if they were `made_by` the same."""
         function, memory = loaded_embedder(self.config.embedder), self.workspace.memory
         key = ("embedded", clients.content, function.name, *made_by)
         if key not in memory:

@@ -79,7 +79,8 @@ class Study(base.Study):
         config, number = self.config, len(self.clients)
         if config.one_look:
             return joint_plan(self.look, number)
-        return cached_plan(config.client_privacy, config.training, number, config.simulated)
+        privacy, simulated = config.client_privacy, config.simulated
+        return cached_plan(privacy, config.training, number, simulated=simulated)
 
     @cached_property
     def look(self) -> FredPlan:
