@@ -5,6 +5,7 @@ fed_sgd            DP-SGD: protects single examples
 scaffold           SCAFFOLD: clients correct the drift of their steps
 ada_fed_prox       AdaFedProx: a penalty that follows the loss
 fed_dyn            FedDyn: clients move a regulariser of their own
+fed_buff           FedBuff: clients of different speed send changes of older models
 ifca               IFCA: several models, each client trains the one that fits it best
 fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
 fred               a private Frechet distance from clients' data to public corpora
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from jaxpfl.algorithms.fed_avg_gan import GANState as GANState
     from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining as GeneratorTraining
     from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan as fed_avg_gan
+    from jaxpfl.algorithms.fed_buff import fed_buff as fed_buff
     from jaxpfl.algorithms.fed_dyn import fed_dyn as fed_dyn
     from jaxpfl.algorithms.fed_sgd import fed_sgd as fed_sgd
     from jaxpfl.algorithms.federated_metrics import MetricsPlan as MetricsPlan
