@@ -102,9 +102,12 @@ def fed_dyn(
 def _corrected(server: optax.GradientTransformation, share: float) -> optax.GradientTransformation:
     """The server on -release / n + h / alpha, of which it gets the first; the share is n / N."""
 
-    def update(gradient: PyTree, drift: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        drift = jax.tree.map(lambda h, g: h + share * g, drift, gradient)
-        return jax.tree.map(jnp.add, gradient, drift), drift
+    def init(params: PyTree) -> PyTree:
+        return optax.tree.zeros_like(params)
 
-    first = optax.GradientTransformation(optax.tree.zeros_like, update)
-    return optax.chain(first, server)
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        del params
+        drift = jax.tree.map(lambda h, g: h + share * g, state, updates)
+        return jax.tree.map(jnp.add, updates, drift), drift
+
+    return optax.chain(optax.GradientTransformation(init, update), server)

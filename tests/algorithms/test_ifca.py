@@ -53,7 +53,7 @@ def error(client, weights):
 
 
 def by_hand(drawn, sign=1.0):
-    models, chosen = np.float64(START), set()
+    models, chosen = np.array(START, np.float64), set()
     for cohort in drawn:
         total = np.zeros_like(models)
         for client in cohort:
