@@ -5,6 +5,7 @@ Each tests for the valid range: a test for the invalid one, such as `value <= 0`
 
 import math
 import os
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -25,12 +26,22 @@ def real(name: str, value: object) -> float:
         raise InputError(f"{name} must be a finite number, found a larger whole number") from None
 
 
-def positive(name: str, value: object) -> float:
-    """Returns `value` as a float > 0."""
-    number = real(name, value)
-    if not number > 0:
-        raise InputError(f"{name} must be positive, found {value!r}")
-    return number
+def _in_range(fits: Callable[[float], bool], expected: str) -> Callable[[str, object], float]:
+    def check(name: str, value: object) -> float:
+        number = real(name, value)
+        if not fits(number):
+            raise InputError(f"{name} must {expected}, found {value!r}")
+        return number
+
+    return check
+
+
+# Each takes a name and a value, and returns the value as a float.
+positive = _in_range(lambda number: number > 0, "be positive")
+non_negative = _in_range(lambda number: number >= 0, "be zero or positive")
+open_fraction = _in_range(lambda number: 0 < number < 1, "lie strictly between 0 and 1")
+fraction = _in_range(lambda number: 0 <= number <= 1, "lie in 0 .. 1")
+positive_fraction = _in_range(lambda number: 0 < number <= 1, "be greater than 0 and at most 1")
 
 
 def positive_float32(name: str, value: object) -> float:
@@ -43,38 +54,6 @@ def positive_float32(name: str, value: object) -> float:
             f"{name} must be from {smallest:.3g} to {largest:.3g}, the limits of float32, found "
             f"{number:g}"
         )
-    return number
-
-
-def non_negative(name: str, value: object) -> float:
-    """Returns `value` as a float >= 0."""
-    number = real(name, value)
-    if not number >= 0:
-        raise InputError(f"{name} must be zero or positive, found {value!r}")
-    return number
-
-
-def open_fraction(name: str, value: object) -> float:
-    """Returns `value` as a float strictly between 0 and 1."""
-    number = real(name, value)
-    if not 0 < number < 1:
-        raise InputError(f"{name} must lie strictly between 0 and 1, found {value!r}")
-    return number
-
-
-def fraction(name: str, value: object) -> float:
-    """Returns `value` as a float from 0 to 1, both included."""
-    number = real(name, value)
-    if not 0 <= number <= 1:
-        raise InputError(f"{name} must lie in 0 .. 1, found {value!r}")
-    return number
-
-
-def positive_fraction(name: str, value: object) -> float:
-    """Returns `value` as a float above 0 and at most 1."""
-    number = real(name, value)
-    if not 0 < number <= 1:
-        raise InputError(f"{name} must be greater than 0 and at most 1, found {value!r}")
     return number
 
 

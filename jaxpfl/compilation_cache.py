@@ -31,13 +31,8 @@ def caches() -> Path:
     return user / "jaxpfl"
 
 
-def folder() -> Path:
-    """Returns the folder for compiled programs; does not create it."""
-    return caches() / "compiled"
-
-
 def enable() -> None:
-    """Makes JAX cache compiled programs in `folder()`; call it before JAX is first imported.
+    """Makes JAX cache compiled programs in `caches()`; call it before JAX is first imported.
 
     JAX's own settings take precedence: JAX_COMPILATION_CACHE_DIR names another folder, and
     JAX_ENABLE_COMPILATION_CACHE=false disables the cache. A folder that cannot be written disables
@@ -92,23 +87,16 @@ def _ignore_unfinished_files() -> None:
 def _made() -> Path | None:
     """The folder, made if absent and relieved of the oldest programs; None if it cannot be used."""
     try:
-        path = folder()
+        path = caches() / "compiled"
         # Only the owner may write there, because this process executes what it finds.
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours_alone(path):
+        found = path.stat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
             return None
         _drop_oldest(path)
     except (OSError, RuntimeError):
         return None
     return path
-
-
-def _is_ours_alone(path: Path) -> bool:
-    """Whether nobody else may write there; systems without users have no such question."""
-    if not hasattr(os, "getuid"):
-        return True
-    found = path.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _drop_oldest(path: Path) -> None:

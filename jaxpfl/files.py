@@ -23,6 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from jaxpfl import checks
 from jaxpfl.errors import CorruptFile, InputError, RunLocked
 
 # What this process wrote into the run.lock of each run directory that it holds, and its descriptor.
@@ -32,7 +33,7 @@ _DEEPEST = 64
 _PIECE = 2**20
 _NO_TIME = 315532800  # 1980 in UTC, the earliest that a zip archive can hold
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_JSON_NAMES: dict[Any, str] = {
+JSON_NAMES: dict[Any, str] = {
     dict: "an object",
     list: "a list",
     str: "text",
@@ -238,16 +239,16 @@ def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[st
         whole number is a `float`, too.
     """
     if not isinstance(value, dict):
-        raise CorruptFile(f"{where}: must hold a JSON object, found {_JSON_NAMES[type(value)]}")
+        raise CorruptFile(f"{where}: must hold a JSON object, found {JSON_NAMES[type(value)]}")
     for name, kind in fields.items():
         kinds = typing.get_args(kind) or (kind,)
-        expected = " or ".join(_JSON_NAMES[each] for each in kinds)
+        expected = " or ".join(JSON_NAMES[each] for each in kinds)
         if name not in value:
             raise CorruptFile(f"{where}: the field {name!r} is missing, expected {expected}")
         found = type(value[name])
         if found not in kinds and not (found is int and float in kinds):
             raise CorruptFile(
-                f"{where}: the field {name!r} must be {expected}, found {_JSON_NAMES[found]}"
+                f"{where}: the field {name!r} must be {expected}, found {JSON_NAMES[found]}"
             )
     return value
 
@@ -258,12 +259,23 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
     What an array claims to be is compared with the bytes that are there before memory is taken.
 
     Args:
-      names: the arrays to read, which may be compressed; the caller has compared their sizes with
-        the memory. Without any, all of what `npz` wrote, which compresses nothing.
+      names: the arrays to read, which may be compressed, and fit the memory with a copy. Without
+        any, all of what `npz` wrote, which compresses nothing.
+
+    Raises:
+      InputError: there is no array of a name, or the memory is too small.
+      CorruptFile: the file is missing, or is no archive of such arrays.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
+            sizes = {each.filename.removesuffix(".npy"): each.file_size for each in entries}
+            for name in names:
+                if name not in sizes:
+                    raise InputError(f"{path} has no array {name!r}: expected one of {[*sizes]}")
+            # Before anything is allocated: a small file may claim any size.
+            size = 2 * sum(sizes[name] for name in {*names})
+            checks.fits_memory(f"{path}: its arrays, read and copied once,", size)
             stored = all(each.compress_type == zipfile.ZIP_STORED for each in entries)
             larger = sum(each.file_size for each in entries) > path.stat().st_size
             if not names and (larger or not stored):
@@ -277,6 +289,8 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
                     with archive.open(entry) as file:
                         arrays[name] = _array(file, entry.file_size)
             return arrays
+    except InputError:
+        raise
     # Of damaged archives, zipfile raises a dozen classes.
     except Exception as error:
         if isinstance(error, OSError) and error.strerror:
@@ -336,6 +350,16 @@ def empty_directory(directory: Path) -> None:
             path.unlink()
 
 
+def make_directory(directory: Path) -> None:
+    """Makes a directory that a user named, if absent, with its parents."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"{directory}: is a file, expected a directory or a new name") from error
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be made: {error.strerror}") from error
+
+
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Makes the run directory, if absent, and locks it while the context is open.
@@ -347,12 +371,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     context before anything else was written, the directories that were made are removed.
     """
     made = [each for each in (directory, *directory.parents) if not each.exists()]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(f"{directory}: is a file, expected a directory or a new name") from error
-    except OSError as error:
-        raise InputError(f"{directory}: cannot be made: {error.strerror}") from error
+    make_directory(directory)
     path = directory.absolute() / "run.lock"
     with lock(path) as file:
         if file is None:

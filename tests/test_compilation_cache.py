@@ -60,7 +60,7 @@ def cache(monkeypatch, tmp_path):
     """The folder that `enable` would use, of which JAX has not heard."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    return compilation_cache.folder()
+    return compilation_cache.caches() / "compiled"
 
 
 def test_jaxs_own_settings_go_first(cache, monkeypatch):
@@ -74,7 +74,7 @@ def test_jaxs_own_settings_go_first(cache, monkeypatch):
 def test_without_a_cache_folder_of_their_own_it_is_in_the_users_home(monkeypatch, tmp_path, named):
     monkeypatch.setenv("XDG_CACHE_HOME", named)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert compilation_cache.folder().is_relative_to(tmp_path)
+    assert compilation_cache.caches().is_relative_to(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_or_that_others_may_write_is_not_used(cache):

@@ -31,7 +31,7 @@ from jaxpfl.experiments.audit import AuditSettings, game_of, judged
 from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.engine.description import PlannedRelease
 from jaxpfl.experiments.report import plots
-from jaxpfl.federated.audits.canaries import LENGTH, Played, of_one_example
+from jaxpfl.federated.audits.canaries import LENGTH, Played, of_one_row
 from jaxpfl.privacy.auditing import Trials
 from jaxpfl.privacy.ledger import guarantee_of
 
@@ -126,7 +126,7 @@ def _secure(clients: int = 256) -> Play:
         present_M = np.random.default_rng(seed).random(clients) < 0.5
         directions = np.arange(clients, dtype=np.int32)
         lengths = np.where(present_M, LENGTH, 0.0).astype(np.float32)
-        population = of_one_example({"direction": directions, "length": lengths})
+        population = of_one_row({"direction": directions, "length": lengths})
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "ledger.jsonl"
             found = jp.secure_release(

@@ -22,9 +22,10 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
+from jaxpfl.data.population import collect
 from jaxpfl.data.readers.tff_examples import Feature
 from jaxpfl.data.readers.tff_schemas import SCHEMAS, Schema
-from jaxpfl.data.readers.tff_sqlite import read_tff
+from jaxpfl.data.readers.tff_sqlite import stream_tff
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv-tff" / "bin" / "python"
@@ -140,7 +141,8 @@ def _same(job: dict) -> bool:
         features = {n: Feature(t, tuple(shape)) for n, (t, shape) in job["features"].items()}
     else:
         features = SCHEMAS[job["dataset"]].features
-    ours = read_tff(Path(job["path"]), Schema(features, "client"), job["split"])
+    with stream_tff(Path(job["path"]), Schema(features, "client"), job["split"]) as stream:
+        ours = collect(stream)
     faults = []
     with np.load(job["out"], allow_pickle=False) as theirs:
         ids = json.loads(theirs["ids"].tobytes())

@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow_federated.python.simulation.datasets import (
-    celeba,
     cifar100,
     emnist,
     shakespeare,
@@ -27,7 +26,6 @@ from tensorflow_federated.python.simulation.datasets import (
 
 # How TFF's own loaders parse; they download a file first and have no other entrance.
 PARSERS = {
-    "celeba": celeba._add_proto_parsing,
     "cifar100": cifar100._add_proto_parsing,
     "emnist": emnist._add_proto_parsing,
     "shakespeare": shakespeare._add_parsing,

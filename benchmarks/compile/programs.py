@@ -84,10 +84,11 @@ def _released(
     query = Query("update", client_fn, _plan(), spec, execution=Execution(mesh, chunk))
     contribution = identity.traced(query, params, columns).contribution
     door = Door(query, contribution)
-    _, chunk = door.trace(params, columns)
     steps = spec.rungs[-1]
-    trips = (clients_per_device // chunk, steps)
-    work = f"{clients_per_device} clients of {steps} batches of {batch_size}, {chunk} at a time"
+    trips = (clients_per_device // door.chunk, steps)
+    work = (
+        f"{clients_per_device} clients of {steps} batches of {batch_size}, {door.chunk} at a time"
+    )
     for what, traced in release_programs(door, params, columns).items():
         adds = what == "accumulate"
         yield Program(what, traced, trips if adds else (), size_of(contribution), adds * work)
@@ -312,7 +313,7 @@ def generation(target: Target) -> Iterator[Program]:
     program = prefill.Program(model, mesh, new, (128_001,), False, False)
     scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
     banned: Any = jax.ShapeDtypeStruct((model.vocab_size,), jnp.bool_, sharding=whole)
-    state = jax.eval_shape(lambda: prefill.idle_slots(program, slots, length + new, data))
+    state = jax.eval_shape(lambda: prefill.idle_slots(model, None, slots, length + new, data)())
     places = prefill.slot_shardings(mesh, model, state)
     state = jax.tree.map(_placed, state, places)
 

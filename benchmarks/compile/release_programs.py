@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpfl.federated.double_word import DoubleWord
 from jaxpfl.federated.release import door as doors
 from jaxpfl.federated.release.door import Door, Keys
+from jaxpfl.federated.release.summing import placed, zero_sums
 from jaxpfl.federated.release.vector import exchanged, gathered
 
 
@@ -28,20 +29,21 @@ def release_programs(
       "gather": the result, whole on every device.
     """
     mesh, query = door.mesh, door.query
-    everywhere = partial(doors._placed, NamedSharding(mesh, PartitionSpec()))
+    everywhere = partial(placed, NamedSharding(mesh, PartitionSpec()))
     by_coordinate = NamedSharding(mesh, PartitionSpec(None, mesh.axis_names))
     by_share = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    sums = door._layout.placed(door._sums())
+    nothing = partial(zero_sums, query.accumulator, door._layout, door._like)
+    sums = door._layout.placed(jax.eval_shape(nothing))
     scalar, key = everywhere(doors._shape()), everywhere(doors._key())
     keys = Keys(key, key, everywhere(doors._shape((4,), np.uint32)))
     exchange = exchanged.trace(mesh, doors._halves(sums.contributions)[0])
-    half = doors._placed(by_coordinate, exchange.out_info)
+    half = placed(by_coordinate, exchange.out_info)
     total, private = DoubleWord(half, half), query.plan.private
     scalars = (scalar, scalar, scalar)
     release = doors._release.trace(
         query.accumulator, mesh, private, total, sums.below, *scalars, keys, None
     )
-    value = doors._placed(by_share, release.out_info[0])
+    value = placed(by_share, release.out_info[0])
     return {
         "accumulate": door.largest_sum(broadcast, columns),
         "exchange": exchange,

@@ -81,7 +81,7 @@ def written(generator: LanguageModel, samples: list[str], seed: int, config: Con
     raw = generator.write(
         prompts, key, decoding=SETTINGS.decoding, responses=SETTINGS.responses, progress=True
     )
-    return np.array([[SETTINGS.format.response(text) for text in row] for row in raw], object)
+    return np.array([[SETTINGS.format.response(text) for text in row] for row in raw.texts], object)
 
 
 def learnt(

@@ -35,7 +35,7 @@ def main(config: Config) -> None:
 
     import jaxpfl as jp
     from jaxpfl.federated import LocalTraining, Releaser, RunSecret, contribution
-    from jaxpfl.federated.release.prepared_query import traced
+    from jaxpfl.federated.audits.rehearsal import ask
 
     rng = np.random.default_rng(0)
     most, count = 200, config.clients
@@ -81,7 +81,7 @@ def main(config: Config) -> None:
     rows = []
     for name, turns in taken.items():
         best = min(turns, key=lambda turn: turn.seconds)
-        _, size, _ = traced(queries[name], params, columns)
+        size = ask(queries[name], params, columns)[0].bucket
         row = {"form": name, "clients": count, "seconds": best.seconds}
         rows.append({**row, "cpu_seconds": best.cpu_seconds, "bucket MB": size / 1e6})
     harness.table(rows, list(rows[0]))

@@ -41,7 +41,7 @@ from jaxpfl.algorithms import Scorer
 from jaxpfl.algorithms.base import server_step
 from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
+from jaxpfl.experiments.central.adamw import DecoderModelConfig
 from jaxpfl.experiments.engine.build import build_optimizer
 from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig

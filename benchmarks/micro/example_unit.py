@@ -38,7 +38,7 @@ def main(config: Config) -> list[dict]:
     import jaxpfl as jp
     from jaxpfl.algorithms.base import releaser_of
     from jaxpfl.federated import RunSecret
-    from jaxpfl.federated.clients.example_gradients import clipped_sum
+    from jaxpfl.federated.clients.clipped_gradients import clipped_sum
 
     model, number = jp.models.emnist_cnn(), config.examples
     params = model.init(jax.random.key(0))

@@ -25,7 +25,7 @@ import numpy as np
 from jaxpfl.algorithms.candidate_scores import ScoreKind, Scorer
 from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
-from jaxpfl.federated.audits.canaries import LENGTH, Shown
+from jaxpfl.federated.audits.canaries import LENGTH, Shown, of_one_row
 from jaxpfl.federated.clients.moments import from_half
 from jaxpfl.federated.release.releaser import Release, Released
 from jaxpfl.privacy.plan import Plan
@@ -107,10 +107,4 @@ def _holding(length_M: np.ndarray, population: int, examples: int) -> Population
     canaries = len(length_M)
     held_NxD = np.zeros((population, canaries), np.float32)
     np.fill_diagonal(held_NxD, length_M)
-    names = [str(number) for number in range(population)]
-    return Population(
-        {"embedding": np.repeat(held_NxD, examples, axis=0)},
-        examples * np.arange(population + 1),
-        names,  # pyright: ignore[reportArgumentType]
-        name="canaries",
-    )
+    return of_one_row({"embedding": held_NxD}, examples)

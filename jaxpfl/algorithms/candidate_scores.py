@@ -218,7 +218,7 @@ def _public_key(released_D: jax.Array, round: int) -> jax.Array:
     """A key that anyone can compute from the release."""
     words = np.asarray(released_D, np.float32).view(np.uint32)
     digest = hashlib.sha256(f"noise of every score {round} ".encode() + words.tobytes()).digest()
-    return key_from_words(np.frombuffer(digest[:16], np.uint32).tolist())
+    return key_from_words(np.frombuffer(digest[:16], np.uint32))
 
 
 def _with_means(clients: Population) -> Population:

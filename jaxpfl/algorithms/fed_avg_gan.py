@@ -27,9 +27,9 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm, initial_params, require_parts, server_step
 from jaxpfl.algorithms.fed_avg import used_clip_norm
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.clients.optimizers import updated
@@ -42,15 +42,11 @@ PyTree = Any
 
 
 @dataclass(frozen=True)
-class GeneratorTraining:
+class GeneratorTraining(Checked):
     """The server's training of the generator: `steps` a round, each on `batch` drawn images."""
 
-    steps: int = 6
-    batch: int = 32
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch"):
-            checks.positive_int(f"generator {name}", getattr(self, name))
+    steps: PositiveInt = 6
+    batch: PositiveInt = 32
 
 
 class GANState(NamedTuple):
@@ -81,7 +77,6 @@ class CriticTraining:
     optimizer: optax.GradientTransformation
 
     def init(self, broadcast: PyTree, key: jax.Array) -> PyTree:
-        """The broadcast critic, and the optimiser's state."""
         del key  # nothing is drawn
         return broadcast["critic"], self.optimizer.init(broadcast["critic"])
 

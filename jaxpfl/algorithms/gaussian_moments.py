@@ -62,7 +62,6 @@ class Moments:
 
     @property
     def dimension(self) -> int:
-        """The embeddings' dimension d."""
         return self.mean_D.size
 
 
@@ -203,14 +202,12 @@ def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
 
 def _checked_shares(parts: Sequence[Moments], shares: Sequence[float]) -> np.ndarray:
     """The shares of a mixture as float64 [k] with the sum 1."""
-    if not parts:
-        raise InputError("a mixture needs at least one corpus, found none")
-    for index, part in enumerate(parts):
-        if part.dimension != parts[0].dimension:
-            raise InputError(
-                "the corpora of a mixture must have embeddings of one dimension, found "
-                f"{parts[0].dimension} in corpus 0 and {part.dimension} in corpus {index}"
-            )
+    dimensions = sorted({part.dimension for part in parts})
+    if len(dimensions) != 1:
+        raise InputError(
+            "the corpora of a mixture must have embeddings of one dimension, found "
+            f"{dimensions or 'no corpus'}"
+        )
     if np.shape(shares) != (len(parts),):
         raise InputError(
             f"a mixture of {len(parts)} corpora needs {len(parts)} shares, found shape "

@@ -251,7 +251,7 @@ def respond(
     Returns:
       The texts, and bool [K, J]: whether the model ended the text itself and nothing was cut off.
     """
-    raw, ended_KxJ = writer.write_to_end(
+    raw, ended_KxJ = writer.write(
         prompts,
         key,
         decoding=settings.decoding,
@@ -337,32 +337,23 @@ def synthesise(
     prompts = prompts_of(writer, samples, number, settings, seed, -part)
     key = PublicDraws("popri", seed).key("corpus", part)
     raw = writer.write(prompts, key, decoding=settings.decoding, progress=progress)
-    clean = [settings.format.response(text) for (text,) in raw]
+    clean = [settings.format.response(text) for (text,) in raw.texts]
     return [text for text in writer.shortened(clean, settings.response_tokens) if text]
 
 
 def _flat(state: PopriState, record: Mapping[str, Any]) -> Arrays:
     """The state and the tuning's record as named arrays, which can be stored."""
-    arrays = {
-        f"{name}.{leaf}": np.asarray(value)
-        for name, part in state.adapters.items()
-        for leaf, value in part.items()
-    }
-    leaves = enumerate(jax.tree.leaves(state.optimizer))
-    arrays |= {f"optimizer.{index}": np.asarray(leaf) for index, leaf in leaves}
+    leaves = enumerate(jax.tree.leaves(state))
+    arrays = {f"state.{index}": np.asarray(leaf) for index, leaf in leaves}
     return arrays | {f"record.{name}": np.asarray(value) for name, value in record.items()}
 
 
 def _unflat(arrays: Arrays, like: PopriState) -> tuple[PopriState, dict[str, Any]]:
-    adapters = {
-        name: {leaf: jnp.asarray(arrays[f"{name}.{leaf}"]) for leaf in part}
-        for name, part in like.adapters.items()
-    }
-    leaves, tree = jax.tree.flatten(like.optimizer)
-    optimizer = [jnp.asarray(arrays[f"optimizer.{index}"]) for index in range(len(leaves))]
+    leaves, tree = jax.tree.flatten(like)
+    state = [jnp.asarray(arrays[f"state.{index}"]) for index in range(len(leaves))]
     record = {
         name.removeprefix("record."): value.tolist()
         for name, value in arrays.items()
         if name.startswith("record.")
     }
-    return PopriState(adapters, jax.tree.unflatten(tree, optimizer)), record
+    return jax.tree.unflatten(tree, state), record

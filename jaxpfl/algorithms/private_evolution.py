@@ -78,7 +78,6 @@ class EvolutionSettings(Checked):
 
     @property
     def selected(self) -> int:
-        """The number of texts that are selected in a round."""
         if self.form == "aug_pe":
             return self.population // (1 + self.variations)
         return self.population

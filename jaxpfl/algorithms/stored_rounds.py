@@ -22,11 +22,6 @@ LoadOrCompute = Callable[[str, Callable[[], Arrays]], Arrays]
 """`(name, compute) -> arrays`: what is stored under the name, or else computed and stored."""
 
 
-def ignore(found: Any) -> None:
-    """A callback that does nothing."""
-    del found
-
-
 @dataclass(frozen=True)
 class Hooks(Generic[T]):
     """What happens around the rounds; none of it changes what is learned.
@@ -38,7 +33,7 @@ class Hooks(Generic[T]):
     """
 
     load_or_compute: LoadOrCompute = lambda name, compute: compute()
-    on_round: Callable[[T], None] = ignore
+    on_round: Callable[[T], None] = lambda found: None
     progress: bool = False
 
     def stored(self, round: int, step: str, compute: Callable[..., Arrays], *arguments: Any) -> Any:
@@ -68,9 +63,7 @@ class PublicDraws:
         return self.number(purpose, round) >> 33
 
     def key(self, purpose: str, round: int = 0) -> jax.Array:
-        """Returns a typed JAX key."""
         return jax.random.key(self.seed_of(purpose, round))
 
     def generator(self, purpose: str, round: int = 0) -> np.random.Generator:
-        """Returns a NumPy generator."""
         return np.random.Generator(np.random.Philox(key=self.number(purpose, round)))

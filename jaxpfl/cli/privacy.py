@@ -95,7 +95,7 @@ def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]
         **{name: getattr(plan, name) for name in (*names, "unit", "adjacency")},
         "epsilon": plan.epsilon(),
         "accountant": plan.chosen_accountant,
-        "confirmed_epsilon": plan.confirmed_epsilon(),
+        "confirmed_epsilon": plan.guarantee().confirmed_epsilon(),
         "text": f"noise multiplier = {plan.noise_multiplier:.4g}\n{plan.statement()}",
     }
 

@@ -47,14 +47,12 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         from jaxpfl.experiments.dry_run import dry_run_sweep
 
         return dry_run_sweep(sweep)
-    from jaxpfl.experiments.sweep import ray_workers
-    from jaxpfl.experiments.sweep.points import run_sweep
+    from jaxpfl.experiments.sweep.points import run_on_ray, run_sweep
 
     print(f"sweep directory: {out}", file=sys.stderr)
     devices = common.use_devices(sweep.points[0].config).run.devices
     if arguments.ray is not None:
-        found = ray_workers.run_on_ray(sweep, out, workers=arguments.ray, devices=devices)
-        return _result(sweep, found)
+        return _result(sweep, run_on_ray(sweep, out, workers=arguments.ray, devices=devices))
     with shipped.form_without_data_named(path):
         return _result(sweep, run_sweep(sweep, out))
 

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from jaxpfl.data.cohort import Bucket as Bucket
     from jaxpfl.data.cohort import Cohort as Cohort
     from jaxpfl.data.cohort import CohortSpec as CohortSpec
-    from jaxpfl.data.cohort import PackingStats as PackingStats
     from jaxpfl.data.open import open as open
     from jaxpfl.data.partitions import Dirichlet as Dirichlet
     from jaxpfl.data.partitions import Iid as Iid

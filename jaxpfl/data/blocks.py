@@ -83,8 +83,8 @@ class Blocks:
         """See `root_of`."""
         return root_of(self._sums, len(self.unverified))
 
-    def verify(self, begin: int, end: int) -> np.ndarray:
-        """Verifies the blocks of the bytes begin .. end - 1, and returns these bytes.
+    def verify(self, begin: int, end: int) -> None:
+        """Verifies the blocks of the bytes begin .. end - 1.
 
         Raises:
           CorruptFile: a byte of these blocks was altered.
@@ -92,7 +92,6 @@ class Blocks:
         if self._left and begin < end:
             blocks = slice(begin // BLOCK, (end - 1) // BLOCK + 1)
             self._verify(np.flatnonzero(self._missing[blocks]) + blocks.start)
-        return self.unverified[begin:end]
 
     def verify_all(self, begins: np.ndarray, ends: np.ndarray) -> None:
         """Verifies the blocks of the bytes begins[i] .. ends[i] - 1 of every i, int64 [runs]."""

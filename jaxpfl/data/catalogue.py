@@ -3,7 +3,7 @@
 import difflib
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class DataSet:
     """
 
     name: str
-    files: tuple[str, ...]
+    files: Sequence[str]
     clients: str
     origin: str
     licence: str
@@ -53,7 +53,7 @@ class DataSet:
     downloads: Mapping[str, Download] = field(default_factory=dict)
     hub: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
-    converted: tuple[str, ...] = ()
+    converted: Sequence[str] = ()
 
     def folder(self, given: Path | None = None) -> Path:
         """The folder of its files: `given`, or the one that the variable names.
@@ -96,7 +96,6 @@ def data_sets() -> dict[str, DataSet]:
     """Every data set by name."""
     listed = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
     for described in listed.values():
-        described |= {name: tuple(described.get(name, ())) for name in ("files", "converted")}
         downloads = described.get("downloads", {})
         described["downloads"] = {file: Download(**known) for file, known in downloads.items()}
     return {name: DataSet(name, **described) for name, described in listed.items()}

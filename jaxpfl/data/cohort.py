@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from jaxpfl import checks
 from jaxpfl.checked import Checked, Fraction, PositiveInt
-from jaxpfl.data.columns import Column, describe
+from jaxpfl.data.columns import Column
 from jaxpfl.data.mapped import Mapped
 from jaxpfl.data.population import Population, check_client_indices
 from jaxpfl.data.sequences import Padded
@@ -120,24 +120,6 @@ class CohortSpec(Checked):
         return tuple(sorted({-(-self.max_steps // 4), self.max_steps}))
 
 
-@dataclass
-class PackingStats:
-    """How full the buckets were. PRIVATE: the sizes of the cohort and of clients follow from it.
-
-    Attributes:
-      examples: number of slots that hold an example.
-      run_slots: number of slots in the steps that are run, which end with a client's last example.
-    """
-
-    examples: int = 0
-    run_slots: int = 0
-
-    @property
-    def padding_waste(self) -> float:
-        """The fraction of `run_slots` without an example; 0 if there are none."""
-        return 1.0 - self.examples / self.run_slots if self.run_slots else 0.0
-
-
 @dataclass(eq=False, repr=False)
 class Cohort:
     """Packs clients into buckets of `spec.capacity`, one at a time, as it is iterated over.
@@ -152,7 +134,8 @@ class Cohort:
         the index -1; None where clients keep nothing.
       blocks: the numbers of the blocks that the buckets consist of, in this order; None = all. Of
         other blocks' clients no example is read.
-      stats: of the slots that the latest iteration has yielded so far. PRIVATE.
+      examples: slots that hold an example, of what the latest iteration has yielded. PRIVATE.
+      run_slots: its slots in steps that are run, up to a client's last example. PRIVATE.
 
     Raises:
       InputError: an index is out of range or occurs twice, `shards` does not divide the capacity,
@@ -168,7 +151,8 @@ class Cohort:
     shards: int = 1
     blocks: tuple[int, ...] | None = None
     states: Callable[[np.ndarray], tuple[Any, np.ndarray]] | None = None
-    stats: PackingStats = field(init=False, default_factory=PackingStats)
+    examples: int = field(init=False, default=0)
+    run_slots: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.clients = check_client_indices(self.clients, len(self.population))
@@ -182,13 +166,22 @@ class Cohort:
             raise InputError(f"blocks must be different ones of {shards} shards, found {blocks}")
         self._columns = self.population.numeric()
         if not self._columns:
-            found = ", ".join(f"{k}: {describe(v)}" for k, v in self.population.columns.items())
+            found = self.population.described()
             raise InputError(f"a cohort needs a numeric column, found {found}: encode text first")
-        self._layout = _Layout(capacity // shards, shards, wanted)
+        # Block d has the clients d::shards of a bucket; those of the wanted blocks are packed.
+        places, position = np.full(shards, -1), np.arange(capacity)
+        places[wanted] = np.arange(len(wanted))
+        width, here = capacity // shards, np.flatnonzero(places[position % shards] >= 0)
+        self._here, self._slots = here, places[here % shards] * width + here // shards
+
+    @property
+    def padding_waste(self) -> float:
+        """The fraction of `run_slots` without an example; 0 if there are none. PRIVATE."""
+        return 1.0 - self.examples / self.run_slots if self.run_slots else 0.0
 
     def __iter__(self) -> Iterator[Bucket]:
-        stats, spec, offsets = PackingStats(), self.spec, self.population.offsets
-        self.stats, chosen = stats, self.clients
+        spec, offsets, chosen = self.spec, self.population.offsets, self.clients
+        self.examples = self.run_slots = 0
         keys = client_keys(self.population, chosen, self.seed)
         used = np.minimum(offsets[chosen + 1] - offsets[chosen], spec.max_examples)
         epochs = self._epochs(keys)
@@ -198,14 +191,15 @@ class Cohort:
         chosen, keys, epochs, steps = (
             each[largest_first] for each in (chosen, keys, epochs, steps)
         )
-        capacity, rungs, packed = spec.capacity, spec.rungs, self._layout.slots
+        capacity, rungs, packed = spec.capacity, spec.rungs, len(self._slots)
         for start in range(0, len(chosen), capacity):
             clients_b, keys_b, epochs_b, steps_b = (
                 each[start : start + capacity] for each in (chosen, keys, epochs, steps)
             )
             # Of the largest client of all blocks: a bucket has one shape wherever it is packed.
             rung = next(rung for rung in rungs if rung >= steps_b[0])
-            here, slots = self._layout.deal(len(clients_b))
+            there = self._here < len(clients_b)
+            here, slots = self._here[there], self._slots[there]
             clients_b, keys_b, epochs_b, steps_b = (
                 each[here] for each in (clients_b, keys_b, epochs_b, steps_b)
             )
@@ -248,8 +242,8 @@ class Cohort:
             bucket.steps[slots] = steps_b
             bucket.weight[slots] = 1.0
             bucket.key[slots] = keys_b
-            stats.examples += int(bucket.mask.sum())
-            stats.run_slots += int(bucket.steps.sum()) * spec.batch_size
+            self.examples += int(bucket.mask.sum())
+            self.run_slots += int(bucket.steps.sum()) * spec.batch_size
             yield bucket
 
     def _epochs(self, keys: np.ndarray) -> np.ndarray:
@@ -274,30 +268,6 @@ def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> n
     ids = population.client_ids.take(pa.array(clients_idx)).to_pylist()
     words = [blake2b(each.encode(), digest_size=8, key=secret).digest() for each in ids]
     return np.frombuffer(b"".join(words), np.uint32).reshape(-1, 2)
-
-
-class _Layout(NamedTuple):
-    """Blocks of `width` slots, of which those in `wanted` are packed."""
-
-    width: int
-    shards: int
-    wanted: np.ndarray
-
-    @property
-    def slots(self) -> int:
-        """The slots of a bucket that are packed."""
-        return self.width * len(self.wanted)
-
-    def deal(self, clients: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which of clients 0 .. clients - 1, sorted by size, are packed, and their slots.
-
-        Block d gets the clients d::shards.
-        """
-        places = np.full(self.shards, -1)
-        places[self.wanted] = np.arange(len(self.wanted))
-        position = np.arange(clients)
-        here = np.flatnonzero(places[position % self.shards] >= 0)
-        return here, places[here % self.shards] * self.width + here // self.shards
 
 
 def _orders(

@@ -8,7 +8,8 @@ any other. An empty string is an example without words.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -93,8 +94,9 @@ def from_arrow(array: pa.Array) -> Any:
 
 def take(column: Column, rows: slice | np.ndarray) -> Column:
     """The rows of a column, in the given order; those of a slice without copying them."""
-    texts = isinstance(column, MappedText) and isinstance(rows, slice)
-    if texts or isinstance(column, Padded | Mapped):
+    if isinstance(column, MappedText) and isinstance(rows, slice):
+        return column.select(rows)
+    if isinstance(column, Padded | Mapped):
         return column.select(rows)
     column = read(column)
     if isinstance(column, pa.Array) and not isinstance(rows, slice):
@@ -122,23 +124,11 @@ def concatenated(parts: list[Column]) -> Column:
     return pa.concat_arrays(parts)
 
 
-class ReadColumns(Mapping[str, Column]):
+class ReadColumns(UserDict[str, Column]):
     """Columns by name; those of a file are verified when they are looked up, see `read`."""
 
-    def __init__(self, held: Mapping[str, Column]) -> None:
-        self._held = held
-
     def __getitem__(self, name: str) -> Column:
-        return read(self._held[name])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._held
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
+        return read(self.data[name])
 
 
 def describe(column: Column) -> str:

@@ -49,7 +49,7 @@ def origin_hash(columns: Mapping[str, Column], offsets: np.ndarray) -> str:
     Where a byte of a column differs, so does the hash; or else the byte was altered behind the
     file's manifest, and is refused when it is read.
     """
-    return hash_of({name: _origins(column) for name, column in columns.items()}, offsets)
+    return hash_of({name: _roots(column, True) for name, column in columns.items()}, offsets)
 
 
 def hash_of(columns: Mapping[str, Roots], offsets: np.ndarray) -> str:
@@ -132,27 +132,20 @@ class Growing:
         return [{"bytes": each.size, "blocks": b"".join(each.sums).hex()} for each in found]
 
 
-def _roots(column: Column) -> Roots:
+def _roots(column: Column, origins: bool = False) -> Roots:
     if isinstance(column, Padded):
-        return _roots(column.sequences)
+        column = column.sequences
     found, rows = _stored(column)
-    known = [part.root for part in found]
-    if not len(column) or (found and not rows and all(known)):
-        return Roots(describe(column), len(column), [each for each in known if each])
+    known = [part.root for part in found if part.root] if len(column) else []
+    # A whole stored column has the same hash as one in memory.
+    if not len(column) or (found and not rows and len(known) == len(found)):
+        return Roots(describe(column), len(column), known)
+    if found and origins:
+        return Roots(describe(column), len(column), [*(part.origin for part in found), *rows])
     grown, whole = Growing(column), read(column)
     for piece in whole.blocks() if isinstance(whole, Sequences) else [whole]:
         grown.append(piece)
     return grown.roots()
-
-
-def _origins(column: Column) -> Roots:
-    if isinstance(column, Padded):
-        return _origins(column.sequences)
-    found, rows = _stored(column)
-    # A whole stored column has the same hash as one in memory.
-    if not found or not len(column) or (not rows and all(part.root for part in found)):
-        return _roots(column)
-    return Roots(describe(column), len(column), [*(part.origin for part in found), *rows])
 
 
 def _stored(column: Column) -> tuple[list[Mapped], list[str]]:
@@ -162,7 +155,7 @@ def _stored(column: Column) -> tuple[list[Mapped], list[str]]:
         return [column], []
     if isinstance(column, MappedText):
         return [column.edges, column.content], []
-    parts = [column.edges, column.values] if isinstance(column, Sequences) else []
+    parts: list[Any] = [column.edges, column.values] if isinstance(column, Sequences) else []
     if not parts or not all(isinstance(part, Mapped) for part in parts):
         return [], []
     rows, stored = column.rows, len(column.edges) - 1

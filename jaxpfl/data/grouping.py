@@ -8,7 +8,7 @@ together about as large as the rows that are kept.
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,29 +21,17 @@ from jaxpfl.data.stream import Batch
 _BITS = 8
 # So many bytes of rows are dealt at once, because each file gets a batch of its share.
 _DEALT_BYTES = 2**25
-_CLIENT, _HASH, _HELD = "\0client", "\0hash", "\0held"
-
-
-def block(client_ids: pa.Array, values: Mapping[str, pa.Array], held: np.ndarray) -> pa.RecordBatch:
-    """Rows as `grouped` takes them.
-
-    Args:
-      client_ids: the client of each row, large_string.
-      values: Arrow arrays without missing values, by column.
-      held: False for a row that only says that there is this client; its values do not count.
-    """
-    known = client_ids.dictionary_encode()
-    hashes = np.array([_hash(id_) for id_ in known.dictionary.to_pylist()], np.uint64)
-    hash_R = hashes[known.indices.to_numpy()]
-    own = {_CLIENT: client_ids, _HASH: pa.array(hash_R), _HELD: pa.array(held)}
-    return pa.RecordBatch.from_pydict({**own, **values})
+CLIENT, HELD = "\0client", "\0held"
+"""Columns of blocks: the client of each row, large_string; and False for a row that only says that
+there is this client. Its other values do not count."""
 
 
 def grouped(blocks: Iterator[pa.RecordBatch], folder: Path) -> Iterator[Batch]:
     """The rows of all blocks, client by client; all blocks are read before the first batch.
 
     Args:
-      blocks: of `block`, with equal schemas.
+      blocks: Arrow columns without missing values, with equal schemas; `CLIENT` and `HELD` among
+        them.
       folder: an empty folder for temporary files.
 
     Raises:
@@ -57,9 +45,11 @@ def grouped(blocks: Iterator[pa.RecordBatch], folder: Path) -> Iterator[Batch]:
         path.unlink()
 
 
-def _hash(client_id: str) -> int:
-    digest = hashlib.blake2b(client_id.encode("utf-8", "replace"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+def _hashes(client_ids: pa.Array) -> np.ndarray:
+    found = [
+        hashlib.blake2b(id_.encode(), digest_size=8).digest() for id_ in client_ids.to_pylist()
+    ]
+    return np.frombuffer(b"".join(found), ">u8").astype(np.uint64)
 
 
 def _deal(blocks: Iterator[pa.RecordBatch], folder: Path) -> list[Path]:
@@ -67,7 +57,9 @@ def _deal(blocks: Iterator[pa.RecordBatch], folder: Path) -> list[Path]:
     writers: dict[Path, pa.RecordBatchFileWriter] = {}
     with contextlib.ExitStack() as stack:
         for rows in _merged(blocks):
-            place_R = (rows[_HASH].to_numpy() >> np.uint64(64 - _BITS)).astype(np.int64)
+            known = rows[CLIENT].dictionary_encode()
+            places = (_hashes(known.dictionary) >> np.uint64(64 - _BITS)).astype(np.int64)
+            place_R = places[known.indices.to_numpy()]
             order = np.argsort(place_R, kind="stable")
             sorted_rows = rows.take(pa.array(order))
             ends = np.searchsorted(place_R[order], np.arange(2**_BITS + 1))
@@ -93,22 +85,16 @@ def _merged(blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _sorted(table: pa.Table) -> Batch:
-    ids = table[_CLIENT].combine_chunks().dictionary_encode()
-    names, client_R = ids.dictionary, ids.indices.to_numpy()
-    hash_R = table[_HASH].combine_chunks().to_numpy()
+    ids = table[CLIENT].combine_chunks().dictionary_encode()
+    names, client_R = ids.dictionary.to_pylist(), ids.indices.to_numpy()
     # The names by hash, and those of one hash by name.
-    first = np.unique(client_R, return_index=True)[1]
-    text = np.array(names.to_pylist(), dtype=object)
-    order = np.lexsort((text.argsort(kind="stable").argsort(), hash_R[first]))
-    rank = np.empty_like(order)
+    hashes = _hashes(ids.dictionary).tolist()
+    order = sorted(range(len(names)), key=lambda index: (hashes[index], names[index]))
+    rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     rows = np.argsort(rank[client_R], kind="stable")
-    held_R = table[_HELD].combine_chunks().to_numpy(zero_copy_only=False)
+    held_R = table[HELD].to_numpy()
     sizes = np.bincount(rank[client_R[held_R]], minlength=len(order))
-    kept = table.take(pa.array(rows[held_R[rows]]))
-    columns = {
-        name: from_arrow(kept[name].combine_chunks())
-        for name in kept.column_names
-        if name not in (_CLIENT, _HASH, _HELD)
-    }
-    return Batch(columns, [str(text[index]) for index in order], sizes.tolist())
+    kept = table.drop_columns([CLIENT, HELD]).take(pa.array(rows[held_R[rows]]))
+    columns = {name: from_arrow(kept[name].combine_chunks()) for name in kept.column_names}
+    return Batch(columns, [names[index] for index in order], sizes.tolist())

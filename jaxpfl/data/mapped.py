@@ -85,17 +85,11 @@ class Mapped:
     def located(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
         """All stored rows, of which these, int [...], are verified; and their places in it."""
         places = np.asarray(chosen(self.rows, rows))
-        begins = places.reshape(-1) * self._row_bytes
-        self.blocks.verify_all(begins, begins + self._row_bytes)
-        return self._stored, places
+        return self.of_runs(places.reshape(-1), places.reshape(-1) + 1), places
 
-    def verify(self, begins: np.ndarray, ends: np.ndarray) -> None:
-        """Verifies the rows begins[i] .. ends[i] - 1 of every i, of a whole stored column."""
+    def of_runs(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """All stored rows, of which begins[i] .. ends[i] - 1 of every i are verified."""
         self.blocks.verify_all(begins * self._row_bytes, ends * self._row_bytes)
-
-    @property
-    def unverified(self) -> np.ndarray:
-        """The rows of a whole stored column, for who calls `verify`."""
         return self._stored
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

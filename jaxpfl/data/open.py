@@ -23,7 +23,7 @@
                                            ?split=...&min_examples=5
     PATH.sqlite                            a data set of TensorFlow Federated; with ?dataset=emnist
                                            (emnist_36 without the case of letters,
-                                           stackoverflow, shakespeare, cifar100, celeba), and
+                                           stackoverflow, shakespeare, cifar100), and
                                            &split=all_train&min_examples=5, both optional
                                            (see `readers.tff_sqlite`)
     FOLDER                                 what Population.save or `jaxpfl convert` wrote
@@ -41,7 +41,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,7 @@ from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
 from jaxpfl.data.readers.examples import EACH_ROW, Layout, population_of, stream_of
+from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.data.readers.frames import read_frame
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
@@ -224,7 +225,8 @@ class _Named:
 
     def title(self, options: Mapping[str, Any]) -> str:
         """The population's name, with the part of what has several."""
-        part = options.get("part", "train") if self.word else options.get("split")
+        parts = {"huggingface": options.get("part", "train"), "tff": options.get("split")}
+        part = parts.get(self.kind)
         return f"{self.head} [{part}]" if part else self.head
 
     def unknown(self, path: Path) -> InputError:
@@ -276,65 +278,63 @@ def _read(named: _Named, options: dict[str, Any]) -> Population:
             return read_arrays(named.path, client=client, columns=columns, name=named.head)
         case "text":
             return plain_text.read_plain_text(named.path, name=named.head, **options)
-        case "tff":
-            return tff_sqlite.read_tff(**_tff(named, options))
-    layout = named.layout(options)
-    if named.grouped:
-        with _stream_grouped(named, options) as found:
+    if (opened := _stream(named, options)) is not None:
+        if named.kind == "tff":
+            tff_sqlite.require_memory(named.path)
+        with opened(None) as found:
             return collect(found)
+    layout, read = _table(named, options)
+    return population_of(read(layout.fields), layout, named.title(options))
+
+
+def _table(
+    named: _Named, options: Mapping[str, Any]
+) -> tuple[Layout, Callable[[Fields], Iterator[Rows]]]:
+    """Which fields of a table are what, and what gives the rows with some fields."""
+    layout = named.layout(options)
+    if named.kind == "table":
+        return layout, partial(table.read_table, named.path, encoding=options.get("encoding"))
     if named.kind == "saved":
-        frame = hugging_face.saved(named.path)
-        return population_of(read_frame(named.head, frame, layout.fields), layout, named.head)
-    if not named.word:
-        rows = table.read_table(named.path, layout.fields, encoding=options.get("encoding"))
-        return population_of(rows, layout, named.head)
-    frame = hugging_face.load(named.name, **_of_hub(options))
+        return layout, partial(read_frame, named.head, hugging_face.saved(named.path))
+    which = {name: options[name] for name in _ON_HUB if name in options}
+    frame = hugging_face.load(named.name, **which, streaming=named.grouped)
     if not {"text", "label", "features"} & options.keys():
-        known = [each for each in _HUB_TEXTS if each in frame.column_names]
+        known = [each for each in _HUB_TEXTS if each in (frame.column_names or ())]
         layout = dataclasses.replace(layout, text=next(iter(known), "text"))
-    rows = read_frame(named.name, frame, layout.fields)
-    return population_of(rows, layout, named.title(options))
+    return layout, partial(read_frame, named.name, frame)
 
 
-def _tff(named: _Named, options: Mapping[str, Any]) -> dict[str, Any]:
-    what = f"source {named.source!r}: dataset"
-    schema = SCHEMAS[checks.one_of(what, options.get("dataset"), tuple(SCHEMAS))]
-    described = {"split": options.get("split"), "name": named.title(options)}
-    return {"path": named.path, "schema": schema, **described}
+# What opens a population batch by batch, given a folder for temporary files.
+_Opens = Callable[[Path | None], AbstractContextManager[Stream]]
 
 
-def _of_hub(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in _ON_HUB if name in options}
-
-
-def streamed(source: str | Path) -> Callable[[Path], AbstractContextManager[Stream]]:
+def streamed(source: str | Path) -> _Opens:
     """What opens the source's population batch by batch, given a folder for temporary files.
 
     TensorFlow Federated's files and tables are not read into memory, and neither is a folder, which
     is mapped; other sources are. Errors are those of `open`, here or while the stream is read.
     """
     named = _Named(str(source))
-    whole = bool({"min_examples", "partition"} & named.options.keys())
-    if whole or not (named.grouped or named.kind == "tff"):
-        population = open(source)
-        return lambda _: nullcontext(population.stream())
-    named.require_known()
-    options = named.typed()
+    if not {"min_examples", "partition"} & named.options.keys():
+        named.require_known()
+        opened = _stream(named, named.typed())
+        if opened is not None:
+            return opened
+    population = open(source)
+    return lambda _: nullcontext(population.stream())
+
+
+def _stream(named: _Named, options: Mapping[str, Any]) -> _Opens | None:
+    """What opens a source that is not read into memory; None if it is."""
     if named.kind == "tff":
-        described = _tff(named, options)
-        return lambda _: tff_sqlite.stream_tff(**described)
-    return partial(_stream_grouped, named, options)
-
-
-def _stream_grouped(
-    named: _Named, options: Mapping[str, Any], folder: Path | None = None
-) -> AbstractContextManager[Stream]:
-    if named.word:
-        rows = hugging_face.load(named.name, **_of_hub(options), streaming=True)
-        read = partial(read_frame, named.name, rows)
-    else:
-        read = partial(table.read_table, named.path, encoding=options.get("encoding"))
-    return stream_of(read, named.layout(options), named.title(options), folder)
+        what = f"source {named.source!r}: dataset"
+        schema = SCHEMAS[checks.one_of(what, options.get("dataset"), tuple(SCHEMAS))]
+        described = named.path, schema, options.get("split"), named.title(options)
+        return lambda _: tff_sqlite.stream_tff(*described)
+    if not named.grouped:
+        return None
+    layout, read = _table(named, options)
+    return partial(stream_of, read, layout, named.title(options))
 
 
 def why_missing(source: str) -> str:

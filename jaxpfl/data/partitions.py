@@ -19,7 +19,7 @@ The reverse is not true, so the population has a `fingerprint`, and with it a le
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,14 +29,6 @@ from jaxpfl.data.population import Population, from_rows
 from jaxpfl.errors import InputError
 
 _TRIES = 1_000
-
-
-class Scheme(Protocol):
-    """A way to deal examples to clients; its fields are public."""
-
-    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
-        """The index of each example's client, int64 [examples], and the ids of the clients."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -51,12 +43,12 @@ class Iid(Checked):
     clients: PositiveInt
     seed: NonNegativeInt = 0
 
-    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
+    def deal(self, population: Population) -> np.ndarray:
         examples = _enough(population, self.clients, 1)
         order_N = _generator(self).permutation(examples)
         client_N = np.empty(examples, np.int64)
         client_N[order_N] = np.arange(examples) % self.clients
-        return client_N, _ids(self.clients)
+        return client_N
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,7 @@ class Dirichlet(Checked):
     min_examples: NonNegativeInt = 1
     seed: NonNegativeInt = 0
 
-    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
+    def deal(self, population: Population) -> np.ndarray:
         _enough(population, self.clients, self.min_examples)
         labels, label_N = _labels(population, self.by)
         generator = _generator(self)
@@ -93,7 +85,7 @@ class Dirichlet(Checked):
             ends_LxC = np.round(np.cumsum(share_LxC, axis=1) * counts_L[:, None]).astype(np.int64)
             sizes_LxC = np.diff(ends_LxC, axis=1, prepend=0)
             if sizes_LxC.sum(axis=0).min() >= self.min_examples:
-                return _by_label(label_N, sizes_LxC, generator), _ids(self.clients)
+                return _by_label(label_N, sizes_LxC, generator)
         raise InputError(
             f"partition: none of {_TRIES} draws of Dirichlet(alpha = {self.alpha:g}) gave each of "
             f"{self.clients} clients at least {self.min_examples} examples: raise alpha, or lower "
@@ -120,7 +112,7 @@ class Pathological(Checked):
     labels: PositiveInt = 2
     seed: NonNegativeInt = 0
 
-    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
+    def deal(self, population: Population) -> np.ndarray:
         _enough(population, self.clients, 1)
         found, label_N = _labels(population, self.by)
         if not self.labels <= found <= self.labels * self.clients:
@@ -140,8 +132,12 @@ class Pathological(Checked):
         sizes_LxC = has_LxC * (counts_L[:, None] // holders_Lx1)
         rest_Lx1 = (counts_L - sizes_LxC.sum(axis=1))[:, None]
         sizes_LxC += has_LxC * (np.cumsum(has_LxC, axis=1) <= rest_Lx1)
-        return _by_label(label_N, sizes_LxC, generator), _ids(self.clients)
+        return _by_label(label_N, sizes_LxC, generator)
 
+
+Scheme: TypeAlias = Iid | Dirichlet | Pathological
+"""A way to deal examples to clients; its fields are public. `deal` gives the index of each
+example's client, int64 [examples]."""
 
 SCHEMES = {"iid": Iid, "dirichlet": Dirichlet, "pathological": Pathological}
 """The schemes by the name that `partition=` has in a source."""
@@ -159,7 +155,7 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
       InputError: a client of the population holds more than one example, a column is missing, or
         there are too few examples.
     """
-    if not callable(getattr(scheme, "deal", None)):
+    if not isinstance(scheme, Scheme):
         raise InputError(
             f"scheme must be one of jaxpfl.data.Iid, Dirichlet and Pathological, found {scheme!r}"
         )
@@ -175,15 +171,12 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
             "tear apart: use them as they are, or read the source with client=*, which makes each "
             "example a client"
         )
-    client_N, ids = scheme.deal(examples)
-    described = {
-        "name": f"{examples.name} [{scheme}]",
-        "unit": f"made-up client of {examples.unit}s",
-    }
-    return from_rows(client_N, ids, examples.columns, **described)
+    ids = [f"client {index}" for index in range(scheme.clients)]
+    name, unit = f"{examples.name} [{scheme}]", f"made-up client of {examples.unit}s"
+    return from_rows(scheme.deal(examples), ids, examples.columns, name=name, unit=unit)
 
 
-def _generator(scheme: Any) -> np.random.Generator:
+def _generator(scheme: "Scheme") -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=scheme.seed))
 
 
@@ -200,17 +193,12 @@ def _enough(population: Population, clients: int, least: int) -> int:
 
 def _labels(population: Population, by: str) -> tuple[int, np.ndarray]:
     """How many values a column has, and the index of each example's, int64 [examples]."""
-    if by not in population.columns:
-        raise InputError(
-            f"partition: column {by!r} is missing, found {', '.join(population.columns)}"
-        )
-    column = population.columns[by]
-    if not isinstance(column, np.ndarray):
-        column = np.array(column.to_pylist(), object)
+    known = by in population.columns
+    column = np.asarray(population.columns[by]) if known else np.zeros(())
     if column.ndim != 1:
         raise InputError(
-            f"partition: column {by!r} must have one value for each example, found the shape "
-            f"{column.shape[1:]} of an example"
+            f"partition: needs a column {by!r} with one value for each example, found "
+            f"{population.described()}"
         )
     # In their order, whatever the order of the examples.
     values, index_N = np.unique(column, return_inverse=True)
@@ -227,7 +215,3 @@ def _by_label(
         rows = generator.permutation(np.flatnonzero(label_N == label))
         client_N[rows] = np.repeat(clients, sizes_C)
     return client_N
-
-
-def _ids(clients: int) -> list[str]:
-    return [f"client {index}" for index in range(clients)]

@@ -114,7 +114,7 @@ class Population:
             raise InputError("client ids must be different, found one twice: merge its examples")
         content = _Content(columns, offsets)
         for name, value in (
-            ("columns", ReadColumns(columns)),
+            ("columns", MappingProxyType(ReadColumns(columns))),
             ("_stored", MappingProxyType(columns)),
             ("offsets", offsets),
             ("client_ids", ids),
@@ -127,8 +127,11 @@ class Population:
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{name}: {describe(column)}" for name, column in self._stored.items())
-        return f"Population({self.name!r}, unit={self.unit!r}, columns=({columns}))"
+        return f"Population({self.name!r}, unit={self.unit!r}, columns=({self.described()}))"
+
+    def described(self) -> str:
+        """Name, type and shape of each column."""
+        return ", ".join(f"{name}: {describe(column)}" for name, column in self._stored.items())
 
     @property
     def num_examples(self) -> int:
@@ -309,8 +312,7 @@ def from_rows(
     if np.any(np.diff(client_of_row) < 0):
         rows = np.argsort(client_of_row, kind="stable")
         ready = {key: take(column, rows) for key, column in ready.items()}
-    ids = client_ids if isinstance(client_ids, pa.Array) else text_array(list(client_ids))
-    return Population(ready, offsets_of(sizes), ids, name, unit)
+    return Population(ready, offsets_of(sizes), client_ids, name, unit)
 
 
 def collect(stream: Stream) -> Population:

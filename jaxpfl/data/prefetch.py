@@ -6,27 +6,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
-from jaxpfl import checks
-
 T = TypeVar("T")
 _END = object()
+_AHEAD = 2
 
 
 @contextmanager
-def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[Iterator[T]]:
-    """Iterates over `items` in a thread, at most `depth` >= 1 items ahead.
+def prefetch(items: Iterable[T]) -> Iterator[Iterator[T]]:
+    """Iterates over `items` in a thread, at most two items ahead.
 
         with prefetch(cohort) as buckets:
             state, metrics = algorithm.step(state, buckets, keys)
 
     An exception in `items` is raised in the consumer, after the items before it. When the `with`
-    block is left, also early or by an exception, the thread has ended. In memory are `depth` items
-    that are made or being made, and the one in use.
+    block is left, also early or by an exception, the thread has ended. In memory are two items that
+    are made or being made, and the one in use.
     """
-    checks.positive_int("depth", depth)
     source = iter(items)
     with ThreadPoolExecutor(1, "jaxpfl-prefetch") as thread:
-        ahead = deque(thread.submit(next, source, _END) for _ in range(depth))
+        ahead = deque(thread.submit(next, source, _END) for _ in range(_AHEAD))
 
         def consume() -> Iterator[T]:
             # What ends the iteration stays: a second one must find it, too.

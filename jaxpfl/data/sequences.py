@@ -141,8 +141,7 @@ class Padded:
         starts, sizes = starts.reshape(-1), np.minimum(stops - starts, self.length).reshape(-1)
         stored = self.sequences.values
         if isinstance(stored, Mapped):
-            stored.verify(starts, starts + sizes)
-            stored = stored.unverified
+            stored = stored.of_runs(starts, starts + sizes)
         found, inside = np.full((len(starts), self.length), PAD), places_L < sizes[:, None]
         found[inside] = stored[(starts[:, None] + places_L)[inside]]
         return found.reshape(shape)

@@ -74,7 +74,7 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
         "system": config.system,
         "settings": dataclasses.asdict(settings),
         "releases": found,
-        "not_private": [name for name, each in releases.items() if not each.guarantee.private],
+        "not_private": [name for name in releases if name not in found],
         "exceeded": any(each["exceeded"] for each in found.values()),
     }
     return {**record, "text": table(record)}
@@ -83,11 +83,8 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
 def _audited(release: PlannedRelease, settings: AuditSettings, confidence: float) -> dict[str, Any]:
     game = game_of(release, settings)
     played = game.play(settings.runs, seed=settings.seed)
-    return {
-        "rounds": game.rounds,
-        "planned_rounds": game.plans[0].rounds,
-        **judged(played.trials, played.stated, confidence),
-    }
+    rounds = {"rounds": game.rounds, "planned_rounds": game.plans[0].rounds}
+    return rounds | judged(played.trials, played.stated, confidence)
 
 
 def game_of(release: PlannedRelease, settings: AuditSettings) -> Game:
@@ -147,17 +144,15 @@ def table(record: Mapping[str, Any]) -> str:
     ]
     confidence = record["settings"]["confidence"]
     bounds = text_lines(Table(columns, rows, numbers=(1, 2, 3, 4, 5)))
-    lines = [record["simulation"], "", *bounds, ""]
+    found = (
+        f"No bound exceeds what the ledger states, at {confidence:.0%} confidence. That is not a "
+        "proof that nothing more is released."
+    )
     if record["exceeded"]:
-        lines.append(
+        found = (
             "A bound exceeds the epsilon that the ledger states: more is released than is charged "
             f"(or an accident of probability {1 - confidence:.2g} happened: repeat it with another "
             "--seed)."
         )
-    else:
-        lines.append(
-            f"No bound exceeds what the ledger states, at {confidence:.0%} confidence. That is not "
-            "a proof that nothing more is released."
-        )
-    lines += [f"not audited, because NOT PRIVATE: {name}" for name in record["not_private"]]
-    return "\n".join(lines)
+    left = [f"not audited, because NOT PRIVATE: {name}" for name in record["not_private"]]
+    return "\n".join([record["simulation"], "", *bounds, "", found, *left])

@@ -143,17 +143,16 @@ def report(out: str | Path) -> Path:
       InputError: `out` holds no run that has begun.
       CorruptFile: a record of the run is damaged, or lacks what a run writes into it.
     """
-    directory = Path(out)
-    if not (directory / CONFIG).exists():
-        # A run of `jaxpfl.run`, or a single run in a system's directory.
-        with as_written(directory, "no page can be made"):
-            return write_run_page(directory)
+    directory, config = Path(out), Path(out, CONFIG)
     result = directory / RESULT
-    if not result.exists() and not (directory / _RUN).exists():
+    if config.exists() and not result.exists() and not (directory / _RUN).exists():
         raise InputError(f"{directory}: holds no finished run: there is no {RESULT}")
-    system = system_of(load(directory / CONFIG).system)
-    record = files.read_record(result) if result.exists() else {}
+    system = system_of(load(config).system) if config.exists() else None
     with as_written(directory, "no page can be made"):
+        if system is None:
+            # A run of `jaxpfl.run`, or a single run in a system's directory.
+            return write_run_page(directory)
+        record = files.read_record(result) if result.exists() else {}
         return write_page(directory, system.part("page").page(directory, record))
 
 
@@ -161,8 +160,8 @@ def report(out: str | Path) -> Path:
 def as_written(directory: Path, failure: str) -> Iterator[None]:
     """Names the directory where something (`failure`) cannot be done with what its records hold.
 
-    Records are read, and models built of them, in one go, so that an error may be a fault of the
-    program, too: the message has its place, which holds no value of a client.
+    An error may be a fault of the program, too: the message has its place, which holds no value of
+    a client.
     """
     try:
         yield
@@ -183,13 +182,12 @@ def as_written(directory: Path, failure: str) -> Iterator[None]:
 def finished(directory: Path, system: str) -> dict[str, Any]:
     """The record of a finished run."""
     path = directory / RESULT
-    record = files.read_record(path) if path.exists() else {}
-    if record.get("system") != system:
-        raise InputError(
-            f"{directory}: holds no finished run: {RESULT} is missing or not complete; go on with "
-            f"`jaxpfl resume {directory}`"
-        )
-    return record
+    if path.exists() and (record := files.read_record(path)).get("system") == system:
+        return record
+    raise InputError(
+        f"{directory}: holds no finished run: {RESULT} is missing or not complete; go on with "
+        f"`jaxpfl resume {directory}`"
+    )
 
 
 def stamp(study: Study) -> str:
@@ -198,12 +196,11 @@ def stamp(study: Study) -> str:
 
 
 def _ledgers(section: Any) -> list[Path]:
-    if not dataclasses.is_dataclass(section):
-        return []
-    values = [getattr(section, each.name) for each in dataclasses.fields(section)]
-    found = [path for value in values for path in _ledgers(value)]
-    named = section.ledger if isinstance(section, PrivacyConfig) else None
-    return found if named is None else [*found, Path(named)]
+    """The files that the sections `privacy` of a config name."""
+    if isinstance(section, PrivacyConfig):
+        return [] if section.ledger is None else [Path(section.ledger)]
+    inner = vars(section).values() if dataclasses.is_dataclass(section) else ()
+    return [path for value in inner for path in _ledgers(value)]
 
 
 def _prepared(
@@ -223,9 +220,9 @@ def _prepared(
 def _worker(group: Group, config: Any, directory: Path) -> Outcome:
     """The run in another process than 0: it computes its share, and writes nothing."""
     began = time.monotonic()
-    _, workspace = _prepared(pinned(config), directory, group)
-    assert workspace.others is not None
-    outcome = shared_run.share_rounds(workspace.others)
+    others = _prepared(pinned(config), directory, group)[1].others
+    assert others is not None
+    outcome = shared_run.share_rounds(others)
     return Outcome(directory, outcome["record"], time.monotonic() - began, outcome["lines"])
 
 

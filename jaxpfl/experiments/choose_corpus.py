@@ -52,10 +52,8 @@ def choose_corpus(
       BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
     """
     mesh.require_one_process("a comparison of corpora needs")
-    sources = named(candidates)
-    function = embedder(embedder_name)
-    directory = Path(out)
-    clients = open_population(private)
+    sources, function = named(candidates), embedder(embedder_name)
+    directory, clients = Path(out), open_population(private)
     content = PrivateContent(clients)
     # Public corpora first: a candidate that is refused must not cost any privacy.
     corpora = {}

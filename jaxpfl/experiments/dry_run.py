@@ -112,8 +112,8 @@ def _guarantee(found: Guarantee) -> dict[str, Any]:
     described = repr(found)
     if described not in _known:
         epsilon = found.epsilon() if found.private else None
-        stated = {"epsilon": epsilon, "delta": found.delta, "statement": found.statement()}
-        _known[described] = stated
+        said = {"delta": found.delta, "statement": found.statement()}
+        _known[described] = {"epsilon": epsilon, **said}
     return _known[described]
 
 
@@ -133,9 +133,8 @@ def _source_lines(record: dict[str, Any]) -> list[str]:
 def _model_lines(record: dict[str, Any]) -> list[str]:
     lines = []
     for name, each in record["models"].items():
-        size = ""
-        if each["parameters"] is not None:
-            size = f": {each['parameters']:,} parameters, {_bytes(each['bytes'])}"
+        known = each["parameters"] is not None
+        size = f": {each['parameters']:,} parameters, {_bytes(each['bytes'])}" if known else ""
         lines.append(f"model     {name} ({each['about']}){size}")
     for name, each in record["rounds"].items():
         if each["server"]:

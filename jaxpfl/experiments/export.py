@@ -83,12 +83,8 @@ def export(
         stamp = made.stamp or of_plan or record["stamp"]
         card = _card(directory, config, record, made, stamp)
     written = _write(folder, made, card, directory / CERTIFICATE)
-    return {
-        "out": str(folder),
-        "files": written,
-        "privacy": record["privacy"],
-        "stamp": stamp,
-    }
+    stated = {"privacy": record["privacy"], "stamp": stamp}
+    return {"out": str(folder), "files": written, **stated}
 
 
 def _write(folder: Path, made: Made, card: Mapping[str, Any], certificate: Path) -> list[str]:
@@ -101,9 +97,8 @@ def _write(folder: Path, made: Made, card: Mapping[str, Any], certificate: Path)
         if made.corpus is not None:
             place = temporary / _CORPUS
             place.mkdir()
-            parquet.write_table(
-                pa.table({"text": pa.array(made.corpus, pa.string())}), place / "corpus.parquet"
-            )
+            texts = pa.table({"text": pa.array(made.corpus, pa.string())})
+            parquet.write_table(texts, place / "corpus.parquet")
             (place / _CARD).write_text(_rendered(card, len(made.corpus)), encoding="utf-8")
         (temporary / _CARD).write_text(_rendered(card), encoding="utf-8")
         with_weights(certificate, temporary)
@@ -122,10 +117,9 @@ def _write_model(folder: Path, trained: TrainedModel) -> None:
     folder.mkdir(exist_ok=True)
     if isinstance(model, Decoder) and model.lora is not None:
         adapters.save(folder, model, params, base=trained.base)
-    elif isinstance(model, Decoder | Encoder):
-        pretrained.save(folder, model, params)
     else:
-        own_models.save(folder, model, params)
+        library = pretrained if isinstance(model, Decoder | Encoder) else own_models
+        library.save(folder, model, params)
     if isinstance(trained.words, Vocabulary):
         source = last_part(trained.words.source)
         dataclasses.replace(trained.words, source=source).save(folder / "vocabulary.json")
@@ -170,7 +164,6 @@ def _rendered(card: Mapping[str, Any], texts: int | None = None) -> str:
 def _reader(trained: TrainedModel) -> str:
     if isinstance(trained.model, Decoder) and trained.model.lora is not None:
         return "jaxpfl.models.checkpoints.adapters.load` or PEFT, beside `" + str(trained.base)
-    published = isinstance(trained.model, Decoder | Encoder)
-    if published:
+    if isinstance(trained.model, Decoder | Encoder):
         return "jaxpfl.models.checkpoints.pretrained.load` or `transformers"
     return "jaxpfl.models.checkpoints.own_models.load"

@@ -15,6 +15,11 @@ class DoubleWord(NamedTuple):
     low: jax.Array
 
 
+def is_pair(node: object) -> bool:
+    """Whether a tree's node is one sum."""
+    return isinstance(node, DoubleWord)
+
+
 def two_sum(a: jax.Array, b: jax.Array) -> DoubleWord:
     """a + b as a rounded sum and its exact rounding error (Knuth, TAOCP 4.2.2, Theorem B)."""
     total = a + b

@@ -64,10 +64,9 @@ def client_mesh(devices: int | None = None, *, model: int = 1) -> Mesh:
             f"model = {model} devices must share each copy of the model, but the mesh has {wanted} "
             "devices, which is not a multiple"
         )
+    sizes, axes = (wanted // model, model), (CLIENTS, MODEL)
     if model == 1:
-        sizes, axes = (wanted,), (CLIENTS,)
-    else:
-        sizes, axes = (wanted // model, model), (CLIENTS, MODEL)
+        sizes, axes = sizes[:1], axes[:1]
     kinds = (AxisType.Auto,) * len(axes)
     return checked(jax.make_mesh(sizes, axes, axis_types=kinds, devices=available[:wanted]))
 

@@ -5,13 +5,11 @@ A model is a frozen dataclass of public settings; one that is out of range raise
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 from jax.core import Tracer
 
@@ -86,27 +84,6 @@ class LossModel:
         return self.loss(params, batch, mask)[1]
 
 
-class NetworkModel(LossModel):
-    """A model whose network is a Flax NNX module.
-
-    The module is split once into a graph definition and a nested dict of float32 arrays; every call
-    builds it anew from the arrays it is given, so no call can change the parameters of another.
-    """
-
-    _network: Callable[[Array], nnx.Module]
-    """From a typed key to the network with parameters drawn from it."""
-
-    @cached_property
-    def _graphdef(self) -> nnx.GraphDef:
-        return nnx.split(nnx.eval_shape(lambda: self._network(jax.random.key(0))))[0]
-
-    def _merged(self, params: Params) -> Any:
-        return nnx.merge(self._graphdef, params)
-
-    def init(self, key: Array) -> Params:
-        return split(self._network(key))[1]
-
-
 class Classifier(LossModel):
     """A model of one label per example, int32 "label" [B], which reads one other column."""
 
@@ -175,10 +152,19 @@ def require_below(columns: Mapping[str, Any], name: str, setting: str, limit: in
         )
 
 
-def split(module: nnx.Module) -> tuple[nnx.GraphDef, Params]:
-    """Splits a network into its graph definition and a nested dict of arrays."""
-    graphdef, state = nnx.split(module)
-    return graphdef, nnx.to_pure_dict(state)
+def glorot(key: Array, *shape: int) -> Array:
+    """A Glorot-uniform kernel, float32."""
+    return jax.nn.initializers.glorot_uniform()(key, shape, jnp.float32)
+
+
+def affine(key: Array, *shape: int) -> Params:
+    """A Glorot-uniform "kernel" and a "bias" of zeros for its last axis."""
+    return {"kernel": glorot(key, *shape), "bias": jnp.zeros(shape[-1], jnp.float32)}
+
+
+def dense(layer: Params, x_BxI: Array) -> Array:
+    """x W + b."""
+    return x_BxI @ layer["kernel"] + layer["bias"][None, :]
 
 
 def negative_log_likelihood(logits_NxV: Array, targets_N: Array) -> Array:

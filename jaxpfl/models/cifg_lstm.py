@@ -12,44 +12,17 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.checks import real
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import OOV, Params
-from jaxpfl.models.layers.recurrence import Weights, cifg, one_step, run
-from jaxpfl.models.recurrent import RecurrentModel, RecurrentNetwork
+from jaxpfl.models.base import OOV, Params, glorot
+from jaxpfl.models.layers.recurrence import Weights, cifg, one_step
+from jaxpfl.models.recurrent import RecurrentModel
 
 Carry = tuple[tuple[Array, Array], ...]
 """Per layer: output m [B, projection] and cell c [B, hidden]."""
-
-
-class CIFGLayer(nnx.Module):
-    """One CIFG layer: run over a whole sequence, or for one step."""
-
-    def __init__(self, inputs: int, hidden: int, projection: int, peepholes: bool, key: Array):
-        initialise = jax.nn.initializers.glorot_uniform()
-        keys = [jax.random.fold_in(key, i) for i in range(2)]
-        self.kernel = nnx.Param(initialise(keys[0], (inputs + projection, 3 * hidden), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(3 * hidden, jnp.float32))
-        self.projection = nnx.Param(initialise(keys[1], (hidden, projection), jnp.float32))
-        self.peepholes = nnx.Param(jnp.zeros((2, hidden), jnp.float32)) if peepholes else None
-
-    def _weights(self) -> Weights:
-        peepholes = None if self.peepholes is None else self.peepholes[...]
-        return Weights(self.kernel[...], self.bias[...], self.projection[...], peepholes)
-
-    def __call__(self, x_TxBxI: Array) -> Array:
-        """Outputs [T, B, projection] from the zero state."""
-        return run(cifg, x_TxBxI, self._weights())
-
-    def step(self, x_BxI: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        """One token: the next (output, cell)."""
-        weights = self._weights()
-        one = one_step(cifg, weights, weights.gate_inputs(x_BxI), *carry)
-        return one.output, one.cell
 
 
 @dataclass(frozen=True)
@@ -98,23 +71,31 @@ class CIFGLanguageModel(Checked, RecurrentModel):
             for value in self.output_bias_prior:
                 real("output_bias_prior", value)
 
-    def _network(self, key: Array) -> RecurrentNetwork:
+    cell = staticmethod(cifg)
+
+    def init(self, key: Array) -> Params:
         keys = [jax.random.fold_in(key, i) for i in range(self.layers + 2)]
+        hidden, projection = self.hidden, self.projection
         unit_rows = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
-        sizes = (self.hidden, self.projection, self.peepholes)
-        widths = [self.embedding, *[self.projection] * (self.layers - 1)]
-        output, bias = None, jnp.zeros(self.vocab_size, jnp.float32)
-        if not self.tied:
-            shape = (self.vocab_size, self.projection)
-            output = jax.nn.initializers.glorot_uniform()(keys[-1], shape, jnp.float32)
+        params: Params = {
+            "embedding": unit_rows(keys[0], (self.vocab_size, self.embedding), jnp.float32),
+            "output_bias": jnp.zeros(self.vocab_size, jnp.float32),
+        }
         if self.output_bias_prior is not None:
-            bias = jnp.asarray(self.output_bias_prior, jnp.float32)
-        return RecurrentNetwork(
-            unit_rows(keys[0], (self.vocab_size, self.embedding), jnp.float32),
-            [CIFGLayer(width, *sizes, keys[i + 1]) for i, width in enumerate(widths)],
-            output,
-            bias,
-        )
+            params["output_bias"] = jnp.asarray(self.output_bias_prior, jnp.float32)
+        if not self.tied:
+            params["output"] = glorot(keys[-1], self.vocab_size, projection)
+        for i in range(self.layers):
+            own = [jax.random.fold_in(keys[i + 1], j) for j in range(2)]
+            inputs = projection if i else self.embedding
+            params[f"layer_{i}"] = layer = {
+                "kernel": glorot(own[0], inputs + projection, 3 * hidden),
+                "bias": jnp.zeros(3 * hidden, jnp.float32),
+                "projection": glorot(own[1], hidden, projection),
+            }
+            if self.peepholes:
+                layer["peepholes"] = jnp.zeros((2, hidden), jnp.float32)
+        return params
 
     def initial_carry(self, batch: int) -> Carry:
         """The state before the first token of `batch` sequences."""
@@ -124,10 +105,11 @@ class CIFGLanguageModel(Checked, RecurrentModel):
 
     def step(self, params: Params, tokens_B: Array, carry: Carry) -> tuple[Array, Carry]:
         """Reads one token per sequence: logits [B, V] of the next one, and the new state."""
-        network = self._merged(params)
-        x_BxI = network.embedding[...][jnp.maximum(tokens_B, 0)]
+        x_BxI = params["embedding"][jnp.maximum(tokens_B, 0)]
         states = []
-        for layer, before in zip(network.layers, carry, strict=True):
-            states.append(layer.step(x_BxI, before))
-            x_BxI = states[-1][0]
-        return network.logits(x_BxI), tuple(states)
+        for i, before in enumerate(carry):
+            weights = Weights(**params[f"layer_{i}"])
+            one = one_step(cifg, weights, weights.gate_inputs(x_BxI), *before)
+            states.append((one.output, one.cell))
+            x_BxI = one.output
+        return self._logits(params, x_BxI), tuple(states)

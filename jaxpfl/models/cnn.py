@@ -10,84 +10,20 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
 from jaxpfl.checked import Checked, PositiveInt
-from jaxpfl.models.base import Classifier, NetworkModel, Params
+from jaxpfl.models.base import Classifier, Params, affine, dense
 from jaxpfl.models.layers.convolution import Form, Padding, check_images, convolve
 
 _KERNEL = 3
 
 
-class Convolution(nnx.Module):
-    """3 x 3 convolution, optional 2 x 2 max-pool, bias, ReLU.
-
-    The bias and the ReLU are applied after the pool, to a quarter of the elements; because both are
-    monotone, the result is that of the usual order.
-    """
-
-    def __init__(
-        self, height: int, width: int, inputs: int, outputs: int, pool: bool, form: Form, key: Array
-    ):
-        # A map smaller than the kernel is padded and a map of one row is not pooled, so that the
-        # network exists for any image size.
-        self.padding: Padding = "SAME"
-        if min(height, width) >= _KERNEL:
-            self.padding = "VALID"
-            height, width = height - _KERNEL + 1, width - _KERNEL + 1
-        self.pool = pool and min(height, width) >= 2
-        if self.pool:
-            height, width = height // 2, width // 2
-        self.form: Form = form
-        self.shape = (height, width, outputs)
-        shape = (_KERNEL, _KERNEL, inputs, outputs)
-        self.kernel = nnx.Param(jax.nn.initializers.glorot_uniform()(key, shape, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
-
-    def __call__(self, x_BxHxWxC: Array) -> Array:
-        x_BxHxWxC = convolve(
-            x_BxHxWxC, self.kernel[...], padding=self.padding, pool=self.pool, form=self.form
-        )
-        return jax.nn.relu(x_BxHxWxC + self.bias[...][None, None, None, :])
-
-
-class Dense(nnx.Module):
-    """x W + b."""
-
-    def __init__(self, inputs: int, outputs: int, key: Array):
-        initialise = jax.nn.initializers.glorot_uniform()
-        self.kernel = nnx.Param(initialise(key, (inputs, outputs), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
-
-    def __call__(self, x_BxI: Array) -> Array:
-        return x_BxI @ self.kernel[...] + self.bias[...][None, :]
-
-
-class Network(nnx.Module):
-    """Convolutions, then two dense layers."""
-
-    def __init__(self, config: "CNN", key: Array):
-        shape = config.image_shape
-        self.depth = len(config.features)
-        for i, (outputs, pool) in enumerate(config.features):
-            layer = Convolution(*shape, outputs, pool, config.form, jax.random.fold_in(key, i))
-            setattr(self, f"convolution_{i}", layer)
-            shape = layer.shape
-        keys = [jax.random.fold_in(key, self.depth + i) for i in range(2)]
-        self.hidden = Dense(shape[0] * shape[1] * shape[2], config.hidden, keys[0])
-        self.output = Dense(config.hidden, config.classes, keys[1])
-
-    def __call__(self, x_BxHxWxC: Array) -> Array:
-        for i in range(self.depth):
-            x_BxHxWxC = getattr(self, f"convolution_{i}")(x_BxHxWxC)
-        x_BxI = x_BxHxWxC.reshape(x_BxHxWxC.shape[0], -1)
-        return self.output(jax.nn.relu(self.hidden(x_BxI)))
-
-
 @dataclass(frozen=True)
-class CNN(Checked, NetworkModel, Classifier):
-    """An image classifier; batches hold "image" [B, H, W, C] and "label" int32 [B].
+class CNN(Checked, Classifier):
+    """3 x 3 convolutions, each with a bias and a ReLU, and two dense layers.
+
+    Batches hold "image" [B, H, W, C] and "label" int32 [B].
 
     Float images are used as they are; uint8 images are divided by 255. Initial kernels are
     Glorot-uniform, biases zero.
@@ -109,15 +45,42 @@ class CNN(Checked, NetworkModel, Classifier):
 
     def __post_init__(self):
         super().__post_init__()
-        check_images(self.image_shape, self.form)
+        check_images(self.image_shape)
 
-    def _network(self, key: Array) -> Network:
-        return Network(self, key)
+    def init(self, key: Array) -> Params:
+        params, inputs = {}, self.image_shape[2]
+        for i, (outputs, _) in enumerate(self.features):
+            own = jax.random.fold_in(key, i)
+            params[f"convolution_{i}"] = affine(own, _KERNEL, _KERNEL, inputs, outputs)
+            inputs = outputs
+        image = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
+        flat = jax.eval_shape(self._convolved, params, image).shape[1]
+        keys = [jax.random.fold_in(key, len(self.features) + i) for i in range(2)]
+        params["hidden"] = affine(keys[0], flat, self.hidden)
+        params["output"] = affine(keys[1], self.hidden, self.classes)
+        return params
 
     def logits(self, params: Params, image_BxHxWxC: Array) -> Array:
         if image_BxHxWxC.dtype == jnp.uint8:
             image_BxHxWxC = image_BxHxWxC.astype(jnp.float32) / 255.0
-        return self._merged(params)(image_BxHxWxC)
+        x_BxF = self._convolved(params, image_BxHxWxC)
+        return dense(params["output"], jax.nn.relu(dense(params["hidden"], x_BxF)))
+
+    def _convolved(self, params: Params, x_BxHxWxC: Array) -> Array:
+        """What the convolutions make of images, [B, features]."""
+        for i, (_, pool) in enumerate(self.features):
+            layer, side = params[f"convolution_{i}"], min(x_BxHxWxC.shape[1:3])
+            # A map smaller than the kernel is padded and a map of one row is not pooled, so that
+            # the network exists for any image size.
+            padding: Padding = "SAME" if side < _KERNEL else "VALID"
+            pool = pool and side >= (2 if padding == "SAME" else _KERNEL + 1)
+            x_BxHxWxC = convolve(
+                x_BxHxWxC, layer["kernel"], padding=padding, pool=pool, form=self.form
+            )
+            # After the pool, of a quarter of the elements: both are monotone, so that the result is
+            # that of the usual order.
+            x_BxHxWxC = jax.nn.relu(x_BxHxWxC + layer["bias"][None, None, None, :])
+        return x_BxHxWxC.reshape(x_BxHxWxC.shape[0], -1)
 
 
 def classifier_cnn(

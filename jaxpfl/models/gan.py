@@ -21,19 +21,18 @@ Inside the networks images are float32 in [-1, 1]: the data's 0 (paper) is -1, i
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 
 from jaxpfl import checks
 from jaxpfl.checked import Checked, Positive, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Params, split
-from jaxpfl.models.layers.convolution import Form, check_images, convolve, upsample_convolve
+from jaxpfl.models.base import Params, affine, glorot
+from jaxpfl.models.layers.convolution import check_images, convolve, upsample_convolve
 
 GRADIENT_PENALTY = 10.0
 """The weight of the gradient penalty in the critic's loss."""
@@ -73,98 +72,6 @@ def normalise(x_BxF: Array, real_B: Array) -> tuple[Array, Statistics]:
     return normal, (mean.reshape(-1), variance.reshape(-1))
 
 
-class Layer(nnx.Module):
-    """A Glorot-uniform kernel, with a bias unless batch normalisation follows."""
-
-    def __init__(self, shape: tuple[int, ...], key: Array, *, bias: bool = False):
-        self.kernel = nnx.Param(jax.nn.initializers.glorot_uniform()(key, shape, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(shape[-1], jnp.float32)) if bias else None
-
-    def shifted(self, x: Array) -> Array:
-        """`x` [..., F] plus the bias."""
-        assert self.bias is not None
-        return x + jnp.expand_dims(self.bias[...], tuple(range(x.ndim - 1)))
-
-
-class Normalisation(nnx.Module):
-    """Batch normalisation with an offset; `moving` adds the moving statistics."""
-
-    def __init__(self, features: int, *, moving: bool = False):
-        self.offset = nnx.Param(jnp.zeros(features, jnp.float32))
-        self.mean = nnx.BatchStat(jnp.zeros(features, jnp.float32)) if moving else None
-        self.variance = nnx.BatchStat(jnp.ones(features, jnp.float32)) if moving else None
-
-    def __call__(self, x_BxF: Array, real_B: Array) -> tuple[Array, Statistics]:
-        normal, statistics = normalise(x_BxF, real_B)
-        return normal + jnp.expand_dims(self.offset[...], tuple(range(x_BxF.ndim - 1))), statistics
-
-
-class Generator(nnx.Module):
-    """From noise [B, Z] to images [B, H, W, C] in [-1, 1]."""
-
-    def __init__(self, config: "GAN", key: Array):
-        height, width, channels = config.image_shape
-        self.form: Form = config.form
-        self.small = (height // 4, width // 4, config.scaled(256))
-        seed = self.small[0] * self.small[1] * self.small[2]
-        hidden, first, second = config.scaled(1024), config.scaled(64), config.scaled(32)
-        keys = [jax.random.fold_in(key, i) for i in range(5)]
-        window = (_KERNEL, _KERNEL)
-        self.hidden = Layer((config.noise, hidden), keys[0])
-        self.seed = Layer((hidden, seed), keys[1])
-        self.upsample_0 = Layer((*window, self.small[2], first), keys[2])
-        self.upsample_1 = Layer((*window, first, second), keys[3])
-        self.output = Layer((*window, second, channels), keys[4], bias=True)
-        self.normalisation_0 = Normalisation(hidden)
-        self.normalisation_1 = Normalisation(seed)
-        self.normalisation_2 = Normalisation(first)
-        self.normalisation_3 = Normalisation(second)
-
-    def __call__(self, noise_BxZ: Array, real_B: Array) -> Array:
-        def activated(normalisation: Normalisation, x: Array) -> Array:
-            return jax.nn.relu(normalisation(x, real_B)[0])
-
-        x = activated(self.normalisation_0, noise_BxZ @ self.hidden.kernel[...])
-        x = activated(self.normalisation_1, x @ self.seed.kernel[...]).reshape(-1, *self.small)
-        x = upsample_convolve(x, self.upsample_0.kernel[...], form=self.form)
-        x = activated(self.normalisation_2, x)
-        x = upsample_convolve(x, self.upsample_1.kernel[...], form=self.form)
-        x = activated(self.normalisation_3, x)
-        x = convolve(x, self.output.kernel[...], padding="SAME", form=self.form)
-        return jnp.tanh(self.output.shifted(x))
-
-
-class Critic(nnx.Module):
-    """From images [G, B, H, W, C] to scores [G, B]; each of the G batches is normalised alone."""
-
-    def __init__(self, config: "GAN", key: Array):
-        height, width, channels = config.image_shape
-        self.form: Form = config.form
-        first, second, hidden = config.scaled(64), config.scaled(128), config.scaled(1024)
-        keys = [jax.random.fold_in(key, i) for i in range(4)]
-        window = (_KERNEL, _KERNEL)
-        self.convolution_0 = Layer((*window, channels, first), keys[0], bias=True)
-        self.convolution_1 = Layer((*window, first, second), keys[1], bias=True)
-        self.hidden = Layer((height // 4 * (width // 4) * second, hidden), keys[2])
-        self.normalisation = Normalisation(hidden, moving=True)
-        self.output = Layer((hidden, 1), keys[3], bias=True)
-
-    def __call__(self, image_GxBxHxWxC: Array, real_B: Array) -> tuple[Array, Statistics]:
-        groups, batch = image_GxBxHxWxC.shape[:2]
-        x = image_GxBxHxWxC.reshape(groups * batch, *image_GxBxHxWxC.shape[2:])
-        for layer in (self.convolution_0, self.convolution_1):
-            x = convolve(x, layer.kernel[...], stride=2, padding="SAME", form=self.form)
-            x = jax.nn.leaky_relu(layer.shifted(x), _LEAK)
-        hidden_NxF = x.reshape(groups * batch, -1) @ self.hidden.kernel[...]
-        hidden_GxBxF = hidden_NxF.reshape(groups, batch, -1)
-        # Each batch alone: the statistics of a mixed one would tell real from generated images.
-        normal = [self.normalisation(hidden_BxF, real_B) for hidden_BxF in hidden_GxBxF]
-        x = jax.nn.leaky_relu(jnp.concatenate([values for values, _ in normal]), _LEAK)
-        score_NxO = self.output.shifted(x @ self.output.kernel[...])
-        statistics = jax.tree.map(lambda *group: jnp.stack(group), *(s for _, s in normal))
-        return score_NxO.reshape(groups, batch), statistics
-
-
 @dataclass(frozen=True)
 class GAN(Checked):
     """Generator, critic and their losses, Wasserstein's with gradient penalty (Gulrajani 2017).
@@ -176,20 +83,18 @@ class GAN(Checked):
       image_shape: (height, width, channels); height and width are multiples of 4.
       width: multiplies all numbers of channels and dense units; 1 is the paper's network.
       noise: size of the generator's input.
-      form: how convolutions are computed, see `jaxpfl.models.layers.convolution`.
     """
 
     image_shape: tuple[int, int, int] = (28, 28, 1)
     width: Positive = 1.0
     noise: PositiveInt = 128
-    form: Form = "auto"
     name: str = "gan"
 
     columns = ("image",)
 
     def __post_init__(self):
         super().__post_init__()
-        check_images(self.image_shape, self.form)
+        check_images(self.image_shape)
         if any(size % 4 for size in self.image_shape[:2]):
             raise InputError(
                 "image_shape: height and width must be multiples of 4, found "
@@ -200,18 +105,34 @@ class GAN(Checked):
         """The number of channels or units at this width, for the paper's number `features`."""
         return max(1, round(self.width * features))
 
-    @cached_property
-    def _graphdefs(self) -> list[nnx.GraphDef]:
-        makers = [partial(make, self, jax.random.key(0)) for make in (Generator, Critic)]
-        return [nnx.split(nnx.eval_shape(make))[0] for make in makers]
-
     def init(self, key: Array) -> Params:
         """{"generator", "critic"}: Glorot-uniform kernels, variances of one, all else zero."""
         generator_key, critic_key = jax.random.split(key)
-        return {
-            "generator": split(Generator(self, generator_key))[1],
-            "critic": split(Critic(self, critic_key))[1],
-        }
+        height, width, channels = self.image_shape
+        pixels, window = height // 4 * (width // 4), (_KERNEL, _KERNEL)
+        small, hidden = self.scaled(256), self.scaled(1024)
+        first, second = self.scaled(64), self.scaled(32)
+        generator: Params = _layers(
+            generator_key,
+            hidden=(self.noise, hidden),
+            seed=(hidden, pixels * small),
+            upsample_0=(*window, small, first),
+            upsample_1=(*window, first, second),
+            output=(*window, second, channels),
+        )
+        for i, features in enumerate((hidden, pixels * small, first, second)):
+            generator[f"normalisation_{i}"] = {"offset": jnp.zeros(features, jnp.float32)}
+        first, second = self.scaled(64), self.scaled(128)
+        critic = _layers(
+            critic_key,
+            convolution_0=(*window, channels, first),
+            convolution_1=(*window, first, second),
+            hidden=(pixels * second, hidden),
+            output=(hidden, 1),
+        )
+        zeros = {name: jnp.zeros(hidden, jnp.float32) for name in ("offset", "mean")}
+        critic["normalisation"] = zeros | {"variance": jnp.ones(hidden, jnp.float32)}
+        return {"generator": generator, "critic": critic}
 
     def draw_noise(self, key: Array, batch: int) -> Array:
         """The generator's input: standard normal, float32 [batch, noise]."""
@@ -219,7 +140,21 @@ class GAN(Checked):
 
     def generate(self, generator: Params, noise_BxZ: Array, real_B: Array) -> Array:
         """Images [B, H, W, C] in [-1, 1]; rows where `real_B` is False influence no other."""
-        return nnx.merge(self._graphdefs[0], generator)(noise_BxZ, real_B)
+        height, width, _ = self.image_shape
+
+        def activated(layer: int, x: Array) -> Array:
+            offset = generator[f"normalisation_{layer}"]["offset"]
+            return jax.nn.relu(_added(normalise(x, real_B)[0], offset))
+
+        x = activated(0, noise_BxZ @ generator["hidden"]["kernel"])
+        x = activated(1, x @ generator["seed"]["kernel"])
+        x = x.reshape(-1, height // 4, width // 4, self.scaled(256))
+        for i in range(2):
+            x = upsample_convolve(x, generator[f"upsample_{i}"]["kernel"])
+            x = activated(2 + i, x)
+        output = generator["output"]
+        x = convolve(x, output["kernel"], padding="SAME")
+        return jnp.tanh(_added(x, output["bias"]))
 
     def scores(
         self, critic: Params, image_GxBxHxWxC: Array, real_B: Array
@@ -229,7 +164,20 @@ class GAN(Checked):
         The images are finite float32 in [-1, 1]. `real_B` is True for the rows that count, which
         are the same in all batches.
         """
-        return nnx.merge(self._graphdefs[1], critic)(image_GxBxHxWxC, real_B)
+        groups, batch = image_GxBxHxWxC.shape[:2]
+        x = image_GxBxHxWxC.reshape(groups * batch, *image_GxBxHxWxC.shape[2:])
+        for layer in (critic["convolution_0"], critic["convolution_1"]):
+            x = convolve(x, layer["kernel"], stride=2, padding="SAME")
+            x = jax.nn.leaky_relu(_added(x, layer["bias"]), _LEAK)
+        hidden_NxF = x.reshape(groups * batch, -1) @ critic["hidden"]["kernel"]
+        hidden_GxBxF = hidden_NxF.reshape(groups, batch, -1)
+        # Each batch alone: the statistics of a mixed one would tell real from generated images.
+        normal, each = zip(*(normalise(x_BxF, real_B) for x_BxF in hidden_GxBxF), strict=True)
+        x = _added(jnp.concatenate(normal), critic["normalisation"]["offset"])
+        output = critic["output"]
+        score_NxO = _added(jax.nn.leaky_relu(x, _LEAK) @ output["kernel"], output["bias"])
+        statistics = jax.tree.map(lambda *group: jnp.stack(group), *each)
+        return score_NxO.reshape(groups, batch), statistics
 
     def critic_loss(
         self,
@@ -314,6 +262,21 @@ def _drawn_block(gan: GAN, generator: Params, key: Array) -> Array:
     everyone = jnp.ones(_DRAWN_TOGETHER, bool)
     images = gan.generate(generator, gan.draw_noise(key, _DRAWN_TOGETHER), everyone)
     return (images + 1.0) / 2.0
+
+
+def _layers(key: Array, **shapes: tuple[int, ...]) -> dict[str, Params]:
+    """Layers by name, of kernels of these shapes; with a bias unless a normalisation follows."""
+    biased = ("convolution_0", "convolution_1", "output")
+    keys = [jax.random.fold_in(key, i) for i in range(len(shapes))]
+    return {
+        name: affine(own, *shape) if name in biased else {"kernel": glorot(own, *shape)}
+        for own, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+
+def _added(x: Array, vector_F: Array) -> Array:
+    """`x` [..., F] plus the vector."""
+    return x + jnp.expand_dims(vector_F, tuple(range(x.ndim - 1)))
 
 
 def _decay(params: Params) -> Array:

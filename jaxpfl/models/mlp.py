@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
-from jaxpfl.models.base import Classifier, Params
+from jaxpfl.models.base import Classifier, Params, affine, dense
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,15 @@ class MLP(Checked, Classifier):
 
     def init(self, key: Array) -> Params:
         """Glorot-uniform kernels and zero biases."""
-        initialise = jax.nn.initializers.glorot_uniform()
         sizes = [self.features, *([self.hidden] if self.hidden else []), self.classes]
         return {
-            f"layer_{place}": {
-                "kernel": initialise(jax.random.fold_in(key, place), shape, jnp.float32),
-                "bias": jnp.zeros(shape[1], jnp.float32),
-            }
+            f"layer_{place}": affine(jax.random.fold_in(key, place), *shape)
             for place, shape in enumerate(zip(sizes, sizes[1:], strict=False))
         }
 
     def logits(self, params: Params, features_BxF: Array) -> Array:
         x_BxF = jnp.arcsinh(features_BxF.astype(jnp.float32))
         for place in range(len(params)):
-            layer = params[f"layer_{place}"]
             x_BxF = jax.nn.relu(x_BxF) if place else x_BxF
-            x_BxF = x_BxF @ layer["kernel"] + layer["bias"][None, :]
+            x_BxF = dense(params[f"layer_{place}"], x_BxF)
         return x_BxF

@@ -20,7 +20,7 @@ from flax.core import unfreeze
 from jax import Array
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Batch, LossModel, Metrics, Params, columns_read, split
+from jaxpfl.models.base import Batch, LossModel, Metrics, Params, columns_read
 
 _RESERVED = ("loss", "count")
 _NO_STATE = (
@@ -261,7 +261,7 @@ def _of_nnx(make: Callable, module: nnx.Module, name: str) -> tuple[Callable, Ca
     others = nnx.to_flat_state(nnx.filter_state(state, nnx.Not(nnx.Param)))
     _refuse_state(name, {type(each).__name__ for _, each in others})
     return (
-        lambda key: split(make(nnx.Rngs(key)))[1],
+        lambda key: nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)))),
         lambda params, *given: nnx.merge(graphdef, params)(*given),
     )
 

@@ -4,81 +4,38 @@ Source: McMahan et al. 2017; Reddi et al. 2021, appendix C. With 90 characters, 
 and two layers of 256 units the LSTM has 820,522 parameters, as the field's Shakespeare baseline.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
 from jaxpfl.checked import Checked, PositiveInt
-from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params, require_below
+from jaxpfl.models.base import PAD, Batch, LossModel, Metrics, Params, glorot, require_below
 from jaxpfl.models.layers.embedding import look_up
 from jaxpfl.models.layers.output_layer import next_token_loss
-from jaxpfl.models.layers.recurrence import Weights, lstm, run
+from jaxpfl.models.layers.recurrence import Cell, Weights, lstm, run
 
 
-class RecurrentNetwork(nnx.Module):
-    """Logits h W^T + b of the last layer's outputs h.
-
-    Args:
-      layers: modules from [T, B, I] to [T, B, H].
-      output_VxH: W; None = the embedding.
-    """
-
-    def __init__(
-        self,
-        embedding_VxI: Array,
-        layers: Sequence[nnx.Module],
-        output_VxH: Array | None,
-        bias_V: Array,
-    ):
-        self.depth = len(layers)
-        self.embedding = nnx.Param(embedding_VxI)
-        for i, layer in enumerate(layers):
-            setattr(self, f"layer_{i}", layer)
-        self.output = None if output_VxH is None else nnx.Param(output_VxH)
-        self.output_bias = nnx.Param(bias_V)
-
-    @property
-    def layers(self) -> list[Any]:
-        return [getattr(self, f"layer_{i}") for i in range(self.depth)]
-
-    def output_layer(self) -> tuple[Array, Array]:
-        """W [V, H] and b [V]."""
-        matrix = self.embedding if self.output is None else self.output
-        return matrix[...], self.output_bias[...]
-
-    def logits(self, h_NxH: Array) -> Array:
-        matrix_VxH, bias_V = self.output_layer()
-        return h_NxH @ matrix_VxH.T + bias_V[None, :]
-
-    def __call__(self, tokens_TxB: Array) -> Array:
-        """The last layer's outputs [T * B, H], which predict the token after each one."""
-        # Padding is at the end of a row, where what it reads influences no real token.
-        x_TxBxI = look_up(self.embedding[...], jnp.maximum(tokens_TxB, 0))
-        for layer in self.layers:
-            x_TxBxI = layer(x_TxBxI)
-        return x_TxBxI.reshape(-1, x_TxBxI.shape[-1])
-
-
-class RecurrentModel(NetworkModel):
+class RecurrentModel(LossModel):
     """A language model; batches hold "tokens" int32 [B, L + 1], padded with -1 at the end.
 
     The model reads the first L tokens and predicts the last L. Every token except padding is a
-    target.
+    target. The parameters are {"embedding" [V, I], "layer_0" ..: `Weights` by name, "output" [V, H]
+    (without it, the embedding), "output_bias" [V]}.
     """
 
     columns = ("tokens",)
     vocab_size: int
+    layers: int
     oov: int | None = None
+    cell: Cell
 
     def logits(self, params: Params, tokens_BxL: Array) -> Array:
         """Float32 logits [B, L, V] of the token that follows each given one."""
-        network = self._merged(params)
-        logits_NxV = network.logits(network(tokens_BxL.T))
+        logits_NxV = self._logits(params, self._outputs(params, tokens_BxL.T))
         batch, length = tokens_BxL.shape
         return logits_NxV.reshape(length, batch, -1).transpose(1, 0, 2)
 
@@ -89,32 +46,32 @@ class RecurrentModel(NetworkModel):
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy over the real targets."""
         tokens_TxB = jnp.where(mask[:, None], batch["tokens"], PAD).T
-        network = self._merged(params)
-        outputs, targets_N = network(tokens_TxB[:-1]), tokens_TxB[1:].reshape(-1)
-        matrix_VxH, bias_V = network.output_layer()
-        return next_token_loss(outputs, matrix_VxH, bias_V, targets_N, oov=self.oov)
+        h_NxH, targets_N = self._outputs(params, tokens_TxB[:-1]), tokens_TxB[1:].reshape(-1)
+        return next_token_loss(h_NxH, *_output_layer(params), targets_N, oov=self.oov)
+
+    def _outputs(self, params: Params, tokens_TxB: Array) -> Array:
+        """The last layer's outputs [T * B, H], which predict the token after each one."""
+        # Padding is at the end of a row, where what it reads influences no real token.
+        x_TxBxI: Any = look_up(params["embedding"], jnp.maximum(tokens_TxB, 0))
+        for i in range(self.layers):
+            x_TxBxI = run(self.cell, x_TxBxI, Weights(**params[f"layer_{i}"]))
+        return x_TxBxI.reshape(-1, x_TxBxI.shape[-1])
+
+    def _logits(self, params: Params, h_NxH: Array) -> Array:
+        matrix_VxH, bias_V = _output_layer(params)
+        return h_NxH @ matrix_VxH.T + bias_V[None, :]
 
 
-class LSTMLayer(nnx.Module):
-    """One layer, run over a whole sequence from the zero state."""
-
-    def __init__(self, inputs: int, hidden: int, key: Array):
-        # As Keras initialises an LSTM, except that inputs and state share one draw.
-        initialise = jax.nn.initializers.glorot_uniform()
-        self.kernel = nnx.Param(initialise(key, (inputs + hidden, 4 * hidden), jnp.float32))
-        # A forget gate that begins open (Jozefowicz et al. 2015).
-        gates_4xH = jnp.zeros((4, hidden), jnp.float32).at[1].set(1.0)
-        self.bias = nnx.Param(gates_4xH.reshape(-1))
-
-    def __call__(self, x_TxBxI: Array) -> Array:
-        return run(lstm, x_TxBxI, Weights(self.kernel[...], self.bias[...]))
+def _output_layer(params: Params) -> tuple[Array, Array]:
+    return params.get("output", params["embedding"]), params["output_bias"]
 
 
 @dataclass(frozen=True)
 class LSTMLanguageModel(Checked, RecurrentModel):
     """An LSTM language model; batches hold "tokens" int32 [B, L + 1], padded with -1 at the end.
 
-    Matrices begin Glorot-uniform, forget biases as 1, embeddings small and uniform.
+    Matrices begin Glorot-uniform (inputs and state share one draw), forget biases as 1, embeddings
+    small and uniform.
 
     Attributes:
       vocab_size: number of token ids, including the special tokens.
@@ -127,14 +84,20 @@ class LSTMLanguageModel(Checked, RecurrentModel):
     layers: PositiveInt = 2
     name: str = "lstm"
 
-    def _network(self, key: Array) -> RecurrentNetwork:
+    cell = staticmethod(lstm)
+
+    def init(self, key: Array) -> Params:
         keys = [jax.random.fold_in(key, i) for i in range(self.layers + 2)]
-        shape = (self.vocab_size, self.embedding)
-        widths = [self.embedding, *[self.hidden] * (self.layers - 1)]
-        output_shape = (self.vocab_size, self.hidden)
-        return RecurrentNetwork(
-            jax.random.uniform(keys[0], shape, jnp.float32, -0.05, 0.05),
-            [LSTMLayer(width, self.hidden, keys[i + 1]) for i, width in enumerate(widths)],
-            jax.nn.initializers.glorot_uniform()(keys[-1], output_shape, jnp.float32),
-            jnp.zeros(self.vocab_size, jnp.float32),
-        )
+        shape, hidden = (self.vocab_size, self.embedding), self.hidden
+        params: Params = {
+            "embedding": jax.random.uniform(keys[0], shape, jnp.float32, -0.05, 0.05),
+            "output": glorot(keys[-1], self.vocab_size, hidden),
+            "output_bias": jnp.zeros(self.vocab_size, jnp.float32),
+        }
+        for i in range(self.layers):
+            inputs = hidden if i else self.embedding
+            # A forget gate that begins open (Jozefowicz et al. 2015).
+            bias_4xH = jnp.zeros((4, hidden), jnp.float32).at[1].set(1.0)
+            kernel = glorot(keys[i + 1], inputs + hidden, 4 * hidden)
+            params[f"layer_{i}"] = {"kernel": kernel, "bias": bias_4xH.reshape(-1)}
+        return params

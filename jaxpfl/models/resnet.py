@@ -14,109 +14,18 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array, lax
 
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Batch, Classifier, NetworkModel, Params
-from jaxpfl.models.layers.convolution import check_images
+from jaxpfl.models.base import Batch, Classifier, Params
+from jaxpfl.models.layers.convolution import check_images, convolve
 
 _EPSILON = 1e-3
 
 
-class GroupNorm(nnx.Module):
-    """Normalises each image's channels in equal groups, then scales and shifts each channel."""
-
-    def __init__(self, channels: int, groups: int):
-        self.groups = groups
-        self.scale = nnx.Param(jnp.ones(channels, jnp.float32))
-        self.shift = nnx.Param(jnp.zeros(channels, jnp.float32))
-
-    def __call__(self, x_BxHxWxC: Array) -> Array:
-        batch, height, width, channels = x_BxHxWxC.shape
-        x_BxNxGxD = x_BxHxWxC.reshape(batch, height * width, self.groups, -1)
-        mean = jnp.mean(x_BxNxGxD, axis=(1, 3), keepdims=True)
-        variance = jnp.mean(jnp.square(x_BxNxGxD - mean), axis=(1, 3), keepdims=True)
-        normal_BxNxGxD = (x_BxNxGxD - mean) * lax.rsqrt(variance + _EPSILON)
-        normal_BxHxWxC = normal_BxNxGxD.reshape(batch, height, width, channels)
-        scale, shift = self.scale[...], self.shift[...]
-        return normal_BxHxWxC * scale[None, None, None, :] + shift[None, None, None, :]
-
-
-class Convolution(nnx.Module):
-    """A convolution without bias, which a norm follows or precedes."""
-
-    def __init__(self, size: int, inputs: int, outputs: int, key: Array, *, stride: int = 1):
-        initialise = jax.nn.initializers.he_normal()
-        shape = (size, size, inputs, outputs)
-        self.kernel = nnx.Param(initialise(key, shape, jnp.float32))
-        self.stride = stride
-
-    def __call__(self, x_BxHxWxC: Array) -> Array:
-        kernel, strides, order = self.kernel[...], (self.stride,) * 2, ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x_BxHxWxC, kernel, strides, "SAME", dimension_numbers=order)
-
-
-class Block(nnx.Module):
-    """x + conv(relu(norm(conv(relu(norm(x)))))); x is projected where the channels change.
-
-    The first block begins with its convolution: a norm and a ReLU came just before it.
-    """
-
-    def __init__(self, inputs: int, outputs: int, first: bool, config: "ResNet", key: Array):
-        keys = [jax.random.fold_in(key, i) for i in range(3)]
-        groups = config.groups
-        self.norm_1 = None if first else GroupNorm(inputs, groups)
-        self.convolution_1 = Convolution(3, inputs, outputs, keys[0])
-        self.norm_2 = GroupNorm(outputs, groups)
-        self.convolution_2 = Convolution(3, outputs, outputs, keys[1])
-        same = inputs == outputs
-        self.projection = None if same else Convolution(1, inputs, outputs, keys[2])
-        self.projection_norm = None if same else GroupNorm(outputs, groups)
-
-    def __call__(self, x_BxHxWxC: Array) -> Array:
-        y = x_BxHxWxC if self.norm_1 is None else jax.nn.relu(self.norm_1(x_BxHxWxC))
-        y = self.convolution_2(jax.nn.relu(self.norm_2(self.convolution_1(y))))
-        if self.projection is None or self.projection_norm is None:
-            return x_BxHxWxC + y
-        return self.projection_norm(self.projection(x_BxHxWxC)) + y
-
-
-class Network(nnx.Module):
-    """Convolution 7 x 7 and pool, both of stride 2; the blocks; mean over the image; dense."""
-
-    def __init__(self, config: "ResNet", key: Array):
-        widths = [
-            config.width * 2**stage
-            for stage, blocks in enumerate(config.stages)
-            for _ in range(blocks)
-        ]
-        self.depth = len(widths)
-        keys = [jax.random.fold_in(key, i) for i in range(2 + self.depth)]
-        channels, width = config.image_shape[2], config.width
-        self.stem = Convolution(7, channels, width, keys[0], stride=2)
-        self.stem_norm = GroupNorm(width, config.groups)
-        inputs = width
-        for i, outputs in enumerate(widths):
-            setattr(self, f"block_{i}", Block(inputs, outputs, i == 0, config, keys[i + 1]))
-            inputs = outputs
-        self.norm = GroupNorm(inputs, config.groups)
-        kernel = 0.01 * jax.random.normal(keys[-1], (inputs, config.classes), jnp.float32)
-        self.kernel = nnx.Param(kernel)
-        self.bias = nnx.Param(jnp.zeros(config.classes, jnp.float32))
-
-    def __call__(self, x_BxHxWxC: Array) -> Array:
-        x_BxHxWxC = jax.nn.relu(self.stem_norm(self.stem(x_BxHxWxC)))
-        x_BxHxWxC = nnx.max_pool(x_BxHxWxC, (3, 3), (2, 2), "SAME")
-        for i in range(self.depth):
-            x_BxHxWxC = getattr(self, f"block_{i}")(x_BxHxWxC)
-        x_BxC = jnp.mean(jax.nn.relu(self.norm(x_BxHxWxC)), axis=(1, 2))
-        return x_BxC @ self.kernel[...] + self.bias[...][None, :]
-
-
 @dataclass(frozen=True)
-class ResNet(Checked, NetworkModel, Classifier):
+class ResNet(Checked, Classifier):
     """ResNet-18; batches hold "image" [B, H, W, C], uint8 or float, and "label" int32 [B].
 
     With 100 classes, 3 channels and a width of 64 it has 11,227,812 parameters. Initial kernels are
@@ -142,7 +51,7 @@ class ResNet(Checked, NetworkModel, Classifier):
 
     def __post_init__(self):
         super().__post_init__()
-        check_images(self.image_shape, "convolution")
+        check_images(self.image_shape)
         if self.crop > min(self.image_shape[:2]):
             raise InputError(
                 f"crop must fit into image_shape = {list(self.image_shape)}, found {self.crop}"
@@ -152,8 +61,32 @@ class ResNet(Checked, NetworkModel, Classifier):
                 f"width must be a multiple of groups = {self.groups}, found {self.width}"
             )
 
-    def _network(self, key: Array) -> Network:
-        return Network(self, key)
+    def init(self, key: Array) -> Params:
+        numbers, width = enumerate(self.stages), self.width
+        widths = [width * 2**stage for stage, blocks in numbers for _ in range(blocks)]
+        keys = [jax.random.fold_in(key, i) for i in range(2 + len(widths))]
+        kernel = 0.01 * jax.random.normal(keys[-1], (widths[-1], self.classes), jnp.float32)
+        params = {
+            "stem": _kernel(keys[0], 7, self.image_shape[2], width),
+            "stem_norm": _norm(width),
+            "norm": _norm(widths[-1]),
+            "kernel": kernel,
+            "bias": jnp.zeros(self.classes, jnp.float32),
+        }
+        for i, (inputs, outputs) in enumerate(zip([width, *widths], widths, strict=False)):
+            own = [jax.random.fold_in(keys[i + 1], j) for j in range(3)]
+            params[f"block_{i}"] = block = {
+                "convolution_1": _kernel(own[0], 3, inputs, outputs),
+                "norm_2": _norm(outputs),
+                "convolution_2": _kernel(own[1], 3, outputs, outputs),
+            }
+            # The first block begins with its convolution: a norm and a ReLU come just before it.
+            if i:
+                block["norm_1"] = _norm(inputs)
+            if inputs != outputs:
+                block["projection"] = _kernel(own[2], 1, inputs, outputs)
+                block["projection_norm"] = _norm(outputs)
+        return params
 
     def augment(self, batch: Batch, key: Array) -> Batch:
         """The batch with random crops [B, crop, crop, C], half of which are flipped sideways."""
@@ -177,7 +110,49 @@ class ResNet(Checked, NetworkModel, Classifier):
         height, width = image_BxHxWxC.shape[1:3]
         top, left = (height - self.crop) // 2, (width - self.crop) // 2
         crop = image_BxHxWxC[:, top : top + self.crop, left : left + self.crop]
-        return self._merged(params)(_standardised(crop.astype(jnp.float32)))
+        x = _convolved(params["stem"], _standardised(crop.astype(jnp.float32)), stride=2)
+        x = self._activated(params["stem_norm"], x)
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        for i in range(sum(self.stages)):
+            x = self._block(params[f"block_{i}"], x)
+        x_BxC = jnp.mean(self._activated(params["norm"], x), axis=(1, 2))
+        return x_BxC @ params["kernel"] + params["bias"][None, :]
+
+    def _block(self, block: Params, x: Array) -> Array:
+        """x + conv(relu(norm(conv(relu(norm(x)))))); x is projected where the channels change."""
+        y = self._activated(block["norm_1"], x) if "norm_1" in block else x
+        y = self._activated(block["norm_2"], _convolved(block["convolution_1"], y))
+        y = _convolved(block["convolution_2"], y)
+        if "projection" in block:
+            x = self._normalised(block["projection_norm"], _convolved(block["projection"], x))
+        return x + y
+
+    def _activated(self, norm: Params, x: Array) -> Array:
+        return jax.nn.relu(self._normalised(norm, x))
+
+    def _normalised(self, norm: Params, x_BxHxWxC: Array) -> Array:
+        """Each image's channels normalised in equal groups, then scaled and shifted one by one."""
+        batch, height, width, channels = x_BxHxWxC.shape
+        x_BxNxGxD = x_BxHxWxC.reshape(batch, height * width, self.groups, -1)
+        mean = jnp.mean(x_BxNxGxD, axis=(1, 3), keepdims=True)
+        variance = jnp.mean(jnp.square(x_BxNxGxD - mean), axis=(1, 3), keepdims=True)
+        normal_BxNxGxD = (x_BxNxGxD - mean) * lax.rsqrt(variance + _EPSILON)
+        normal_BxHxWxC = normal_BxNxGxD.reshape(batch, height, width, channels)
+        scale, shift = (norm[name][None, None, None, :] for name in ("scale", "shift"))
+        return normal_BxHxWxC * scale + shift
+
+
+def _norm(channels: int) -> Params:
+    return {"scale": jnp.ones(channels, jnp.float32), "shift": jnp.zeros(channels, jnp.float32)}
+
+
+def _kernel(key: Array, size: int, inputs: int, outputs: int) -> Params:
+    shape = (size, size, inputs, outputs)
+    return {"kernel": jax.nn.initializers.he_normal()(key, shape, jnp.float32)}
+
+
+def _convolved(layer: Params, x: Array, *, stride: int = 1) -> Array:
+    return convolve(x, layer["kernel"], stride=stride, padding="SAME", form="convolution")
 
 
 def _standardised(image_BxHxWxC: Array) -> Array:

@@ -76,7 +76,6 @@ def supporting(releases: Counts) -> list[Accountant]:
 
 
 def default_accountant(releases: Counts) -> Accountant:
-    """Returns the tightest accountant that supports all these releases."""
     return supporting(releases)[0]
 
 
@@ -89,11 +88,6 @@ def require_support(releases: Iterable[dp_accounting.DpEvent], accountant: Accou
                     f"{accountant.upper()} does not support {name}: use accountant "
                     f"{default_accountant({leaf: 1})!r}"
                 )
-
-
-def renyi_divergences(releases: Counts) -> np.ndarray:
-    """Returns the composition's Renyi divergences, float64, at `RDP_ORDERS`."""
-    return np.array(_total_rdp(tuple(releases.items())))
 
 
 def rounded_up(epsilon: float) -> str:
@@ -176,13 +170,7 @@ def _epsilon(
 
 
 def _pld_epsilon(releases: _FrozenCounts, delta: float, coarsening: float) -> float:
-    precision, sampled = 0.0, []
-    for leaf, count in releases:
-        if isinstance(leaf, dp_accounting.GaussianDpEvent):
-            # Gaussians compose to one Gaussian, exactly.
-            precision += count / leaf.noise_multiplier**2
-        else:
-            sampled.append((leaf, count))
+    precision, sampled = gaussians_apart(releases)
     if not sampled:
         with np.errstate(divide="ignore"):  # a delta too small for a float is -inf as a logarithm
             return float(dp_accounting.get_epsilon_gaussian(precision**-0.5, delta))
@@ -191,10 +179,23 @@ def _pld_epsilon(releases: _FrozenCounts, delta: float, coarsening: float) -> fl
         # Privacy losses so large protect nobody, and PLD takes the exponential of a step. RDP's
         # bound holds, too.
         return _rdp_epsilon(releases, delta)
-    total = composed(tuple(sampled), precision, interval)
+    total = composed(sampled, precision, interval)
     # exp(-epsilon) underflows for an epsilon above 700; the result is then infinite, which is safe.
     with np.errstate(over="ignore"):
         return float(total.get_epsilon_for_delta(delta))
+
+
+def gaussians_apart(
+    releases: Iterable[tuple[dp_accounting.DpEvent, int]],
+) -> tuple[float, _FrozenCounts]:
+    """Returns Gaussians on everyone as one, by its 1 / z^2, which is exact; and the others."""
+    precision, others = 0.0, []
+    for leaf, count in releases:
+        if isinstance(leaf, dp_accounting.GaussianDpEvent):
+            precision += count / leaf.noise_multiplier**2
+        else:
+            others.append((leaf, count))
+    return precision, tuple(others)
 
 
 # One composition answers for every delta.
@@ -211,7 +212,7 @@ def composed(sampled: _FrozenCounts, precision: float, interval: float) -> _Loss
 
 
 def _rdp_epsilon(releases: _FrozenCounts, delta: float, _: float = 1.0) -> float:
-    return float(rdp.compute_epsilon(RDP_ORDERS, _total_rdp(releases), delta)[0])
+    return float(rdp.compute_epsilon(RDP_ORDERS, renyi_divergences(releases), delta)[0])
 
 
 class AccountantSpec(NamedTuple):
@@ -286,7 +287,8 @@ def _rdp(leaf: dp_accounting.DpEvent) -> np.ndarray:
     return account.rdp
 
 
-def _total_rdp(releases: _FrozenCounts) -> list[float]:
+def renyi_divergences(releases: Iterable[tuple[dp_accounting.DpEvent, int]]) -> list[float]:
+    """Returns the composition's Renyi divergences at `RDP_ORDERS`."""
     total = np.zeros(len(RDP_ORDERS))
     for leaf, count in releases:
         total += count * _rdp(leaf)
@@ -336,7 +338,7 @@ def _interval(releases: _FrozenCounts, delta: float) -> float:
     """
     rounds = sum(count for _, count in releases)
     step = 5e-4 if rounds <= 40 else 2e-4 if rounds <= 250 else 1e-4
-    divergences, rough = _total_rdp(releases), _rdp_epsilon(releases, delta)
+    divergences, rough = renyi_divergences(releases), _rdp_epsilon(releases, delta)
     multipliers = [rate_and_multiplier(leaf)[1] for leaf, _ in releases]
     single = max((1 / z + 20) / (2 * z) for z in multipliers)
     # For small losses, the Renyi divergence of order 2 is the variance of the loss.

@@ -42,7 +42,6 @@ class Account:
 
     @property
     def accountant(self) -> Accountant:
-        """The tightest accountant that supports these releases."""
         return accounting.default_accountant(self._counts)
 
     def add(self, event: dp_accounting.DpEvent) -> None:
@@ -70,7 +69,6 @@ class Account:
             )
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:
-        """Returns the epsilon of all releases at `delta`; infinite if one had no noise."""
         chosen = accountant or self.accountant
         return accounting.epsilon_of_counts(self._counts, delta, chosen, self.adjacency)
 

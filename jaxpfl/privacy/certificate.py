@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.privacy import events
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.privacy.verify import FORMAT, digest_of, least_missed
 
@@ -88,7 +87,10 @@ def _of(
 ) -> dict[str, Any]:
     runs = dict.fromkeys(charge.run for charge in ledger.charges)
     asked = {(charge.run, charge.label) for charge in ledger.charges}
-    curve = _curve(ledger, delta)
+    # Epsilons at several deltas, which all hold; none if a release has no noise.
+    deltas = () if delta is None else sorted({delta, *DELTAS}, reverse=True)
+    curve = [{"delta": each, "epsilon": ledger.spent(each)} for each in deltas]
+    curve = [point for point in curve if math.isfinite(point["epsilon"])]
 
     def spent(run: str) -> float:
         if delta is None:
@@ -104,16 +106,7 @@ def _of(
         "key": ledger.key,
         "head": ledger.head,
         "lines": len(ledger.lines),
-        "charges": [
-            {
-                "run": charge.run,
-                "label": charge.label,
-                "round": charge.round,
-                "identity": charge.identity,
-                "event": events.to_json(charge.event),
-            }
-            for charge in ledger.charges
-        ],
+        "charges": [fields for fields in ledger.lines if "event" in fields],
         "queries": [dict(query) for query in queries if (query["run"], query["label"]) in asked],
         "delta": delta,
         "epsilon": _finite(math.inf if delta is None else ledger.spent(delta)),
@@ -125,13 +118,6 @@ def _of(
             if curve
         ],
     }
-
-
-def _curve(ledger: Ledger, delta: float | None) -> list[dict[str, float]]:
-    """Epsilons at several deltas, which all hold; empty if a release has no noise."""
-    deltas = () if delta is None else sorted({delta, *DELTAS}, reverse=True)
-    found = [{"delta": each, "epsilon": ledger.spent(each)} for each in deltas]
-    return [point for point in found if math.isfinite(point["epsilon"])]
 
 
 def _finite(epsilon: float) -> float | None:

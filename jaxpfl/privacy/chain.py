@@ -149,7 +149,11 @@ class Chain:
             try:
                 os.ftruncate(self._descriptor, start)
             finally:
-                self._give_up(error)
+                self.close()
+            if not isinstance(error, OSError):
+                raise
+            message = f"the ledger cannot be written: {error}"
+            raise OSError(error.errno, message, str(self.path)) from error
 
     def verify(self, expected_head: str | None = None) -> None:
         """Reads the file again and checks every line.
@@ -171,13 +175,6 @@ class Chain:
                 f"{self.path}: the ledger was cut off or replaced: it does not contain the line "
                 "that it once ended with"
             )
-
-    def _give_up(self, error: BaseException) -> None:
-        self.close()
-        if not isinstance(error, OSError):
-            raise error
-        message = f"the ledger cannot be written: {error}"
-        raise OSError(error.errno, message, str(self.path)) from error
 
     def _add(self, line: bytes, fields: dict[str, Any], digest: str) -> None:
         self._size, self._end = self._size + len(line), line

@@ -50,12 +50,13 @@ def poisson_epsilon(
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Exact epsilon of a Gaussian with shift / std = mu (Balle and Wang 2018, Theorem 8)."""
+    return _invert(lambda epsilon: float(gaussian_delta(mu, epsilon)), delta)
 
-    def delta_of(eps: float) -> float:
-        first = special.ndtr(mu / 2 - eps / mu)
-        return float(first - math.exp(eps + special.log_ndtr(-mu / 2 - eps / mu)))
 
-    return _invert(delta_of, delta)
+def gaussian_delta(mu: float, epsilon: np.ndarray | float) -> np.ndarray | float:
+    """Exact delta of a Gaussian with shift / std = mu at an epsilon, or each of an array's."""
+    first = special.ndtr(mu / 2 - epsilon / mu)
+    return first - np.exp(epsilon + special.log_ndtr(-mu / 2 - epsilon / mu))
 
 
 def concentrated_epsilon(rho: float, xi: float, delta: float) -> float:

@@ -71,8 +71,8 @@ def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
         return "add_or_remove_one"
     if len(kinds) > 1:
         raise InputError(
-            "the event mixes Poisson cohorts (add or remove one) with cohorts of fixed size "
-            "(replace one), which have no common epsilon"
+            "the event mixes cohorts of fixed size (replace one) with other releases (add or "
+            "remove one), which have no common epsilon"
         )
     return "replace_one"
 
@@ -143,19 +143,17 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
             checks.non_negative("xi of an event", event.xi)
             return event
         case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.GaussianDpEvent()):
+            name, rate = "sampling probability of an event", event.sampling_probability
+            everyone = checks.positive_fraction(name, rate) == 1
             inner = _elementary(event.event)
-            q = checks.positive("sampling probability of an event", event.sampling_probability)
-            if q > 1:
-                raise InputError(f"sampling probability of an event must be at most 1, found {q}")
-            return inner if q == 1 or not isinstance(inner, type(event.event)) else event
+            return inner if everyone or not isinstance(inner, type(event.event)) else event
         case dp_accounting.SampledWithoutReplacementDpEvent(event=dp_accounting.GaussianDpEvent()):
-            inner = _elementary(event.event)
             population = checks.positive_int("population of an event", event.source_dataset_size)
             clients = checks.positive_int("clients of an event", event.sample_size)
             if clients > population:
                 limit = f"its population of {population}"
                 raise InputError(f"clients of an event must be at most {limit}, found {clients}")
-            everyone = clients == population
+            inner, everyone = _elementary(event.event), clients == population
             return inner if everyone or not isinstance(inner, type(event.event)) else event
     raise _unknown(event)
 

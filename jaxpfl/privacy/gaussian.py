@@ -44,7 +44,6 @@ class Noise:
 
     @property
     def correlated(self) -> bool:
-        """Whether rounds share noise."""
         return self.kind == "banded"
 
 

@@ -99,26 +99,16 @@ class Guarantee(Checked):
         """
         if not self.private:
             return math.inf
-        squares, concentrated, sampled = [], [], []
-        for leaf, count in events.counts(self.event).items():
-            if isinstance(leaf, dp_accounting.GaussianDpEvent):
-                # The squares of shift / noise add up (Dong, Roth, Su 2022, Corollary 3.3).
-                squares.append(count / leaf.noise_multiplier**2)
-            elif isinstance(leaf, dp_accounting.ZCDpEvent):
-                concentrated.append((count * leaf.rho, count * leaf.xi))
-            else:
-                sampled.append((leaf, count))
-        mu = math.sqrt(math.fsum(squares))
-        if concentrated and not sampled:
-            # A Gaussian is zero-concentrated, too (Bun and Steinke 2016, Proposition 1.6).
-            rho = math.fsum(rho for rho, _ in concentrated) + mu**2 / 2
-            xi = math.fsum(xi for _, xi in concentrated)
-            return confirmation.concentrated_epsilon(rho, xi, self.delta)
-        if concentrated:
-            raise InputError("the second accountant supports secure sums without sampled rounds")
-        if not sampled:
+        # The squares of shift / noise add up (Dong, Roth, Su 2022, Corollary 3.3).
+        precision, others = accounting.gaussians_apart(events.counts(self.event).items())
+        mu = math.sqrt(precision)
+        if not others:
             return confirmation.gaussian_epsilon(mu, self.delta) if mu else 0.0
-        match sampled:
+        if all(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf, _ in others):
+            # A Gaussian is zero-concentrated, too (Bun and Steinke 2016, Proposition 1.6).
+            rho, xi = (sum(n * getattr(leaf, each) for leaf, n in others) for each in ("rho", "xi"))
+            return confirmation.concentrated_epsilon(rho + precision / 2, xi, self.delta)
+        match others:
             case [(dp_accounting.PoissonSampledDpEvent(sampling_probability=q) as poisson, count)]:
                 second = accounting.ACCOUNTANTS[self.accountant].confirmed_by
                 if second is not None:
@@ -138,8 +128,8 @@ class Guarantee(Checked):
                     self.delta,
                 )
         raise InputError(
-            "the second accountant supports the rounds of one plan and Gaussians on everyone, "
-            f"found {len(sampled)} kinds of sampled rounds and {len(squares)} of Gaussians"
+            "the second accountant supports the rounds of one plan and Gaussians on everyone, or "
+            f"secure sums and these, found {len(others)} kinds of sampled rounds"
         )
 
     def confirms(self, target: float) -> bool:
@@ -150,13 +140,6 @@ class Guarantee(Checked):
         found = [self._epsilon(name) for name in names]
         return all(tight <= loose * (1 + 1e-3) for tight, loose in pairwise(found))
 
-    def _adjacency_in_words(self) -> str:
-        releases = events.counts(self.event)
-        if any(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf in releases):
-            # In a secure sum, a client's noise share stays when its update goes.
-            return "zero out one"
-        return _IN_WORDS[self.adjacency]
-
     def statement(self) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
         if not self.private:
@@ -165,8 +148,12 @@ class Guarantee(Checked):
         gaussian = all(isinstance(leaf, dp_accounting.GaussianDpEvent) for leaf in releases)
         exact = accounting.ACCOUNTANTS[self.accountant].exact and releases and gaussian
         accountant = "exact Gaussian" if exact else self.accountant.upper()
+        adjacency = _IN_WORDS[self.adjacency]
+        if any(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf in releases):
+            # In a secure sum, a client's noise share stays when its update goes.
+            adjacency = "zero out one"
         return (
             f"(epsilon = {accounting.rounded_up(self.epsilon())}, delta = {self.delta:g}), "
-            f"unit = {self.unit}, adjacency = {self._adjacency_in_words()} {self.unit}, "
+            f"unit = {self.unit}, adjacency = {adjacency} {self.unit}, "
             f"accountant = {accountant}"
         )

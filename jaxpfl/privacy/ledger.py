@@ -241,7 +241,6 @@ class Ledger(Chain):
         self._count(charge)
 
     def charged(self, identity: str) -> bool:
-        """Returns whether a release of this identity was charged."""
         return identity in self._by_identity
 
     def record(self, identity: str, release: str) -> None:
@@ -274,7 +273,6 @@ class Ledger(Chain):
         return self._account.spent(delta, accountant)
 
     def fits(self, event: dp_accounting.DpEvent) -> bool:
-        """Returns whether one more `event` stays within every budget."""
         return self._account.fits(event)
 
     def summary(self, delta: float, accountant: Accountant | None = None) -> dict[str, Any]:

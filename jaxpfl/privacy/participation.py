@@ -124,7 +124,6 @@ class FixedSize(_OfClients):
     accountant = "rdp"
 
     def event(self, multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one charge, which covers a round."""
         return self._drawn(self.clients_per_round, multiplier)
 
     def without_sampling(self, multiplier: float) -> dp_accounting.DpEvent:
@@ -137,7 +136,6 @@ class FixedSize(_OfClients):
         return dp_accounting.SampledWithoutReplacementDpEvent(self.population, clients, gaussian)
 
     def sample(self, seed: int, round: int) -> np.ndarray:
-        """Returns the sorted indices (int64) of a round's cohort; PRIVATE."""
         drawn = _generator(seed, "fixed-size cohort", round).choice(
             self.population, self.clients_per_round, replace=False, shuffle=False
         )
@@ -167,7 +165,6 @@ class Cyclic(_OfClients):
         return dp_accounting.GaussianDpEvent(multiplier)
 
     def sample(self, seed: int, round: int) -> np.ndarray:
-        """Returns the sorted indices (int64) of a round's cohort; PRIVATE."""
         cycle = self.rounds_per_epoch
         places = _generator(seed, "place in the epoch").integers(0, cycle, self.population)
         return np.flatnonzero(places == (round - 1) % cycle)

@@ -179,11 +179,8 @@ class Plan:
             if not isinstance(leaf, dp_accounting.GaussianDpEvent):
                 found = type(leaf).__name__
                 raise InputError(f"prior releases must be Gaussians on everyone, found {found}")
-        if self.sampling == "fixed":
-            raise InputError(
-                "a plan with prior releases needs their adjacency (add or remove one), and so "
-                "sampling = 'poisson' or 'cyclic', found 'fixed'"
-            )
+        # Of a cohort of fixed size and a Gaussian, there is no common one.
+        events.adjacency(dp_accounting.ComposedDpEvent([prior, self.charge_event()]))
         alone = dataclasses.replace(self.guarantee(), event=prior).epsilon()
         if alone >= target:
             raise InputError(
@@ -314,7 +311,6 @@ class Plan:
 
     @property
     def correlated(self) -> bool:
-        """Whether rounds share noise."""
         return self.noise is not None and self.noise.correlated
 
     @property
@@ -380,10 +376,6 @@ class Plan:
         """Returns epsilon at the plan's delta after `rounds` rounds (default: all)."""
         found = self.guarantee(rounds)
         return dataclasses.replace(found, accountant=accountant or found.accountant).epsilon()
-
-    def confirmed_epsilon(self) -> float:
-        """Returns the second accountant's epsilon of all rounds."""
-        return self.guarantee().confirmed_epsilon()
 
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""

@@ -21,11 +21,10 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
-from scipy import special
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, events
+from jaxpfl.privacy import accounting, confirmation, events
 
 # Of one release's privacy loss, on a grid: more points would only cost time.
 _POINTS = 20_000
@@ -56,26 +55,16 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
     concentrated = any(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf in releases)
     if concentrated or events.adjacency(event) == "replace_one":
         return _by_renyi(releases, epsilons_E)
-    sampled = {
-        leaf: count
-        for leaf, count in releases.items()
-        if isinstance(leaf, dp_accounting.PoissonSampledDpEvent)
-    }
-    # Gaussians compose to one Gaussian, exactly.
-    mu = math.sqrt(
-        math.fsum(
-            count / leaf.noise_multiplier**2
-            for leaf, count in releases.items()
-            if isinstance(leaf, dp_accounting.GaussianDpEvent)
-        )
-    )
+    precision, sampled = accounting.gaussians_apart(releases.items())
     if not sampled:
-        return _of_gaussian(mu, epsilons_E)
-    step = min(_step(leaf, count) for leaf, count in sampled.items())
+        mu = math.sqrt(precision)
+        delta_E = confirmation.gaussian_delta(mu, epsilons_E) if mu else 0.0 * epsilons_E
+        return np.clip(delta_E, 0.0, 1.0)
+    step = min(_step(leaf, count) for leaf, count in sampled)
     if step > accounting.LARGEST_STEP:
         # Losses so large protect nobody, and a step of theirs has no exponential. Delta 1 holds.
         return np.ones(len(epsilons_E))
-    composed = accounting.composed(tuple(sampled.items()), mu**2, step)
+    composed = accounting.composed(sampled, precision, step)
     return np.clip(composed.get_delta_for_epsilon(epsilons_E.tolist()), 0.0, 1.0)
 
 
@@ -92,17 +81,9 @@ def _scaled(record: Any, factor: float) -> Any:
     }
 
 
-def _of_gaussian(mu: float, epsilons_E: np.ndarray) -> np.ndarray:
-    if not mu:
-        return np.zeros(len(epsilons_E))
-    above_E = special.ndtr(mu / 2 - epsilons_E / mu)
-    below_E = np.exp(epsilons_E + special.log_ndtr(-mu / 2 - epsilons_E / mu))
-    return np.clip(above_E - below_E, 0.0, 1.0)
-
-
 def _by_renyi(releases: events.Counts, epsilons_E: np.ndarray) -> np.ndarray:
     order_O = np.array(accounting.RDP_ORDERS)
-    divergence_O = accounting.renyi_divergences(releases)
+    divergence_O = np.array(accounting.renyi_divergences(releases.items()))
     constant_O = (order_O - 1) * np.log1p(-1 / order_O) - np.log(order_O)
     # Proposition 12.
     log_OxE = constant_O[:, None] + np.outer(order_O - 1, -epsilons_E)

@@ -15,12 +15,12 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
+import dp_accounting as dp
 import numpy as np
 from dp_accounting import pld, rdp
 
@@ -28,34 +28,30 @@ FORMAT = "jaxpfl certificate 1"
 TOLERANCE = 2e-3
 """By this share of an epsilon, two grids of privacy losses may differ."""
 
+_POISSON, _FIXED = dp.PoissonSampledDpEvent, dp.SampledWithoutReplacementDpEvent
+
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + [float(x) for x in range(12, 64)]
+# The fields of each kind of record: NAME is a string, NAME:TYPE another thing.
 _FIELDS = {
-    "certificate": "format system stamp statement seal versions weights not_covered ledgers",
-    "ledger": "name unit adjacency population key head lines charges queries runs delta epsilon "
-    "curve trade_off",
-    "charge": "run label identity round event",
-    "query": "run label plan event captured flow_checked",
-    "point": "delta epsilon",
-    "test": "false_positives false_negatives",
+    "certificate": "format system stamp statement seal versions:record weights:record "
+    "not_covered:list ledgers:[ledger]",
+    "ledger": "name unit adjacency population key head lines:whole charges:[charge] "
+    "queries:[query] runs:record delta:number? epsilon:number? curve:[point] trade_off:[test]",
+    "charge": "run label identity round:whole event:record",
+    "query": "run label plan:record event:record captured:list flow_checked:bool",
+    "point": "delta:number epsilon:number",
+    "test": "false_positives:number false_negatives:number",
     "none": "type",
     "non_private": "type",
-    "gaussian": "type noise_multiplier",
-    "zero_concentrated": "type rho xi",
-    "poisson_sampled": "type probability event",
-    "sampled_without_replacement": "type population clients event",
-    "repeated": "type count event",
-    "composed": "type events",
+    "gaussian": "type noise_multiplier:number",
+    "zero_concentrated": "type rho:number xi:number",
+    "poisson_sampled": "type probability:number event:record",
+    "sampled_without_replacement": "type population:whole clients:whole event:record",
+    "repeated": "type count:whole event:record",
+    "composed": "type events:list",
 }
-_TYPES: dict[Any, str] = {
-    dict: "versions weights runs event plan",
-    list: "not_covered ledgers charges queries curve trade_off captured events",
-    int: "lines round clients count",
-    bool: "flow_checked",
-    (int, str): "population",
-    (int, float): "noise_multiplier rho xi probability false_positives false_negatives",
-    (int, float, type(None)): "delta epsilon",
-}
-_TYPE_OF = {name: kind for kind, names in _TYPES.items() for name in names.split()}
+_TYPES: dict[str, Any] = {"": str, "record": dict, "list": list, "whole": int, "bool": bool}
+_TYPES |= {"number": (int, float), "number?": (int, float, type(None))}
 
 
 class Unfit(Exception):
@@ -66,109 +62,96 @@ class Releases:
     """What the events of some charges cost together.
 
     Attributes:
-      leaves: how often each elementary release happens: ("gaussian", z), ("poisson", q, z),
-        ("fixed", clients, population, z), ("zcdp", rho, xi) or ("none",), which has no noise.
+      adjacency: that they share.
+      noisy, private: whether any of them has noise, and whether all have.
+      epsilon: `(delta) -> epsilon`, an upper bound; infinite if a release has no noise.
     """
 
     def __init__(self, charges: Sequence[Any]) -> None:
-        self.leaves: Counter[tuple] = Counter()
+        leaves: Counter[dp.DpEvent] = Counter()
         for number, charge in enumerate(charges, 1):
             with at(f"charge {number}"):
-                self._add(charge["event"], 1)
-        kinds = {leaf[0] for leaf in self.leaves}
-        need(not {"poisson", "zcdp"} & kinds or "fixed" not in kinds, "two kinds of adjacency")
-        self.adjacency = "replace_one" if "fixed" in kinds else "add_or_remove_one"
-        self.noisy, self.private = bool(kinds - {"none"}), "none" not in kinds
-        self._losses = None if {"zcdp", "fixed", "none"} & kinds else self._composed()
-
-    def epsilon(self, delta: float) -> float:
-        """An upper bound of epsilon at `delta`; infinite if a release has no noise."""
-        if not self.private:
-            return math.inf
-        if self._losses is None:
-            total = sum(times * np.array(_divergences(leaf)) for leaf, times in self.leaves.items())
-            return float(rdp.compute_epsilon(_ORDERS, np.asarray(total).tolist(), delta)[0])
-        if isinstance(self._losses, float):
-            mu = self._losses
-            return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
-        return float(self._losses.get_epsilon_for_delta(delta))
-
-    def _add(self, event: Any, times: int) -> None:
-        kind = event.get("type") if isinstance(event, dict) else None
-        need(kind in _FIELDS, f"has an event of the unknown type {kind!r}")
-        _check_fields(event, str(kind))
-        if kind == "composed":
-            for part in event["events"]:
-                self._add(part, times)
-        elif kind == "repeated":
-            need(event["count"] >= 0, "repeats an event a negative number of times")
-            self._add(event["event"], times * event["count"])
-        elif kind != "none":
-            self.leaves[_leaf(str(kind), event)] += times
-
-    def _composed(self) -> Any:
-        """The privacy loss distribution; of Gaussians on everyone, their total shift / noise."""
-        leaves = self.leaves.items()
-        parts = [(leaf[1], leaf[2], n) for leaf, n in leaves if leaf[0] == "poisson"]
-        mu = math.sqrt(sum(n / leaf[1] ** 2 for leaf, n in leaves if leaf[0] == "gaussian"))
-        if not parts:
-            return mu
-        parts += [(1.0, 1 / mu, 1)] if mu else []
-        step, composed = min(_step(*part) for part in parts), None
-        for q, z, times in parts:
-            part = pld.privacy_loss_distribution.from_gaussian_mechanism(
-                z, sampling_prob=q, value_discretization_interval=step
-            ).self_compose(times)
-            composed = part if composed is None else composed.compose(part)
-        return composed
+                _count(charge["event"], 1, leaves)
+        leaves = +leaves  # not those that are repeated 0 times
+        kinds = {type(leaf) for leaf in leaves}
+        fixed = _FIXED in kinds
+        need(not fixed or not {_POISSON, dp.ZCDpEvent} & kinds, "two kinds of adjacency")
+        self.adjacency = "replace_one" if fixed else "add_or_remove_one"
+        self.private = dp.NonPrivateDpEvent not in kinds
+        self.noisy = bool(kinds - {dp.NonPrivateDpEvent})
+        self.epsilon = _epsilon_of(leaves, kinds) if self.private else lambda delta: math.inf
 
 
-def _leaf(kind: str, event: dict[str, Any]) -> tuple:
+def _count(event: Any, times: int, leaves: Counter[dp.DpEvent]) -> None:
+    kind = event.get("type") if isinstance(event, dict) else None
+    need(kind in _FIELDS, f"has an event of the unknown type {kind!r}")
+    _check_fields(event, str(kind))
+    if kind == "composed":
+        for part in event["events"]:
+            _count(part, times, leaves)
+    elif kind == "repeated":
+        need(event["count"] >= 0, "repeats an event a negative number of times")
+        _count(event["event"], times * event["count"], leaves)
+    elif kind != "none":
+        leaves[_leaf(str(kind), event)] += times
+
+
+def _leaf(kind: str, event: dict[str, Any]) -> dp.DpEvent:
     if kind == "non_private":
-        return ("none",)
+        return dp.NonPrivateDpEvent()
     if kind == "zero_concentrated":
         need(event["rho"] > 0 and event["xi"] >= 0, "has a rho or xi out of range")
-        return ("zcdp", float(event["rho"]), float(event["xi"]))
+        return dp.ZCDpEvent(float(event["rho"]), float(event["xi"]))
     inner = event if kind == "gaussian" else event["event"]
     _check_fields(inner, "gaussian")
     z = float(inner["noise_multiplier"])
     need(z >= 0 and inner["type"] == "gaussian", "has no Gaussian noise")
+    found: dp.DpEvent = dp.GaussianDpEvent(z)
+    # To sample everyone is not to sample.
     if kind == "poisson_sampled":
         q = float(event["probability"])
         need(0 < q <= 1, f"has the sampling probability {q:g}")
-        if z and q < 1:
-            return ("poisson", q, z)
+        found = _POISSON(q, found) if q < 1 else found
     if kind == "sampled_without_replacement":
         clients, population = event["clients"], event["population"]
         need(0 < clients <= population, "samples more clients than there are")
-        if z and clients < population:
-            return ("fixed", clients, population, z)
-    return ("gaussian", z) if z else ("none",)
+        found = _FIXED(population, clients, found) if clients < population else found
+    return found if z else dp.NonPrivateDpEvent()
 
 
-def _step(q: float, z: float, times: int) -> float:
+def _epsilon_of(leaves: Counter[dp.DpEvent], kinds: set[type]) -> Callable[[float], float]:
+    """Epsilon as a function of delta; every release has noise."""
+    # Gaussians on everyone are together one, of shift / noise = mu.
+    on_everyone = {e: n for e, n in leaves.items() if isinstance(e, dp.GaussianDpEvent)}
+    mu = math.sqrt(sum(n / e.noise_multiplier**2 for e, n in on_everyone.items()))
+    if kinds <= {dp.GaussianDpEvent}:
+        return lambda delta: float(dp.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
+    if kinds <= {dp.GaussianDpEvent, _POISSON}:
+        parts = [(each, n) for each, n in leaves.items() if each not in on_everyone]
+        parts += [(_POISSON(1.0, dp.GaussianDpEvent(1 / mu)), 1)] if mu else []
+        losses = pld.PLDAccountant(value_discretization_interval=min(_step(*p) for p in parts))
+        for part in parts:
+            losses.compose(*part)
+        return lambda delta: float(losses.get_epsilon(delta))
+    neighbours = "REPLACE_ONE" if _FIXED in kinds else "ADD_OR_REMOVE_ONE"
+    renyi = rdp.RdpAccountant(_ORDERS, dp.NeighboringRelation[neighbours])
+    # Bounds of sums of integer noise are proven at whole orders; (order - 1) times them is convex.
+    whole = np.arange(1.0, 65.0)
+    bounds = np.zeros_like(whole)
+    for each, times in leaves.items():
+        if isinstance(each, dp.ZCDpEvent):
+            bounds += times * (whole - 1) * (each.xi + each.rho * whole)
+        else:
+            renyi.compose(each, times)
+    total = renyi.rdp + np.interp(_ORDERS, whole, bounds) / (np.array(_ORDERS) - 1)
+    return lambda delta: float(rdp.compute_epsilon(_ORDERS, total.tolist(), delta)[0])
+
+
+def _step(sampled: Any, times: int) -> float:
     """Of the grid of privacy losses: fine enough for TOLERANCE, with some 10^5 points at most."""
+    q, z = sampled.sampling_probability, sampled.event.noise_multiplier
     deviation = q * math.sqrt(math.expm1(min(z**-2, 50.0)))
     return max(min(1e-4 if times > 250 else 5e-4, deviation / 100), (1 / z + 20) / (2 * z) / 2e5)
-
-
-def _divergences(leaf: tuple) -> list[float]:
-    """Renyi divergences of one release at _ORDERS."""
-    if leaf[0] == "gaussian":
-        return [order / (2 * leaf[1] ** 2) for order in _ORDERS]
-    if leaf[0] == "zcdp":  # Proven at whole orders; (order - 1) times it is convex between them.
-        whole = np.arange(1.0, 65.0)
-        bounds = (whole - 1) * (leaf[2] + leaf[1] * whole)
-        return (np.interp(_ORDERS, whole, bounds) / (np.array(_ORDERS) - 1)).tolist()
-    noise, relation = dp_accounting.GaussianDpEvent(leaf[-1]), dp_accounting.NeighboringRelation
-    if leaf[0] == "fixed":
-        accountant = rdp.RdpAccountant(_ORDERS, relation.REPLACE_ONE)
-        event = dp_accounting.SampledWithoutReplacementDpEvent(leaf[2], leaf[1], noise)
-    else:
-        accountant = rdp.RdpAccountant(_ORDERS, relation.ADD_OR_REMOVE_ONE)
-        event = dp_accounting.PoissonSampledDpEvent(leaf[1], noise)
-    accountant.compose(event)
-    return list(accountant.rdp)
 
 
 def check(certificate: Any) -> list[Releases]:
@@ -193,16 +176,12 @@ def check(certificate: Any) -> list[Releases]:
 
 
 def _check_ledger(ledger: Any) -> Releases:
-    _check_fields(ledger, "ledger")
-    charges, planned = ledger["charges"], {}
-    for query in ledger["queries"]:
-        _check_fields(query, "query")
-        planned[query["run"], query["label"]] = query["event"]
+    charges = ledger["charges"]
+    planned = {(query["run"], query["label"]): query["event"] for query in ledger["queries"]}
     for number, charge in enumerate(charges, 1):
-        with at(f"charge {number}"):
-            _check_fields(charge, "charge")
-            event = planned.get((charge["run"], charge["label"]), charge["event"])
-            need(charge["event"] == event, "is not what its query's plan charges")
+        event = planned.get((charge["run"], charge["label"]), charge["event"])
+        said = f"charge {number}: is not what its query's plan charges"
+        need(charge["event"] == event, said)
     asked = {(charge["run"], charge["label"]) for charge in charges}
     need(planned.keys() <= asked, "describes a query that was not asked")
     need(len({charge["identity"] for charge in charges}) == len(charges), "charges a release twice")
@@ -220,10 +199,8 @@ def _check_ledger(ledger: Any) -> Releases:
         own = Releases([charge for charge in charges if charge["run"] == run])
         _at_least(stated, own, delta, f"run {run}")
     for each in ledger["curve"]:
-        _check_fields(each, "point")
         _at_least(each["epsilon"], releases, each["delta"], "its curve")
     for each in ledger["trade_off"]:
-        _check_fields(each, "test")
         most = least_missed(each["false_positives"], ledger["curve"])
         said = f"{each['false_negatives']:.4g} at {each['false_positives']:g}"
         need(each["false_negatives"] <= most + 1e-9, f"trade-off {said}: the curve says {most:.4g}")
@@ -260,8 +237,8 @@ def check_file(ledger: dict[str, Any], path: Path) -> str:
     records, head, lines = [], "0" * 64, ledger["lines"]
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         with at(f"line {number}"):
-            record = _json(line)
-            need(isinstance(record, dict) and record.pop("bytes", 0), "is no line of a ledger")
+            record = _record(line)
+            need(record.pop("bytes", 0), "is no line of a ledger")
             digest = record.pop("hash", None)
             need(record.get("previous") == head, "does not follow the line before it")
             need(digest_of(record) == digest, "was altered")
@@ -269,25 +246,14 @@ def check_file(ledger: dict[str, Any], path: Path) -> str:
             need(number != lines or head == ledger["head"], "is not the certificate's last one")
             records.append(record)
     need(len(records) >= lines, f"has {len(records)} of {lines} lines")
-    charges = [
-        {name: each[name] for name in _FIELDS["charge"].split()}
-        for each in records[:lines]
-        if "event" in each
-    ]
+    charges = [each for each in records[:lines] if "event" in each]
+    for each in charges:
+        del each["previous"]
     need(charges == ledger["charges"], "has other charges than the certificate")
     for name in ("key", "population", "unit"):
         need(records[0].get(name) == ledger[name], f"has another {name} than the certificate")
     more = sum("event" in each for each in records[lines:])
     return f"{path}: fits" + (f"; {more} later releases are not certified" if more else "")
-
-
-def check_weights(weights: dict[str, Any], folder: Path) -> str:
-    """Compares files with a certificate's digests; returns in words what was found."""
-    need(weights, "names no weights")
-    for name, digest in weights.items():
-        found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        need(found == digest, f"{folder / name} is not the file that it is for")
-    return f"{folder}: {len(weights)} files fit"
 
 
 def together(ledgers: Sequence[dict[str, Any]]) -> str:
@@ -313,19 +279,22 @@ def verified(
     every: list[dict[str, Any]] = []
     for path in paths:
         with at(str(path)):
-            certificate = _json(path.read_bytes())
+            certificate = _record(path.read_bytes())
             found = check(certificate)
             yield f"{path}: fits" + (f"; {certificate['stamp']}" * bool(certificate["stamp"]))
             for ledger, releases in zip(certificate["ledgers"], found, strict=True):
                 every.append(ledger)
                 yield f"  {ledger['name']}: {_in_words(ledger, releases)}"
             if weights is not None:
-                yield f"  {check_weights(certificate['weights'], weights)}"
+                need(certificate["weights"], "names no weights")
+                for name, digest in certificate["weights"].items():
+                    found = hashlib.sha256((weights / name).read_bytes()).hexdigest()
+                    need(found == digest, f"{weights / name} is not the file that it is for")
+                yield f"  {weights}: {len(certificate['weights'])} files fit"
     for path in ledgers:
         with at(str(path)):
-            first = _json(path.read_bytes().split(b"\n", 1)[0])
-            key = first.get("key") if isinstance(first, dict) else None
-            of = [ledger for ledger in every if ledger["key"] == key]
+            first = _record(path.read_bytes().split(b"\n", 1)[0])
+            of = [ledger for ledger in every if ledger["key"] == first.get("key")]
             need(of, "is the ledger of none of these certificates")
             yield from (check_file(ledger, path) for ledger in of)
     if joined:
@@ -357,27 +326,33 @@ def at(place: str) -> Iterator[None]:
 
 
 def need(holds: Any, otherwise: str) -> None:
-    """Raises Unfit with the message unless `holds`."""
     if not holds:
         raise Unfit(otherwise)
 
 
-def _json(data: bytes) -> Any:
+def _record(data: bytes) -> dict[str, Any]:
     try:
-        return json.loads(data)
+        found = json.loads(data)
     except (ValueError, RecursionError):
         raise Unfit("is no JSON") from None
+    need(isinstance(found, dict), "has no fields")
+    return found
 
 
 def _check_fields(record: Any, kind: str) -> None:
     need(isinstance(record, dict), f"is no {kind} with fields")
-    names = _FIELDS[kind].split()
-    for name in sorted({*record, *names}):
-        need(name in names, f"has an unknown field {name!r}")
+    fields = {name: kind for name, _, kind in (f.partition(":") for f in _FIELDS[kind].split())}
+    for name in sorted({*record, *fields}):
+        need(name in fields, f"has an unknown field {name!r}")
         need(name in record, f"lacks the field {name!r}")
-        value, types = record[name], _TYPE_OF.get(name, str)
+        each: str = fields[name].strip("[]")
+        value: Any = record[name]
+        types = list if each != fields[name] else _TYPES[each]
         fits = isinstance(value, types) and (types is bool or not isinstance(value, bool))
         need(fits and value == value, f"its field {name!r} is of a wrong type")
+        for number, part in enumerate(value if each in _FIELDS else (), 1):
+            with at(f"{each} {number}"):
+                _check_fields(part, each)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,6 @@ import pytest
 
 from jaxpfl.algorithms import Algorithm, run_rounds
 from jaxpfl.algorithms.base import releaser_of
-from jaxpfl.data import Population
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import Budget, Guarantee, Ledger, events
@@ -107,23 +106,3 @@ def test_what_does_not_fit_the_budget_is_refused_as_a_whole(system, tmp_path):
         with pytest.raises(BudgetExhausted, match="nothing was released"):
             run_rounds(algorithm, releaser, jax.random.key(0))
         assert len(ledger) == 0
-
-
-@every_system
-def test_a_step_is_given_nothing_that_holds_clients(system, tmp_path):
-    """What a step gets leads to no population, whatever attribute is followed."""
-    algorithm, clients = system()
-    found = []
-
-    def step(state, release, round):
-        found.append(release)
-        return algorithm.step(state, release, round)
-
-    asked(Algorithm("x", algorithm.init, step, algorithm.queries), clients, tmp_path, rounds=1)
-    (release,) = found
-    held = [getattr(release, name) for name in type(release).__slots__]
-    assert not any(isinstance(each, Population) for each in held)
-    assert all(isinstance(each, int) for each in held)
-    # Kept beyond its round, it answers nobody.
-    with pytest.raises(InputError, match="this round is over"):
-        release(algorithm.queries[0])

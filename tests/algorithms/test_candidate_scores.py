@@ -8,9 +8,8 @@ import pytest
 from jaxpfl.algorithms import Scorer, candidate_scores
 from jaxpfl.data import Population, from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Execution, client_mesh
 from jaxpfl.privacy import Ledger, Plan
-from tests.algorithms.asking import OTHER, asked, asking
+from tests.algorithms.asking import asked, asking
 from tests.data.populations import SECRET
 from tests.plans import flat_plan, flat_without_privacy
 
@@ -119,57 +118,6 @@ def test_the_noise_is_the_plans(tmp_path, kind):
     else:
         expected = 100.0 * math.sqrt(DIM / 1_000)
         assert expected / 3 < deviations["projected"] < expected * 3
-
-
-@pytest.mark.parametrize("noise", ["projected", "every_score"])
-def test_the_same_release_again_is_the_same_and_costs_nothing(tmp_path, noise):
-    """A run that was killed and resumed: a new ledger object, a new scorer, one secret."""
-    found = [
-        asked(
-            candidate_scores(candidates(), Scorer(plan(clients_per_round=20), noise=noise)),
-            clients(),
-            tmp_path,
-            rounds=2,
-        )
-        for _ in range(2)
-    ]
-    np.testing.assert_array_equal(found[0].state.sum_KxJ, found[1].state.sum_KxJ)
-    assert len(found[1].ledger) == 2
-
-
-def test_whatever_differs_the_release_is_charged_and_its_noise_is_independent(tmp_path):
-    """Else the difference of two releases would be free of noise: all kinds, on one ledger.
-
-    Other candidates are another broadcast to the same cohort: they too come out otherwise.
-    """
-    population, embeddings = clients(), candidates()
-    empty = population.with_columns({"embedding": np.zeros((population.num_examples, DIM), "f4")})
-    quiet = plan(clients_per_round=20)
-    loud = plan(clients_per_round=20, noise_multiplier=4.0)
-    other = embeddings.copy()
-    other[3, 2, 4] += 1e-2
-    noises = []
-    for chosen, shown, settings in (
-        (Scorer(quiet), embeddings, dict()),
-        (Scorer(quiet), embeddings, dict(round=2)),
-        (Scorer(quiet), other, dict()),
-        (Scorer(quiet, kind="zscore"), embeddings, dict()),
-        (Scorer(quiet, kind="cosine"), embeddings, dict()),
-        (Scorer(quiet), embeddings, dict(run="another")),
-        (Scorer(quiet), embeddings, dict(secret=OTHER)),
-        (Scorer(loud), embeddings, dict()),
-        (Scorer(quiet), embeddings, dict(clients_=empty)),
-        (Scorer(quiet, execution=Execution(client_mesh(1), 4)), embeddings, dict()),
-    ):
-        found = released(chosen, shown, tmp_path, **{"ledger": "all.jsonl", **settings})
-        noises.append(found.ravel())
-    for i, first in enumerate(noises):
-        for second in noises[:i]:
-            assert np.abs(first - second).max() > 0.5
-    charges = Ledger.read(tmp_path / "all.jsonl").charges
-    # Of the scores of other candidates in one round, and of another kind that clips alike, the
-    # cohort is the same: each is charged as a second release on it.
-    assert len(charges) == len(noises)
 
 
 def test_a_client_of_many_texts_votes_with_a_capped_subset(tmp_path):

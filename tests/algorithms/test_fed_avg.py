@@ -10,7 +10,7 @@ import jaxpfl as jp
 from jaxpfl.data import from_clients
 from jaxpfl.federated import Execution, client_mesh, optimizer
 from jaxpfl.privacy import AdaptiveClip
-from tests.algorithms.asking import OTHER, asked
+from tests.algorithms.asking import asked
 from tests.algorithms.systems import Linear
 from tests.federated.test_local_training import DIM
 from tests.plans import flat_plan, flat_without_privacy
@@ -157,38 +157,6 @@ def test_optimizers_are_shared_objects():
     assert optimizer("sgd", 0.1) is optimizer("sgd", 0.1)
     with pytest.raises(jp.InputError, match="optimizer"):
         optimizer("lion", 0.1)
-
-
-def test_whatever_differs_between_two_runs_their_noise_is_independent_and_charged(tmp_path):
-    """TRUST 22, 31: else the difference of two releases would be a client's update.
-
-    Rates so small that the updates themselves are nothing beside the noise.
-    """
-    small, other = optax.sgd(1e-6), optax.sgd(2e-6)
-    held = population()
-    found = []
-    for chosen, clients, settings in (
-        (algorithm(plan=noisy(), client=small), held, {}),
-        (algorithm(plan=noisy(), client=other), held, {}),
-        (algorithm(plan=noisy(noise_multiplier=1.5), client=small), held, {}),
-        (algorithm(plan=noisy(rounds=4), client=small), held, {}),
-        (algorithm(plan=noisy(), client=small), held, {"run": "another"}),
-        (algorithm(plan=noisy(), client=small), held, {"secret": OTHER}),
-        (algorithm(plan=noisy(), client=small), population(1.0), {"ledger": "another.jsonl"}),
-        (
-            algorithm(plan=noisy(), client=small, execution=Execution(client_mesh(1))),
-            held,
-            {},
-        ),
-    ):
-        made = asked(chosen, clients, tmp_path, rounds=1, **settings)
-        found.append(np.asarray(made.state.params["w"]) / chosen.queries[0].plan.noise_multiplier)
-    # One alone is in the ledger of its own.
-    assert len(made.ledger) == len(found) - 1
-    for i, first in enumerate(found):
-        for second in found[:i]:
-            # Of std 0.17 in each of three coordinates.
-            assert np.abs(first - second).max() > 1e-3
 
 
 def test_adaptive_clipping_moves_the_clip_norm_by_what_was_released(tmp_path):

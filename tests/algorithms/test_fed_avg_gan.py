@@ -14,11 +14,10 @@ from jaxpfl.algorithms import GeneratorTraining
 from jaxpfl.algorithms.fed_avg_gan import CriticTraining, train_generator
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Examples, Execution, Releaser, client_mesh, contribution
+from jaxpfl.federated import Examples, contribution
 from jaxpfl.federated.release.summing import accumulate
 from jaxpfl.models import GAN
-from jaxpfl.privacy import Ledger
-from tests.algorithms.asking import SAME, asked, asking
+from tests.algorithms.asking import asked, asking
 from tests.plans import flat_plan, flat_without_privacy
 
 SIZES = (3, 4, 3, 0, 4, 4)
@@ -174,25 +173,6 @@ def test_a_round_is_what_a_plain_loop_gives(tmp_path):
     assert metrics["generator_left_out"] == 0
 
 
-@pytest.mark.parametrize(
-    ("devices", "chunk"),
-    [
-        pytest.param(1, 4, marks=pytest.mark.long),
-        pytest.param(2, 1, marks=pytest.mark.long),
-        (2, 2),
-    ],
-)
-def test_layout_does_not_change_the_training(devices, chunk, tmp_path):
-    """vmap = loop, 2 devices = 1."""
-    layouts = Execution(client_mesh(1), 1), Execution(client_mesh(devices), chunk)
-    reference, found = (
-        asked(algorithm(execution=execution), population(), tmp_path, rounds=2).state
-        for execution in layouts
-    )
-    close(found.critic, reference.critic, rtol=1e-3, atol=1e-5)
-    close(found.generator, reference.generator, rtol=1e-3, atol=1e-5)
-
-
 def test_the_generators_draws_follow_from_the_start_and_the_round():
     """Public, and another in every round: the released critic alone decides what it learns."""
     chosen = algorithm(gan=GAN_4)
@@ -247,18 +227,6 @@ def test_removing_any_client_moves_the_sum_by_at_most_the_clip_norm(tmp_path):
     np.testing.assert_allclose(norm(alone), CLIP, rtol=1e-5)
 
 
-def test_rounds_without_images_are_noise_only(tmp_path):
-    """TRUST 1, 24: the critic moves by noise of the plan's scale, and by nothing else."""
-    blank = from_clients({f"{i}": {"image": np.zeros((0, 4, 4, 1), np.uint8)} for i in range(6)})
-    chosen = algorithm(plan_of(noise=1.0))
-    start = jax.device_get(chosen.init(jax.random.key(0))).critic
-    found = asked(chosen, blank, tmp_path, rounds=1)
-    noise = jax.tree.map(np.subtract, found.state.critic, start)
-    values = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(noise)])
-    assert np.std(values) == pytest.approx(CLIP / 3, rel=5 / np.sqrt(2 * len(values)))
-    assert np.abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 5 / np.sqrt(len(values))
-
-
 def test_weight_decay_of_the_optimiser_moves_neither_statistics_nor_an_idle_client():
     params = GAN_4.init(jax.random.key(0))
     training = jax.jit(
@@ -307,15 +275,5 @@ def test_start_is_copied_and_checked(tmp_path):
     assert norm(start) > 0  # not donated
     with pytest.raises(InputError, match="start"):
         algorithm(start={"critic": start["critic"]})
-    with pytest.raises(InputError, match="generator steps"):
+    with pytest.raises(InputError, match="steps must be at least 1"):
         GeneratorTraining(steps=0)
-
-
-def test_a_step_cannot_change_a_constant_clip_norm(tmp_path):
-    chosen, held = algorithm(), population()
-    params = chosen.params(chosen.init(jax.random.key(0)))
-    with Ledger(tmp_path / "ledger.jsonl", held) as ledger:
-        releaser = Releaser(held, ledger, SAME, run="run")
-        with pytest.raises(InputError, match="constant clip norm"):
-            releaser.release(chosen.queries[0], params, round=1, clip_norm=jnp.float32(9))
-        assert len(ledger) == 0

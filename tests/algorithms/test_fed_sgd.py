@@ -126,12 +126,3 @@ def test_a_plan_for_clients_is_no_plan_for_their_examples(tmp_path):
     """TRUST 12: the population counts examples."""
     with pytest.raises(jp.InputError, match="examples"):
         asked(algorithm(exact(population=6, clients_per_round=6)), population(), tmp_path)
-
-
-def test_a_calibrated_plan_of_examples_has_the_noise_of_one_of_clients():
-    settings = dict(
-        epsilon=2.0, delta=1e-4, rounds=5, clip=jp.Clip(1.0), participation=jp.Poisson(1_000, 1_000)
-    )
-    by_example, by_client = (jp.Plan.calibrated(**settings, unit=u) for u in ("example", "client"))
-    assert by_example.noise == by_client.noise
-    assert "one example" in by_example.statement()

@@ -92,17 +92,6 @@ def test_float32_is_sound_with_a_large_common_mean(mean):
     np.testing.assert_allclose(running.result().mean_D, mean_D, rtol=1e-7, atol=1e-8)
 
 
-def test_clipping_and_shifting_together_in_an_array_that_is_used_again():
-    rows_NxD = embeddings(1, count=1400, dtype=np.float32) + np.float32(5)
-    running, piece_NxD = running_moments(16.0), np.empty((350, D), np.float32)
-    for start in range(0, 1400, 350):
-        piece_NxD[:] = rows_NxD[start : start + 350]
-        running.add(piece_NxD)
-    mean_D, covariance_DxD = plain_moments(rows_NxD, 16.0)
-    assert relative_error(running.result().covariance_DxD, covariance_DxD) < 2e-6
-    assert relative_error(running.result().mean_D, mean_D) < 1e-6
-
-
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32, np.float64])
 def test_every_float_type_is_taken(dtype):
     rows_NxD = embeddings(2).astype(dtype)
@@ -126,16 +115,6 @@ def test_pieces_give_what_the_whole_gives(cuts, clip):
     np.testing.assert_allclose(found.covariance_DxD, whole.covariance_DxD, rtol=1e-5, atol=1e-7)
 
 
-def test_a_result_midway_changes_nothing():
-    rows_NxD = embeddings(4, count=1300)
-    running = running_moments(1.0)
-    for start in range(0, 1300, 100):
-        running.add(rows_NxD[start : start + 100])
-        found = running.result()
-        expected = moments(rows_NxD[: start + 100], 1.0)
-        assert relative_error(found.covariance_DxD, expected.covariance_DxD) < 1e-13
-
-
 def test_shift_serves_later_blocks_with_another_mean():
     rows_NxD = embeddings(5, count=2000, dtype=np.float32)
     rows_NxD[1000:] += np.float32(30)
@@ -144,13 +123,6 @@ def test_shift_serves_later_blocks_with_another_mean():
     found = running.result()
     _, covariance_DxD = plain_moments(rows_NxD, math.inf)
     assert relative_error(found.covariance_DxD, covariance_DxD) < 1e-6
-
-
-def test_any_memory_layout_is_taken():
-    rows_NxD = embeddings(6, count=300, dimension=2 * D, dtype=np.float32)
-    expected = moments(np.ascontiguousarray(rows_NxD[::3, ::2]), 1.0)
-    for view in (rows_NxD[::3, ::2], np.asfortranarray(rows_NxD)[::3, ::2]):
-        np.testing.assert_array_equal(moments(view, 1.0).covariance_DxD, expected.covariance_DxD)
 
 
 def test_one_example_has_no_covariance():
@@ -246,12 +218,6 @@ def test_distance_with_fewer_examples_than_dimensions(dtype):
     assert distance(a, b) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("count", [1, 5, 200])
-def test_distance_to_itself_is_zero(count):
-    a = gaussian(13, count=count)
-    assert 0 <= distance(a, a) < 1e-6 * max(np.trace(a.covariance_DxD), 1e-12)
-
-
 @pytest.mark.parametrize("count", [5, 200])
 def test_distance_is_symmetric_even_after_noise(count):
     noise_DxD = np.random.default_rng(14).normal(size=(D, D))
@@ -330,24 +296,13 @@ def test_unusable_shares_are_refused(shares, message):
 
 
 def test_mixtures_of_nothing_or_of_unlike_parts_are_refused():
-    with pytest.raises(InputError, match="at least one corpus"):
+    with pytest.raises(InputError, match="found no corpus"):
         mixture([], [])
-    with pytest.raises(InputError, match="12 in corpus 0 and 3 in corpus 1"):
+    with pytest.raises(InputError, match=r"one dimension, found \[3, 12\]"):
         mixture([gaussian(39), gaussian(40, dimension=3)], [0.5, 0.5])
 
 
 # The projection
-
-
-def test_projection_clips_eigenvalues():
-    noise_DxD = np.random.default_rng(41).normal(size=(D, D))
-    matrix_DxD = noise_DxD + noise_DxD.T
-    expected_DxD = np.zeros((D, D))
-    eigenvalue_D, vector_DxD = np.linalg.eigh(matrix_DxD)
-    for value, vector_D in zip(eigenvalue_D, vector_DxD.T, strict=True):
-        if value > 0:
-            expected_DxD += value * np.outer(vector_D, vector_D)
-    np.testing.assert_allclose(project_psd(matrix_DxD), expected_DxD, atol=1e-12)
 
 
 def test_projection_is_the_nearest():
@@ -370,8 +325,3 @@ def test_projection_leaves_semidefinite_matrices():
     singular_DxD = gaussian(44, count=4).covariance_DxD
     np.testing.assert_allclose(project_psd(singular_DxD), singular_DxD, atol=1e-14)
     np.testing.assert_array_equal(project_psd(np.zeros((3, 3))), np.zeros((3, 3)))
-
-
-def test_projection_refuses_what_is_not_symmetric():
-    with pytest.raises(InputError, match="not symmetric"):
-        project_psd(np.array([[1.0, 2.0], [3.0, 4.0]]))

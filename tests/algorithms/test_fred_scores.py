@@ -102,7 +102,9 @@ def test_without_noise_an_interval_is_a_point():
     silent = MomentNoise(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     plan = FredPlan.without_privacy()
     found = score(PrivateMoments(clients, silent, plan), candidates)
-    assert all(each.low == each.corrected == each.high == each.distance for each in found)
+    for each in found:
+        assert each.low == each.corrected == each.high == each.distance
+        assert each.distance == pytest.approx(distance(clients, candidates[each.name]))
     assert not any(each.tied for each in found)
     assert [each.name for each in found][::3] == ["near", "far"]
 

@@ -25,7 +25,7 @@ def test_releases_together_cost_what_the_query_says(fred):
     together = Guarantee.of_events([plan.charge_event() for plan in plans], fred.delta, fred.unit)
     assert together.epsilon() == fred.epsilon()
     if fred.private:
-        assert events.counts(together.event) == events.counts(fred.event())
+        assert events.counts(together.event) == events.counts(fred.guarantee().event)
         exact = confirmation.gaussian_epsilon(fred.mu, fred.delta)
         assert fred.epsilon() == pytest.approx(exact, rel=1e-6)
     assert {plan.private for plan in plans} == {fred.private}

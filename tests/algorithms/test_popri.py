@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms import PopriSettings, Scorer, candidate_scores, popri, run_rounds
+from jaxpfl.algorithms import PopriSettings, Scorer, popri
 from jaxpfl.algorithms.popri import preference_pairs, synthesise, with_adapters
 from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
 from jaxpfl.data import from_clients
@@ -20,15 +20,13 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.privacy import Plan
-from jaxpfl.privacy.participation import FixedSize
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.preference.log_probabilities import log_probabilities
 from jaxpfl.text.preference.optimisation import tune
 from jaxpfl.text.preference.pairs import preferences
-from tests.algorithms.asking import asked, asking
+from tests.algorithms.asking import asked
 from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
-from tests.plans import flat_plan, flat_without_privacy
+from tests.plans import flat_plan
 
 # Its name in the package is the algorithm's.
 module = importlib.import_module("jaxpfl.algorithms.popri")
@@ -156,30 +154,6 @@ def by_hand(written, ended_KxJ):
             ]
             expected.append((prompt, *texts))
     return expected
-
-
-def test_the_reference_is_the_public_model_in_every_round(generator, monkeypatch):
-    """Before the first step policy and reference agree in round 1 and never after; with the last
-    round's model as reference they would in every round."""
-    recorded = Recorded(monkeypatch)
-    run(
-        generator,
-        rounds=2,
-        load_or_compute=recorded.load_or_compute,
-        on_round=recorded.rounds.append,
-    )
-    first, second = (written.record["margin"][0] for written in recorded.rounds)
-    assert first == pytest.approx(0, abs=1e-6)
-    assert abs(second) > 1e-3
-    model, _, pairs, rest, _, found = recorded.tuned[1]
-    faulty_reference = log_probabilities(
-        model, recorded.tuned[0][4], pairs, microbatch_size=8, multiple=32
-    )
-    faulty = tune(
-        model, recorded.tuned[1][1], pairs, SETTINGS.preference, reference=faulty_reference, **rest
-    )
-    assert faulty.record["margin"][0] == pytest.approx(0, abs=1e-6)
-    assert found.record["margin"][0] == pytest.approx(second)
 
 
 def test_the_optimiser_is_fresh_in_every_round(generator, monkeypatch):
@@ -310,53 +284,6 @@ def plan_of(clients, **changes) -> Plan:
     return flat_plan(**{**settings, **changes})
 
 
-def test_a_round_that_was_not_accounted_is_refused(generator, hashed, tmp_path, monkeypatch):
-    """SPEC C.3: 31 rounds run while 20 are accounted. Here two are, and a third is refused before
-    it is charged; the loop without the check gives the cost of three rounds for two's."""
-    clients = near_clients(hashed)
-    plan = plan_of(clients)
-    written = [["ab", "yz", "zz", "ay"]] * 16, np.ones((16, 4), bool)
-    monkeypatch.setattr(module, "respond", lambda *_: written)
-    monkeypatch.setattr(module, "preference_pairs", lambda *_: None)
-    algorithm = popri(generator, NEAR, Scorer(plan), hashed, SETTINGS)
-    with asking(algorithm, clients, tmp_path) as releaser:
-        state = run_rounds(algorithm, releaser, jax.random.key(0))
-        assert len(releaser.ledger) == 2
-        with pytest.raises(InputError, match=r"round must lie in 1 \.\. 2, the plan's, found 3"):
-            releaser.step(algorithm.step, state, 3)
-        assert len(releaser.ledger) == 2
-        assert releaser.ledger.spent(1e-3) == pytest.approx(plan.epsilon())
-    assert plan.epsilon() < plan_of(clients, rounds=3).epsilon()
-
-
-def test_cohorts_of_an_epoch_are_no_cohorts_of_scores(hashed):
-    """TRUST 13: every release draws its own cohort, so nobody takes part once an epoch."""
-    with pytest.raises(InputError, match="found cyclic"):
-        Scorer(plan_of(near_clients(hashed), sampling="cyclic"))
-
-
-def test_cohorts_are_poisson_and_secret(hashed, tmp_path, monkeypatch):
-    """SPEC C.3: clients drawn by an unseeded sample of fixed size, under Poisson's accounting.
-    The faulty sampler has one size in every round; ours varies and follows a secret key."""
-    clients = near_clients(hashed, 200)
-    drawn = []
-    sample = Plan.sample
-
-    def sampled(self, seed, round):
-        drawn.append((seed, sample(self, seed, round)))
-        return drawn[-1][1]
-
-    monkeypatch.setattr(Plan, "sample", sampled)
-    shown = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(np.float32)
-    asked(candidate_scores(shown, Scorer(plan_of(clients, rounds=12))), clients, tmp_path)
-    sizes = [len(found) for _, found in drawn]
-    assert len(set(sizes)) > 3
-    assert len({len(FixedSize(200, 10).sample(0, round)) for round in range(1, 13)}) == 1
-    # 128 bits each, none twice.
-    assert len({seed for seed, _ in drawn}) == 12
-    assert all(seed >> 64 for seed, _ in drawn)
-
-
 def test_a_text_written_twice_keeps_its_own_score(generator):
     """SPEC C.3: list.index gives the second of equal texts the first one's score."""
     texts = np.array([["ab", "ab", "yz", "zz"]])
@@ -375,21 +302,6 @@ def test_a_text_written_twice_keeps_its_own_score(generator):
     assert chosen.startswith("ab\n")
     assert faulty(texts, scores) == "yz"
     assert preferences(scores, 2)[1].tolist() == [1]
-
-
-def test_scores_that_are_all_alike_are_finite(hashed, tmp_path):
-    """SPEC C.3: std = 0 gives NaN. Responses that are all one text score zero and noise."""
-    clients = near_clients(hashed)
-    plan = flat_without_privacy(population=40, clients_per_round=40, rounds=1, clip_norm=1.0)
-    alike = np.broadcast_to(hashed(["ab ba ab"])[0], (3, 4, 32))
-    scores = np.ones(12)
-    with np.errstate(invalid="ignore"):
-        faulty = (scores - scores.mean()) / scores.std()
-    assert np.isnan(faulty).all()
-    for kind in ("zscore", "per_prompt"):
-        algorithm = candidate_scores(alike, Scorer(plan, kind))
-        found = asked(algorithm, clients, tmp_path, ledger=f"{kind}.jsonl")
-        np.testing.assert_array_equal(found.state.sum_KxJ, np.zeros((3, 4)))
 
 
 @pytest.mark.parametrize(

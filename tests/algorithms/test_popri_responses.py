@@ -9,7 +9,7 @@ import pytest
 from jaxpfl.algorithms import PopriSettings
 from jaxpfl.algorithms.popri import preference_pairs, respond, synthesise
 from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
-from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
+from jaxpfl.text.generation.language_model import Generated, LanguageModel, prompt_ids
 from jaxpfl.text.preference.responses import last_tokens
 from jaxpfl.text.tokenisers.base import Tokeniser
 from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
@@ -135,13 +135,10 @@ class Raw:
         self.texts, self.asked = texts, {}
         self.ended = [True] * len(texts) if ended is None else ended
 
-    def write_to_end(self, prompts, key, *, decoding, responses=1, progress=False):
+    def write(self, prompts, key, *, decoding, responses=1, progress=False):
         self.asked = {"prompts": prompts, "decoding": decoding, "responses": responses}
         ended = np.array([self.ended[:responses] for _ in prompts])
-        return [self.texts[:responses] for _ in prompts], ended
-
-    def write(self, *args, **options):
-        return self.write_to_end(*args, **options)[0]
+        return Generated([self.texts[:responses] for _ in prompts], ended)
 
     def shortened(self, texts, tokens):
         return LanguageModel.shortened(self, texts, tokens)  # pyright: ignore

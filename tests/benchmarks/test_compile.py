@@ -60,7 +60,7 @@ def test_products_of_convolutions_and_narrow_types_are_counted():
     assert counted == {"float32": 2.0 * 2 * 6 * 6 * 5 * 27, "bfloat16": 2.0 * 4 * 4 * 6}
 
 
-def test_a_compiled_program_tells_its_collectives_and_memory():
+def test_a_compiled_program_tells_its_collectives_memory_and_transfers_to_the_host():
     mesh = Mesh(np.array(jax.devices()[:2]), ("clients",), axis_types=(AxisType.Auto,))
     dealt = PartitionSpec("clients")
 
@@ -78,14 +78,11 @@ def test_a_compiled_program_tells_its_collectives_and_memory():
     assert reading.memory(compiled)["arguments"] == 4_000
     assert reading.transfers(reading.text_of(compiled)) == 0
 
-
-def test_a_transfer_to_the_host_is_seen():
     def told(x):
         jax.debug.callback(print, x)
         return x
 
-    text = reading.text_of(jax.jit(told).lower(1.0).compile())
-    assert reading.transfers(text) > 0
+    assert reading.transfers(reading.text_of(jax.jit(told).lower(1.0).compile())) > 0
 
 
 @pytest.mark.parametrize("name", ["word model", "POPri scores"])

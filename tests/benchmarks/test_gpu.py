@@ -98,27 +98,6 @@ def test_each_part_ends_with_a_row(part, tmp_path, monkeypatch):
     assert found["rows"]
 
 
-@pytest.mark.long
-def test_llama_runs_on_a_tiny_shape(capsys, monkeypatch):
-    recorded = []
-    monkeypatch.setattr(llama.harness, "record", lambda *arguments: recorded.append(arguments))
-    llama.main(
-        llama.Config(
-            shape="tiny",
-            prompts=4,
-            responses=2,
-            prompt_tokens=24,
-            new_tokens=8,
-            batch_size=4,
-            part=2,
-        )
-    )
-    text = capsys.readouterr().out
-    assert "generation" in text and "dpo" in text
-    assert [name for name, _ in recorded] == ["llama"]
-    assert all(row["shape"] == "tiny" for row in recorded[0][1])
-
-
 def test_operations_are_those_of_the_published_shape():
     """Twice the parameters that multiply, 8.03 billion less the embedding, for a token alone."""
     model = Decoder(llama3_8b())

@@ -4,35 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks.macro import popri_cost
+from tests.experiments.conftest import NEAR, SYNTHETIC
 
-WORDS = [a + b for a in ("ka", "lo", "mi", "ne") for b in ("b", "d", "g", "m", "t")]
-STUDY = """\
-system: synthetic_text
-method: popri
-data: {source: "nowhere.jsonl", split: {train: 0.6, valid: 0.2, test: 0.2}}
-corpora: {public: "nowhere_either.jsonl"}
-vocab_size: 280
-generator: {architecture: llama, hidden_size: 16, layers: 2, heads: 2, inner_size: 32,
-            sequence_length: 32, pretraining: {epochs: 3, batch_size: 8, learning_rate: 0.01}}
-downstream: {architecture: gpt2, hidden_size: 16, layers: 2, heads: 2, inner_size: 32,
-             sequence_length: 32, pretraining: {epochs: 2, batch_size: 8, learning_rate: 0.01}}
-corpus: {texts: 24, tokens: 8}
-embedder: "hashed:32"
-popri:
-  prompts: 4
-  responses: 4
-  rejected_rank: 3
-  format: {shots: 1, head: "", heading: "", after: "\\n", stop: "\\n"}
-  prompt_tokens: 16
-  new_tokens: 8
-  response_tokens: 8
-  preference: {tau: 0.1, epochs: 2, batch_size: 4, learning_rate: 0.001,
-               final_learning_rate: 0.0003333333333333333, multiple: 32}
-evolution: {form: aug_pe, population: 8, variations: 1, max_texts: 2}
-privacy: {epsilon: 8.0, delta: 1.0e-3, clip_norm: 0.5}
-training: {rounds: 2, clients_per_round: 12, batch_size: 4, max_examples: 4}
-evaluation: {declared_public: true}
-"""
+STUDY = SYNTHETIC.format(folder="nowhere", method="popri").replace("size: 300", "size: 280")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +14,7 @@ def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("popri_cost")
     (folder / "study.yaml").write_text(STUDY)
     rng = np.random.default_rng(0)
-    lines = [" ".join(rng.choice(WORDS, 6)) for _ in range(150)]
+    lines = [" ".join(rng.choice(NEAR, 6)) for _ in range(150)]
     (folder / "public.txt").write_text("\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:
         # Devices are there already, and nothing is to be recorded.

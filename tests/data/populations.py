@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.data import Population, from_clients
 
 SECRET = "rosebud"
@@ -47,4 +48,5 @@ def sign(folder: Path, **changed) -> None:
     manifest = json.loads(path.read_bytes()) | changed
     manifest.pop("sha256", None)
     text = json.dumps(manifest, sort_keys=True)
-    path.write_text(json.dumps({**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(files.json_text({**manifest, "sha256": sha256}))

@@ -45,7 +45,7 @@ def test_what_is_fetched_has_a_name_that_the_readers_know(tmp_path):
                 assert re.fullmatch("[0-9a-f]{64}", download.sha256 or "")
         for source in each.sources.values():
             assert "hub" in why_missing(source.format(revision=40 * "a"))
-        assert tuple(each.sources) == (each.files if each.hub else ())
+        assert list(each.sources) == (each.files if each.hub else [])
 
 
 def test_the_state_of_a_data_set_is_found_without_the_network(tmp_path, monkeypatch):
@@ -59,6 +59,9 @@ def test_the_state_of_a_data_set_is_found_without_the_network(tmp_path, monkeypa
     assert find("emnist").state() == "here"
     (tmp_path / "stackoverflow.tag_count.tar.bz2").touch()
     assert find("stackoverflow").state() == "1 of 3 files here"
+    for given, nearest in (("emnits", "emnist"), ("nova", "nova")):
+        with pytest.raises(InputError, match=f"did you mean .*{nearest}"):
+            find(given)
 
 
 @pytest.mark.parametrize("name", ["emnist_cnn", "fedc4", "irc_word_lm", "papers/popri_congress"])
@@ -70,9 +73,3 @@ def test_a_file_that_is_not_in_its_folder_is_refused_with_the_command(name, tmp_
         open_population(source)
     named = re.search(r"jaxpfl data get (\w+)", str(refused.value))
     assert named is not None and find(named[1]).holds(source)
-
-
-@pytest.mark.parametrize(("given", "nearest"), [("emnits", "emnist"), ("nova", "nova")])
-def test_an_unknown_name_is_refused_with_the_nearest(given, nearest):
-    with pytest.raises(InputError, match=f"did you mean .*{nearest}"):
-        find(given)

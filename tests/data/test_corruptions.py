@@ -6,12 +6,7 @@ import pytest
 
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data.columns import WORD_SEPARATOR
-from jaxpfl.data.corruptions import (
-    concatenate_first_words,
-    concatenated_examples,
-    invert_pixels,
-    inverted_clients,
-)
+from jaxpfl.data.corruptions import concatenate_first_words, invert_pixels
 from jaxpfl.errors import InputError
 from tests.data.populations import SECRET
 
@@ -40,53 +35,67 @@ def speakers(clients: int, sentences: int = 5) -> Population:
     )
 
 
+def inverted(population: Population, probability: float, seed: int) -> np.ndarray:
+    """Which images change, bool [images]."""
+    after = invert_pixels(population, probability, seed).columns["image"]
+    return np.any(after != population.columns["image"], axis=(1, 2, 3))
+
+
+def joined(population: Population, probability: float, seed: int) -> np.ndarray:
+    """Which sentences change, bool [sentences]."""
+    after = concatenate_first_words(population, probability, seed).columns["words"]
+    return np.array([" " in words for words in after.to_pylist()])
+
+
 @pytest.mark.parametrize(("dtype", "white"), [(np.uint8, 255), (np.float32, 1), (np.float64, 1)])
 def test_all_images_of_a_struck_client_are_inverted_and_no_others(dtype, white):
     population = writers(60, dtype)
-    struck = inverted_clients(population, 0.5, seed=3)
-    assert 0 < struck.sum() < 60
     corrupted = invert_pixels(population, 0.5, seed=3)
     assert corrupted.columns["image"].dtype == dtype
+    struck = 0
     for client in range(60):
         before, after = population.examples(client), corrupted.examples(client)
-        expected = white - before["image"] if struck[client] else before["image"]
+        changed = bool(np.any(before["image"] != after["image"]))
+        struck += changed
+        expected = white - before["image"] if changed else before["image"]
         np.testing.assert_array_equal(after["image"], expected.astype(dtype), strict=True)
         np.testing.assert_array_equal(after["label"], before["label"], strict=True)
+    assert 0 < struck < 40
     assert corrupted.fingerprint == population.fingerprint
     assert corrupted.client_ids.equals(population.client_ids)
 
 
 def test_nobody_at_0_and_everybody_at_1_and_more_as_it_rises():
-    population = writers(2_000)
-    at = {p: inverted_clients(population, p, seed=1) for p in (0, 0.0, 0.25, 0.5, 1, 1.0)}
-    assert not at[0].any() and at[1].all()
+    # Of three clients, the last has two images.
+    population = writers(3_000)
+    at = {p: inverted(population, p, seed=1)[1::3] for p in (0, 0.25, 0.5, 1.0)}
+    assert not at[0].any() and at[1.0].all()
     assert np.all(at[0.5] | ~at[0.25])
     # Binomial: five standard deviations.
-    assert abs(at[0.25].sum() - 500) < 5 * (2_000 * 0.25 * 0.75) ** 0.5
-    other = inverted_clients(population, 0.5, seed=2)
-    assert abs(np.mean(other == at[0.5]) - 0.5) < 0.06, "another seed strikes others"
+    assert abs(at[0.25].sum() - 250) < 5 * (1_000 * 0.25 * 0.75) ** 0.5
+    other = inverted(population, 0.5, seed=2)[1::3]
+    assert abs(np.mean(other == at[0.5]) - 0.5) < 0.08, "another seed strikes others"
 
 
 def test_draws_of_clients_do_not_move_when_others_come_or_go():
     population = writers(200)
-    part = population.select(np.arange(200)[::-3])
-    expected = inverted_clients(population, 0.5, seed=1)[::-3]
-    np.testing.assert_array_equal(inverted_clients(part, 0.5, seed=1), expected)
-    words = speakers(50)
-    part = words.select([40, 7])
-    draws = concatenated_examples(words, 0.5, seed=1).reshape(50, 5)
-    found = concatenated_examples(part, 0.5, seed=1).reshape(2, 5)
+    # Every third client has one image.
+    part = population.select(np.arange(1, 200, 3)[::-1])
+    expected = inverted(population, 0.5, seed=1)[0::3][::-1]
+    np.testing.assert_array_equal(inverted(part, 0.5, seed=1), expected)
+    draws = joined(speakers(50), 0.5, seed=1).reshape(50, 5)
+    found = joined(speakers(50).select([40, 7]), 0.5, seed=1).reshape(2, 5)
     np.testing.assert_array_equal(found, draws[[40, 7]])
-    longer = concatenated_examples(speakers(50, 6), 0.5, seed=1).reshape(50, 6)
+    longer = joined(speakers(50, 6), 0.5, seed=1).reshape(50, 6)
     np.testing.assert_array_equal(longer[:, :5], draws)
 
 
 def test_the_first_two_words_of_a_share_of_the_sentences_become_one():
     population = speakers(2_000)
-    struck = concatenated_examples(population, 0.1, seed=0)
     corrupted = concatenate_first_words(population, 0.1, seed=0)
-    separate, joined = f"i{WORD_SEPARATOR}have{WORD_SEPARATOR}a", f"i have{WORD_SEPARATOR}a"
-    assert corrupted.columns["words"].to_pylist() == [joined if s else separate for s in struck]
+    struck = joined(population, 0.1, seed=0)
+    separate, together = f"i{WORD_SEPARATOR}have{WORD_SEPARATOR}a", f"i have{WORD_SEPARATOR}a"
+    assert corrupted.columns["words"].to_pylist() == [together if s else separate for s in struck]
     assert abs(struck.sum() - 1_000) < 5 * (10_000 * 0.1 * 0.9) ** 0.5
     # Sentences are struck one by one, not client by client: the spread of binomial counts.
     counts = struck.reshape(2_000, 5).sum(1)
@@ -119,11 +128,11 @@ def test_what_holds_no_such_column_is_refused_without_telling_a_value():
     tall = population.with_columns({"image": np.full((1, 2, 2, 1), 3.5)})
     whole = population.with_columns({"image": np.full((1, 2, 2, 1), 3)})
     for strike, source, message in [
-        (concatenate_first_words, population, "text column 'words'.*text, image"),
+        (concatenate_first_words, population, "text column 'words'.*text: text, image"),
         (concatenate_first_words, population.with_columns({"words": [1]}), "text column 'words'"),
         (invert_pixels, population, r"uint8 or float images .* float64\[2, 2\]"),
-        (invert_pixels, population.with_columns({"image": [SECRET]}), "found text"),
-        (invert_pixels, whole, r"found int64\[2, 2, 1\]"),
+        (invert_pixels, population.with_columns({"image": [SECRET]}), "found image: text"),
+        (invert_pixels, whole, r"found image: int64\[2, 2, 1\]"),
         (invert_pixels, population.with_columns({"x": [1]}), "needs a column 'image'.* x"),
         (invert_pixels, tall, "in 0 .. 1"),
     ]:

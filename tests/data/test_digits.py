@@ -30,11 +30,6 @@ def test_every_digit_is_dealt_once():
     np.testing.assert_array_equal(np.unique(dealt, axis=0), np.unique(expected, axis=0))
 
 
-def test_seed_decides_the_deal():
-    assert read_digits(50, 0.5, 1).fingerprint == read_digits(50, 0.5, 1).fingerprint
-    assert read_digits(50, 0.5, 1).fingerprint != read_digits(50, 0.5, 2).fingerprint
-
-
 def test_small_alpha_is_more_uneven():
     uneven, medium, even = (
         share_of_commonest_label(read_digits(60, alpha, 0)) for alpha in (0.05, 0.5, 1_000.0)
@@ -42,12 +37,11 @@ def test_small_alpha_is_more_uneven():
     assert uneven > medium + 0.1 > even + 0.2
 
 
-def test_alpha_so_small_that_proportions_underflow():
-    assert read_digits(30, 1e-300, 0).num_examples == 1797
-
-
-@pytest.mark.parametrize("clients", [1, 1797])
-def test_extreme_numbers_of_clients(clients):
-    population = read_digits(clients, 0.5, 0)
-    assert len(population) == clients
+@pytest.mark.parametrize(("clients", "alpha"), [(2, 0.5), (1797, 0.5), (30, 1e-300)])
+def test_extremes_and_the_seed(clients, alpha):
+    """Proportions may underflow."""
+    population = read_digits(clients, alpha, 1)
+    assert (len(population), population.num_examples) == (clients, 1797)
     assert population.sizes().min() >= 1
+    assert population.fingerprint == read_digits(clients, alpha, 1).fingerprint
+    assert population.fingerprint != read_digits(clients, alpha, 2).fingerprint

@@ -76,20 +76,16 @@ def test_a_file_comes_whole_with_its_record(server, tmp_path):
     assert len(server.asked) == 1
 
 
-def test_what_was_cut_off_is_removed_and_can_be_fetched_again(server, tmp_path):
+def test_what_was_cut_off_or_is_another_file_is_removed_and_can_be_fetched_again(server, tmp_path):
     target, server.cut = tmp_path / "data.bin", 1_500_000
     with pytest.raises(InputError, match="cannot be fetched"):
         get(server, target)
-    assert names(tmp_path) == []
     server.cut = None
+    with pytest.raises(CorruptFile, match=SHA256):
+        get(server, target, sha256=64 * "0")
+    assert names(tmp_path) == []
     assert get(server, target)["sha256"] == SHA256
     assert target.read_bytes() == CONTENT
-
-
-def test_another_file_than_the_known_one_is_refused_and_removed(server, tmp_path):
-    with pytest.raises(CorruptFile, match=SHA256):
-        get(server, tmp_path / "data.bin", sha256=64 * "0")
-    assert names(tmp_path) == []
 
 
 def test_packed_files_are_unpacked_and_damaged_ones_refused(server, tmp_path):

@@ -98,6 +98,7 @@ def test_records_of_clients_with_whole_numbers_and_of_nobody():
 @pytest.mark.parametrize(
     ("clients", "expected"),
     [
+        ([], "at least one client"),
         ([("a", [{"x": 1}, {"y": SECRET}])], "client 0, record 1: has the fields"),
         ([("a", 5)], "client 0 must hold a mapping of columns or a list of records"),
         ([("a", [{"x": 1}]), ("a", [{"x": 1}])], "found one twice"),

@@ -45,12 +45,9 @@ def test_select_takes_whole_clients_in_the_order_asked_for():
     assert chosen.columns["text"].to_pylist()[-1] == f"{SECRET} 1.0"
     assert len(small().select([])) == 0 and small().select([]).num_examples == 0
     same(small().select(range(4)), small())
-
-
-@pytest.mark.parametrize("wrong", [[4], [-1], [0, 0], [0.0], [True], [[0]], ["0"]])
-def test_select_refuses_wrong_indices(wrong):
-    with pytest.raises(InputError, match="client indices"):
-        small().select(wrong)
+    for wrong in ([4], [-1], [0, 0], [0.0], [True], [[0]], ["0"]):
+        with pytest.raises(InputError, match="client indices"):
+            small().select(wrong)
 
 
 def test_with_min_examples_empties_small_clients_and_keeps_them():
@@ -89,6 +86,13 @@ def test_split_is_by_client_disjoint_and_in_proportion():
         assert name in parts[name].name
     for part in parts.values():
         assert [f"client {x}" for x in part.columns["x"]] == part.client_ids.to_pylist()
+    thirds = population.split(dict.fromkeys("abc", 1 / 3), seed=0)
+    assert sum(map(len, thirds.values())) == 20_000
+    wrong = ({}, {"a": 0.0}, {"a": -0.1}, {"a": 1.1}, {"a": 0.6, "b": 0.6})
+    # TRUST 9.
+    for fractions in (*wrong, *({"a": each} for each in (float("nan"), float("inf"), "0.5", True))):
+        with pytest.raises(InputError, match="fractions"):
+            population.split(fractions, seed=0)
 
 
 def test_split_moves_nobody_when_clients_are_added():
@@ -102,22 +106,6 @@ def test_split_moves_nobody_when_clients_are_added():
     assert sides(many(500).select(np.arange(500)[::-1])) == few
     one, other = (many(100).split({"a": 0.5}, seed=seed)["a"].content for seed in (1, 2))
     assert one != other
-
-
-def test_thirds_leave_nobody_out():
-    parts = many(1_000).split(dict.fromkeys("abc", 1 / 3), seed=0)
-    assert sum(len(part) for part in parts.values()) == 1_000
-
-
-@pytest.mark.parametrize(
-    "fractions",
-    [{}, {"a": 0.0}, {"a": -0.1}, {"a": 1.1}, {"a": 0.6, "b": 0.6}, {"a": float("nan")}]
-    + [{"a": float("inf")}, {"a": "0.5"}, {"a": True}],
-)
-def test_split_refuses_wrong_fractions(fractions):
-    """TRUST 9"""
-    with pytest.raises(InputError, match="fractions"):
-        many(3).split(fractions, seed=0)
 
 
 def test_with_columns_keeps_clients_and_checks_the_number_of_examples():
@@ -191,13 +179,6 @@ def test_a_client_of_another_schema_is_named_by_its_index(second, message):
     with pytest.raises(InputError, match=f"client 1.*{message}") as raised:
         from_clients({"a": first, SECRET: second})
     assert SECRET not in str(raised.value)
-
-
-def test_from_clients_refuses_nobody_and_ids_that_are_none():
-    with pytest.raises(InputError, match="at least one client"):
-        from_clients({})
-    with pytest.raises(InputError, match="client 0: its id must be .*, found NoneType"):
-        from_clients({None: {"x": [1]}})
 
 
 def test_a_client_without_examples_takes_any_schema():
@@ -313,11 +294,7 @@ def test_other_examples_of_the_same_clients_keep_the_fingerprint():
     other = population.with_examples({"y": np.arange(4.0)}, np.array([0, 0, 4, 4]))
     assert other.examples(1)["y"].tolist() == [0.0, 1.0, 2.0, 3.0]
     assert other.fingerprint == population.fingerprint
-
-
-def test_other_examples_must_fit_the_clients():
-    population = from_clients({"a": {"x": [1, 2, 3]}, "b": {"x": [4]}})
     with pytest.raises(InputError, match="kept must be one boolean for each example"):
         population.keeping(np.ones(3, bool))
-    with pytest.raises(InputError, match="3 clients in offsets, expected 2"):
-        population.with_examples({"x": np.ones(2)}, np.array([0, 1, 2, 2]))
+    with pytest.raises(InputError, match="2 clients in offsets, expected 3"):
+        population.with_examples({"x": np.ones(2)}, np.array([0, 1, 2]))

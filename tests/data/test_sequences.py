@@ -55,11 +55,6 @@ def test_what_is_selected_can_be_stored_alone(lists, data):
     assert len(found.values) == sum(map(len, expected)) == found.nbytes // 2
 
 
-def test_padding_is_no_id():
-    """The data layer fills rows with the value that models know as padding."""
-    assert np.asarray(Padded(of([[7]]), 2)).tolist() == [[7, PAD]]
-
-
 @pytest.mark.parametrize(
     ("values", "edges"),
     [

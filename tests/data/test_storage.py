@@ -86,23 +86,12 @@ def test_a_selection_saves_its_own_clients_alone(tmp_path):
     assert f"{SECRET} 2".encode() in stored and f"{SECRET} 3".encode() not in stored
 
 
-def test_a_fingerprint_is_that_of_the_content_wherever_it_lies(tmp_path):
-    population = small()
-    population.save(tmp_path / "one")
-    shutil.move(tmp_path / "one", tmp_path / "two")
-    loaded = Population.load(tmp_path / "two")
-    assert loaded.fingerprint == population.fingerprint
-    # And not merely what the manifest says.
-    again = Population(loaded.columns, loaded.offsets, loaded.client_ids, "", "")
-    assert again.fingerprint == population.fingerprint
-    assert open_population(str(tmp_path / "two")).fingerprint == population.fingerprint
-
-
 def test_what_is_derived_keeps_its_source_on_the_disk(tmp_path):
     """TRUST 29: saved and loaded, a part is still charged to its source's ledger."""
     part = small().select([2, 1]).with_columns({"y": np.arange(5)})
-    part.save(tmp_path / "part")
-    loaded = Population.load(tmp_path / "part")
+    part.save(tmp_path / "one")
+    shutil.move(tmp_path / "one", tmp_path / "part")
+    loaded = open_population(str(tmp_path / "part"))
     assert loaded.fingerprint == small().fingerprint
     assert loaded.select([0]).fingerprint == small().fingerprint
     assert loaded.content == part.content != loaded.fingerprint
@@ -178,19 +167,8 @@ def test_every_truncation_is_found_and_the_file_named(name, saved):
         path.write_bytes(whole[:length])
         with pytest.raises(CorruptFile, match=name):
             Population.load(saved)
-
-
-@pytest.mark.parametrize("name", FILES[1:])
-def test_a_missing_file_is_named(name, saved):
-    """TRUST 6"""
-    (saved / name).unlink()
-    with pytest.raises(CorruptFile, match=f"{name} is missing"):
-        Population.load(saved)
-
-
-def test_a_folder_without_a_manifest_is_no_population(saved):
-    (saved / "manifest.json").unlink()
-    with pytest.raises(InputError, match="manifest.json"):
+    path.unlink()
+    with pytest.raises(InputError, match=name):
         Population.load(saved)
 
 
@@ -201,19 +179,12 @@ def test_an_edited_manifest_is_found(key, saved):
     """TRUST 6"""
     path = saved / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest[key] = {"edited": 1}
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(CorruptFile, match="manifest.json was altered"):
-        Population.load(saved)
-    del manifest[key]
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(CorruptFile, match="manifest.json was altered"):
-        Population.load(saved)
-
-
-@pytest.mark.parametrize("content", ["[]", "null", "7", '"text"', "{}", '{"sha256": 1}', "\x80"])
-def test_a_manifest_that_is_something_else_is_refused(content, saved):
-    """TRUST 6"""
-    (saved / "manifest.json").write_text(content)
-    with pytest.raises(CorruptFile, match="manifest.json"):
-        Population.load(saved)
+    without = {name: manifest[name] for name in manifest if name != key}
+    for edited in (without | {key: {"edited": 1}}, without):
+        path.write_text(json.dumps(edited))
+        with pytest.raises(CorruptFile, match="manifest.json was altered"):
+            Population.load(saved)
+    for content in ("[]", "null", "7", '"text"', "{}", '{"sha256": 1}', "\x80"):
+        path.write_text(content)
+        with pytest.raises(CorruptFile, match="manifest.json"):
+            Population.load(saved)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.data.population import Population
+from jaxpfl.data.population import Population, collect
 from jaxpfl.data.readers.tff_examples import Feature
 from jaxpfl.data.readers.tff_schemas import Schema
-from jaxpfl.data.readers.tff_sqlite import read_tff
+from jaxpfl.data.readers.tff_sqlite import stream_tff
 
 
 def varint(value: int) -> bytes:
@@ -107,4 +107,5 @@ def clients(sizes: Mapping[str, int]) -> dict[str, list[bytes]]:
 
 
 def read(path: Path, **more: Any) -> Population:
-    return read_tff(path, SCHEMA, **more)
+    with stream_tff(path, more.pop("schema", SCHEMA), **more) as stream:
+        return collect(stream)

@@ -11,7 +11,7 @@ import pytest
 from jaxpfl.experiments import carry_out
 
 
-class Stop(Exception):
+class Stop(BaseException):
     pass
 
 
@@ -47,38 +47,16 @@ def stopped(
         yield
 
 
-def crashed_and_resumed(
-    monkeypatch: pytest.MonkeyPatch, config: Any, out: Path, at: Collection[int]
-) -> dict[str, Any]:
-    """The record of a run that crashes before each of these renames, and is resumed every time."""
+def crashed_and_resumed(config: Any, out: Path, at: Collection[int]) -> dict[str, Any]:
+    """The record of a run that is ended before one of its renames, and resumed, again and again.
 
-    class Crash(Exception):
-        pass
-
-    real = {name: getattr(os, name) for name in ("replace", "rename")}
-    calls = crashes = 0
-
-    def crashing(name: str):
-        def operation(*arguments, **options):
-            nonlocal calls
-            calls += 1
-            if calls in at:
-                raise Crash(f"before rename {calls}")
-            return real[name](*arguments, **options)
-
-        return operation
-
-    record = None
-    with monkeypatch.context() as patched:
-        for name in real:
-            patched.setattr(os, name, crashing(name))
-        while record is None:
-            try:
-                if (out / "config.yaml").exists():
-                    record = carry_out.resume(out, progress=False).record
-                else:
-                    record = carry_out.run(config, out, progress=False).record
-            except Crash:
-                crashes += 1
-    assert crashes == len(at)
-    return record
+    Args:
+      at: how many renames each attempt comes to.
+    """
+    for call in at:
+        with stopped(os, "rename", call):
+            if (out / "config.yaml").exists():
+                carry_out.resume(out, progress=False)
+            else:
+                carry_out.run(config, out, progress=False)
+    return carry_out.resume(out, progress=False).record

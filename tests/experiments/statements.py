@@ -6,9 +6,8 @@ a count that is listed here. Whatever else is found is a fault, so that a new nu
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
-from typing import Any
+from html import unescape
+from typing import Any, NamedTuple
 
 SCOPES = (
     "this run", "on its ledger", "this point alone", "if nothing else is released",
@@ -35,79 +34,43 @@ COUNTS = re.compile(
 )
 
 
-@dataclass
-class Block:
-    """A table, the facts or a paragraph of a page, with the headings and texts before it."""
+class Block(NamedTuple):
+    """A table of a page, with the heading and the text before it."""
 
     context: str
-    rows: list[list[str]] = field(default_factory=list)
-    headings: list[str] = field(default_factory=list)
+    rows: list[list[str]]
+    headings: list[str]
 
 
-class _Reader(HTMLParser):
-    """The tables, facts and statements of a page."""
+def _texts(tag: str, html: str) -> list[str]:
+    """What stands in the elements of a tag, without the tags in it."""
+    found = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", html, re.DOTALL)
+    return [" ".join(unescape(re.sub(r"<[^>]*>", " ", each)).split()) for each in found]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: list[Block] = []
-        self.facts: list[tuple[str, str]] = []
-        self.statements: list[str] = []
-        self._open: list[str] = []
-        self._text, self._heading, self._said = "", "", ""
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        kind = dict(attrs).get("class") or ""
-        if tag == "table":
-            self.tables.append(Block(f"{self._heading} {self._said}"))
-        elif tag == "tr" and self.tables:
-            self.tables[-1].rows.append([])
-        if tag in ("td", "th", "h2", "p", "b") or "statement" in kind or tag == "span":
-            self._open.append(tag)
-            if tag != "span" or "stamp" not in kind:
-                self._text = "" if tag not in ("span", "p") or not self._in_cell() else self._text
-
-    def _in_cell(self) -> bool:
-        return any(tag in ("td", "th") for tag in self._open[:-1])
-
-    def handle_data(self, data: str) -> None:
-        self._text += data
-
-    def handle_endtag(self, tag: str) -> None:
-        text = " ".join(self._text.split())
-        if not self._open or tag != self._open[-1]:
-            return
-        self._open.pop()
-        if any(each in ("td", "th") for each in self._open):
-            return
-        if tag == "h2":
-            self._heading, self._said = text, ""
-        elif tag == "p":
-            self._said = text
-            self.statements.append(text)
-        elif tag == "div":
-            self.statements.append(text)
-        elif tag == "td":
-            self.tables[-1].rows[-1].append(text)
-        elif tag == "th":
-            self.tables[-1].headings.append(text)
-        elif tag == "b":
-            self.facts.append((text, ""))
-        elif tag == "span" and self.facts and not self.facts[-1][1]:
-            self.facts[-1] = (self.facts[-1][0], text)
-        self._text = ""
+def _tables(html: str) -> list[Block]:
+    tables, heading, said = [], "", ""
+    for element in re.findall(r"<(?:h2|p|table)\b.*?</(?:h2|p|table)>", html, re.DOTALL):
+        if element.startswith("<h2"):
+            (heading,), said = _texts("h2", element), ""
+        elif element.startswith("<p"):
+            said = " ".join(_texts("p", element))
+        else:
+            rows = [_texts("td", row) for row in re.findall(r"<tr.*?</tr>", element, re.DOTALL)]
+            tables.append(Block(f"{heading} {said}", rows, _texts("th", element)))
+    return tables
 
 
 def of_page(html: str, data_sets: Sequence[str]) -> list[str]:
     """The faults of a page."""
-    reader = _Reader()
-    reader.feed(html)
-    assert reader.facts or reader.tables
+    facts, tables = re.findall(r"<b>(.*?)</b><span>(.*?)</span>", html), _tables(html)
+    assert facts or tables
     faults = [
         f"fact {value!r} {what!r}"
-        for value, what in reader.facts
+        for value, what in ((value, unescape(what)) for value, what in facts)
         if not _labelled(what, what, data_sets)
     ]
-    for table in reader.tables:
+    for table in tables:
         for row in table.rows:
             for place, cell in enumerate(row):
                 heading = table.headings[place] if place < len(table.headings) else ""
@@ -120,7 +83,7 @@ def of_page(html: str, data_sets: Sequence[str]) -> list[str]:
                     faults.append(f"{cell!r} under {heading!r}, in {table.context!r}")
     faults += [
         f"statement {text!r}"
-        for text in reader.statements
+        for text in [*_texts("p", html), *_texts("div", html)]
         if re.search(r"epsilon = [\d.]", text) and not _any(SCOPES, text)
     ]
     return faults

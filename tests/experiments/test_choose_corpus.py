@@ -112,55 +112,6 @@ def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
             assert secret not in content or path.suffix in (".npz", ".png"), path
 
 
-def _epsilons(statement):
-    return [float(found) for found in re.findall(r"epsilon = ([0-9.]+)", statement)]
-
-
-def test_queries_that_share_a_ledger_add_up(tmp_path, capsys, sources):
-    """TRUST 29: the second one's statement shows what both cost, not its own epsilon alone."""
-    private, public = sources
-    shared = tmp_path / "shared.jsonl"
-    statements = []
-    for number in range(2):
-        code, record = fred(
-            capsys, "--private", private, "--candidates", *public, "--epsilon", 1, "--delta", 1e-3,
-            "--embedder", "hashed:8", "--out", tmp_path / str(number), "--ledger", shared,
-        )  # fmt: skip
-        assert code == 0
-        statements.append(record["statement"])
-    ledger = Ledger.read(shared)
-    # Count, sum and second moment of each query.
-    assert list(ledger.summary(1e-3)["labels"].values()) == [2, 2, 2]
-    assert len({charge.run for charge in ledger.charges}) == 2
-    spent = ledger.spent(1e-3)
-    assert spent > 1.3
-    assert _epsilons(statements[0]) == [pytest.approx(1, rel=1e-3)]
-    assert _epsilons(statements[1]) == [pytest.approx(1, rel=1e-3), pytest.approx(spent, rel=1e-3)]
-    assert "if nothing else" in statements[0]
-    assert "with everything else on its ledger" in statements[1]
-
-
-def test_bad_arguments_are_one_sentence(tmp_path, capsys, sources):
-    private, public = sources
-    given = ("--private", private, "--candidates", *public, "--embedder", "hashed:8")
-    for bad, word in (
-        (("--epsilon", 1), "--delta"),
-        (("--epsilon", 0, "--delta", 1e-3), "epsilon"),
-        (("--epsilon", 1, "--delta", 1e-3, "--unit", "user"), "unit"),
-        (("--epsilon", 1, "--delta", 0.5), "delta"),
-        (("--epsilon", 1, "--delta", 1e-3, "--clip-norm", -1), "clip_norm"),
-    ):
-        code, record = fred(capsys, *given, "--out", tmp_path / "bad", *bad)
-        assert code == 2
-        assert word in record["error"]["message"]
-    code, record = fred(
-        capsys, "--private", private, "--candidates", tmp_path / "no.jsonl", "--epsilon", 1,
-        "--delta", 1e-3, "--out", tmp_path / "unread",
-    )  # fmt: skip
-    assert code == 2
-    assert not (tmp_path / "unread" / "ledger.jsonl").exists()
-
-
 def test_candidates_have_names():
     assert named(["docstrings:numpy", "near=/a/b.jsonl?client=x", "/a/c.jsonl.gz?text=t"]) == {
         "numpy": "docstrings:numpy",

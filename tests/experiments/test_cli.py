@@ -30,17 +30,7 @@ def test_help_documents_the_exit_codes(capsys, command):
         assert line in text
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["fly"],
-        ["run", "absent.yaml"],
-        ["export", "absent", "out", "--texts", "0"],
-        ["calibrate", "--delta", "1e-5"],
-        [*CALIBRATE, "--epsilon", "7", "--noise-multiplier", "1"],
-        [*CALIBRATE, "--noise-multiplier", "0"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [["fly"], ["calibrate", "--delta", "1e-5"]])
 def test_bad_input_is_exit_code_2_with_one_sentence(capsys, arguments):
     """TRUST 9, 10, 11: on the command line."""
     assert main([*arguments, "--json"]) == 2
@@ -58,19 +48,6 @@ def test_calibrate_prints_noise_and_the_whole_statement(capsys):
     text = capsys.readouterr().out
     for word in ("noise multiplier = 0.757", "epsilon", "delta", "unit", "adjacency", "accountant"):
         assert word in text
-
-
-@pytest.mark.parametrize(
-    ("accountant", "sigma", "epsilon", "digits"), [("rdp", 0.82, 6.885, 3), ("pld", 0.82, 5.92, 2)]
-)
-def test_calibrate_gives_the_published_epsilon(capsys, accountant, sigma, epsilon, digits):
-    """A row of SPEC D.1 (N = 10,000, n = 1,000): each accountant to the printed digits."""
-    arguments = [*CALIBRATE, "--noise-multiplier", str(sigma), "--accountant", accountant]
-    assert main([*arguments, "--json"]) == 0
-    record = _json(capsys)
-    assert round(record["epsilon"], digits) == epsilon
-    assert record["accountant"] == accountant
-    assert record["unit"] == "client"
 
 
 CONFIG = """\
@@ -133,19 +110,6 @@ def test_run_report_and_budget_agree(config, tmp_path, capsys):
 
     assert main(["run", str(config), "--out", str(out)]) == 2
     assert "resume" in capsys.readouterr().err
-
-
-def test_the_stamp_of_a_table_is_the_one_that_the_run_wrote(config, tmp_path, capsys):
-    """It is read back from run.json, not concluded from the config."""
-    out = tmp_path / "run"
-    arguments = ["--training.rounds", "1", "--run.reproducible-noise", "True"]
-    assert main(["run", str(config), *arguments, "--out", str(out)]) == 0
-    assert "this run (NOT PRIVATE)" in capsys.readouterr().out
-    assert (out / "config.yaml").read_text().startswith("# NOT PRIVATE: ")
-    run = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps({**run, "private": True, "stamp": ""}))
-    assert main(["resume", str(out)]) == 0
-    assert "this run (NOT PRIVATE)" not in capsys.readouterr().out
 
 
 def test_without_a_command_the_help_is_shown(capsys):

@@ -57,6 +57,10 @@ MISTAKES = [
     ("resume folder", "folder no config.yaml"),
     ("report folder", "folder no run.json"),
     ("export folder out", "folder config.yaml"),
+    ("export folder out --texts 0", "texts at least 1 found 0"),
+    ("export folder folder", "folder exists already another FOLDER"),
+    ("audit run.yaml --confidence 1", "confidence strictly between found 1"),
+    ("audit run.yaml --runs -1", "runs at least 1 found -1"),
     ("budget absent.jsonl --delta 1e-5", "absent.jsonl no such ledger"),
     ("budget clients.jsonl --delta 1e-5", "clients.jsonl line 1"),
     ("run run.yaml --out run.yaml", "run.yaml file directory"),
@@ -98,6 +102,7 @@ MISTAKES = [
     (f"{PLAN} --epsilon 7 --noise-multiplier 1", "--noise-multiplier --epsilon"),
     (f"{PLAN} --epsilon 7 --clients-per-round 20000", "20000 population 10000"),
     (f"{PLAN} --epsilon seven", "--epsilon 'seven'"),
+    (f"{PLAN} --noise-multiplier 0", "noise_multiplier positive"),
     ("fred --private clients.jsonl --candidates public.jsonl", "--epsilon --delta"),
     (
         "fred --private clients.jsonl --candidates clients.jsonl --epsilon 1 --delta 1e-3 "

@@ -89,13 +89,3 @@ def test_its_config_passes_a_dry_run(write, tmp_path, columns, capsys):
     (tmp_path / "own.yaml").write_text(init(write("own.csv", ROWS), **columns))
     assert main(["run", "own.yaml", "--dry-run"]) == 0
     assert "epsilon = 8" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_its_config_runs(write, tmp_path, capsys):
-    """Privately, in two rounds."""
-    (tmp_path / "own.yaml").write_text(init(write("own.csv", ROWS), **NUMBERS))
-    few = ["--training.rounds", "2", "--evaluation.every", "2", "--run.devices", "2"]
-    assert main(["run", "own.yaml", "--out", "run", *few, "--json"]) == 0
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert "epsilon = 8" in json.dumps(record)

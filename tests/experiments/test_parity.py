@@ -13,18 +13,13 @@ import numpy as np
 import pytest
 
 from jaxpfl.experiments import carry_out
-from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import read_clients, split_clients
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.registry import from_mapping
-from jaxpfl.experiments.systems.federated_training.study import published_model
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters, pretrained
-from jaxpfl.models.decoder.config import MODEL_TYPES
 from jaxpfl.models.encoder.network import Encoder
-from jaxpfl.text.embed import embedder
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.published_models import SIZES, write_adapters, write_tokeniser
 
@@ -34,8 +29,6 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 # Of transformers and torch, not ours.
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("default")]
 
-ENCODERS = ("bert", "roberta", "albert")
-CAUSAL = ("bert", "roberta")
 STARTING = ("llama", "mistral")
 _MADE = {
     "gpt2": ("GPT2LMHeadModel", "GPT2Config"),
@@ -44,7 +37,6 @@ _MADE = {
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config"),
     "bert": ("BertForMaskedLM", "BertConfig"),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig"),
-    "albert": ("AlbertForMaskedLM", "AlbertConfig"),
 }
 
 
@@ -154,40 +146,6 @@ def _close(found: Any, expected: np.ndarray) -> None:
 
 def _logits(model: Any, params: Any) -> jax.Array:
     return model.logits(params, model.hidden(params, _tokens()))
-
-
-@pytest.mark.parametrize("kind", MODEL_TYPES)
-def test_a_decoder_of_a_config_computes_what_transformers_does(training, study, folder, kind):
-    expected = _their_logits(transformers.AutoModelForCausalLM.from_pretrained(folder / kind))
-    config = training({"path": str(folder / kind)})
-    assert isinstance(config.model, PublishedDecoderConfig)
-    trained = published_model(config, config.model)
-    writer = CorpusWriter(study("generator", {"path": kind}, {"path": kind}))
-    for found in (trained, writer.generator, writer.downstream):
-        _close(_logits(found.model, found.params), expected)
-
-
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_an_encoder_is_made_a_causal_decoder_as_in_transformers(training, folder, kind):
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / kind, is_decoder=True)
-    config = training({"path": str(folder / kind), "is_decoder": True})
-    found = published_model(config, config.model)
-    _close(_logits(found.model, found.params), _their_logits(theirs.eval()))
-
-
-@pytest.mark.parametrize("kind", ENCODERS)
-def test_an_embedder_of_a_config_gives_the_mean_of_transformers(folder, kind):
-    """Texts of one to 60 tokens."""
-    texts = ["a", " ".join(NEAR[:3]), " ".join(FAR[:8])]
-    found = embedder(f"encoder:{folder / kind}")(texts)
-    theirs = transformers.AutoModel.from_pretrained(folder / kind).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / kind)
-    for text, vector in zip(texts, found, strict=True):
-        ids = tokenizer(text, return_tensors="pt")["input_ids"]
-        assert ids.shape[1] <= 60
-        with torch.no_grad():
-            expected = theirs(input_ids=ids).last_hidden_state[0].mean(0).numpy()
-        _close(vector, expected)
 
 
 def _scored(theirs: Any, tokenizer: Any, texts: list[str], tokens: int) -> dict[str, float]:

@@ -10,9 +10,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.dry_run import dry_run
 from jaxpfl.experiments.registry import load
-from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.experiments.sweep.page import lines
-from jaxpfl.experiments.sweep.points import run_sweep
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.statements import of_lines, of_page, of_record
 from tests.experiments.test_statements import CONFIG, DATA_SETS
@@ -35,19 +32,6 @@ def config(tmp_path_factory):
         return load(folder / "config.yaml")
 
     return written
-
-
-@pytest.fixture(scope="module")
-def swept(config, tmp_path_factory):
-    """A sweep of one simulated point and one that is not."""
-    folder = tmp_path_factory.mktemp("sweep")
-    (folder / "base.yaml").write_text(yaml.safe_dump(CONFIG))
-    names = {f"simulated.{name}": value for name, value in SIMULATED.items()}
-    cases = {"as if many": names, "as they are": {}}
-    sweep = {"base": "base.yaml", "metric": "accuracy", "cases": cases}
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
-    loaded = load_sweep(folder / "sweep.yaml")
-    return loaded, run_sweep(loaded, folder / "out", progress=False)
 
 
 @pytest.mark.long
@@ -82,18 +66,6 @@ def test_every_statement_of_a_simulated_run_has_the_label_and_both_epsilons(conf
 def test_a_dry_run_says_that_the_noise_is_simulated(config):
     said = json.dumps(dry_run(config(data={**CONFIG["data"], "clients": 40})))
     assert LABEL in said.replace("\\u2019", "'")
-
-
-@pytest.mark.long
-def test_a_sweeps_table_and_points_have_the_label(swept):
-    sweep, outcome = swept
-    marks = {row["case"]: row["mark"] for row in outcome.rows}
-    assert marks == {"as if many": "SIMULATED", "as they are": ""}
-    table = lines(sweep, outcome.record)
-    assert [line for line in table if "as if many" in line and "SIMULATED" in line]
-    assert not [line for line in table if "as they are" in line and "SIMULATED" in line]
-    page = (outcome.out / "report.html").read_text()
-    assert LABEL in page.replace("&#x27;", "'").replace("&#39;", "'")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Every number that a run shows says which data it is of, and every epsilon whose it is."""
 
-import dataclasses
 import json
 
 import jax
@@ -10,12 +9,11 @@ import pytest
 import yaml
 
 import jaxpfl as jp
-from jaxpfl.experiments.report.page import page_lines, write_page
+from jaxpfl.experiments.report.page import page_lines
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.page import lines
 from jaxpfl.experiments.sweep.points import run_sweep
 from jaxpfl.experiments.systems.federated_training import page as federated_page
-from jaxpfl.experiments.systems.federated_training.page import ranking
 from tests.experiments.statements import of_lines, of_page, of_record
 
 TEST = "test clients of the digits (declared public)"
@@ -117,38 +115,6 @@ def test_a_sweep_and_its_points(swept):
         assert of_record(record) == []
         assert of_page((point / "report.html").read_text(), DATA_SETS) == []
         assert of_lines(page_lines(federated_page.page(point, record)), DATA_SETS) == []
-
-
-@pytest.mark.long
-def test_the_page_of_a_chosen_corpus(swept, tmp_path):
-    _, outcome = swept
-    point = next((outcome.out / "points").iterdir())
-    scores = [
-        {
-            "candidate": name,
-            "distance": each,
-            "corrected": each / 2,
-            "low": 0.1,
-            "high": 0.3,
-            "tied": False,
-        }
-        for name, each in (("near", 0.2), ("far", 0.4))
-    ]
-    before = {name: {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.1} for name in ("near", "far")}
-    fred = {
-        **ranking(scores, {"before": before}),
-        "private": True,
-        "statement": "(epsilon = 1, delta = 0.001)",
-    }
-    record = {**json.loads((point / "result.json").read_text()), "fred": fred}
-    page = dataclasses.replace(federated_page.page(point, record), further=())
-    html = write_page(tmp_path, page).read_text()
-    assert "0.4" in html
-    clients = "what the private clients hold"
-    assert of_page(html, [*DATA_SETS, clients]) == []
-    for name in (clients, *DATA_SETS):
-        html = html.replace(name, "")
-    assert len(of_page(html, DATA_SETS)) >= 6
 
 
 PLANTED = {

@@ -1,11 +1,11 @@
 """A tiny private text experiment whose data is full of canaries."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from jaxpfl.experiments import carry_out
+from tests.experiments.conftest import NEAR, write_lines
 from tests.faults.runs import config_of
 
 CONFIG = """\
@@ -18,23 +18,14 @@ training: {{rounds: 7, clients_per_round: 8, batch_size: 4, max_examples: 8, cli
 evaluation: {{every: 3, declared_public: true, max_examples: 50, sentences: 2}}
 run: {{checkpoint_every: 2, reproducible_noise: true, devices: 2}}
 """
-WORDS = [a + b for a in ("ka", "lo", "mi", "ne") for b in ("b", "d", "g", "m", "t")]
 
 
 @pytest.fixture(scope="session")
 def tiny_config(tmp_path_factory) -> Path:
     """The path of a config; its data lies beside it."""
     folder = tmp_path_factory.mktemp("experiment")
-    with open(folder / "public.jsonl", "w") as file:
-        for number in range(10):
-            line = {"client": f"doc{number}", "text": " ".join(WORDS)}
-            file.write(json.dumps(line) + "\n")
-    with open(folder / "clients.jsonl", "w") as file:
-        for number in range(60):
-            for row in range(1 + number % 5):
-                picked = [WORDS[(number * 7 + row * 3 + k * k) % len(WORDS)] for k in range(5)]
-                text = " ".join([*picked, f"canarytext{number}"])
-                file.write(json.dumps({"client": f"canaryid{number}", "text": text}) + "\n")
+    write_lines(folder / "public.jsonl", NEAR, 40, 5)
+    write_lines(folder / "clients.jsonl", NEAR, 60, 3, "canarytext{}")
     path = folder / "tiny.yaml"
     path.write_text(CONFIG.format(folder=folder))
     return path

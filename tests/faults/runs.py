@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
@@ -19,8 +20,10 @@ from jaxpfl.data import from_clients
 from jaxpfl.data.population import Population
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.federated.release import prepared_query
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Charge, Ledger
+from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import same_but_heads
 
 # Charges, metrics, and every step of saving and deleting checkpoints are such operations.
@@ -169,21 +172,6 @@ def adding(
     return Algorithm("a", lambda key: jnp.float32(0), step, (query,)), clients
 
 
-class Crash(Exception):
-    """A crash at a chosen instant."""
-
-
-def crashing(monkeypatch, owner, name: str, when, *, after: bool = False) -> None:
-    """Makes `owner.name` crash, before or after its work, where `when(*arguments)` says so."""
-    real = getattr(owner, name)
-
-    def call(*arguments, **options):
-        fatal = when(*arguments, **options)
-        if fatal and not after:
-            raise Crash
-        found = real(*arguments, **options)
-        if fatal:
-            raise Crash
-        return found
-
-    monkeypatch.setattr(owner, name, call)
+def in_round(number: int) -> AbstractContextManager[None]:
+    """What is inside ends after a round's charge, before any client's data is read."""
+    return stopped(prepared_query, "Cohort", when=lambda *_, round, **__: round == number)

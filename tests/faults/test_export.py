@@ -21,6 +21,7 @@ from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.models.checkpoints import own_models
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+from tests.experiments import canaries
 from tests.faults.runs import config_of, run_and_watch
 
 
@@ -94,32 +95,13 @@ def test_the_card_says_what_it_cost_and_where_it_comes_from(finished, exported, 
 
 def test_no_canary_and_no_secret_is_exported(finished, exported, secrets):
     """TRUST 40: nothing from private/, no client's id or text, in any byte."""
-    canaries = {b"canaryid", b"canarytext"}
-    for secret in secrets:
-        if len(secret) == 16:
-            canaries |= {str(word).encode() for word in np.frombuffer(secret, np.uint32)}
-            canaries |= {secret, secret.hex().encode()}
+    drawn = canaries.of_secrets(secrets)
     # The secret of the run, at least.
-    assert len(canaries) >= 2 + 4 + 2
-    private = [path for path in finished.rglob("private/*") if path.is_file()]
-    assert {path.name for path in private} == {"ledger.jsonl.key", "rounds.jsonl"}
-    for path in private:
-        content = path.read_bytes()
-        canaries |= {line for line in content.splitlines() if len(line) > 8}
-        canaries |= {content, content.hex().encode()}
-    for path in exported.rglob("*"):
-        content = path.read_bytes()
-        for canary in canaries:
-            assert canary not in content, path
-            assert canary.lower() not in content.lower(), path
-
-
-def test_an_existing_folder_is_refused(finished, tmp_path, capsys):
-    (tmp_path / "mine").mkdir()
-    assert main(["export", str(finished), str(tmp_path / "mine")]) == 2
-    error = capsys.readouterr().err
-    assert error == f"error: {tmp_path / 'mine'}: exists already; choose another FOLDER\n"
-    assert not list((tmp_path / "mine").iterdir())
+    assert len(drawn) >= 4 + 1
+    names = {path.name for path in finished.rglob("private/*")}
+    assert names == {"ledger.jsonl.key", "rounds.jsonl"}
+    private = canaries.CLIENTS | drawn | canaries.of_private_folders(finished)
+    canaries.assert_in_none(private, canaries.public_files(exported))
 
 
 def _refused(run: Path, kind: type[Exception], message: str) -> None:

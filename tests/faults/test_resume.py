@@ -1,11 +1,10 @@
 """Kill -9 at any instant, then resume: the same bits as the run that was never interrupted."""
 
 import json
-import random
 import re
 import shutil
 import signal
-import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 
+from jaxpfl import files
 from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out
@@ -20,17 +20,16 @@ from jaxpfl.experiments.carry_out import Outcome
 from jaxpfl.experiments.engine import run_directory, setting
 from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.records.lines import MetricsFile
-from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated.release import identity, prepared_query, releaser
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
+from tests.experiments.crashes import stopped
 from tests.faults.runs import (
-    Crash,
     assert_same,
     charges_of,
     config_of,
     continue_run,
-    crashing,
+    in_round,
     releases_of,
     run_and_count,
     start_victim,
@@ -52,22 +51,17 @@ def _kill_and_resume(config: Path, out: Path, straight: Path, fatal: int) -> Non
     assert_same(out, straight)
 
 
-@pytest.mark.parametrize("place", [0.5, pytest.param(0.93, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "place",
+    [0.5, pytest.param(0.93, marks=pytest.mark.long)]
+    + [pytest.param(number / 24, marks=pytest.mark.slow) for number in range(24)],
+)
 def test_a_run_killed_at_a_durable_operation_resumes_to_the_same_bits(
     tiny_config, tmp_path, straight, place
 ):
     """TRUST 33: SIGKILL between any two writes, mid-save and mid-delete too."""
     out, instants = straight
     _kill_and_resume(tiny_config, tmp_path / "run", out, max(1, round(place * instants)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(24))
-def test_a_run_killed_at_many_durable_operations_resumes(tiny_config, tmp_path, straight, number):
-    """TRUST 33: the same, spread over the whole run."""
-    out, instants = straight
-    fatal = 1 + (number * instants) // 24
-    _kill_and_resume(tiny_config, tmp_path / "run", out, fatal)
 
 
 @pytest.fixture(scope="module")
@@ -101,51 +95,21 @@ def test_a_run_whose_clients_keep_states_is_killed_and_resumes(remembering, tmp_
     assert len({path.read_bytes() for path in rows}) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(12))
-def test_a_run_killed_twice_at_random_times_resumes(tiny_config, tmp_path, straight, number):
-    """TRUST 33: random instants, a resumed run killed again."""
-    generator = random.Random(number)
-    out = tmp_path / "run"
-    for _ in range(2):
-        if (out / "config.yaml").exists():
-            break
-        victim = start_victim(tiny_config, out, -1)
-        time.sleep(generator.uniform(4, 12))
-        victim.kill()
-        victim.communicate()
-    continue_run(tiny_config, out)
-    assert_same(out, straight[0])
-
-
-def _run_into(crash, config: Config, out: Path, monkeypatch) -> Path:
-    with monkeypatch.context() as patched:
-        crash(patched)
-        with pytest.raises(Crash):
-            carry_out.run(config, out, progress=False)
-    return out
-
-
-def _at(owner, name: str, when, *, after: bool = False):
-    """The instant of a call, see `crashing`."""
-    return lambda patched: crashing(patched, owner, name, when, after=after)
-
-
-def _in_round(number: int):
-    """The instant after a round's charge, before any client's data is read."""
-    return _at(prepared_query, "Cohort", lambda *_, round, **__: round == number)
-
-
 def _of_round_4(temporary: Path, *_) -> bool:
     return temporary.name.endswith("4")
+
+
+def _record_of_round_4(file: MetricsFile, round: int, _: object) -> bool:
+    return round == 4
 
 
 @pytest.fixture(scope="module")
 def crashed_once(tiny_config, tmp_path_factory) -> Path:
     """A run in this process that crashed in the middle of its last round, 7."""
     out = tmp_path_factory.mktemp("crashed") / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        return _run_into(_in_round(7), config_of(tiny_config), out, patched)
+    with in_round(7):
+        carry_out.run(config_of(tiny_config), out, progress=False)
+    return out
 
 
 @pytest.fixture
@@ -154,24 +118,20 @@ def crashed(crashed_once, tmp_path) -> Path:
     return Path(shutil.copytree(crashed_once, tmp_path / "run"))
 
 
-def _third(seen: list[int]):
-    return lambda *_, **__: seen.append(0) or len(seen) == 3
-
-
 # Rounds are recorded and written one late; the checkpoint after round 4 has that round written.
 INSTANTS = {
-    "before a charge": _at(Ledger, "charge", lambda *_, round, **__: round == 4),
-    "after a charge": _in_round(4),
-    "before a record": _at(Ledger, "record", _third([])),
-    "after a record": _at(Ledger, "record", _third([]), after=True),
-    "before metrics": _at(MetricsFile, "append", lambda file, round, *_: round == 4),
-    "after metrics": _at(MetricsFile, "append", lambda file, round, *_: round == 4, after=True),
-    "in a checkpoint": _at(checkpoint, "commit", _of_round_4),
-    "after a checkpoint": _at(checkpoint, "commit", _of_round_4, after=True),
-    "before the result": _at(
-        run_directory.files, "write_json", lambda path, *_, **__: path.name == "result.json"
+    "before a charge": partial(stopped, Ledger, "charge", when=lambda *_, round, **__: round == 4),
+    "after a charge": partial(in_round, 4),
+    "before a record": partial(stopped, Ledger, "record", 3),
+    "after a record": partial(stopped, Ledger, "record", 3, after=True),
+    "before metrics": partial(stopped, MetricsFile, "append", when=_record_of_round_4),
+    "after metrics": partial(stopped, MetricsFile, "append", after=True, when=_record_of_round_4),
+    "in a checkpoint": partial(stopped, checkpoint, "commit", when=_of_round_4),
+    "after a checkpoint": partial(stopped, checkpoint, "commit", after=True, when=_of_round_4),
+    "before the result": partial(
+        stopped, files, "write_json", when=lambda path, *_, **__: path.name == "result.json"
     ),
-    "before the secret goes": _at(run_directory, "forget", lambda *_: True),
+    "before the secret goes": partial(stopped, run_directory, "forget"),
 }
 
 
@@ -184,10 +144,12 @@ LONG = ("after a record", "before metrics")
     [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in INSTANTS],
 )
 def test_a_crash_at_a_chosen_instant_resumes_to_the_same_bits(
-    tiny_config, tmp_path, monkeypatch, straight, instant
+    tiny_config, tmp_path, straight, instant
 ):
     """TRUST 33, 34: one charge a round, wherever between its charge and its checkpoint it died."""
-    out = _run_into(INSTANTS[instant], config_of(tiny_config), tmp_path / "run", monkeypatch)
+    out = tmp_path / "run"
+    with INSTANTS[instant]():
+        carry_out.run(config_of(tiny_config), out, progress=False)
     assert (out / "private" / "secret.json").exists()
     carry_out.resume(out, progress=False)
     assert_same(out, straight[0])
@@ -236,10 +198,10 @@ def test_a_replay_that_comes_out_otherwise_is_another_release_and_is_charged(
     """TRUST 34: charged without amplification, with noise of its own; the statement contains it.
 
     Round 5 has another sum. Round 6 starts from what it gave, so it is another release, too."""
-    config = config_of(tiny_config)
-    with monkeypatch.context() as patched:
+    config, out = config_of(tiny_config), tmp_path / "run"
+    with monkeypatch.context() as patched, in_round(7):
         first = _watched(patched)
-        out = _run_into(_in_round(7), config, tmp_path / "run", patched)
+        carry_out.run(config, out, progress=False)
     _back_to_round_4(out)
     with monkeypatch.context() as patched:
         _one_client_less(patched)
@@ -284,7 +246,9 @@ def test_a_replay_that_cannot_be_paid_for_publishes_nothing(
     """TRUST 30, 34: no metrics, no checkpoint, no result of a release that nobody paid for."""
     planned = guarantee_of(charges_of(straight[0]), 1e-3).epsilon()
     config = config_of(tiny_config, ["--privacy.budget_epsilon", repr(planned * 1.001)])
-    out = _run_into(_in_round(7), config, tmp_path / "run", monkeypatch)
+    out = tmp_path / "run"
+    with in_round(7):
+        carry_out.run(config, out, progress=False)
     _back_to_round_4(out)
     before = {path: path.read_bytes() for path in out.rglob("*") if _published(path)}
     with monkeypatch.context() as patched:

@@ -160,23 +160,3 @@ def test_thousands_of_rounds_stay_where_the_clip_is_exact(below):
     assert isinstance(plan(clip_norm=path[-1]), Plan)
     other_way = jnp.float32((0.5 - below) * chosen.denominator)
     assert abs(np.log(float(next_clip_norm(chosen, clip_norm, other_way)) / path[-1])) > 0.09
-
-
-def test_rounds_of_empty_updates_keep_the_bound_at_the_door():
-    """TRUST 16: rounds of zero updates down to the least clip norm, then a large update."""
-    chosen = plan(
-        clients_per_round=10,
-        noise_multiplier=1e-6,
-        adaptive_clip=AdaptiveClip(target_quantile=0.5, learning_rate=0.2, indicator_noise=1.0),
-    )
-    opened = door(held_vector, chosen, SHAPE)
-    # Each round takes about a tenth off.
-    start = jnp.float32(20 * SMALLEST_CLIP_NORM)
-    clip_norm, empty = start, bucket_of(np.zeros((10, DIM), np.float32))
-    for index in range(60):
-        clip_norm = through(opened, ZERO, [empty], keys(index), clip_norm=clip_norm).clip_norm
-    assert SMALLEST_CLIP_NORM <= float(clip_norm) < start
-    last = with_norms([1.0, 0.0])
-    found = through(opened, ZERO, [last], keys(60), clip_norm=clip_norm).value["a"]
-    norm = np.linalg.norm(np.asarray(found, np.float64))
-    assert norm == pytest.approx(float(clip_norm), rel=1e-4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import models
-from jaxpfl.federated.clients.example_gradients import clipped_sum
+from jaxpfl.federated.clients.clipped_gradients import clipped_sum
 from jaxpfl.models import CNN, MLP, CIFGLanguageModel, LSTMLanguageModel
 
 BATCH = 6
@@ -190,6 +190,6 @@ def test_gradients_of_many_weights_are_formed_for_a_few_examples_at_a_time(monke
     params, mask = model.init(jax.random.key(0)), np.arange(BATCH) != 3
     size = models.count_parameters(params)
     whole = summed(alone(model), params, batch, mask, 0.1)
-    monkeypatch.setattr("jaxpfl.federated.clients.example_gradients._ENTRIES", 2 * size)
+    monkeypatch.setattr("jaxpfl.federated.clients.clipped_gradients._ENTRIES", 2 * size)
     parts = summed(alone(model), params, batch, mask, 0.1)
     assert_near(parts, whole, 1e-6)

@@ -16,7 +16,7 @@ from jaxpfl.data import from_clients
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.errors import InputError
 from jaxpfl.federated import ClientSteps, Execution, Query, client_mesh
-from jaxpfl.federated.release.door import Door, Keys
+from jaxpfl.federated.release.door import Door
 from jaxpfl.federated.release.identity import traced
 from tests.federated.cohorts import keys, no_noise
 from tests.federated.own_functions import FUNCTIONS
@@ -211,13 +211,3 @@ def test_steps_that_do_not_fit_together_are_refused_before_a_charge(change, name
     with pytest.raises(InputError, match=named):
         jp.release(ClientSteps(**{**parts, **change}), clients, plan, ledger=ledger)
     assert not ledger.exists() or len(jp.Ledger.read(ledger)) == 0
-
-
-def test_the_key_of_a_release_is_every_clients_own():
-    """Keys follow from ids: not from an index that another client's removal would shift."""
-    found = [
-        contribution_beside(whole_adversary, others, SPECS["default ladder"], 1)["key"]
-        for others in ({}, {"0 before it in every order": np.ones(3, np.float32)})
-    ]
-    np.testing.assert_array_equal(*found)
-    assert isinstance(keys(), Keys)

@@ -91,20 +91,19 @@ def test_one_client_replaced_and_a_second_ledger_file(tmp_path):
     assert len(charges) == 1
 
 
-@pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
-def test_flags_of_the_compiler_are_part_of_the_identity(variable, ledger_path, monkeypatch):
-    first, _ = ask(ledger_path)
-    monkeypatch.setenv(variable, "--xla_cpu_max_isa=SSE4_2")
-    second, charges = ask(ledger_path)
-    require_independent_noise(first, second)
-    assert len(charges) == 2
+PACKAGES = ["jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy"]
 
 
-@pytest.mark.parametrize("package", ["jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy"])
-def test_versions_are_part_of_the_identity(package, ledger_path, monkeypatch):
+@pytest.mark.parametrize("changed", ["XLA_FLAGS", "LIBTPU_INIT_ARGS", *PACKAGES])
+def test_flags_of_the_compiler_and_versions_are_part_of_the_identity(
+    changed, ledger_path, monkeypatch
+):
     first, _ = ask(ledger_path)
-    real = identity.version
-    monkeypatch.setattr(identity, "version", lambda name: "9.9" if name == package else real(name))
+    if changed in PACKAGES:
+        real = identity.version
+        monkeypatch.setattr(identity, "version", lambda n: "9.9" if n == changed else real(n))
+    else:
+        monkeypatch.setenv(changed, "--xla_cpu_max_isa=SSE4_2")
     second, charges = ask(ledger_path)
     require_independent_noise(first, second)
     assert len(charges) == 2

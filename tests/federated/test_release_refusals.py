@@ -135,14 +135,6 @@ def test_a_client_function_is_checked_before_anything_is_charged(ledger_path):
         assert not ledger.charges
 
 
-def forgetful(clients: Population) -> Population:
-    return clients.select(np.arange(len(clients) - 1))
-
-
-def test_preparing_keeps_every_client(ledger_path):
-    refused(ledger_path, "prepare must keep every client", asked=query(prepare=forgetful))
-
-
 def test_two_queries_of_one_releaser_are_each_answered(ledger_path):
     """Of equal shapes; what is kept of one is not taken for the other."""
     public = flat_without_privacy(population=CLIENTS, clients_per_round=CLIENTS, rounds=6)

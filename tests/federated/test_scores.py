@@ -8,7 +8,6 @@ import pytest
 from jaxpfl import cores
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data.cohort import Cohort, CohortSpec
-from jaxpfl.federated import client_mesh
 from jaxpfl.federated.clients.scores import (
     LinearScores,
     NearestVotes,
@@ -119,18 +118,6 @@ def test_scores_are_those_of_a_loop_over_whole_score_vectors(parts, kind):
     assert np.abs(expected).max() > 0.1
 
 
-def test_clipping_coordinates_is_clipping_scores(parts):
-    """One client, far above the clip norm and below it."""
-    candidates = random_candidates()
-    for shrunk in (1.0, 0.05):
-        # An average with zeros: as many texts, shorter mean.
-        texts = np.concatenate([parts[1], np.zeros((round(1 / shrunk) - 1, DIM))])
-        found = scores([texts], candidates, "cosine")
-        expected = looped([texts], candidates, "cosine")
-        assert (np.linalg.norm(expected) < 0.9 * CLIP) == (shrunk < 1)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-
-
 def test_one_prompt_whose_responses_are_alike_scores_zero_beside_others_that_differ(parts):
     candidates = random_candidates()
     candidates[3] = candidates[3, 0]
@@ -237,17 +224,6 @@ def test_one_client_moves_the_coordinates_by_at_most_the_clip_norm(kind):
     assert max(reached) >= CLIP * (1 - 1e-5)
 
 
-def test_one_client_moves_the_scores_by_at_most_the_clip_norm(parts):
-    """TRUST 16, on what the server uses: removing any client, each kind, hard candidates too."""
-    for kind in KINDS:
-        for candidates in (random_candidates(), collinear_candidates()):
-            full = scores(parts, candidates, kind)
-            for left_out in range(len(parts)):
-                rest = [part for i, part in enumerate(parts) if i != left_out]
-                moved = np.linalg.norm(full - scores(rest, candidates, kind))
-                assert moved <= CLIP * (1 + 1e-4)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_client_with_an_embedding_that_is_not_finite_counts_as_zero(parts, kind, bad):
@@ -265,19 +241,6 @@ def test_a_giant_embedding_counts_like_any_other(parts):
     parts[0][1] *= 1e38 / np.abs(parts[0][1]).max()
     found = scores(parts, candidates, "zscore")
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_chunks_and_devices_change_only_rounding(parts):
-    """TRUST 22, 23"""
-    means, kind = means_of(parts), "per_prompt"
-    factor = score_space(jnp.asarray(random_candidates()), CENTRINGS[kind]).factor_DxD
-    first = coordinates(means, factor, kind, chunk=1)
-    for settings in (
-        dict(chunk=4),
-        dict(chunk=8, mesh=client_mesh(1)),
-    ):
-        other = coordinates(means, factor, kind, **settings)
-        np.testing.assert_allclose(other, first, rtol=1e-5, atol=1e-5)
 
 
 def columns_of(space: ScoreSpace) -> np.ndarray:

@@ -98,7 +98,8 @@ def two(query: Query, clients=CLIENTS, said=None):
 
 
 def work_of(seed: int) -> Work:
-    return Work(1, np.float32(100.0), seed, train=WORDS, noise=WORDS, checksum=WORDS, shared=WORDS)
+    cohort = np.frombuffer(seed.to_bytes(16, "big"), np.uint32)
+    return Work(1, np.float32(100.0), cohort, WORDS, WORDS, WORDS, WORDS)
 
 
 def test_a_process_that_draws_another_cohort_does_not_sum_it(monkeypatch):

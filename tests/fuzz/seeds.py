@@ -4,7 +4,7 @@ Each function writes its file, or all files of its kind, to an empty folder. Wha
 whoever made a file can do, too: a hash shows that it is as it was written, not that it is sound.
 """
 
-import hashlib
+import contextlib
 import io
 import json
 import tarfile
@@ -28,7 +28,7 @@ from jaxpfl.models.checkpoints import own_models
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
-from tests.data.populations import small
+from tests.data.populations import sign, small
 from tests.data.tff_files import example, write_file
 from tests.federated.cohorts import plan
 from tests.published_models import (
@@ -46,19 +46,11 @@ def population(folder: Path) -> None:
 
 def _sign(path: Path, renew: Callable[[dict], object] = lambda manifest: None) -> None:
     """Corrects a manifest's own hash, after `renew` has corrected what it says of other files."""
-    try:
+    errors = (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError)
+    with contextlib.suppress(*errors):
         manifest = json.loads(path.read_bytes())
-        manifest.pop("sha256", None)
         renew(manifest)
-        text = json.dumps(manifest, sort_keys=True)
-        sha256 = hashlib.sha256(text.encode()).hexdigest()
-        path.write_text(files.json_text({**manifest, "sha256": sha256}))
-    except (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError):
-        return
-
-
-def _as_it_is(path: Path) -> dict:
-    return {"bytes": path.stat().st_size, "sha256": files.sha256_file(path)}
+        sign(path.parent, **manifest)
 
 
 def sign_files(folder: Path) -> None:
@@ -67,7 +59,8 @@ def sign_files(folder: Path) -> None:
 
     def renew(manifest: dict) -> None:
         for name, described in manifest["files"].items():
-            described |= _as_it_is(path.parent / name)
+            held = path.parent / name
+            described |= {"bytes": held.stat().st_size, "sha256": files.sha256_file(held)}
 
     _sign(path, renew)
 
@@ -122,16 +115,14 @@ def fields(folder: Path) -> None:
 def sign_fields(folder: Path) -> None:
     path = folder / "ledger.jsonl"
     path.unlink(missing_ok=True)
-    chain = Chain(path)
-    try:
+    with (
+        contextlib.closing(Chain(path)) as chain,
+        contextlib.suppress(ValueError, RecursionError, OSError),
+    ):
         for line in (folder / "fields.jsonl").read_bytes().splitlines():
             record = json.loads(line)
             if isinstance(record, dict):
                 chain.append(record)
-    except (ValueError, RecursionError, OSError):
-        pass
-    finally:
-        chain.close()
 
 
 def artifacts(folder: Path) -> Artifacts:
@@ -197,10 +188,6 @@ def vocabulary(path: Path) -> None:
     Vocabulary.from_texts(["a b a", "c"], 6, source="x").save(path)
 
 
-def word_counts(path: Path) -> None:
-    path.write_text("the 5\na 3\n")
-
-
 def own(folder: Path) -> None:
     model = LSTMLanguageModel(3, 2, 2, 1)
     own_models.save(folder / "model", model, model.init(jax.random.key(0)))
@@ -227,19 +214,8 @@ ROWS = [
     {"client": "b", "text": "two", "label": 2, "score": -1.5},
     {"client": "a", "text": "", "label": 3, "score": 2.0},
 ]
-
-
-def lines(path: Path) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-
-
-def csv(path: Path) -> None:
-    rows = ["client,text,label,score", 'a,"one, \u00e9",1,0.5', "b,two,2,-1.5", "a,,3,2.0"]
-    path.write_bytes("\n".join(rows).encode())
-
-
-def text(path: Path) -> None:
-    path.write_bytes("one \u00e9\n\ntwo\n".encode())
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+CSV = 'client,text,label,score\na,"one, \u00e9",1,0.5\nb,two,2,-1.5\na,,3,2.0'
 
 
 def packed(path: Path) -> None:

@@ -1,6 +1,5 @@
 """Every reader of files, with small valid files that it reads; see `test_fuzz` and `__main__`."""
 
-import json
 import tempfile
 import time
 import warnings
@@ -17,7 +16,6 @@ from jaxpfl.data.readers.counts import read_counts
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.engine.final_state import planned
-from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.experiments.report.run_page import RunFiles
@@ -53,8 +51,12 @@ class Target(NamedTuple):
     sign: Callable[[Path], object] = lambda folder: None
 
 
-def _as_json(value: Any) -> Callable[[Path], object]:
-    return lambda path: path.write_text(json.dumps(value))
+def _as(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content.encode())
+
+
+def _at(file: str, use: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: use(folder / file)
 
 
 def _read_population(folder: Path) -> None:
@@ -70,18 +72,10 @@ def _read_run(folder: Path) -> None:
     planned(folder, {})
 
 
-def _read_secret(path: Path) -> None:
-    saved_secret(path, reproducible_seed=3, purpose="a")
-
-
 def _read_ledger(folder: Path) -> None:
     ledger = Ledger.read(folder / "ledger.jsonl")
     ledger.verify()
     str(ledger.adjacency)
-
-
-def _find_artifact(folder: Path) -> None:
-    seeds.artifacts(folder).find("one")
 
 
 def _read_checkpoint(folder: Path) -> None:
@@ -93,23 +87,11 @@ def _read_moments(folder: Path) -> None:
     PrivateMoments.load(folder / "moments.npz", None)  # pyright: ignore[reportArgumentType]
 
 
-def _read_metrics(folder: Path) -> None:
-    read_lines(folder / "metrics.jsonl")
-
-
-def _read_sweep(folder: Path) -> None:
-    load_sweep(folder / "sweep.yaml")
-
-
 def _use(tokeniser: Any) -> None:
     ids = tokeniser.encode([_TEXT, ""])
     tokeniser.prompts([_TEXT])
     tokeniser.decode(ids[0])
     tokeniser.token_bytes()
-
-
-def _read_own(folder: Path) -> None:
-    own_models.load(folder / "model")
 
 
 def _read_adapters(folder: Path) -> None:
@@ -121,9 +103,7 @@ def _alone(
     file: str, make: Callable[[Path], object], read: Callable[[Path], object], share: float
 ) -> Target:
     """Of one file, which `make` writes and `read` takes."""
-    return Target(
-        file, lambda folder: make(folder / file), lambda folder: read(folder / file), share
-    )
+    return Target(file, _at(file, make), _at(file, read), share)
 
 
 def _data(file: str, make: Callable[[Path], object], share: float, options: str = "") -> Target:
@@ -140,10 +120,7 @@ def _weights(file: str, make: Callable[[Path], object], share: float) -> Target:
 
 
 def _config(make: Callable[[Path], object]) -> Target:
-    def read(folder: Path) -> None:
-        pretrained.read_config(folder / "config.json")
-
-    return Target("config.json", make, read, 20)
+    return Target("config.json", make, _at("config.json", pretrained.read_config), 20)
 
 
 def _tokeniser(file: str, make: Callable[[Path], object], share: float) -> Target:
@@ -151,13 +128,18 @@ def _tokeniser(file: str, make: Callable[[Path], object], share: float) -> Targe
 
 
 _POPULATION = (seeds.population, _read_population)
-_ARTIFACT = (seeds.artifact, _find_artifact, 2, seeds.sign_files)
+_ARTIFACT = (
+    seeds.artifact,
+    lambda folder: seeds.artifacts(folder).find("one"),
+    2,
+    seeds.sign_files,
+)
 _CHECKPOINT = (seeds.checkpoint, _read_checkpoint, 0.1, seeds.sign_files)
 _ADAPTERS = (seeds.adapters, _read_adapters, 0.1)
 _BUFFER = (*_POPULATION, 4, seeds.sign_buffers)
 
 TARGETS: dict[str, Target] = {
-    "JSON file": _alone("x.json", _as_json({"a": [1, {"b": "c"}]}), files.read_json, 120),
+    "JSON file": _alone("x.json", _as('{"a": [1, {"b": "c"}]}'), files.read_json, 120),
     "FreD's moments": Target("moments.npz", seeds.moments, _read_moments, 60),
     "population manifest": Target("saved/manifest.json", *_POPULATION, 20, seeds.sign_manifest),
     "population ids": Target("saved/client_ids.edges", *_BUFFER),
@@ -165,8 +147,8 @@ TARGETS: dict[str, Target] = {
     "population edges": Target("saved/3.edges", *_BUFFER),
     "population texts": Target("saved/3.values", *_BUFFER),
     "run.json": Target("run.json", seeds.run, _read_run, 20),
-    "metrics.jsonl": Target("metrics.jsonl", seeds.run, _read_metrics, 24),
-    "secret.json": _alone("secret.json", seeds.secret, _read_secret, 24),
+    "metrics.jsonl": Target("metrics.jsonl", seeds.run, _at("metrics.jsonl", read_lines), 24),
+    "secret.json": _alone("secret.json", seeds.secret, seeds.secret, 24),
     "ledger": Target("ledger.jsonl", seeds.ledger, _read_ledger, 4),
     "ledger, sealed again": Target(
         "fields.jsonl", seeds.fields, _read_ledger, 2, seeds.sign_fields
@@ -179,9 +161,9 @@ TARGETS: dict[str, Target] = {
     "checkpoint arrays": Target("round_00000001/state/0/0", *_CHECKPOINT),
     "checkpoint array's shape": Target("round_00000001/state/0/.zarray", *_CHECKPOINT),
     "config": _alone("a.yaml", seeds.quickstart, registry.load, 0.3),
-    "sweep": Target("sweep.yaml", seeds.sweep, _read_sweep, 0.3),
+    "sweep": Target("sweep.yaml", seeds.sweep, _at("sweep.yaml", load_sweep), 0.3),
     "vocabulary": _alone("v.json", seeds.vocabulary, Vocabulary.load, 14),
-    "word counts": _alone("a.word_count", seeds.word_counts, read_counts, 20),
+    "word counts": _alone("a.word_count", _as("the 5\na 3\n"), read_counts, 20),
     "tokenizer, bytes": _tokeniser("tokenizer.json", write_tokeniser, 10),
     "tokenizer, word pieces": _tokeniser("tokenizer.json", seeds.word_pieces, 8),
     "tokenizer, sentence pieces": _tokeniser("tokenizer.json", seeds.sentence_pieces, 16),
@@ -191,15 +173,15 @@ TARGETS: dict[str, Target] = {
     "encoder config": _config(lambda folder: write_encoder(folder, "roberta")),
     "weights": _weights("model.safetensors", lambda folder: write_decoder(folder, "llama"), 0.3),
     "weights index": _weights("model/model.safetensors.index.json", seeds.sharded, 1.5),
-    "own model": Target("model/config.json", seeds.own, _read_own, 8),
+    "own model": Target("model/config.json", seeds.own, _at("model", own_models.load), 8),
     "adapter settings": Target("adapters/adapter_config.json", *_ADAPTERS),
     "adapters": Target("adapters/adapter_model.safetensors", *_ADAPTERS),
     "sentence encoder": Target("modules.json", seeds.sentences, SentenceEncoder, 0.3),
-    "JSON lines": _data("a.jsonl", seeds.lines, 4),
-    "CSV": _data("a.csv", seeds.csv, 6),
+    "JSON lines": _data("a.jsonl", _as(seeds.LINES), 4),
+    "CSV": _data("a.csv", _as(seeds.CSV), 6),
     "Parquet": _data("a.parquet", seeds.packed, 12),
     "arrays": _data("a.npz", seeds.arrays, 40),
-    "text": _data("a.txt", seeds.text, 16),
+    "text": _data("a.txt", _as("one \u00e9\n\ntwo\n"), 16),
     "texts, archive": _data("a.tar.gz", seeds.archive, 20),
     "SQLite": _data("a.sqlite", seeds.sqlite, 6, "?dataset=shakespeare"),
 }

@@ -1,6 +1,5 @@
 """What every model promises: padding leaves no trace, published sizes, checked settings."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -27,15 +26,11 @@ from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.text import char_lm
 
 SIZES = dict(vocab_size=23, hidden_size=8, layers=1, heads=2, positions=12)
 TOKENS = np.array([[1, 5, 3, 8, 2, -1], [1, 4, 4, 6, 7, 3], [1, 2, -1, -1, -1, -1]], np.int32)
 WORDS = CIFGLanguageModel(vocab_size=11, embedding=4, hidden=6, projection=4)
-CHARACTERS = CIFGLanguageModel(
-    vocab_size=258, embedding=128, hidden=256, projection=128, layers=3, tied=False
-)
-
-
 LABELS = np.array([0, 2, 1, 2, 0], np.int32)
 
 
@@ -127,8 +122,8 @@ PUBLISHED = [
     (LSTMLanguageModel(), 820_522),
     (CIFGLanguageModel(), 1_422_250),
     (CIFGLanguageModel(tied=False), 2_382_250),
-    (CHARACTERS, 756_738),
-    (dataclasses.replace(CHARACTERS, peepholes=True), 758_274),
+    (char_lm(), 756_738),
+    (char_lm(peepholes=True), 758_274),
     (GAN(), 13_285_217 + 6_558_913),
     (Decoder(distilgpt2()), 81_912_576),
     (Decoder(llama3_8b()), 8_030_261_248),

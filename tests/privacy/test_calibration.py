@@ -30,7 +30,7 @@ def test_a_calibrated_plan_has_the_least_noise_that_two_accountants_confirm(opti
     """TRUST 14: recomputed on the final z; 1% less noise would exceed the target."""
     plan = flat_calibrated(epsilon=2.0, **TARGET | options)
     assert plan.epsilon() <= 2.0
-    assert plan.confirmed_epsilon() <= 2.0
+    assert plan.guarantee().confirmed_epsilon() <= 2.0
     less = dataclasses.replace(plan, noise=Noise(0.99 * plan.noise_multiplier))
     assert less.epsilon() > 2.0
     assert flat_calibrated(epsilon=2.0, **TARGET | options) == plan
@@ -91,7 +91,7 @@ def test_releases_that_a_plan_cannot_come_after_are_refused():
         flat_calibrated(epsilon=2.0, prior_releases=sampled, **TARGET)
     with pytest.raises(InputError, match="prior releases alone cost"):
         flat_calibrated(epsilon=2.0, prior_releases=dp_accounting.GaussianDpEvent(0.5), **TARGET)
-    with pytest.raises(InputError, match="poisson"):
+    with pytest.raises(InputError, match="cohorts of fixed size"):
         flat_calibrated(
             epsilon=2.0,
             prior_releases=dp_accounting.GaussianDpEvent(9.0),

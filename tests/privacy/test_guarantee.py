@@ -58,7 +58,7 @@ def test_a_guarantee_of_fixed_cohorts_is_under_replace_one():
 def test_the_exact_formula_is_named():
     everyone = flat_plan(**FIELDS | {"clients_per_round": 1000})
     assert everyone.statement().endswith("accountant = exact Gaussian")
-    assert everyone.epsilon() == pytest.approx(everyone.confirmed_epsilon(), rel=1e-9)
+    assert everyone.epsilon() == pytest.approx(everyone.guarantee().confirmed_epsilon(), rel=1e-9)
     assert (
         flat_plan(**FIELDS | {"clients_per_round": 1000}, accountant="rdp")
         .statement()

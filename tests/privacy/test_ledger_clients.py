@@ -53,11 +53,6 @@ def others(**changes) -> Population:
     return Population(**(parts | changes))
 
 
-def anew(clients: Population) -> Population:
-    """The same clients, as if read from a file of their own."""
-    return Population(clients.columns, clients.offsets, clients.client_ids)
-
-
 NUMBERS = [str(k) for k in range(40)]
 ONE_FEWER = Population(
     *(getattr(CLIENTS.select(range(1, 40)), name) for name in ("columns", "offsets", "client_ids"))

@@ -85,20 +85,3 @@ def test_a_seed_counts_beyond_its_32nd_and_64th_bit():
     """TRUST 21"""
     cohorts = {tuple(Poisson(1000, 100).sample(seed, 0)) for seed in (3, 3 + 2**32, 3 + 2**64)}
     assert len(cohorts) == 3
-
-
-def test_the_plan_draws_the_cohorts_that_it_accounts_for():
-    """TRUST 13: q N planned clients, or exactly n."""
-    fields = dict(
-        population=400,
-        clients_per_round=40,
-        rounds=500,
-        clip_norm=1,
-        noise_multiplier=2,
-        delta=1e-5,
-    )
-    poisson, fixed = flat_plan(**fields), flat_plan(**fields, sampling="fixed")
-    sizes = [len(poisson.sample(0, round)) for round in range(1, 501)]
-    assert len(set(sizes)) > 10
-    assert np.mean(sizes) == pytest.approx(40, abs=4 * np.sqrt(400 * 0.1 * 0.9 / 500))
-    assert {len(fixed.sample(0, round)) for round in range(1, 51)} == {40}

@@ -53,5 +53,5 @@ def test_augensteins_epsilons_are_reproduced_and_do_not_hold(
             allow_large_delta="the delta of one is 1 / N" if delta >= 1 / N else None,
         )
         assert plan.epsilon() == pytest.approx(valid, rel=1e-4)
-        assert plan.confirmed_epsilon() == pytest.approx(valid, rel=1e-3)
+        assert plan.guarantee().confirmed_epsilon() == pytest.approx(valid, rel=1e-3)
     assert poisson < found < fixed / 2.4

@@ -1,27 +1,10 @@
 """The key of a ledger: made once, on the disk before it is used, and its owner's alone."""
 
 import os
-import stat
 
 import pytest
 
-from jaxpfl.errors import CorruptFile
 from jaxpfl.privacy.sources import open_key
-
-
-def test_a_key_is_made_once_and_is_its_owners(tmp_path):
-    path = tmp_path / "a.key"
-    with pytest.raises(CorruptFile, match="a.key is missing"):
-        open_key(path, create=False)
-    first = open_key(path, create=True)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size == 32
-    assert [found.name for found in tmp_path.iterdir()] == ["a.key"]
-    assert open_key(path, create=True).check == first.check
-    assert open_key(tmp_path / "b.key", create=True).check != first.check
-    path.write_bytes(b"short")
-    with pytest.raises(CorruptFile, match="has 5 bytes, expected a key of 32"):
-        open_key(path, create=True)
-    assert path.read_bytes() == b"short"
 
 
 def test_a_key_is_on_the_disk_before_it_is_used(tmp_path, monkeypatch):

@@ -83,156 +83,104 @@ def _function(parameters: int, indent: str = "") -> str:
 
 FIRST = "jaxpfl.experiments.systems.first"
 METHOD = "class A:\n    @staticmethod\n"
-# Place and text of a module, and the line and words of the fault that it must be found with.
-PLANTED = [
+# By place: text of a module, and the line and words of the fault that it must be found with.
+PLANTED = {
     # Layers.
-    (
-        "federated/release/query.py",
-        "from jaxpfl.text import vocabulary\n",
-        1,
-        "federated imports text",
-    ),
-    (
-        "federated/release/query.py",
-        "def f():\n    import jaxpfl.text.words\n",
-        2,
-        "federated imports text",
-    ),
-    ("privacy/plan.py", "from jaxpfl import data\n", 1, "privacy imports data"),
-    ("models/base.py", "import jaxpfl.federated\n", 1, "models imports federated"),
-    ("data/open.py", "import jaxpfl\n", 1, "the whole package"),
-    ("files.py", "from jaxpfl.data import population\n", 1, "files imports data"),
-    ("text/words.py", "from . import vocabulary\n", 1, "is relative"),
-    ("attic/old.py", "", 1, "attic has no place"),
-    ("algorithms/two.py", "from jaxpfl.experiments.engine import rounds\n", 1, "experiments"),
+    "federated/release/query.py": [
+        ("def f():\n    import jaxpfl.text.words\n", 2, "federated imports text"),
+        ("import jaxpfl.federated.hosts.work\n", 1, "federated.release"),
+        ("from jaxpfl.federated.release import checksum\n", 1, "federated.release.checksum"),
+    ],
+    "privacy/plan.py": [("from jaxpfl import data\n", 1, "privacy imports data")],
+    "data/open.py": [("import jaxpfl\n", 1, "the whole package")],
+    "files.py": [("from jaxpfl.data import population\n", 1, "files imports data")],
+    "text/words.py": [("from . import vocabulary\n", 1, "is relative")],
+    "attic/old.py": [("", 1, "attic has no place")],
     # Layers among experiments.
-    ("experiments/engine/rounds.py", "import jaxpfl.experiments.carry_out\n", 1, "carry_out"),
-    ("experiments/report/page.py", "from jaxpfl.experiments import registry\n", 1, "registry"),
-    ("experiments/config/reader.py", "from jaxpfl.experiments.sweep import config\n", 1, "sweep"),
-    ("experiments/central/fit.py", "import jaxpfl.experiments.systems.base\n", 1, "systems"),
-    ("experiments/central/fit.py", "import jaxpfl.experiments.engine.rounds\n", 1, "engine"),
-    ("experiments/engine/rounds.py", "import jaxpfl.experiments.report.page\n", 1, "report"),
-    (
-        "experiments/systems/second/study.py",
-        "from jaxpfl.experiments.registry import SYSTEMS\n",
-        1,
-        "imports experiments.registry",
-    ),
-    ("experiments/carry_out.py", "import jaxpfl.experiments.sweep.points\n", 1, "sweep"),
-    ("experiments/odd.py", "", 1, "odd has no place"),
+    "experiments/engine/rounds.py": [("import jaxpfl.experiments.report.page\n", 1, "report")],
+    "experiments/config/reader.py": [("from jaxpfl.experiments.sweep import a\n", 1, "sweep")],
+    "experiments/central/fit.py": [("import jaxpfl.experiments.systems.base\n", 1, "systems")],
+    "experiments/systems/second/study.py": [
+        ("from jaxpfl.experiments.registry import SYSTEMS\n", 1, "imports experiments.registry")
+    ],
+    "experiments/odd.py": [("", 1, "odd has no place")],
     # Circles, also by types alone and inside functions.
-    ("data/population.py", "from jaxpfl.data import Population\n", 1, "in a circle"),
-    ("errors.py", "if TYPE_CHECKING:\n    from jaxpfl.files import X\n", 2, "in a circle"),
-    ("errors.py", "def f():\n    from jaxpfl import files\n", 2, "in a circle"),
-    ("experiments/systems/first/study.py", f"import {FIRST}\n", 1, "in a circle"),
-    ("data/stored/two.py", "import jaxpfl.data.stored.two\n", 1, "two -> two"),
+    "data/population.py": [("from jaxpfl.data import Population\n", 1, "in a circle")],
+    "errors.py": [
+        ("if TYPE_CHECKING:\n    from jaxpfl.files import X\n", 2, "in a circle"),
+        ("def f():\n    from jaxpfl import files\n", 2, "in a circle"),
+    ],
+    "experiments/systems/first/study.py": [(f"import {FIRST}\n", 1, "in a circle")],
+    "data/stored/two.py": [("import jaxpfl.data.stored.two\n", 1, "two -> two")],
     # Circles of folders, at every depth, of whose modules none imports itself.
-    (
-        "data/readers/one.py",
-        "from jaxpfl.data.stored import two\n",
-        1,
-        "readers -> stored -> readers",
-    ),
-    ("federated/clients/client.py", "import jaxpfl.federated.flow.rules\n", 1, "federated.clients"),
-    ("federated/flow/rules.py", "import jaxpfl.federated.release.door\n", 1, "federated.flow"),
-    ("federated/release/query.py", "import jaxpfl.federated.hosts.work\n", 1, "federated.release"),
-    ("federated/mesh.py", "import jaxpfl.federated.release.query\n", 1, "federated.mesh"),
-    ("federated/odd/new.py", "", 1, "odd has no place among the folders of federated"),
+    "data/readers/one.py": [
+        ("from jaxpfl.data.stored import two\n", 1, "readers -> stored -> readers")
+    ],
+    "federated/clients/client.py": [
+        ("import jaxpfl.federated.flow.rules\n", 1, "federated.clients")
+    ],
+    "federated/mesh.py": [("import jaxpfl.federated.release.query\n", 1, "federated.mesh")],
+    "federated/odd/new.py": [("", 1, "odd has no place among the folders of federated")],
     # Sizes.
-    ("data/long.py", "\n" * 451, 451, "451 lines"),
-    ("data/wide.py", _function(11), 1, "f takes 11 parameters"),
-    ("data/wide.py", "def f(a, b, *c, d, e, f, g, h, i, j, **k):\n    pass\n", 1, "11 parameters"),
-    ("data/wide.py", "class A:\n" + _function(12, "    "), 2, "f takes 11 parameters"),
-    ("data/wide.py", METHOD + _function(11, "    "), 3, "f takes 11 parameters"),
+    "data/long.py": [("\n" * 451, 451, "451 lines")],
+    "data/wide.py": [
+        ("def f(a, b, *c, d, e, f, g, h, i, j, **k):\n    pass\n", 1, "11 parameters"),
+        ("class A:\n" + _function(12, "    "), 2, "f takes 11 parameters"),
+        (METHOD + _function(11, "    "), 3, "f takes 11 parameters"),
+    ],
     # Systems.
-    (
-        "experiments/systems/second/__init__.py",
-        "from jaxpfl.experiments.systems.first import study\n",
-        1,
-        "the system first is imported",
-    ),
-    ("cli.py", "def f():\n    import jaxpfl.experiments.systems.second\n", 2, "the system second"),
-    (
-        "experiments/registry.py",
-        "from jaxpfl.experiments.systems import first\n",
-        1,
-        "the system first is imported",
-    ),
-    ("experiments/carry_out.py", "if name == 'first':\n    pass\n", 1, "'first' names a system"),
-    (
-        "experiments/carry_out.py",
-        "import_module('jaxpfl.experiments.systems.second')\n",
-        1,
-        "names a system",
-    ),
+    "experiments/systems/second/__init__.py": [
+        (f"from {FIRST} import study\n", 1, "the system first is imported")
+    ],
+    "cli.py": [
+        ("def f():\n    import jaxpfl.experiments.systems.second\n", 2, "the system second")
+    ],
+    "experiments/registry.py": [
+        ("from jaxpfl.experiments.systems import first\n", 1, "the system first is imported")
+    ],
+    "experiments/carry_out.py": [
+        ("if name == 'first':\n    pass\n", 1, "'first' names a system"),
+        ("import_module('jaxpfl.experiments.systems.second')\n", 1, "names a system"),
+    ],
     # Ways around the release.
-    ("algorithms/one.py", "ledger.charge(event, 'label', run=run)\n", 1, "charges a ledger"),
-    ("algorithms/one.py", "releaser.charge_secure_sum(query)\n", 1, "charges a secure sum"),
-    ("algorithms/one.py", "def f(self):\n    self._ledger.record(name)\n", 2, "records a release"),
-    ("algorithms/one.py", "chosen = self.plan.sample(seed, round)\n", 1, "samples a cohort"),
-    ("algorithms/one.py", "cohort = Cohort(clients, chosen)\n", 1, "packs a cohort"),
-    ("algorithms/one.py", "cohort = data.Cohort(clients, chosen)\n", 1, "packs a cohort"),
-    ("algorithms/one.py", "Door(query, shapes)(broadcast, buckets)\n", 1, "opens the door"),
-    ("algorithms/one.py", "correlated_noise.NoiseStream(kind, 3, key)\n", 1, "rounds share"),
-    ("algorithms/one.py", "noise = gaussian_noise_like(key, tree, std)\n", 1, "draws noise"),
-    (
-        "algorithms/one.py",
-        "def f():\n    mechanisms.standard_normal(key, shape)\n",
-        2,
-        "draws noise",
-    ),
-    (
-        "algorithms/one.py",
-        "def f():\n    exact_noise.exact_normal(key, count, mesh)\n",
-        2,
-        "draws noise",
-    ),
-    (
-        "algorithms/one.py",
-        "from jaxpfl.federated.release.door import Door\n",
-        1,
-        "imports federated.release",
-    ),
-    (
-        "algorithms/one.py",
-        "from jaxpfl.federated.release import door\n",
-        1,
-        "imports federated.release",
-    ),
-    (
-        "algorithms/one.py",
-        "import jaxpfl.federated.release.door\n",
-        1,
-        "imports federated.release",
-    ),
-    (
-        "algorithms/one.py",
-        "from jaxpfl.federated.release.prepared_query import PreparedQuery\n",
-        1,
-        "imports federated.release.prepared_query",
-    ),
-    ("algorithms/one.py", "self._others.sum(query, broadcast, work)\n", 1, "sums clients"),
-    ("experiments/run.py", "shared_rounds.SharedRounds(group)\n", 1, "shares rounds"),
-    (
-        "federated/release/query.py",
-        "from jaxpfl.federated.release import checksum\n",
-        1,
-        "federated.release.checksum",
-    ),
-    ("federated/clients/scores.py", "", 1, "federated/clients/scores.py no longer draws noise"),
+    "algorithms/one.py": [
+        ("ledger.charge(event, 'label', run=run)\n", 1, "charges a ledger"),
+        ("releaser.charge_secure_sum(query)\n", 1, "charges a secure sum"),
+        ("def f(self):\n    self._ledger.record(name)\n", 2, "records a release"),
+        ("chosen = self.plan.sample(seed, round)\n", 1, "samples a cohort"),
+        ("cohort = Cohort(clients, chosen)\n", 1, "packs a cohort"),
+        ("cohort = data.Cohort(clients, chosen)\n", 1, "packs a cohort"),
+        ("Door(query, shapes)(broadcast, buckets)\n", 1, "opens the door"),
+        ("correlated_noise.NoiseStream(kind, 3, key)\n", 1, "rounds share"),
+        ("noise = gaussian_noise_like(key, tree, std)\n", 1, "draws noise"),
+        ("def f():\n    mechanisms.standard_normal(key, shape)\n", 2, "draws noise"),
+        ("def f():\n    exact_noise.exact_normal(key, count, mesh)\n", 2, "draws noise"),
+        ("from jaxpfl.federated.release.door import Door\n", 1, "imports federated.release"),
+        ("from jaxpfl.federated.release import door\n", 1, "imports federated.release"),
+        ("import jaxpfl.federated.release.door\n", 1, "imports federated.release"),
+        ("import jaxpfl.federated.release.prepared_query\n", 1, "release.prepared_query"),
+        ("self._others.sum(query, broadcast, work)\n", 1, "sums clients"),
+    ],
+    "experiments/run.py": [("shared_rounds.SharedRounds(group)\n", 1, "shares rounds")],
+    "federated/clients/scores.py": [("", 1, "clients/scores.py no longer draws noise")],
     # Loading that could run code.
-    ("data/read.py", "import pickle\n", 1, "pickle"),
-    ("data/read.py", "from joblib import load\n", 1, "joblib"),
-    ("data/read.py", "import yaml\nyaml.load(text)\n", 2, "yaml.load"),
-    ("data/read.py", "np.load(path, allow_pickle=True)\n", 1, "allow_pickle"),
-    ("data/read.py", "np.load(path, allow_pickle=flag)\n", 1, "allow_pickle"),
-    ("data/read.py", "Model.load(name, trust_remote_code=True)\n", 1, "trust_remote_code"),
-    ("data/read.py", "eval(text)\n", 1, "eval"),
-    ("benchmarks/speed.py", "exec(text)\n", 1, "exec"),
-]
+    "data/read.py": [
+        ("import pickle\n", 1, "pickle"),
+        ("from joblib import load\n", 1, "joblib"),
+        ("import yaml\nyaml.load(text)\n", 2, "yaml.load"),
+        ("np.load(path, allow_pickle=True)\n", 1, "allow_pickle"),
+        ("np.load(path, allow_pickle=flag)\n", 1, "allow_pickle"),
+        ("Model.load(name, trust_remote_code=True)\n", 1, "trust_remote_code"),
+        ("eval(text)\n", 1, "eval"),
+    ],
+    "benchmarks/speed.py": [("exec(text)\n", 1, "exec")],
+}
 
 
-@pytest.mark.parametrize(("place", "source", "line", "words"), PLANTED)
+@pytest.mark.parametrize(
+    ("place", "source", "line", "words"),
+    [(place, *each) for place, planted in PLANTED.items() for each in planted],
+)
 def test_a_planted_violation_is_found(house, place: str, source: str, line: int, words: str):
     faults = house(**{place: source})
     assert any(words in fault.sentence and fault.line == line for fault in faults), faults

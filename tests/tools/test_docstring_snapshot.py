@@ -57,6 +57,19 @@ NUMPY_STYLE = """
 
     Prose between the examples is dropped.
 """
+NUMPY_PROSE = [
+    "Compute the weighted mean, e.g. of x, along an axis.",
+    "See numpy.mean for more.",
+    "The values to average.",
+    "They may be of any real type.",
+    "The axis along which the mean is taken.",
+    "The mean of each of the columns.",
+    "The weights are normalised to one.",
+    "The definition is:",
+    "It holds in all the cases.",
+    "The first point is about speed.",
+    "The second point is about memory.",
+]
 
 GOOGLE_STYLE = """Runs the function on every device.
 
@@ -81,41 +94,28 @@ GOOGLE_STYLE = """Runs the function on every device.
   fenced code is not prose either
   ```
 """
-
-
-def test_numpy_style_leaves_its_prose():
-    assert sentences(NUMPY_STYLE) == [
-        "Compute the weighted mean, e.g. of x, along an axis.",
-        "See numpy.mean for more.",
-        "The values to average.",
-        "They may be of any real type.",
-        "The axis along which the mean is taken.",
-        "The mean of each of the columns.",
-        "The weights are normalised to one.",
-        "The definition is:",
-        "It holds in all the cases.",
-        "The first point is about speed.",
-        "The second point is about memory.",
-    ]
-
-
-def test_google_style_leaves_its_prose():
-    assert sentences(GOOGLE_STYLE) == [
-        "Runs the function on every device.",
-        "Longer text goes here, over two lines of the docstring.",
-        "the function to be run on devices.",
-        "It must be pure and traceable.",
-        "a name for the mapped axis.",
-        "A function with the same arguments as fun.",
-        "if the axis is not there.",
-    ]
+GOOGLE_PROSE = [
+    "Runs the function on every device.",
+    "Longer text goes here, over two lines of the docstring.",
+    "the function to be run on devices.",
+    "It must be pure and traceable.",
+    "a name for the mapped axis.",
+    "A function with the same arguments as fun.",
+    "if the axis is not there.",
+]
 
 
 @pytest.mark.parametrize(
-    "docstring", ["", "\n", "Short one.", "x : int", ">>> a b c d", "=====", "\0"]
+    ("docstring", "prose"),
+    [
+        (NUMPY_STYLE, NUMPY_PROSE),
+        (GOOGLE_STYLE, GOOGLE_PROSE),
+        *((each, []) for each in ("", "\n", "Short one.", "x : int", ">>> a b c d", "=====", "\0")),
+    ],
+    ids=["numpy", "google", *map(str, range(7))],
 )
-def test_docstring_without_prose_has_no_sentence(docstring):
-    assert sentences(docstring) == []
+def test_a_docstring_leaves_its_prose(docstring, prose):
+    assert sentences(docstring) == prose
 
 
 def test_definitions_are_public_documented_and_at_the_top_level():
@@ -157,11 +157,8 @@ def test_definitions_are_public_documented_and_at_the_top_level():
         "Thing": "Thing's own \\words.",
         "single": "Single quotes count.",
     }
-
-
-def test_a_broken_file_gives_what_can_be_parsed():
-    source = 'def f(:\n    """Broken."""\ndef g():\n    """Whole."""\ndef h():\n    """Cut'
-    assert dict(definitions(source)) == {"g": "Whole."}
+    broken = 'def f(:\n    """Broken."""\ndef g():\n    """Whole."""\ndef h():\n    """Cut'
+    assert dict(definitions(broken)) == {"g": "Whole."}
 
 
 @pytest.fixture

@@ -56,17 +56,9 @@ def test_equal_numbers_under_other_names_are_equal():
         (lambda one: one.update(failed="out of memory"), "out of memory"),
     ],
 )
-def test_what_differs_is_named(change, words: str):
+def test_what_differs_and_what_was_not_run_is_named(change, words: str):
     after = copy.deepcopy(RECORD)
     change(after["one"])
     (fault,) = small_runs.compare(RECORD, after)["one"]
     assert words in fault
-
-
-def test_a_config_that_was_not_run_is_named():
     assert "was not run" in small_runs.compare(RECORD, {})["one"][0]
-
-
-def test_numbers_are_read_from_statements():
-    record = {"privacy": "(epsilon = 3.25, delta = 1e-05)", "seconds": 12.0, "rounds": 2}
-    assert small_runs._numbers(record) == {"privacy.0": 3.25, "privacy.1": 1e-05, "rounds": 2}

@@ -13,8 +13,6 @@ import dataclasses
 import math
 from typing import Any, Self
 
-import dp_accounting
-
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.moments import ClientMoment, Moment
@@ -73,7 +71,7 @@ class FredPlan:
         None for a plan whose guarantee is that of its own units.
     """
 
-    multipliers: tuple[float, float, float]
+    multipliers: tuple[float, ...]
     delta: float
     clip_norm: float = 1.0
     unit: Unit = "client"
@@ -153,7 +151,7 @@ class FredPlan:
         )
         shares = (split.count, split.mean, split.covariance)
         return cls(
-            multipliers=_three(total / math.sqrt(s) if s else math.inf for s in shares),
+            multipliers=tuple(total / math.sqrt(s) if s else math.inf for s in shares),
             delta=delta,
             unit=unit,
             population=population,
@@ -180,19 +178,18 @@ class FredPlan:
         """
         return dataclasses.replace(
             self,
-            multipliers=_three(z * (units / larger) for z in self.multipliers),
+            multipliers=tuple(z * (units / larger) for z in self.multipliers),
             delta=delta,
             simulates=LargerPopulation(larger, larger, self.delta),
         )
 
     def client_fn(self, moment: Moment) -> ClientMoment:
-        """Returns what a client computes for one of the releases."""
         return ClientMoment(moment, self.clip_norm, average=self.unit == "client")
 
     @property
-    def sensitivities(self) -> tuple[float, float, float]:
+    def sensitivities(self) -> tuple[float, ...]:
         """L2 sensitivities of count, sum and second moment, as the client functions state them."""
-        return _three(self.client_fn(moment).example_bound for moment in _MOMENTS)
+        return tuple(self.client_fn(moment).example_bound for moment in _MOMENTS)
 
     @property
     def mu(self) -> float:
@@ -202,19 +199,12 @@ class FredPlan:
         return math.sqrt(math.fsum(z**-2 for z in self.multipliers))
 
     def guarantee(self) -> Guarantee:
-        """Returns the composed guarantee of the whole query at `delta`."""
         return gaussian.on_everyone(self.multipliers, self.delta, self.unit)
 
-    def event(self) -> dp_accounting.DpEvent:
-        """Returns the whole query as an event for accounting."""
-        return self.guarantee().event
-
     def epsilon(self) -> float:
-        """Returns the exact epsilon of the whole query at `delta`."""
         return self.guarantee().epsilon()
 
     def statement(self) -> str:
-        """Returns the guarantee in one sentence."""
         simulation = f"{self.simulation}; " if self.simulates else ""
         return simulation + self.guarantee().statement()
 
@@ -229,7 +219,6 @@ class FredPlan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values for JSON."""
         return dataclasses.asdict(self)
 
     @property
@@ -263,8 +252,3 @@ class FredPlan:
             for sensitivity, z in zip(self.sensitivities, self.multipliers, strict=True)
             if math.isfinite(z)
         )
-
-
-def _three(values: Any) -> tuple[float, float, float]:
-    count, mean, covariance = values
-    return (count, mean, covariance)

@@ -60,7 +60,6 @@ class Score(NamedTuple):
     tied: bool
 
     def row(self) -> dict[str, Any]:
-        """The score as an entry of a ranking, for JSON."""
         name, *values = self
         return {"candidate": name, **dict(zip(self._fields[1:], values, strict=True))}
 

@@ -7,12 +7,10 @@ Policy:
 - The column "image" holds images [H, W] or [H, W, C], uint8 in 0 .. 255 or floats in 0 .. 1, which
   become float32. Booleans become 0 and 255, and [H, W] becomes [H, W, 1]. The column "label" holds
   whole numbers and becomes int32. Other columns do not change.
-- Nothing is unpickled (`files.read_npz`). All arrays that are asked for fit the memory with a copy;
-  this is checked before any is read. The archive's checksums are verified. Errors name the file,
-  and never a value.
+- Nothing is unpickled, and what would not fit the memory is not read (`files.read_npz`). The
+  archive's checksums are verified. Errors name the file, and never a value.
 """
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +20,7 @@ import pyarrow as pa
 from jaxpfl import checks, files
 from jaxpfl.data.columns import describe, text_array
 from jaxpfl.data.population import Population, from_rows
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import InputError
 
 # What a row takes beside its values, if it is a client: an id, its place, and the check of all ids.
 _ROW_BYTES = 256
@@ -51,7 +49,7 @@ def read_arrays(
     alone = client == "*"
     # The first array says how many rows all of them have.
     first = next(iter(columns.values())) if alone else client
-    arrays = _read(path, list(dict.fromkeys([first, *columns.values()])))
+    arrays = files.read_npz(path, [first, *columns.values()])
     total = len(arrays[first]) if arrays[first].ndim else 0
     for name_, array in arrays.items():
         if array.ndim == 0 or len(array) != total:
@@ -76,24 +74,6 @@ def read_arrays(
     }
     unit = "row" if alone else f'all rows with one "{client}"'
     return from_rows(client_of_row, ids, ready, name=name or str(path), unit=unit)
-
-
-def _read(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except Exception as error:  # of damaged archives, zipfile raises a dozen classes
-        raise CorruptFile(f"{path}: truncated, altered or no .npz archive ({error})") from None
-    sizes = {each.filename.removesuffix(".npy"): each.file_size for each in entries}
-    for name in names:
-        if name not in sizes:
-            raise InputError(f"{path} has no array {name!r}: expected one of {list(sizes)}")
-    # Before anything is allocated: a small file may claim any size.
-    size = 2 * sum(sizes[name] for name in names)
-    checks.fits_memory(f"{path}: its arrays, read and copied once,", size)
-    return files.read_npz(path, names)
 
 
 def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:

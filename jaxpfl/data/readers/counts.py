@@ -58,15 +58,13 @@ def read_counts(path: str | Path) -> dict[str, int]:
 
 
 def _bounded(path: Path, file: IO[bytes]) -> bytes:
-    pieces, size = [], 0
+    content = bytearray()
     while piece := file.read(_PIECE):
-        pieces.append(piece)
-        size += len(piece)
-        if size > compressed.MAX_FILE_BYTES:
-            most = compressed.MAX_FILE_BYTES
+        content += piece
+        if len(content) > (most := compressed.MAX_FILE_BYTES):
             raise InputError(f"{path}: counts must have at most {most} bytes, found more")
-        checks.fits_memory(f"{path}: its counts, in memory,", _BYTES_A_BYTE * size)
-    return b"".join(pieces)
+        checks.fits_memory(f"{path}: its counts, in memory,", _BYTES_A_BYTE * len(content))
+    return bytes(content)
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str, object]]:

@@ -37,16 +37,13 @@ def read_docstrings(packages: Sequence[str]) -> Population:
     for package in packages:
         if package not in known:
             raise _unknown(package, known)
-    clients: dict[str, list[tuple[str, list[str]]]] = {package: [] for package in packages}
-    for path, found in zip(table["client"].to_pylist(), table["text"].to_pylist(), strict=True):
-        package = path.partition(".")[0]
-        if package in clients:
-            clients[package].append((path, found))
+    held = zip(table["client"].to_pylist(), table["text"].to_pylist(), strict=True)
+    asked = [(path, found) for path, found in held if path.partition(".")[0] in packages]
     # The first of identical clients, in the order of the packages asked for.
+    asked.sort(key=lambda client: packages.index(client[0].partition(".")[0]))
     kept: dict[tuple[str, ...], str] = {}
-    for package in packages:
-        for path, found in clients[package]:
-            kept.setdefault(tuple(found), path)
+    for path, found in asked:
+        kept.setdefault(tuple(found), path)
     sizes = [len(found) for found in kept]
     texts = [sentence for found in kept for sentence in found]
     return from_rows(

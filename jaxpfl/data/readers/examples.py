@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -24,7 +23,7 @@ from jaxpfl import checks
 from jaxpfl.data import grouping
 from jaxpfl.data.columns import from_arrow, text_array
 from jaxpfl.data.population import Population, from_rows
-from jaxpfl.data.readers.fields import INEXACT, Fields, Rows, field_error
+from jaxpfl.data.readers.fields import INEXACT, Fields, Rows, row_error
 from jaxpfl.data.readers.prose import PIECES, pieces
 from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError
@@ -64,8 +63,6 @@ class Layout:
     def __post_init__(self) -> None:
         if self.text is None and self.label is None and not self.features:
             object.__setattr__(self, "text", "text")
-        for name in ("features", "columns"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.split is not None:
             checks.one_of("split", self.split, PIECES)
             if self.text is None:
@@ -95,7 +92,7 @@ class Layout:
     @property
     def rule(self) -> str:
         """How it follows: "value" or "domain"."""
-        return self.client.partition("|")[2] if "|" in self.client else "value"
+        return self.client.partition("|")[2] or "value"
 
     @property
     def unit(self) -> str:
@@ -115,21 +112,8 @@ class Layout:
         return Fields([*wanted, *((name, "value") for name in self.columns)])
 
 
-class Block(NamedTuple):
-    """Examples of some rows.
-
-    Attributes:
-      ids: the client of each, large_string.
-      columns: Arrow arrays without missing values.
-      held: False for an entry that only says that there is this client; its values do not count.
-    """
-
-    ids: pa.Array
-    columns: dict[str, pa.Array]
-    held: np.ndarray
-
-
-def _block(rows: Rows, layout: Layout) -> Block:
+def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:
+    """Examples of some rows, as `grouping` takes them."""
     columns, ids = {}, _ids(rows, layout)
     held = np.ones(len(ids), bool)
     if layout.text is not None:
@@ -144,7 +128,8 @@ def _block(rows: Rows, layout: Layout) -> Block:
         taken = pa.array(row_of_text)
         columns = {name: column.take(taken) for name, column in columns.items()}
         columns[_TEXT], ids = texts, ids.take(taken)
-    return Block(ids, columns, held)
+    own = {grouping.CLIENT: ids, grouping.HELD: pa.array(held)}
+    return pa.RecordBatch.from_pydict({**columns, **own})
 
 
 def _ids(rows: Rows, layout: Layout) -> pa.Array:
@@ -158,7 +143,8 @@ def _ids(rows: Rows, layout: Layout) -> pa.Array:
     if None in domains:
         first = known.indices.to_pylist().index(domains.index(None))
         expected = "a URL with a host, such as https://example.org/page"
-        raise field_error(rows, first, layout.field, expected)
+        number = rows.numbers[first]
+        raise row_error(rows.source, number, layout.field, expected, "another value")
     return text_array([str(each) for each in domains]).take(known.indices)
 
 
@@ -171,30 +157,31 @@ def _domain(url: str) -> str | None:
 
 def population_of(rows: Iterator[Rows], layout: Layout, name: str) -> Population:
     """The population of a table, in memory."""
-    blocks: list[Block] = []
+    blocks: list[pa.RecordBatch] = []
     size = 0
     for each in rows:
         blocks.append(_block(each, layout))
-        size += sum(column.nbytes for column in blocks[-1].columns.values())
+        size += blocks[-1].nbytes
         # They are copied once, into columns of all blocks.
         checks.fits_memory(f"{name}: its rows, in memory,", 2 * size)
-    held = np.concatenate([block.held for block in blocks]) if blocks else np.zeros(0, bool)
-    if not held.any():
+    if not any(block[grouping.HELD].true_count for block in blocks):
         raise InputError(f"{name} has no examples")
+    columns = {
+        column: _of_one_type(name, column, [block[column] for block in blocks])
+        for column in blocks[0].schema.names
+    }
+    held = columns.pop(grouping.HELD)
     # One dictionary of all blocks, in the order of first appearance.
-    ids = pa.chunked_array([block.ids for block in blocks]).dictionary_encode().combine_chunks()
-    columns = {}
-    for column in blocks[0].columns:
-        parts = _of_one_type(name, column, [block.columns[column] for block in blocks])
-        columns[column] = from_arrow(parts.combine_chunks().filter(pa.array(held)))
-    client_of_example = ids.indices.to_numpy(zero_copy_only=False)[held]
-    return from_rows(client_of_example, ids.dictionary, columns, name=name, unit=layout.unit)
+    ids = columns.pop(grouping.CLIENT).dictionary_encode()
+    kept = {column: from_arrow(parts.filter(held)) for column, parts in columns.items()}
+    client_of_example = ids.indices.filter(held).to_numpy()
+    return from_rows(client_of_example, ids.dictionary, kept, name=name, unit=layout.unit)
 
 
-def _of_one_type(name: str, column: str, parts: list[pa.Array]) -> pa.ChunkedArray:
+def _of_one_type(name: str, column: str, parts: list[pa.Array]) -> pa.Array:
     """What came before the first fraction may be whole numbers."""
     with contextlib.suppress(pa.ArrowInvalid):  # whose message quotes the value
-        return pa.chunked_array([part.cast(parts[-1].type) for part in parts])
+        return pa.concat_arrays([part.cast(parts[-1].type) for part in parts])
     raise InputError(f"{name}: field {column!r} must be {INEXACT}, found a larger one")
 
 
@@ -215,15 +202,16 @@ def stream_of(
         nonlocal examples
         for rows in read(layout.fields):
             found = _block(rows, layout)
-            examples += int(found.held.sum())
-            for column, values in found.columns.items():
+            examples += found[grouping.HELD].true_count
+            for field in found.schema:
                 # What is on the disk already cannot become floats.
-                if types.setdefault(column, values.type) != values.type:
+                if types.setdefault(field.name, field.type) != field.type:
                     raise InputError(
                         f"{rows.source}, rows {rows.numbers[0]} to {rows.numbers[-1]}: field "
-                        f"{column!r} must hold whole numbers, as in the rows before, found others"
+                        f"{field.name!r} must hold whole numbers, as in the rows before, found "
+                        "others"
                     )
-            yield grouping.block(*found)
+            yield found
 
     with tempfile.TemporaryDirectory(prefix="grouping-", dir=folder) as temporary:
         batches = grouping.grouped(blocks(), Path(temporary))

@@ -97,7 +97,7 @@ class Fields:
         self.require(source, schema.names)
         for name in self.names:
             if not _can_be_plain(type_ := schema.field(name).type):
-                raise _error(source, 1, name, self._expected(name), name_of_type(type_))
+                raise row_error(source, 1, name, self._expected(name), name_of_type(type_))
 
     def rows(
         self, source: str, numbers: Sequence[int], found: Mapping[str, Any], typed: bool = True
@@ -119,7 +119,7 @@ class Fields:
                 columns[name] = self._checked(name, column)
             except _FaultError as fault:
                 where = numbers[fault.index]
-                raise _error(source, where, name, fault.expected, fault.found) from None
+                raise row_error(source, where, name, fault.expected, fault.found) from None
         return Rows(source, numbers, columns)
 
     def _expected(self, name: str) -> str:
@@ -225,13 +225,9 @@ def _first(flags: Any) -> int:
     return int(np.argmax(flags)) if flags.any() else -1
 
 
-def _error(source: str, number: int, name: str, expected: str, found: str) -> InputError:
+def row_error(source: str, number: int, name: str, expected: str, found: str) -> InputError:
+    """The error of a row, by its number, whose field does not hold what is expected."""
     return InputError(f"{source}, row {number}: field {name!r} must be {expected}, found {found}")
-
-
-def field_error(rows: Rows, index: int, name: str, expected: str) -> InputError:
-    """The error of a row whose value has the right kind, but does not fit a rule."""
-    return _error(rows.source, rows.numbers[index], name, expected, "another value")
 
 
 def _kind_of(type_: pa.DataType) -> type:

@@ -37,17 +37,13 @@ def read_parquet(path: Path, fields: Fields) -> Iterator[Rows]:
                     found = {name: batch[name] for name in fields.names}
                     yield fields.rows(str(path), numbers, found)
                 first += len(batch)
-    except (InputError, pa.ArrowException, OSError, ValueError) as error:
-        raise _error(path, error) from None
-
-
-def _error(path: Path, error: Exception) -> InputError:
-    if isinstance(error, InputError):
-        return error
-    if isinstance(error, OSError) and error.strerror:
-        return InputError(f"{path} cannot be read: {error.strerror}")
-    # Arrow's own message may quote values.
-    return CorruptFile(f"{path}: truncated, damaged or no Parquet file")
+    except InputError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        # Arrow's own message may quote values.
+        raise CorruptFile(f"{path}: truncated, damaged or no Parquet file") from None
 
 
 def _batches(

@@ -110,12 +110,9 @@ class ExampleDecoder:
         keys = [entry.key for entry in entries[: len(self._kinds) + 1]]
         if set(keys) <= self._kinds.keys():
             numbers = {name: keys.count(name.encode()) for name in self._features}
-            for name, number in numbers.items():
-                if number > 1:
-                    return f'it has feature "{name}" twice'
-            for name, number in numbers.items():
-                if not number:
-                    return f'it has no feature "{name}"'
+            name = max(numbers, key=lambda each: (numbers[each] > 1, not numbers[each]))
+            twice = numbers[name] > 1
+            return f'it has feature "{name}" twice' if twice else f'it has no feature "{name}"'
         declared = ", ".join(self._features)
         return f"it has a feature that is not declared; declared are {declared}"
 

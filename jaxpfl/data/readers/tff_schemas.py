@@ -8,7 +8,6 @@ this library's models read:
 |---|---|
 | emnist | image float32 [28, 28, 1], 0 = paper (the file has 1 = paper), label int32 |
 | cifar100 | image uint8 [32, 32, 3], label int32, coarse_label int32 |
-| celeba | image uint8 [84, 84, 3], 40 attributes bool |
 | shakespeare | text (the file's snippets) |
 | stackoverflow | text (the file's tokens), and the others as they are |
 """
@@ -58,39 +57,16 @@ def _cifar100(columns: Columns) -> Columns:
     return {"image": columns["image"], **labels}
 
 
-def _celeba(columns: Columns) -> Columns:
-    return {"image": columns.pop("image").astype(np.uint8), **columns}
+def _text_of(name: str) -> Callable[[Columns], Columns]:
+    return lambda columns: {"text": columns.pop(name), **columns}
 
-
-def _shakespeare(columns: Columns) -> Columns:
-    return {"text": columns["snippets"]}
-
-
-def _stackoverflow(columns: Columns) -> Columns:
-    return {"text": columns.pop("tokens"), **columns}
-
-
-# fmt: off
-_ATTRIBUTES = (
-    "five_o_clock_shadow", "arched_eyebrows", "attractive", "bags_under_eyes", "bald", "bangs",
-    "big_lips", "big_nose", "black_hair", "blond_hair", "blurry", "brown_hair",
-    "bushy_eyebrows", "chubby", "double_chin", "eyeglasses", "goatee", "gray_hair",
-    "heavy_makeup", "high_cheekbones", "male", "mouth_slightly_open", "mustache", "narrow_eyes",
-    "no_beard", "oval_face", "pale_skin", "pointy_nose", "receding_hairline", "rosy_cheeks",
-    "sideburns", "smiling", "straight_hair", "wavy_hair", "wearing_earrings", "wearing_hat",
-    "wearing_lipstick", "wearing_necklace", "wearing_necktie", "young",
-)
-# fmt: on
 
 _TEXT, _INT64 = Feature("text"), Feature("int64")
-# TFF does not convert the pixels, which lie in 0 .. 255.
-_CELEBA = {"image": Feature("int64", (84, 84, 3)), **dict.fromkeys(_ATTRIBUTES, Feature("bool"))}
 _EMNIST = {"label": Feature("int32"), "pixels": Feature("float32", (28, 28))}
 _STACKOVERFLOW = ("creation_date", "score", "tags", "title", "tokens", "type")
 
 SCHEMAS = MappingProxyType(
     {
-        "celeba": Schema(dict(sorted(_CELEBA.items())), "celebrity", _celeba),
         "cifar100": Schema(
             {"coarse_label": _INT64, "image": Feature("uint8", (32, 32, 3)), "label": _INT64},
             "dealt share of CIFAR-100",
@@ -98,11 +74,11 @@ SCHEMAS = MappingProxyType(
         ),
         "emnist": Schema(_EMNIST, "writer", _emnist),
         "emnist_36": Schema(_EMNIST, "writer", _emnist_36),
-        "shakespeare": Schema({"snippets": _TEXT}, "role in a play", _shakespeare),
+        "shakespeare": Schema({"snippets": _TEXT}, "role in a play", _text_of("snippets")),
         "stackoverflow": Schema(
             {**dict.fromkeys(_STACKOVERFLOW, _TEXT), "score": _INT64},
             "user of Stack Overflow",
-            _stackoverflow,
+            _text_of("tokens"),
             # TFF's own preparation splits its tokens on spaces: `jquery-1.9` is one of them.
             splitting="spaces",
         ),

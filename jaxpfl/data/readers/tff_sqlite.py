@@ -26,7 +26,6 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
-from jaxpfl.data.population import Population, collect
 from jaxpfl.data.readers.compressed import decoded
 from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder
 from jaxpfl.data.readers.tff_schemas import Schema
@@ -46,28 +45,18 @@ _HEADER_BYTES = 100
 _MACHINE_ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}
 
 
-def read_tff(
-    path: Path, schema: Schema, split: str | None = None, *, name: str | None = None
-) -> Population:
-    """Reads one split of a file into memory, as `stream_tff` does.
-
-    Raises:
-      InputError: as `stream_tff`; or the file is too large for memory (`jaxpfl convert` writes such
-        a file to disk).
-      CorruptFile: the file or an example in it is truncated or damaged.
-    """
-    if path.is_file() and path.stat().st_size > MAX_IN_MEMORY_BYTES:
+def require_memory(path: Path) -> None:
+    """Refuses a file that is too large to be read into memory."""
+    if path.stat().st_size > MAX_IN_MEMORY_BYTES:
         raise InputError(
             f"{path} has more than {MAX_IN_MEMORY_BYTES} bytes, too many for memory: convert it "
             "with `jaxpfl convert SOURCE FOLDER`, and open that folder"
         )
-    with stream_tff(path, schema, split, name=name) as examples:
-        return collect(examples)
 
 
 @contextlib.contextmanager
 def stream_tff(
-    path: Path, schema: Schema, split: str | None = None, *, name: str | None = None
+    path: Path, schema: Schema, split: str | None = None, name: str | None = None
 ) -> Iterator[Stream]:
     """One split of a file as a stream of batches of a few megabytes.
 

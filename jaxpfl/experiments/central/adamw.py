@@ -1,11 +1,10 @@
-"""The settings of central training: AdamW with a schedule.
+"""The settings of central training, AdamW with a schedule, and of a public decoder.
 
 AdamW: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"; with `weight_decay=0`
 it is Adam. As usual, weight decay acts on kernels only, not on biases, norms and embeddings.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -13,6 +12,7 @@ import optax
 
 from jaxpfl.checked import Checked, NonNegative, Positive, PositiveInt
 from jaxpfl.models.base import Params
+from jaxpfl.models.decoder.config import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,11 @@ class Training(Checked):
     weight_decay: NonNegative = 0.01
     clip_norm: Positive | None = 1.0
 
-    def learning_rates(self, steps: int) -> Callable[[Any], Any]:
-        """The learning rate as a function of the step, 0 .. steps - 1."""
-        if self.schedule == "constant":
-            return optax.constant_schedule(self.learning_rate)
-        return optax.cosine_decay_schedule(self.learning_rate, max(steps, 1))
-
     def optimizer(self, steps: int) -> optax.GradientTransformation:
         """AdamW for `steps` steps, without the clipping, which `training` does."""
-        rates = self.learning_rates(steps)
+        rates = optax.constant_schedule(self.learning_rate)
+        if self.schedule == "cosine":
+            rates = optax.cosine_decay_schedule(self.learning_rate, max(steps, 1))
         return optax.adamw(rates, weight_decay=self.weight_decay, mask=decayed)
 
 
@@ -56,3 +52,37 @@ def decayed(params: Params) -> Any:
         return ordinary and not any("embed" in name or "norm" in name for name in names)
 
     return jax.tree_util.tree_map_with_path(is_kernel, params)
+
+
+@dataclass(frozen=True)
+class DecoderModelConfig(Checked):
+    """A decoder and its pretraining on public corpora.
+
+    Attributes:
+      architecture, hidden_size, layers, heads, inner_size: see `models.decoder.config`; its other
+        sizes follow from the tokeniser and the longest sequence.
+      sequence_length: tokens of a pretraining row.
+      corpora: names of the corpora that it is pretrained on; None for all.
+    """
+
+    architecture: Literal["gpt2", "llama"] = "llama"
+    hidden_size: int = 192
+    layers: int = 4
+    heads: int = 6
+    inner_size: int = 512
+    sequence_length: PositiveInt = 128
+    corpora: tuple[str, ...] | None = None
+    pretraining: Training = field(
+        default_factory=lambda: Training(batch_size=32, learning_rate=0.003, weight_decay=0.1)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.network(vocab_size=1, positions=self.sequence_length)
+
+    def network(self, vocab_size: int, positions: int) -> DecoderConfig:
+        """Returns the network's config for a vocabulary and sequences of up to `positions`."""
+        names = "hidden_size", "layers", "heads", "inner_size"
+        sizes = {name: getattr(self, name) for name in names}
+        sizes |= {"vocab_size": vocab_size, "positions": positions}
+        return DecoderConfig(self.architecture, tied=True, **sizes)

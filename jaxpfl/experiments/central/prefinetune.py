@@ -75,48 +75,44 @@ def prefinetune(
     examples = len(next(iter(corpus.train.values())))
     held_out = place(batches(np.arange(len(next(iter(corpus.valid.values())))), 128))
 
-    def epoch(params: Any, trace: Any, rate: float, number: int) -> tuple[Any, Any, float, float]:
+    best, best_loss, best_epoch, done = start, math.inf, 0, 0
+
+    def epoch(params: Any, trace: Any, rate: float, number: int) -> tuple[Any, Any, dict, bool]:
+        """Parameters, momentum and losses after an epoch, and whether they are the best so far."""
+        nonlocal best, best_loss, best_epoch, done
         rows = _generator(seed, f"epoch {number}").permutation(examples)
         order = place(batches(rows, settings.batch_size))
         params, trace, loss = _epoch(
             model, settings.momentum, params, trace, train, order, place(np.float32(rate))
         )
-        metrics = jax.device_get(validate(model, params, valid, held_out))
-        return params, trace, float(loss), summarise(metrics)["loss"]
-
-    done, best, best_loss, best_epoch = 0, start, math.inf, 0
-
-    def count_epoch() -> None:
-        nonlocal done
+        valid_loss = summarise(jax.device_get(validate(model, params, valid, held_out)))["loss"]
+        # The loss of a diverged trial is NaN, for which this is false.
+        better = valid_loss < best_loss
+        if better:
+            best, best_loss, best_epoch = params, valid_loss, number
         done += 1
         if callback is not None:
             callback(done, best_loss)
+        return params, trace, {"train_loss": float(loss), "valid_loss": valid_loss}, better
 
     start = place(start)
     no_momentum = place(optax.sgd(1.0, settings.momentum).init(start))
     trials, chosen = [], None
     for rate in learning_rates(settings, seed):
-        params, trace, loss, valid_loss = epoch(start, no_momentum, rate, 1)
-        trials.append({"learning_rate": rate, "valid_loss": valid_loss})
-        # The loss of a diverged trial is NaN, for which this is false.
-        if valid_loss < best_loss:
-            best, best_loss, best_epoch = params, valid_loss, 1
-            chosen = (params, trace, rate, loss)
-        count_epoch()
+        params, trace, losses, better = epoch(start, no_momentum, rate, 1)
+        trials.append({"learning_rate": rate, "valid_loss": losses["valid_loss"]})
+        if better:
+            chosen = params, trace, rate, [losses]
     if chosen is None:
         low, high = settings.learning_rates
         raise InputError(
             f"prefinetune: no learning rate in [{low:g}, {high:g}] gave a finite loss on "
             f"candidate {corpus.name!r}; choose lower ones"
         )
-    params, trace, rate, loss = chosen
-    epochs = [{"train_loss": loss, "valid_loss": best_loss}]
+    params, trace, rate, epochs = chosen
     for number in range(2, settings.epochs + 1):
-        params, trace, loss, valid_loss = epoch(params, trace, rate, number)
-        epochs.append({"train_loss": loss, "valid_loss": valid_loss})
-        if valid_loss < best_loss:
-            best, best_loss, best_epoch = params, valid_loss, number
-        count_epoch()
+        params, trace, losses, _ = epoch(params, trace, rate, number)
+        epochs.append(losses)
     record = {
         "learning_rate": rate,
         "best_epoch": best_epoch,

@@ -41,7 +41,7 @@ class PrivateContent:
         self._content = cache(lambda column: content(clients, column))
 
     def refuse(self, corpus: Population, what: str) -> None:
-        """Refuses a corpus, called `what`, with over half of its own content or of theirs in both."""
+        """Refuses a corpus, called `what`, that shares over half of its content or of theirs."""
         column = _compared(corpus, self._clients)
         if column is None:
             # Tokens and the text that they were made of have no column in common.

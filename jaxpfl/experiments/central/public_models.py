@@ -26,7 +26,7 @@ from jaxpfl import files
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
+from jaxpfl.experiments.central.adamw import DecoderModelConfig
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
@@ -65,15 +65,13 @@ class PublicModels:
     @cached_property
     def corpora(self) -> dict[str, Population]:
         """The populations of the sources, by the corpus's name."""
-        found = {}
-        for name, source in self.sources.items():
-            population = open_population(source)
+        found = {name: open_population(source) for name, source in self.sources.items()}
+        for name, population in found.items():
             if "text" not in population.columns:
                 raise InputError(
-                    f"corpora.{name}: {source!r} must have a column 'text', found "
+                    f"corpora.{name}: {self.sources[name]!r} must have a column 'text', found "
                     f"{', '.join(map(repr, population.columns))}"
                 )
-            found[name] = population
         return found
 
     def refuse_private(self, clients: Population) -> None:
@@ -85,7 +83,7 @@ class PublicModels:
     def documents(self, names: Sequence[str] | None = None) -> list[list[str]]:
         """The texts of the named corpora, or of all, grouped by document: a client of a corpus."""
         documents = []
-        for name in names or tuple(self.sources):
+        for name in names or self.sources:
             population = self.corpora[name]
             column, offsets = population.columns["text"], population.offsets
             share = min(1.0, self.limit / max(1, int(offsets[-1])))
@@ -93,8 +91,7 @@ class PublicModels:
             taken = np.round(offsets * share).astype(np.int64)
             for start, used in zip(offsets[:-1], np.diff(taken), strict=True):
                 texts = column.slice(int(start), int(used)).to_pylist()
-                document = [" ".join(text.split()) for text in texts]
-                documents.append([text for text in document if text])
+                documents.append(list(filter(None, (" ".join(text.split()) for text in texts))))
         return [document for document in documents if document]
 
     def texts(self, names: Sequence[str] | None = None) -> list[str]:
@@ -171,8 +168,7 @@ class PublicModels:
         """The artifact of this name, which one process makes while others wait for it."""
         # Names say what each model follows from, so all studies share the models.
         store = Artifacts(self.cache, run="public models")
-        found = store.find(name)
-        if found is not None:
+        if (found := store.find(name)) is not None:
             return found
         self.cache.mkdir(parents=True, exist_ok=True)
         with files.lock(self.cache / f"{name}.lock", wait=True):
@@ -182,11 +178,9 @@ class PublicModels:
     def _texts_hashes(self) -> dict[str, str]:
         found = {}
         for name in self.sources:
-            digest = hashlib.sha256()
-            for document in self.documents([name]):
-                # No text holds a newline.
-                digest.update(("\n".join(document) + "\n\n").encode())
-            found[name] = digest.hexdigest()
+            # No text holds a newline.
+            ended = ("\n".join(document) + "\n\n" for document in self.documents([name]))
+            found[name] = hashlib.sha256("".join(ended).encode()).hexdigest()
         return found
 
     def _hash(self, names: Sequence[str], settings: Mapping[str, Any]) -> str:

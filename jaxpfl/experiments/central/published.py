@@ -52,14 +52,9 @@ class PublishedModel:
         folder = hub.resolve(settings.path)
         model = described(settings, folder, name)
         if trained and settings.int8:
-            raise InputError(
-                f"{name}.int8 must be false, found true: the model is trained, and int8 weights "
-                "cannot be"
-            )
-        tokeniser = _own_tokeniser(folder, model, name)
-        tokeniser.chat = _chat_template(settings, folder, name)
-        label = Path(settings.path.partition("@")[0]).name or folder.resolve().name
-        tokeniser.name = f"{label} {_digest(folder, tokeniser)}"
+            trains = "the model is trained, and int8 weights cannot be"
+            raise InputError(f"{name}.int8 must be false, found true: {trains}")
+        tokeniser = _own_tokeniser(settings, folder, model.vocab_size, name)
         return cls(name, settings, folder, model, tokeniser)
 
     def require_decoder(self, because: str) -> None:
@@ -114,10 +109,8 @@ def described(settings: PublishedModelConfig, folder: Path, name: str) -> Decode
     model = pretrained.read_config(folder / "config.json")
     if isinstance(model, Decoder):
         if settings.is_decoder:
-            raise InputError(
-                f"{name}.is_decoder must be absent for a {model.name}, found true: it is one "
-                "already"
-            )
+            one = f"for a {model.name}, found true: it is one already"
+            raise InputError(f"{name}.is_decoder must be absent {one}")
         return model
     if settings.is_decoder:
         try:
@@ -130,10 +123,10 @@ def described(settings: PublishedModelConfig, folder: Path, name: str) -> Decode
             f"is_decoder: true in section {name} (BERT and RoBERTa): it predicts no next token"
         )
     for option, default in (("dtype", "float32"), ("int8", False), ("adapters", None)):
-        if getattr(settings, option) != default:
+        if (found := getattr(settings, option)) != default:
             raise InputError(
-                f"{name}.{option} must be absent for a {model.name}, found "
-                f"{getattr(settings, option)!r}: it is for decoders only"
+                f"{name}.{option} must be absent for a {model.name}, found {found!r}: it is for "
+                "decoders only"
             )
     return model
 
@@ -153,22 +146,25 @@ def _chat_template(
     return template
 
 
-def _own_tokeniser(folder: Path, model: Decoder | Encoder, name: str) -> FastTokeniser:
-    """The tokeniser of a model's folder, which must be that of its vocabulary."""
-    tokeniser = hugging_face(folder)
-    size, expected = tokeniser.vocab_size, model.vocab_size
-    if not (1 - _MOST_UNUSED) * expected <= size <= expected:
+def _own_tokeniser(
+    settings: PublishedModelConfig, folder: Path, expected: int, name: str
+) -> FastTokeniser:
+    """The tokeniser of a model's folder, which must be that of its vocabulary of `expected` ids.
+
+    Its name ends with a hash of its file, and of the special tokens that other files name.
+    """
+    found = hugging_face(folder)
+    if not (1 - _MOST_UNUSED) * expected <= found.vocab_size <= expected:
         raise InputError(
-            f"{name}: {folder / 'tokenizer.json'} has {size} token ids, expected the {expected} of "
-            "config.json (vocab_size), or a few less: it is another model's tokeniser"
+            f"{name}: {folder / 'tokenizer.json'} has {found.vocab_size} token ids, expected the "
+            f"{expected} of config.json (vocab_size), or a few less: it is another model's "
+            "tokeniser"
         )
-    return tokeniser
-
-
-def _digest(folder: Path, tokeniser: FastTokeniser) -> str:
-    """Identifies a tokeniser: its file, and the special tokens that other files name."""
-    roles = repr((tokeniser.start, tokeniser.end_of_text, tokeniser.ends))
-    described = files.sha256_file(folder / "tokenizer.json") + roles
-    if tokeniser.chat is not None:
-        described += repr((tokeniser.chat.source, tokeniser.chat.tokens))
-    return hashlib.sha256(described.encode()).hexdigest()[:12]
+    found.chat = _chat_template(settings, folder, name)
+    described = files.sha256_file(folder / "tokenizer.json")
+    described += repr((found.start, found.end_of_text, found.ends))
+    if found.chat is not None:
+        described += repr((found.chat.source, found.chat.tokens))
+    label = Path(settings.path.partition("@")[0]).name or folder.resolve().name
+    found.name = f"{label} {hashlib.sha256(described.encode()).hexdigest()[:12]}"
+    return found

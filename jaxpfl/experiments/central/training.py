@@ -7,7 +7,7 @@ out several steps. Parameters and moments are donated.
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -106,17 +106,16 @@ def fit(
     Raises:
       InputError: no examples, columns of different lengths, a mesh that does not fit the batch.
     """
-    examples = _checked(model, columns, "columns")
+    columns, examples = _checked(model, columns, "columns")
     everywhere, dealt = shardings(mesh, settings.batch_size)
     place = partial(jax.device_put, device=everywhere)
     steps_per_epoch = -(-examples // settings.batch_size)
     steps = steps_per_epoch * settings.epochs
 
-    held = place({name: np.asarray(columns[name]) for name in columns_read(model, columns)})
-    held_out = None
+    held, held_out = place(columns), {}
     if valid is not None:
-        count = _checked(model, valid, "valid")
-        held_out = place({name: np.asarray(valid[name]) for name in columns_read(model, valid)})
+        valid, count = _checked(model, valid, "valid")
+        held_out = place(valid)
         # A batch size that fits into memory in training fits here, too.
         valid_order = jax.device_put(batches(np.arange(count), settings.batch_size), dealt)
     if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
@@ -148,7 +147,8 @@ def fit(
     done, checkpoints = 0, None
     with ExitStack() as stack:
         if folder is not None:
-            identity = _run_id(model, params, columns, valid, frozen, settings, seed)
+            described = [repr(model), asdict(settings), seed]
+            identity = _digest(described, [params, columns, valid or {}], frozen or {})
             checkpoints = stack.enter_context(Checkpoints(folder, run=identity, private=False))
             restored = checkpoints.restore(state, warn=warnings.warn)
             if restored is not None:
@@ -177,11 +177,8 @@ def fit(
     record: dict[str, Any] = {"steps": steps, "train_loss": state.train_losses.tolist()}
     if valid is None:
         return Fitted(state.train.params, record)
-    record |= {
-        "valid_loss": state.valid_losses.tolist(),
-        "best_step": int(state.best_step),
-    }
-    return Fitted(state.best, record)
+    scores = {"valid_loss": state.valid_losses.tolist(), "best_step": int(state.best_step)}
+    return Fitted(state.best, record | scores)
 
 
 def fit_adam(
@@ -264,10 +261,7 @@ def run(
             factor = mean * settings.clip_norm / jnp.maximum(norm, settings.clip_norm)
         gradients = jax.tree.map(lambda leaf: leaf * factor, gradients)
         updates, moments = updated(optimizer, gradients, state.moments, state.params)
-        seen = {
-            "loss_sum": state.seen["loss_sum"] + total,
-            "count": state.seen["count"] + count,
-        }
+        seen = jax.tree.map(jnp.add, state.seen, {"loss_sum": total, "count": count})
         params = optax.apply_updates(state.params, updates)
         return TrainState(params, moments, seen), total * mean
 
@@ -313,18 +307,20 @@ def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     return padded.reshape(steps, size), real.reshape(steps, size)
 
 
-def _checked(model: Model, columns: Columns, what: str) -> int:
-    """Returns the number of examples after checking the columns."""
-    for name in columns_read(model, columns):
+def _checked(model: Model, columns: Columns, what: str) -> tuple[dict[str, np.ndarray], int]:
+    """Returns the columns that the model reads, and the number of examples."""
+    read = columns_read(model, columns)
+    for name in read:
         if name not in columns:
             raise InputError(f"{what}: column {name!r} is missing, found {sorted(columns)}")
-    lengths = {name: len(columns[name]) for name in columns_read(model, columns)}
+    found = {name: np.asarray(columns[name]) for name in read}
+    lengths = {name: len(column) for name, column in found.items()}
     if len(set(lengths.values())) != 1:
         raise InputError(f"{what}: all columns must have one length, found {lengths}")
     examples = next(iter(lengths.values()))
     if not examples:
         raise InputError(f"{what}: has no examples, expected at least one")
-    return examples
+    return found, examples
 
 
 def shardings(mesh: Mesh | None, batch_size: int) -> tuple[Any, Any]:
@@ -345,26 +341,11 @@ def shardings(mesh: Mesh | None, batch_size: int) -> tuple[Any, Any]:
     return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, "data"))
 
 
-def _run_id(
-    model: Model,
-    params: Params,
-    columns: Columns,
-    valid: Columns | None,
-    frozen: Params | None,
-    settings: Training,
-    seed: int,
-) -> str:
+def _digest(described: Any, trees: Sequence[Any], frozen: Any) -> str:
     """A digest of everything that the result depends on; of a frozen base, only of a sample."""
-    digest = hashlib.sha256(json.dumps([repr(model), asdict(settings), seed]).encode())
-
-    def add(tree: Any, sampled: bool = False) -> None:
+    digest = hashlib.sha256(json.dumps(described).encode())
+    for tree, most in [*((tree, None) for tree in trees), (frozen, _SAMPLED)]:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
-            part = leaf.reshape(-1)[:_SAMPLED] if sampled else leaf
-            digest.update(np.ascontiguousarray(np.asarray(part)).tobytes())
-
-    add(params)
-    for held in (columns, valid or {}):
-        add({name: held[name] for name in columns_read(model, held) if name in held})
-    add(frozen if frozen is not None else {}, sampled=True)
+            digest.update(np.ascontiguousarray(np.asarray(leaf.reshape(-1)[:most])).tobytes())
     return digest.hexdigest()[:16]

@@ -155,12 +155,23 @@ def to_yaml(config: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, without duplicate keys.
+    """PyYAML's safe loader without aliases, which can expand exponentially, and duplicate keys.
 
     It says in which line a value cannot be what it looks like.
     """
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
+        event: Any = self.peek_event()
+        self._depth += 1
+        problem = "YAML aliases are refused" if event.anchor is not None else ""
+        # PyYAML takes hours for some hundred kilobytes of "[".
+        if problem or self._depth > _DEEPEST:
+            raise yaml.constructor.ConstructorError(
+                problem=problem or "the YAML is nested too deeply", problem_mark=event.start_mark
+            )
+        node = super().compose_node(parent, index)
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if str(key.value) in seen:
@@ -168,7 +179,8 @@ class _Loader(yaml.SafeLoader):
                     problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
                 )
             seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
+        self._depth -= 1
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -189,31 +201,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def _parse_yaml(text: str, where: str) -> Any:
-    """yaml.safe_load without duplicate keys and aliases, which can expand exponentially."""
     try:
-        depth = 0
-        for token in yaml.scan(text):
-            # PyYAML takes hours for some hundred kilobytes of "[".
-            depth += isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken)
-            depth -= isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken)
-            if depth > _DEEPEST:
-                raise InputError(f"{where}: the YAML is nested too deeply")
-            if isinstance(token, (yaml.AliasToken, yaml.AnchorToken)):
-                raise InputError(
-                    f"{where}: line {token.start_mark.line + 1}: YAML aliases are refused"
-                )
-        loader = _Loader(text)
-        try:
-            return loader.get_single_data()
-        finally:
-            loader.dispose()
+        return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark is not None else ""
         problem = getattr(error, "problem", None) or "not valid YAML"
         raise InputError(f"{where}: {line}{problem}") from error
-    except RecursionError as error:
-        raise InputError(f"{where}: the YAML is nested too deeply") from error
 
 
 def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -242,6 +236,8 @@ def _nearest(key: str, valid: Sequence[str]) -> str:
 
 def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
     """`value` as `kind` (a dataclass, union, Literal, tuple, dict or scalar), or InputError."""
+    if kind is Any:
+        return value
     members = [member for member in _members(kind) if member is not type(None)]
     if value is None and len(members) < len(_members(kind)):
         return None
@@ -349,18 +345,16 @@ def _required(kind: Any) -> set[str]:
 def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
     if not isinstance(value, Mapping):
         found = "nothing" if value is None else type(value).__name__
-        raise InputError(
-            f"{where.of(key)}: {key or 'a config'} must be a mapping of keys, found {found}"
-        )
+        what = key or "a config"
+        raise InputError(f"{where.of(key)}: {what} must be a mapping of keys, found {found}")
     prefix = f"{key}." if key else ""
     hints = typing.get_type_hints(kind)
     valid = [f"{prefix}{name}" for name in hints]
     for name in value:
         if name not in hints:
-            raise InputError(
-                f"{where.of(prefix + str(name))}: there is no key {prefix + str(name)!r}"
-                f"{_nearest(prefix + str(name), valid)}"
-            )
+            wrong = f"{prefix}{name}"
+            nearest = _nearest(wrong, valid)
+            raise InputError(f"{where.of(wrong)}: there is no key {wrong!r}{nearest}")
     required = _required(kind)
     missing = [f"{prefix}{name}" for name in hints if name in required and name not in value]
     if missing:

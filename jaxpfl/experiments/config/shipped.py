@@ -42,25 +42,26 @@ def find(given: str | Path) -> Path:
       InputError: there is neither such a file nor such a name, or both: the name of a config that
         comes with jaxpfl, and a file of that name with the suffix.
     """
-    path = Path(given)
+    path, known = Path(given), names()
     if path.is_file():
         return path
     if path.suffix == _SUFFIX:
         name = path.with_suffix("").as_posix().removeprefix("configs/")
-        known = f"; jaxpfl's own config is named {name}, without folder and suffix"
-        other = known if name in names() else "; `jaxpfl configs` lists jaxpfl's own configs"
-        raise InputError(f"{given}: there is no such file here{other}")
+        other = "`jaxpfl configs` lists jaxpfl's own configs"
+        if name in known:
+            other = f"jaxpfl's own config is named {name}, without folder and suffix"
+        raise InputError(f"{given}: there is no such file here; {other}")
     here = path.with_name(f"{path.name}{_SUFFIX}") if path.name else path
-    if path.as_posix() in names():
-        if here.is_file():
-            raise InputError(
-                f"{given} is a config that comes with jaxpfl, and {here} is a file here: name the "
-                f"file with its suffix, or give jaxpfl's own from another folder"
-            )
-        return folder() / f"{path.as_posix()}{_SUFFIX}"
+    if here.is_file() and path.as_posix() in known:
+        raise InputError(
+            f"{given} is a config that comes with jaxpfl, and {here} is a file here: name the "
+            f"file with its suffix, or give jaxpfl's own from another folder"
+        )
     if here.is_file():
         raise InputError(f"{given}: there is no such file; name {here} with its suffix")
-    close = difflib.get_close_matches(path.as_posix(), names(), n=1, cutoff=0.5)
+    if path.as_posix() in known:
+        return folder() / f"{path.as_posix()}{_SUFFIX}"
+    close = difflib.get_close_matches(path.as_posix(), known, n=1, cutoff=0.5)
     nearest = f"the nearest name is {close[0]}" if close else "`jaxpfl configs` lists their names"
     raise InputError(f"{given}: neither a file here nor a config that comes with jaxpfl; {nearest}")
 

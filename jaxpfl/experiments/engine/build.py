@@ -20,19 +20,16 @@ from jaxpfl.data.columns import text_array
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
-from jaxpfl.experiments.config.baselines import (
-    BaselineModelConfig,
-    CharacterModelConfig,
-    FeatureModelConfig,
-    ResNetConfig,
-)
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
+    CharacterModelConfig,
     DataConfig,
-    ImageModelConfig,
+    FeatureModelConfig,
     LanguageModelConfig,
+    ModelConfig,
     OptimizerConfig,
     PrivacyConfig,
+    ResNetConfig,
     TrainingConfig,
 )
 from jaxpfl.federated.clients.local_training import LocalTraining, Proximal, per_step
@@ -103,29 +100,23 @@ def open_public(
 
 
 def build_model(
-    settings: LanguageModelConfig | ImageModelConfig | BaselineModelConfig,
+    settings: ModelConfig,
     vocabulary: Vocabulary | None,
 ) -> Model:
     """Builds the network of a section `model`."""
+    others = ("name", "sequence_length", "unigram_prior")
+    sizes = {name: value for name, value in vars(settings).items() if name not in others}
     if isinstance(settings, LanguageModelConfig):
         prior = None
         if settings.unigram_prior and vocabulary is not None:
             prior = vocabulary.log_prior(settings.vocab_size)
-        return CIFGLanguageModel(
-            vocab_size=settings.vocab_size,
-            embedding=settings.embedding,
-            hidden=settings.hidden,
-            projection=settings.projection,
-            tied=settings.tied,
-            output_bias_prior=prior,
-        )
+        return CIFGLanguageModel(**sizes, output_bias_prior=prior)
     if isinstance(settings, CharacterModelConfig):
-        sizes = settings.embedding, settings.hidden, settings.layers
-        return LSTMLanguageModel(characters.VOCAB_SIZE, *sizes)
+        return LSTMLanguageModel(characters.VOCAB_SIZE, **sizes)
     if isinstance(settings, FeatureModelConfig):
-        return MLP(settings.features, settings.classes, settings.hidden)
+        return MLP(**sizes)
     if isinstance(settings, ResNetConfig):
-        return ResNet(**{name: each for name, each in vars(settings).items() if name != "name"})
+        return ResNet(**sizes)
     makers = {"classifier_cnn": classifier_cnn, "emnist_cnn": emnist_cnn}
     return makers[settings.name](settings.image_shape, settings.classes)
 
@@ -166,11 +157,12 @@ def build_plan(
         "delta": privacy.delta,
         "accountant": privacy.accountant,
     }
-    if privacy.epsilon is not None:
-        calibration = {"noise": privacy.noise, "prior_releases": prior_releases}
-        return Plan.calibrated(epsilon=privacy.epsilon, **calibration, **shared)
-    assert privacy.noise_multiplier is not None
-    return Plan(noise=Noise(privacy.noise_multiplier, privacy.noise), **shared)
+    if privacy.noise_multiplier is not None:
+        return Plan(noise=Noise(privacy.noise_multiplier, privacy.noise), **shared)
+    assert privacy.epsilon is not None
+    return Plan.calibrated(
+        epsilon=privacy.epsilon, noise=privacy.noise, prior_releases=prior_releases, **shared
+    )
 
 
 def build_fed_avg(

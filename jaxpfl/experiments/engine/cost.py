@@ -1,6 +1,6 @@
 """The privacy cost of a run, read from its ledger, which is charged before every release."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dp_accounting import DpEvent
@@ -37,20 +37,19 @@ class Cost:
         """Epsilon of the prior releases and the run's own, up to `round` or, with None, of all."""
         if not self.algorithm.private:
             return float("inf")
-        return self._of([charge.event for charge in self._charges(round)]).epsilon()
+        return self._of(self._events(round)).epsilon()
 
     def epsilons(self) -> dict[str, float]:
         """Epsilon of the run with its prior releases, and of all releases on its ledger."""
         own = shared = self.epsilon()
-        charges = self.ledger.charges
-        if self.algorithm.private and len(self._charges(None)) < len(charges):
-            shared = self._of([charge.event for charge in charges]).epsilon()
+        everything = [charge.event for charge in self.ledger.charges]
+        if self.algorithm.private and len(self._events()) < len(everything):
+            shared = self._of(everything).epsilon()
         return {OWN: own, SHARED: shared}
 
     def planned(self) -> str:
         """The guarantee of the whole run as planned, before its first round."""
-        events = [charge.event for charge in self._charges(0)]
-        planned = self._of([*events, self.algorithm.event()]).statement()
+        planned = self._of([*self._events(0), self.algorithm.event()]).statement()
         return with_larger([query.plan for query in self.algorithm.queries], planned)
 
     def statement(self) -> str:
@@ -59,15 +58,15 @@ class Cost:
         both = both_statements(self.ledger, runs, plans[0].delta, plans[0].accountant)
         return with_larger(plans, both)
 
-    def _charges(self, round: int | None) -> list[Charge]:
+    def _events(self, round: int | None = None) -> list[DpEvent]:
         return [
-            charge
+            charge.event
             for charge in self.ledger.charges
             if charge.run in self.prior
             or (charge.run == self.run and (round is None or charge.round <= round))
         ]
 
-    def _of(self, events: Iterable[DpEvent]) -> Guarantee:
+    def _of(self, events: Sequence[DpEvent]) -> Guarantee:
         plan = self.algorithm.queries[0].plan
         return Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 import numpy as np
@@ -20,16 +20,13 @@ from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.published import PublishedModel, described
-from jaxpfl.experiments.config.baselines import (
-    BaselineModelConfig,
-    CharacterModelConfig,
-    FeatureModelConfig,
-)
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.sections import (
+    CharacterModelConfig,
     DataConfig,
-    ImageModelConfig,
+    FeatureModelConfig,
     LanguageModelConfig,
+    ModelConfig,
 )
 from jaxpfl.experiments.engine.build import build_plan
 from jaxpfl.federated.audits.canaries import MakeQuestions
@@ -64,7 +61,7 @@ class Sized:
     size: int | None = None
 
     @classmethod
-    def of(cls, about: str, shapes: Any) -> "Sized":
+    def of(cls, about: str, shapes: Any) -> Self:
         """A model that consists of parameters of these shapes."""
         return cls(about, count_parameters(shapes), size_of(shapes))
 
@@ -87,8 +84,7 @@ class PlannedRelease:
     questions: MakeQuestions | None = None
 
     @classmethod
-    def of_rounds(cls, plan: Plan, questions: MakeQuestions | None = None) -> "PlannedRelease":
-        """The rounds of a plan."""
+    def of_rounds(cls, plan: Plan, questions: MakeQuestions | None = None) -> Self:
         rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds:,} rounds"
         times = f"{rounds} of {plan.clients_per_round:,} of {plan.population:,} clients"
         if plan.simulates is not None:
@@ -97,11 +93,10 @@ class PlannedRelease:
         return cls(plan.guarantee(), times, plan.noise_multiplier, (plan,), questions)
 
     @classmethod
-    def of_moments(cls, plan: FredPlan, clients: int) -> "PlannedRelease":
+    def of_moments(cls, plan: FredPlan, clients: int) -> Self:
         """FreD's one query of so many clients."""
-        canaries = partial(MomentCanaries, plan)
-        times, noise = "count, mean and covariance", plan.multipliers[1]
-        times = "; ".join(each for each in (times, plan.simulation) if each)
+        times = "; ".join(filter(None, ["count, mean and covariance", plan.simulation]))
+        canaries, noise = partial(MomentCanaries, plan), plan.multipliers[1]
         return cls(plan.guarantee(), times, noise, plan.plans(clients), canaries)
 
 
@@ -138,7 +133,7 @@ class Clients(NamedTuple):
     declared: bool
 
     @classmethod
-    def of(cls, data: DataConfig) -> "Clients":
+    def of(cls, data: DataConfig) -> Self:
         number = ASSUMED if data.clients is None else data.clients
         train = max(1, round(number * data.split.train))
         return cls(number, train, data.clients is not None)
@@ -168,7 +163,7 @@ def shapes_of(model: Any) -> Any:
 
 
 def example_columns(
-    settings: LanguageModelConfig | ImageModelConfig | BaselineModelConfig,
+    settings: ModelConfig,
 ) -> dict[str, np.ndarray]:
     """The made-up examples of a section `model`."""
     if isinstance(settings, LanguageModelConfig | CharacterModelConfig):
@@ -239,15 +234,13 @@ def published_shapes(
 
 def embedding_size(name: str) -> tuple[int | None, tuple[str, ...]]:
     """The dimension of an embedder of texts; None, and a note, where its model is not available."""
-    note = (
-        f"the embedder {name!r} is not available: the shapes of what clients embed are not checked"
-    )
     kind, _, rest = name.partition(":")
     if kind == "hashed":
         return embedder(name).dimension, ()
     folder = hub.at_hand(rest or name) if kind in ("minilm", "encoder") else None
     if folder is None:
-        return None, (note,)
+        missing = f"the embedder {name!r} is not available"
+        return None, (f"{missing}: the shapes of what clients embed are not checked",)
     model = pretrained.read_config(folder / "config.json")
     if not isinstance(model, Encoder):
         raise InputError(f"embedder {name!r} must name an encoder, found a {model.name}")

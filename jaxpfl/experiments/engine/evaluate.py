@@ -83,9 +83,8 @@ class Evaluator:
     ) -> None:
         if not isinstance(public, DeclaredPublic):
             raise InputError(
-                f"evaluation data must be wrapped in DeclaredPublic(...), found "
-                f"{type(public).__name__}: a metric on private clients would be a release "
-                "without a charge"
+                "evaluation data must be wrapped in DeclaredPublic(...), found "
+                f"{type(public).__name__}: a metric on private clients is an uncharged release"
             )
         self.model = model
         self.vocabulary = vocabulary
@@ -101,11 +100,11 @@ class Evaluator:
         held = self.population.numeric()
         for name in model.columns or ():
             if name not in held:
-                text = "text" in self.population.columns
+                found = self.population.columns
+                hint = ": encode the text by the clients' vocabulary" if "text" in found else ""
                 raise InputError(
                     f"the model reads a column {name!r}, but {self.name} has only "
-                    f"{', '.join(self.population.columns)}"
-                    + (": encode the text by the clients' vocabulary" if text else "")
+                    f"{', '.join(found)}{hint}"
                 )
         if isinstance(model, Checking):
             model.check(held)
@@ -122,7 +121,7 @@ class Evaluator:
 
     @cached_property
     def _batches(self) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
-        total = len(next(iter(self.columns.values())))
+        total = min(self.population.num_examples, self._max_examples)
         return [
             ({name: column[rows] for name, column in self.columns.items()}, mask)
             for rows, mask in zip(*batches(np.arange(total), self._batch_size), strict=True)

@@ -70,11 +70,9 @@ class Releases:
         """
         try:
             folder, secret_path = directory / FOLDER, directory / "private" / "secret.json"
-            run, releaser = _begun(folder, described), None
+            run, releaser, seed = _begun(folder, described), None, reproducible_seed
             if run is None or not (folder / _LAST).exists():
-                secret = saved_secret(
-                    secret_path, reproducible_seed=reproducible_seed, purpose=name, run=run
-                )
+                secret = saved_secret(secret_path, reproducible_seed=seed, purpose=name, run=run)
                 if run is None:
                     run = f"{name} {run_id(secret)}"
                     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +81,7 @@ class Releases:
                     files.write_json(folder / _NOTE, note)
                 releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=queries)
             plan = queries[0].plan
-            private = plan.private and plan.simulates is None and reproducible_seed is None
+            private = plan.private and plan.simulates is None and seed is None
             artifacts = Artifacts(folder, run=run, ledger=ledger, private=private)
             return cls(artifacts, run, ledger, releaser, secret_path)
         except BaseException:

@@ -45,7 +45,6 @@ def sentences_of(
             return generate_sentences(model, params, words, key, number, max_tokens=max_tokens)
         decoding = Decoding(max_new_tokens=max_tokens)
         writer = words.replaced(model, params)
-        (texts,) = writer.write([""], key, decoding=decoding, responses=number)
-        return texts
+        return writer.write([""], key, decoding=decoding, responses=number).texts[0]
 
     return sentences

@@ -23,13 +23,9 @@ _LARGEST = 20.0
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell with more than text.
+    """A table cell: a text that may be a `link` to another page, then `stamps` in red.
 
-    Attributes:
-      link: path of another page, relative to this one.
-      paragraphs: below the text.
-      note: below the paragraphs, in small print.
-      stamps: after the text, in red.
+    Below it are paragraphs, and a note in small print.
     """
 
     text: str = ""
@@ -38,13 +34,15 @@ class Cell:
     note: str = ""
     stamps: Sequence[str] = ()
 
+    def __str__(self) -> str:
+        return " ".join([self.text, *(f"({stamp})" for stamp in self.stamps)])
+
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts and `Cell`s.
+    """A table of texts and `Cell`s, with headings or without.
 
     Attributes:
-      columns: headings; empty for a table without headings.
       numbers: indices of the columns that are aligned to the right.
       ours: index of the highlighted row, or None.
       style: a class of `page.css`.
@@ -59,32 +57,23 @@ class Table:
 
 def text_lines(table: Table) -> list[str]:
     """The headings and rows of a table as aligned text, for a terminal."""
-    rows = [table.columns, *([_text(cell) for cell in row] for row in table.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if i in table.numbers else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _text(cell: Any) -> str:
-    if not isinstance(cell, Cell):
-        return str(cell)
-    return " ".join([cell.text, *(f"({stamp})" for stamp in cell.stamps)])
+    rows = [table.columns, *(map(str, row) for row in table.rows)]
+    columns = []
+    for place, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        aligned = str.rjust if place in table.numbers else str.ljust
+        columns.append([aligned(cell, width) for cell in column])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A text, then pictures, then a table.
+    """A text, then pictures, then a table, below a title with `stamps` in red.
 
     Attributes:
-      title: heading; "" continues the previous section.
+      title: "" continues the previous section.
       figures: (file name, title, matplotlib figure).
       wide: whether a picture takes the full width.
-      stamps: after the title, in red.
     """
 
     title: str
@@ -103,13 +92,11 @@ class Page:
       lead: a sentence below the title.
       stamp: the warning on a page that is not private, else "".
       privacy: the statement on all releases of one world; "" for a page that no statement covers,
-        which shows `warning` instead.
-      privacy_notes: sentences below the statement.
-      cautions: warnings of what the results may be mistaken for, below the statement.
+        which shows `warning` instead. Both are followed by `privacy_notes` and `cautions`, which
+        say what the results may be mistaken for.
       facts: (value, what it is).
       runs: names of the runs in `runs/`, each with its own report.
       simulation: whether the results are those of a simulation, not of a deployment.
-      warning: a sentence above the statement.
       details: (summary, text) at the end, after the config.
       pictures: folder of the figures.
       name: the page's file name.
@@ -176,27 +163,24 @@ def write_page(directory: Path, page: Page) -> Path:
     """Writes the page, and its pictures as PNG files, to a directory; returns the page's path."""
     from markupsafe import Markup
 
-    pictures = directory / page.pictures
-    sections = [
-        (section, [_saved_figure(pictures, *figure) for figure in section.figures])
-        for section in page.sections
-    ]
-    config = directory / "config.yaml"
+    pictures, config = directory / page.pictures, directory / "config.yaml"
+    # What is said of the whole run, its own page says.
+    own = page.name == REPORT
     details = list(page.details)
-    attempts = attempts_of(directory) if page.name == REPORT else []
-    if config.exists() and page.name == REPORT:
+    if own and config.exists():
         details.insert(0, ("config.yaml, resolved", config.read_text("utf-8")))
     folder = "jaxpfl.experiments.report"
-    style = Markup(package_files(folder).joinpath("page.css").read_text("utf-8"))
     path = directory / page.name
-    certified = page.name == REPORT and (directory / CERTIFICATE).exists()
     html = files.template(folder, "page.html.jinja").render(
-        style=style,
+        style=Markup(package_files(folder).joinpath("page.css").read_text("utf-8")),
         page=page,
-        sections=sections,
+        sections=[
+            (section, [_saved_figure(pictures, *figure) for figure in section.figures])
+            for section in page.sections
+        ],
         details=details,
-        attempts=attempts,
-        certificate=CERTIFICATE if certified else "",
+        attempts=attempts_of(directory) if own else [],
+        certificate=CERTIFICATE if own and (directory / CERTIFICATE).exists() else "",
     )
     files.write_atomically(path, html.lstrip())
     for further in page.further:
@@ -217,38 +201,26 @@ def _saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[s
 _KNOWN = {"model", "private", "frequencies", "count", "loss", "perplexity", "accuracy"}
 
 
-def accuracy_title(language: bool) -> str:
-    """The title of the share of targets that a model predicts."""
-    return "next-token accuracy" if language else "accuracy"
-
-
 def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> Section:
     """The table of a page, of rows with "model", "private" and scores.
 
     Word frequencies have "frequencies", the data that they were counted on.
     """
     metric = "perplexity" if language else "loss"
+    titles = {metric: metric}
+    if any("accuracy" in row for row in table):
+        titles["accuracy"] = "next-token accuracy" if language else "accuracy"
     # Metrics of models of one's own, under whatever names.
-    own = [
-        name
-        for name, value in table[0].items()
-        if name not in _KNOWN and isinstance(value, int | float)
-    ]
-    scored = any("accuracy" in row for row in table)
-    rows = [
-        (
-            Cell(
-                row["model"],
-                note=f"word frequencies of {row['frequencies']}" if "frequencies" in row else "",
-                stamps=[] if row["private"] else ["NOT PRIVATE"],
-            ),
-            number(row[metric]) if metric in row else "",
-            *([percent(row.get("accuracy"))] if scored else []),
-            *(number(row[name]) if name in row else "" for name in own),
-        )
-        for row in table
-    ]
-    columns = ("model", metric, *([accuracy_title(language)] if scored else []), *own)
+    for name, value in table[0].items():
+        if name not in _KNOWN and isinstance(value, int | float):
+            titles[name] = name
+    rows = []
+    for row in table:
+        note = f"word frequencies of {row['frequencies']}" if "frequencies" in row else ""
+        model = Cell(row["model"], note=note, stamps=[] if row["private"] else ["NOT PRIVATE"])
+        shown = {name: percent if name == "accuracy" else number for name in titles}
+        rows.append((model, *(f(row[name]) if name in row else "" for name, f in shown.items())))
+    columns = ("model", *titles.values())
     ours = [row["model"] for row in table].index(OURS)
     numbers = tuple(range(1, len(columns)))
     return Section(f"Compared on {tested_on}", table=Table(columns, rows, numbers, ours))

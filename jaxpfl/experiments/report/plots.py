@@ -10,7 +10,6 @@ INK, ACCENT, RED, PALE, GREY = "#1f2937", "#2563eb", "#c81e1e", "#93c5fd", "#9ca
 _WATERMARK: dict[str, Any] = dict(
     ha="center", va="center", rotation=18, fontweight="bold", color=RED, alpha=0.14
 )
-GREY_TEXT = "#6b7280"
 COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#db2777", "#475569")
 
 
@@ -57,7 +56,7 @@ def subtitle(axes: Any, title: str, text: str) -> None:
     """Sets a title and below it a smaller text, which is shortened in the middle if too long."""
     if len(text) > 150:
         text = f"{text[:92]} ... {text[-52:]}"
-    axes.set_title(textwrap.fill(text, 72), loc="left", fontsize=8, color=GREY_TEXT)
+    axes.set_title(textwrap.fill(text, 72), loc="left", fontsize=8, color="#6b7280")
     axes.figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
 
 
@@ -74,11 +73,8 @@ def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamp: str =
     for row, contents in enumerate(blocks):
         for column, (title, images) in enumerate(contents):
             panel = figure.add_subplot(rows, columns, row * columns + column + 1)
-            mosaic = _mosaic(images[: side * side], side)
-            if mosaic.shape[-1] == 1:
-                panel.imshow(mosaic[..., 0], cmap="gray_r", vmin=0, vmax=255)
-            else:
-                panel.imshow(mosaic)
+            # Of three colours, matplotlib ignores the other arguments.
+            panel.imshow(_mosaic(images[: side * side], side), cmap="gray_r", vmin=0, vmax=255)
             panel.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
             panel.set_axis_off()
     if stamp:

@@ -2,8 +2,7 @@
 
 config      what a sweep is, and the config of every point
 directory   what its directory holds, and how several processes share it
-points      carries out the points, one after the other in one process
-ray_workers the same in processes of Ray
+points      carries out the points, one after the other in one process, or in processes of Ray
 results     compares the points that are there: values, means, the gap closed
 page        `report.html`, its figure, and the same for a terminal
 """

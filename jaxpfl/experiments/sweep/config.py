@@ -10,13 +10,22 @@ from typing import Any
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.config.reader import REMOVED, parse_overrides, read_mapping, with_value
 from jaxpfl.experiments.registry import config_type, from_mapping
 
 MOST_POINTS = 1_000
 CASE = "case"
 SEED = "run.seed"
-_KEYS = ("base", "metric", "grid", "cases", "gap")
+
+
+@dataclass(frozen=True)
+class _File:
+    base: str
+    metric: str
+    grid: Any = None
+    cases: Any = None
+    gap: Any = None
 
 
 @dataclass(frozen=True)
@@ -35,23 +44,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid over the fields of one config.
+    """A grid over the fields of one config; docs/sweeps.md shows its file.
 
     Each point calibrates its noise to the epsilon in its own config, and has its own directory and
     ledger. Points that differ only in `run.seed` are repetitions: the table and the figure show
     their mean and standard deviation.
-
-    The file of a sweep:
-
-        base: popri_small.yaml            # a config, relative to the sweep's file
-        metric: accuracy                  # what is compared: a name in the points' results
-        grid:                             # the values of each field, named as on the command line
-          training.clients_per_round: [500, 1000, 2000]
-          run.seed: [0, 1, 2]
-        cases:                            # optional; each is crossed with the grid
-          POPri: {method: popri}
-          private evolution: {method: private_evolution}
-        gap: {from: public, to: DP-FedAvg}  # optional: two of the cases, see below
 
     With `gap`, each point states how much of the gap between two cases it closes, in per cent:
     (its metric - that of `from`) / (that of `to` - that of `from`), with all other values,
@@ -100,21 +97,14 @@ def load_sweep(
     """
     path = Path(path)
     mapping, where = read_mapping(path), str(path)
-    _require(isinstance(mapping, Mapping), where, "a mapping of keys", mapping)
-    if "base" not in mapping:
+    if isinstance(mapping, Mapping) and "base" not in mapping:
         raise InputError(
             f"{where}: a sweep names its experiment by the key base, found none; what has no base "
             f"is one experiment, for `jaxpfl run`"
         )
-    for key in mapping:
-        if key not in _KEYS:
-            raise InputError(f"{where}: there is no key {key!r}; valid keys: {', '.join(_KEYS)}")
-    if "metric" not in mapping:
-        raise InputError(f"{where}: the key metric is required, but is missing")
-    for key in ("base", "metric"):
-        _require(isinstance(mapping[key], str), f"{where}: {key}", "text", mapping[key])
-    grid, cases = _grid(mapping.get("grid"), where), _cases(mapping.get("cases"), where)
-    base = read_mapping(path.parent / mapping["base"])
+    file = reader.from_mapping(mapping, where, _File)
+    grid, cases = _grid(file.grid, where), _cases(file.cases, where)
+    base = read_mapping(path.parent / file.base)
     for name, value in parse_overrides(config_type(base, where), overrides).items():
         if name in grid:
             grid[name] = [value]
@@ -122,10 +112,11 @@ def load_sweep(
     if seeds is not None:
         run = base.get("run") if isinstance(base, Mapping) else None
         given = run.get("seed", 0) if isinstance(run, Mapping) else 0
-        first = grid.pop(SEED, [given])[0]
-        grid[SEED] = _seeds(first, seeds)
-    gap = _gap(mapping.get("gap"), cases, where)
-    return Sweep(path.stem, mapping["metric"], _points(base, grid, cases, where), gap)
+        first = checks.non_negative_int(SEED, grid.pop(SEED, [given])[0])
+        number = min(checks.positive_int("--seeds", seeds), MOST_POINTS + 1)
+        grid[SEED] = range(first, first + number)
+    gap = _gap(file.gap, cases, where)
+    return Sweep(path.stem, file.metric, _points(base, grid, cases, where), gap)
 
 
 def _require(valid: bool, what: str, expected: str, found: Any) -> None:
@@ -138,9 +129,8 @@ def _grid(grid: Any, where: str) -> dict[str, Sequence[Any]]:
     expected = "a mapping of fields to lists of values"
     _require(isinstance(grid, Mapping), f"{where}: grid", expected, grid)
     for name, values in grid.items():
-        valid = isinstance(values, list) and len({repr(value) for value in values}) == len(values)
-        expected = "a list of values, none of them twice"
-        _require(valid and bool(values), f"{where}: grid.{name}", expected, values)
+        valid = isinstance(values, list) and len(values) == len(set(map(repr, values))) > 0
+        _require(valid, f"{where}: grid.{name}", "a list of values, none of them twice", values)
     return {str(name): values for name, values in grid.items()}
 
 
@@ -153,12 +143,6 @@ def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:
     expected = "a mapping of names, at least one, each to a mapping of fields to values"
     _require(valid and bool(cases), f"{where}: cases", expected, cases)
     return {name: dict(fields) for name, fields in cases.items()}
-
-
-def _seeds(first: Any, number: int) -> range:
-    checks.positive_int("--seeds", number)
-    start = checks.non_negative_int(SEED, first)
-    return range(start, start + min(number, MOST_POINTS + 1))
 
 
 def _gap(gap: Any, cases: dict[str, dict[str, Any]], where: str) -> tuple[str, str] | None:

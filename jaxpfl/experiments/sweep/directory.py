@@ -16,10 +16,10 @@ import os
 import shutil
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 from jaxpfl import files
 from jaxpfl.data.open import expanded
@@ -34,68 +34,47 @@ _FAILED = "failed.json"
 _TRACEBACK = "private/failure.txt"
 
 
-class SweepDirectory:
-    """The directory of a sweep."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    def point(self, point: Point) -> "PointFolder":
-        return PointFolder(self.path / POINTS / point.name)
-
-    def lock(self) -> AbstractContextManager[Any]:
-        """A context in which no other process writes the sweep's own files."""
-        return files.lock(self.path / "sweep.lock", wait=True)
-
-    def begin(self, sweep: Sweep) -> None:
-        """Writes what the sweep is.
-
-        Raises:
-          InputError: the directory cannot be made, or points of another sweep have begun in it.
-          NoDataFolder: the environment does not name the folder of a point's data.
-        """
-        described = {
-            "title": sweep.title,
-            "metric": sweep.metric,
-            "gap": sweep.gap,
-            "points": [
-                {"name": point.name, "values": point.values, "config": to_mapping(point.config)}
-                for point in sweep.points
-            ],
-        }
-        _require_folder(described["points"])
-        text = json.dumps(described, indent=1) + "\n"
-        path = self.path / "points.json"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = "is a file" if self.path.is_file() else f"cannot be made: {error.strerror}"
-            raise InputError(
-                f"{self.path}: {reason}, expected a directory or a new name"
-            ) from error
-        with self.lock():
-            if path.exists() and path.read_text(encoding="utf-8") == text:
-                return
-            for each in (self.path / POINTS).glob("*"):
-                folder = PointFolder(each)
-                with folder.claimed() as free:
-                    # A point that was refused has no run.
-                    if not free or folder.has_run or (each / RESULT).exists():
-                        raise InputError(
-                            f"{path}: the directory holds another sweep; choose another --out"
-                        )
-            shutil.rmtree(self.path / POINTS, ignore_errors=True)
-            files.write_atomically(path, text)
+def own_files(out: Path) -> AbstractContextManager[Any]:
+    """A context in which no other process writes the files of the sweep itself."""
+    return files.lock(out / "sweep.lock", wait=True)
 
 
-@dataclass(frozen=True)
-class PointState:
-    """What the folder of a point says of it.
+def begin(sweep: Sweep, out: Path) -> None:
+    """Writes what the sweep is to its directory.
 
-    Attributes:
-      result: the content of its `result.json`; None unless it is finished.
-      error: why its last attempt failed; "" unless it failed.
+    Raises:
+      InputError: the directory cannot be made, or points of another sweep have begun in it.
+      NoDataFolder: the environment does not name the folder of a point's data.
     """
+    described = {
+        "title": sweep.title,
+        "metric": sweep.metric,
+        "gap": sweep.gap,
+        "points": [
+            {"name": point.name, "values": point.values, "config": to_mapping(point.config)}
+            for point in sweep.points
+        ],
+    }
+    _require_folder(described["points"])
+    text = json.dumps(described, indent=1) + "\n"
+    path, points = out / "points.json", out / POINTS
+    files.make_directory(out)
+    with own_files(out):
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            return
+        for each in map(PointFolder, points.glob("*")):
+            with each.claimed() as free:
+                # A point that was refused has no run.
+                if not free or each.has_run or (each.path / RESULT).exists():
+                    raise InputError(
+                        f"{path}: the directory holds another sweep; choose another --out"
+                    )
+        shutil.rmtree(points, ignore_errors=True)
+        files.write_atomically(path, text)
+
+
+class PointState(NamedTuple):
+    """What the folder of a point says of it: its `result.json`, or why its last attempt failed."""
 
     state: Literal["finished", "failed", "unfinished"]
     result: dict[str, Any] | None = None
@@ -107,6 +86,11 @@ class PointFolder:
     """The folder of a point, which need not exist."""
 
     path: Path
+
+    @classmethod
+    def of(cls, point: Point, out: Path) -> Self:
+        """The folder of a point of the sweep in the directory `out`."""
+        return cls(out / POINTS / point.name)
 
     @property
     def has_run(self) -> bool:
@@ -123,10 +107,8 @@ class PointFolder:
 
         It is compared for equality alone, and no clock is asked.
         """
-        try:
+        with suppress(FileNotFoundError):
             return (self.path / _FAILED).read_bytes()
-        except FileNotFoundError:
-            return None
 
     @contextmanager
     def claimed(self) -> Iterator[bool]:
@@ -147,12 +129,13 @@ class PointFolder:
                     )
                 return PointState("finished", files.read_record(result))
             if failed.exists():
-                error = files.read_record(failed, {"error": str})["error"]
-                return PointState("failed", error=error)
+                return PointState(
+                    "failed", None, files.read_record(failed, {"error": str})["error"]
+                )
         except (OSError, InputError) as error:
             # A process that tries the point again removes the record of its failure at any time.
             if finished.exists() or failed.exists():
-                return PointState("failed", error=_sentence(error))
+                return PointState("failed", None, _sentence(error))
         return PointState("unfinished")
 
     def begin(self) -> None:

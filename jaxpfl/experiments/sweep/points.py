@@ -3,21 +3,23 @@
 The points share compiled programs, which depend on shapes and not on the noise. A finished point is
 not repeated. An interrupted point is resumed, and ends in the same bits. A point that fails is
 recorded, and the others go on; the next call tries it again. Several processes may work on one
-directory at once, see `directory`.
+directory at once, see `directory`: each takes the next free point until none is left. Workers of
+Ray are such processes, and all machines must see the directory under the same path.
 
 A sweep is a SIMULATION: each point spends its own epsilon on the same clients, on a ledger of its
 own. Whoever publishes several points has released all of them, and the report says so.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import files
-from jaxpfl.errors import RunLocked
+from jaxpfl import compilation_cache, files
+from jaxpfl.errors import InputError, RunLocked
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.sweep.config import Point, Sweep
-from jaxpfl.experiments.sweep.directory import PointFolder, SweepDirectory
+from jaxpfl.experiments.sweep.directory import PointFolder, begin
 from jaxpfl.experiments.sweep.results import SweepOutcome, collect, value_of
 from jaxpfl.federated import mesh
 from jaxpfl.progress import Progress
@@ -35,9 +37,9 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
       Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
     """
     mesh.require_one_process("a sweep needs")
-    directory = SweepDirectory(out)
-    directory.begin(sweep)
-    known = {point.name: directory.point(point).failure for point in sweep.points}
+    out = Path(out)
+    begin(sweep, out)
+    known = {point.name: PointFolder.of(point, out).failure for point in sweep.points}
     memory: dict[Any, Any] = {}
     total = len(sweep.points)
     left, before = dict(enumerate(sweep.points, 1)), total + 1
@@ -47,7 +49,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
             before = len(left)
             for number, point in list(left.items()):
                 bar.message(f"point {number} of {total}: {point.name}")
-                folder = directory.point(point)
+                folder = PointFolder.of(point, out)
                 if not carry_out_point(point, folder, known[point.name], memory):
                     bar.message("another process is carrying it out")
                     continue
@@ -59,7 +61,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
                 elif state.error:
                     bar.message(f"failed: {point.name}: {state.error}")
                 bar.update(total - len(left))
-    return collect(sweep, directory)
+    return collect(sweep, out)
 
 
 def carry_out_point(
@@ -85,15 +87,13 @@ def carry_out_point(
         if folder.failure not in (None, known):
             return True
         folder.begin()
-        options: dict[str, Any] = {
-            "memory": memory,
-            "command": f"the point {point.name} of a sweep",
-        }
+        command = f"the point {point.name} of a sweep"
+        options: dict[str, Any] = {"progress": False, "memory": memory, "command": command}
         try:
             if folder.has_run:
-                carry_out.resume(folder.path, progress=False, **options)
+                carry_out.resume(folder.path, **options)
             else:
-                carry_out.run(point.config, folder.path, progress=False, **options)
+                carry_out.run(point.config, folder.path, **options)
             folder.finish()
         except Exception as error:
             # The run of a locked point, or a folder that runs share, is used by another process.
@@ -106,3 +106,49 @@ def carry_out_point(
         finally:
             files.without_times(folder.path)
         return True
+
+
+def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> SweepOutcome:
+    """Carries out the unfinished points in this many workers; what a lost one had is unfinished.
+
+    Joins the cluster that the environment variable RAY_ADDRESS names; without it, Ray is started on
+    this machine and ended afterwards. A worker has so many virtual CPU devices, and asks for one
+    CPU, and for one GPU where the cluster has any.
+    """
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise InputError(
+            "--ray needs Ray, which is not installed: pip install 'jaxpfl[ray]'"
+        ) from error
+    out = Path(out).resolve()
+    begin(sweep, out)
+    # Ray reports its usage to its makers unless told not to.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = os.environ.get("RAY_ADDRESS")
+    started = {"address": address} if address else {"address": "local", "num_cpus": workers}
+    ray.init(**started, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
+        for each in [task.remote(sweep, out, devices, os.getcwd()) for _ in range(workers)]:
+            try:
+                ray.get(each)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except ray.exceptions.RayError:
+                # The worker is lost; the table lists what it left unfinished.
+                continue
+    finally:
+        ray.shutdown()
+    return collect(sweep, out)
+
+
+def _work(sweep: Sweep, out: Path, devices: int, here: str) -> None:
+    import jax
+
+    # Paths of a config may be relative to where the sweep was started.
+    os.chdir(here)
+    compilation_cache.enable()
+    jax.config.update("jax_num_cpu_devices", devices)
+    run_sweep(sweep, out, progress=False)

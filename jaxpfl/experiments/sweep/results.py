@@ -18,7 +18,7 @@ from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.records.cautions import of_points
 from jaxpfl.experiments.sweep.config import CASE, SEED, Point, Sweep
-from jaxpfl.experiments.sweep.directory import PointState, SweepDirectory
+from jaxpfl.experiments.sweep.directory import PointFolder, PointState, own_files
 from jaxpfl.experiments.sweep.page import NOT_PRIVATE, write_sweep_page
 from jaxpfl.privacy.simulated import SIMULATED
 
@@ -44,47 +44,41 @@ class SweepOutcome:
     @property
     def failed(self) -> dict[str, str]:
         """The points whose last attempt failed, and why."""
-        return {each["point"]: each["error"] for each in self._in_state("failed")}
+        points = self.record["points"]
+        return {each["point"]: each["error"] for each in points if each["state"] == "failed"}
 
     @property
     def unfinished(self) -> list[str]:
         """The names of the points that are neither finished nor failed."""
-        return [each["point"] for each in self._in_state("unfinished")]
-
-    def _in_state(self, state: str) -> list[dict[str, Any]]:
-        return [each for each in self.record["points"] if each["state"] == state]
+        points = self.record["points"]
+        return [each["point"] for each in points if each["state"] == "unfinished"]
 
 
-def collect(sweep: Sweep, directory: SweepDirectory) -> SweepOutcome:
+def collect(sweep: Sweep, out: Path) -> SweepOutcome:
     """Writes the table and the page of the points that are finished, and returns the outcome."""
-    out = directory.path
-    with directory.lock():
-        states = [directory.point(point).state() for point in sweep.points]
-        record = _record(sweep, states)
+    with own_files(out):
+        states = [PointFolder.of(point, out).state() for point in sweep.points]
+        points = [
+            _point(point, state, sweep.metric)
+            for point, state in zip(sweep.points, states, strict=True)
+        ]
+        rows = summary(sweep, points)
+        record = {
+            "note": SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else ""),
+            "metric": sweep.metric,
+            "rows": rows,
+            "points": points,
+            "cautions": of_points([state.result for state in states if state.result is not None]),
+        }
         files.write_json(out / "sweep.json", record)
         buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, fieldnames=list(record["rows"][0]), lineterminator="\n")
+        writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(record["rows"])
+        writer.writerows(rows)
         files.write_atomically(out / "table.csv", buffer.getvalue())
         write_sweep_page(out, sweep, record)
         files.without_times(out)
     return SweepOutcome(out, record)
-
-
-def _record(sweep: Sweep, states: list[PointState]) -> dict[str, Any]:
-    points = [
-        _point(point, state, sweep.metric)
-        for point, state in zip(sweep.points, states, strict=True)
-    ]
-    rows = summary(sweep, points)
-    return {
-        "note": SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else ""),
-        "metric": sweep.metric,
-        "rows": rows,
-        "points": points,
-        "cautions": of_points([state.result for state in states if state.result is not None]),
-    }
 
 
 def _point(point: Point, state: PointState, metric: str) -> dict[str, Any]:
@@ -107,11 +101,11 @@ def value_of(result: Mapping[str, Any], metric: str) -> float | None:
 
     None where the value is not finite, as after training that diverged; JSON has null for it.
     """
-    metrics = dict(result.get("metrics", {}))
+    metrics = result.get("metrics", {})
     known = {
         name: None if value is None or not math.isfinite(value) else float(value)
         for name, value in {**metrics, **(metrics.get("evaluation") or {})}.items()
-        if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+        if value is None or type(value) in (int, float)
     }
     if metric not in known:
         raise InputError(

@@ -66,6 +66,12 @@ class Workspace:
         name = self.config_id if run is None else run
         return Artifacts(folder, run=name, ledger=ledger, private=not self.stamp)
 
+    def ledger(self, clients: Population, *, simulated: bool = False) -> Ledger:
+        """Opens the ledger that the section `privacy` names, with its budget."""
+        privacy = self.config.privacy
+        budget = budget_of(privacy, simulated=simulated)
+        return Ledger(ledger_path(privacy, self.directory), clients, budget=budget)
+
     def write_result(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Writes `result.json` with the system's name and the stamp, and returns its content.
 

@@ -51,14 +51,6 @@ LENGTH = 10.0
 """The norm of a canary's contribution before the clip, in clip norms."""
 
 
-class Asking(Protocol):
-    """What a game asks: a `federated.Releaser`, or one that a test has made worse."""
-
-    def release(
-        self, query: Query, broadcast: Any = (), *, round: int, clip_norm: jax.Array | None = None
-    ) -> Released: ...
-
-
 class Shown(NamedTuple):
     """What the answer to a question shows.
 
@@ -93,7 +85,8 @@ class Questions(Protocol):
 MakeQuestions = Callable[[tuple[Plan, ...], int], Questions]
 """Makes the questions of plans, for a number of canaries."""
 
-MakeAsking = Callable[[Population, Ledger, RunSecret], AbstractContextManager[Asking]]
+MakeAsking = Callable[[Population, Ledger, RunSecret], AbstractContextManager[Any]]
+"""Makes what is asked: a `federated.Releaser`, or one that a test has made worse."""
 
 
 class Played(NamedTuple):
@@ -222,10 +215,10 @@ class _Watched(RunSecret):
         super().__init__(words)
         self.cohorts: dict[str, int] = {}
 
-    def seed(self, purpose: str, text: str) -> int:
-        found = super().seed(purpose, text)
+    def words_of(self, purpose: str, text: str) -> np.ndarray:
+        found = super().words_of(purpose, text)
         if purpose == "cohort":
-            self.cohorts[text] = found
+            self.cohorts[text] = int.from_bytes(found.tobytes(), "big")
         return found
 
 
@@ -248,7 +241,7 @@ class Gradients:
         absent = -LENGTH if first.adjacency == "replace_one" else 0.0
         held[: self.canaries] = np.where(present_M, LENGTH, absent)
         directions = np.arange(first.population, dtype=np.int32) % self.canaries
-        return of_one_example({"direction": directions, "length": held})
+        return of_one_row({"direction": directions, "length": held})
 
     def ask(
         self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
@@ -261,11 +254,12 @@ class Gradients:
         return Shown(seen_M, None if plan.adaptive_clip is None else found.clip_norm)
 
 
-def of_one_example(columns: dict[str, np.ndarray]) -> Population:
-    """Made-up clients, of whom each holds one row of all columns."""
+def of_one_row(columns: dict[str, np.ndarray], times: int = 1) -> Population:
+    """Made-up clients, of whom each holds one row of all columns, so many times."""
     count = len(next(iter(columns.values())))
-    names = [str(number) for number in range(count)]
-    return Population(columns, np.arange(count + 1), names, name="canaries")  # pyright: ignore
+    names: Any = [str(number) for number in range(count)]
+    repeated = {name: np.repeat(column, times, axis=0) for name, column in columns.items()}
+    return Population(repeated, times * np.arange(count + 1), names, name="canaries")
 
 
 @dataclasses.dataclass(frozen=True)

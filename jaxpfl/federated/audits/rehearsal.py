@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxpfl.data.population import Population
 from jaxpfl.federated.flow.check import InformationFlow
-from jaxpfl.federated.release.information_flow import check_release
-from jaxpfl.federated.release.prepared_query import opened, traced
-from jaxpfl.federated.release.query import Query, arrays, prepared, read_columns
+from jaxpfl.federated.release.information_flow import check_client, check_release
+from jaxpfl.federated.release.prepared_query import opened
+from jaxpfl.federated.release.query import Query, arrays, prepared, read_columns, require_room
 from jaxpfl.federated.release.releaser import Released
 
 PyTree = Any
@@ -59,7 +59,6 @@ def column(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def size_of(tree: PyTree) -> int:
-    """The bytes of a tree of arrays or shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
@@ -67,6 +66,8 @@ def ask(
     query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
 ) -> tuple[QuerySize, PyTree]:
     """Traces what clients would compute in a query, and its sum over a bucket.
+
+    Of the flow of information the client function's is checked, whose door may be of any size.
 
     Args:
       broadcast: arrays or shapes.
@@ -76,15 +77,21 @@ def ask(
       The sizes, and the shapes of a contribution.
 
     Raises:
-      InputError, TypeError, ValueError: as `prepared_query.traced`.
+      InformationLeak: as `information_flow.check_client`.
+      InputError: the contribution is not a tree of float arrays, or a bucket cannot be split.
+      TypeError, ValueError: the client function does not fit the columns.
     """
     held = {name: columns[name] for name in query.columns or columns}
+    require_room(query, held, elsewhere=True)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
-    contribution, bucket, chunk = traced(query, shapes, held)
-    replicas, up = query.execution.replicas, size_of(contribution)
+    door, client = opened(query, shapes, held)
+    if not query.plan.unchecked:
+        check_client(query, client)
+    door.largest_sum(shapes, held)
+    replicas, up = query.execution.replicas, size_of(client.contribution)
     # An accumulator holds pairs of numbers.
-    found = QuerySize(query.label, size_of(shapes), up, bucket, chunk * replicas, 2 * up * replicas)
-    return found, contribution
+    sizes = up, size_of(door.bucket(held)), door.chunk * replicas, 2 * up * replicas
+    return QuerySize(query.label, size_of(shapes), *sizes), client.contribution
 
 
 def check_information_flow(

@@ -30,7 +30,7 @@ Learning" (FreD), Algorithm 1.
 
 import dataclasses
 import math
-from functools import partial
+from functools import partial, reduce
 from typing import Literal, NamedTuple
 
 import jax
@@ -65,7 +65,6 @@ class ClientMoment:
         return {"count": 1.0, "sum": self.clip_norm, "second": self.clip_norm**2}[self.moment]
 
     def init(self, centre_D: jax.Array, key: jax.Array) -> "_Total":
-        """Sums of nothing."""
         del key  # nothing is drawn
         dimension = centre_D.shape[0]
         shape = {"count": (), "sum": (dimension,), "second": (dimension, dimension)}[self.moment]
@@ -75,7 +74,6 @@ class ClientMoment:
     def step(
         self, centre_D: jax.Array, total: "_Total", batch: Batch, mask_B: jax.Array, key: jax.Array
     ) -> "_Total":
-        """Adds one batch's examples."""
         del key  # nothing is drawn
         grid = _Grid.of(self.clip_norm, mask_B.shape[0])
         rows_BxD = batch["embedding"].astype(jnp.float32)
@@ -83,13 +81,23 @@ class ClientMoment:
         count = total.count + jnp.sum(valid_B.astype(jnp.float32))
         if self.moment == "count":
             return total._replace(count=count)
+        shift = jnp.float32(2.0 ** (grid.bits + 1))
         if self.moment == "sum":
-            added = _with_sum(total.moment, *grid.parts(rows_BxD), grid)
+            coarse_BxD, fine_BxD = grid.parts(rows_BxD)
+            parts = (jnp.sum(coarse_BxD, axis=0) * shift, jnp.sum(fine_BxD, axis=0))
             # A power of two, so that only the sum is rounded.
-            return _Total(added, count, jnp.float32(grid.step))
+            return _Total(reduce(plus, parts, total.moment), count, jnp.float32(grid.step))
         centred_BxD, _ = _clipped(rows_BxD - centre_D[None, :], valid_B, self.clip_norm)
-        added = _with_products(total.moment, *grid.parts(centred_BxD), grid)
-        return _Total(added, count, jnp.float32(grid.step**2))
+        coarse_BxD, fine_BxD = grid.parts(centred_BxD)
+        multiply = partial(jnp.matmul, precision="highest")
+        mixed_DxD = multiply(coarse_BxD.T, fine_BxD) * shift
+        parts = (
+            multiply(coarse_BxD.T, coarse_BxD) * (shift * shift),
+            mixed_DxD,
+            mixed_DxD.T,
+            multiply(fine_BxD.T, fine_BxD),
+        )
+        return _Total(reduce(plus, parts, total.moment), count, jnp.float32(grid.step**2))
 
     def finish(self, centre_D: jax.Array, total: "_Total") -> jax.Array:
         """Returns a scalar, [d], or the half of [d, d] (see `half_shape`)."""
@@ -135,33 +143,6 @@ class _Grid(NamedTuple):
         shift = jnp.float32(2.0 ** (self.bits + 1))
         coarse_BxD = jnp.round(whole_BxD / shift)
         return coarse_BxD, whole_BxD - coarse_BxD * shift
-
-
-def _with_sum(
-    total: DoubleWord, coarse_BxD: jax.Array, fine_BxD: jax.Array, grid: _Grid
-) -> DoubleWord:
-    """Adds the rows, in units of the grid's step."""
-    shift = jnp.float32(2.0 ** (grid.bits + 1))
-    for part_D in (jnp.sum(coarse_BxD, axis=0) * shift, jnp.sum(fine_BxD, axis=0)):
-        total = plus(total, part_D)
-    return total
-
-
-def _with_products(
-    total: DoubleWord, coarse_BxD: jax.Array, fine_BxD: jax.Array, grid: _Grid
-) -> DoubleWord:
-    """Adds the rows' products, each row with itself, in units of the grid's step squared."""
-    multiply = partial(jnp.matmul, precision="highest")
-    shift = jnp.float32(2.0 ** (grid.bits + 1))
-    mixed_DxD = multiply(coarse_BxD.T, fine_BxD) * shift
-    for part_DxD in (
-        multiply(coarse_BxD.T, coarse_BxD) * (shift * shift),
-        mixed_DxD,
-        mixed_DxD.T,
-        multiply(fine_BxD.T, fine_BxD),
-    ):
-        total = plus(total, part_DxD)
-    return total
 
 
 def _clipped(rows_BxD: jax.Array, real_B: jax.Array, clip_norm: float) -> tuple:

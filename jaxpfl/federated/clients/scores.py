@@ -26,6 +26,7 @@ al. 2024, "Differentially private synthetic data via foundation model APIs 1: im
 2). The coordinates and the projected noise are ours.
 """
 
+import contextlib
 import dataclasses
 from typing import Any, Literal, NamedTuple
 
@@ -59,13 +60,20 @@ class ScoreSpace(NamedTuple):
         )
         return self.rows_KxJxD @ solved_D
 
+    @jax.jit
     def orthogonal_noise(self, key: jax.Array, std: jax.Array) -> jax.Array:
         """Returns noise in the directions that no client's scores have, float32 [K, J].
 
         Added to released scores it makes their noise N(0, std^2) in each entry, independently, as
         if the scores themselves had been summed. It is not needed for privacy.
         """
-        return _orthogonal_noise(self, key, std)
+        rows_KxJxD, factor_DxD = self
+        like = jax.ShapeDtypeStruct(rows_KxJxD.shape[:2], jnp.float32)
+        noise_KxJ = gaussian_noise_like(key, like, std)
+        inside_D = jnp.tensordot(noise_KxJ, rows_KxJxD, 2, precision="highest")
+        inside_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True)
+        solved_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True, trans=1)
+        return noise_KxJ - jnp.matmul(rows_KxJxD, solved_D, precision="highest")
 
 
 def score_space(candidates_KxJxD: jax.Array | np.ndarray, centring: Centring) -> ScoreSpace:
@@ -106,13 +114,10 @@ def _factor(gram_DxD: np.ndarray) -> np.ndarray:
     ridge = np.float32(2.0**-21) * np.trace(gram_DxD) + np.float32(1e-20)
     # A ridge above the trace does not fail.
     for _ in range(13):
-        try:
+        with contextlib.suppress(np.linalg.LinAlgError):  # rounding has made the sum indefinite
             factor_DxD = np.linalg.cholesky(gram_DxD + ridge * identity_DxD)
-        except np.linalg.LinAlgError:  # rounding has made the sum indefinite
-            ridge *= np.float32(4)
-            continue
-        if np.isfinite(factor_DxD).all():
-            return factor_DxD
+            if np.isfinite(factor_DxD).all():
+                return factor_DxD
         ridge *= np.float32(4)
     return np.full_like(gram_DxD, np.nan)
 
@@ -130,17 +135,6 @@ def _moderate(rows: jax.Array) -> jax.Array:
     _, exponent = jnp.frexp(jnp.max(jnp.abs(rows), axis=-1, keepdims=True))
     # Not a division by the largest: of a giant, the reciprocal is flushed to zero.
     return rows * jnp.ldexp(jnp.float32(1), -jnp.clip(exponent, -120, 120))
-
-
-@jax.jit
-def _orthogonal_noise(space: ScoreSpace, key: jax.Array, std: jax.Array) -> jax.Array:
-    rows_KxJxD, factor_DxD = space
-    like = jax.ShapeDtypeStruct(rows_KxJxD.shape[:2], jnp.float32)
-    noise_KxJ = gaussian_noise_like(key, like, std)
-    inside_D = jnp.tensordot(noise_KxJ, rows_KxJxD, 2, precision="highest")
-    inside_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True)
-    solved_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True, trans=1)
-    return noise_KxJ - jnp.matmul(rows_KxJxD, solved_D, precision="highest")
 
 
 def mean_embeddings(embedding_NxD: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -195,7 +189,6 @@ class LinearScores:
     def step(
         self, factor_DxD: jax.Array, mean_D: Any, batch: Batch, mask_B: Any, key: jax.Array
     ) -> jax.Array:
-        """Takes the client's one example."""
         del key
         held_BxD = batch["mean_embedding"].astype(jnp.float32)
         _require_same_dimension(held_BxD.shape[-1], factor_DxD.shape[-1])
@@ -230,7 +223,6 @@ class NearestVotes:
     def step(
         self, unit_MxD: jax.Array, state: Any, batch: Batch, real_B: Any, key: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Adds the votes of one batch."""
         del key
         votes_M, finite = state
         rows_BxD = batch["embedding"].astype(jnp.float32)
@@ -243,7 +235,6 @@ class NearestVotes:
         return votes_M.at[nearest_B].add(vote_B), finite
 
     def finish(self, unit_MxD: jax.Array, state: Any) -> jax.Array:
-        """Returns the votes."""
         del unit_MxD
         votes_M, finite = state
         return jnp.where(finite, votes_M, jnp.float32(jnp.nan))

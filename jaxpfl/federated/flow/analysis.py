@@ -107,7 +107,6 @@ class Analysis:
     def closed(
         self, jaxpr: Any, given: Sequence[Value], place: tuple[Any, ...] = ()
     ) -> list[Value]:
-        """The values of a program's results."""
         held = getattr(jaxpr, "consts", ())
         for each in held:
             self._hold(each)

@@ -30,36 +30,30 @@ def captured(function: Any) -> tuple[str, ...]:
     installed package, from the globals that its code names. Modules and classes are left out.
     """
     found: dict[str, None] = {}
-    _Reader(found).read("", function, 0)
-    return tuple(found)
+    seen: set[int] = set()
 
-
-class _Reader:
-    def __init__(self, found: dict[str, None]) -> None:
-        self.found = found
-        self.seen: set[int] = set()
-
-    def read(self, name: str, value: Any, depth: int) -> None:
-        """Puts down a value, or what it consists of."""
+    def read(name: str, value: Any, depth: int) -> None:
         kind = _PLAIN.get(type(value))
         if value is None or isinstance(value, type | ModuleType | BuiltinFunctionType):
             return
         if kind is not None:
-            self.found[f"{name}: {kind}"] = None
+            found[f"{name}: {kind}"] = None
         elif isinstance(value, jax.Array | np.ndarray | np.generic):
-            self.found[f"{name}: {value.dtype}{list(np.shape(value))}"] = None
-        elif id(value) not in self.seen and depth < _DEEPEST:
-            self.seen.add(id(value))
+            found[f"{name}: {value.dtype}{list(np.shape(value))}"] = None
+        elif id(value) not in seen and depth < _DEEPEST:
+            seen.add(id(value))
             long = isinstance(value, Mapping | tuple | list | set) and len(value) > _LONGEST
             parts = [] if long else list(_parts(value))
             for part, each in parts:
-                self.read(f"{name}.{part}" if name else part, each, depth + 1)
+                read(f"{name}.{part}" if name else part, each, depth + 1)
             if not parts and not callable(value):
-                self.found[f"{name}: {type(value).__name__}"] = None
+                found[f"{name}: {type(value).__name__}"] = None
+
+    read("", function, 0)
+    return tuple(found)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value consists of, by name."""
     if isinstance(value, MethodType):
         yield "", value.__self__
         value = value.__func__

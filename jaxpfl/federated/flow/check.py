@@ -66,12 +66,11 @@ def check_program(
     """
     traced, results = jax.make_jaxpr(program, return_shape=True)(given)
     analysis = Analysis(steps)
-    labels = _labels(given)
     values = [
         analysis.rules.public("input", place)
         if label[0] is Kind.PUBLIC
         else analysis.rules.value(label, "input", place)
-        for place, label in enumerate(jax.tree.leaves(labels, is_leaf=_is_label))
+        for place, label in enumerate(_labels(given))
     ]
     if clips:
         before = len(jax.tree.leaves(given.public))
@@ -113,22 +112,16 @@ def _harmless(key: Key, drawn: Mapping[tuple[Any, ...], Any]) -> bool:
     return key.bound is not None and all(path[: len(key.path)] != key.path for path in drawn)
 
 
-def _labels(given: Labelled) -> PyTree:
-    def all_of(tree: PyTree, kind: Kind) -> PyTree:
-        return jax.tree.map(lambda leaf: (kind, None), tree)
-
-    noise = None
-    if given.noise is not None:
-        noise = Kind.NOISE, Noise((Draws(("shared",), 0, given.noise.size),), None)
-    return Labelled(
-        all_of(given.public, Kind.PUBLIC),
+def _labels(given: Labelled) -> list[tuple[Kind, Any]]:
+    """Of each leaf of the inputs, in their order."""
+    size = 0 if given.noise is None else given.noise.size
+    of_each = Labelled(
         (Kind.PUBLIC, None),
-        all_of(given.clients, Kind.PRIVATE),
+        (Kind.PUBLIC, None),
+        (Kind.PRIVATE, None),
         (Kind.KEY, Key(("noise",))),
-        all_of(given.secrets, Kind.SECRET),
-        noise,
+        (Kind.SECRET, None),
+        (Kind.NOISE, Noise((Draws(("shared",), 0, size),), None)),
     )
-
-
-def _is_label(node: Any) -> bool:
-    return isinstance(node, tuple) and bool(node) and isinstance(node[0], Kind)
+    parts = zip(given, of_each, strict=True)
+    return [label for part, label in parts for _ in jax.tree.leaves(part)]

@@ -159,7 +159,6 @@ def chosen(by: Value, cases: Sequence[Value], *, counted: bool = False) -> tuple
 
 
 def part(draws: tuple[Draws, ...], start: int, stop: int) -> tuple[Draws, ...]:
-    """Coordinates `start` to `stop` of a vector of draws."""
     found, offset = [], 0
     for each in draws:
         size = each.stop - each.start
@@ -171,7 +170,6 @@ def part(draws: tuple[Draws, ...], start: int, stop: int) -> tuple[Draws, ...]:
 
 
 def used(addition: tuple[Any, ...], draws: Iterable[Draws]) -> Iterator[Use]:
-    """The uses in a noisy vector."""
     offset = 0
     for each in draws:
         yield Use(addition, each, offset)
@@ -179,7 +177,6 @@ def used(addition: tuple[Any, ...], draws: Iterable[Draws]) -> Iterator[Use]:
 
 
 def length(draws: Iterable[Draws]) -> int:
-    """The number of coordinates."""
     return sum(each.stop - each.start for each in draws)
 
 

@@ -124,7 +124,6 @@ class TransferFunctions:
     def value(
         self, label: tuple[Kind, Any], *description: Any, cause: Cause | None = None
     ) -> Value:
-        """A value that is described so."""
         return Value(*label, self.token(*description), cause)
 
     def public(self, *description: Any) -> Value:
@@ -150,7 +149,6 @@ class TransferFunctions:
         return True
 
     def equation(self, eqn: Any, given: Sequence[Value], place: tuple[Any, ...]) -> list[Value]:
-        """The values of an equation's results."""
         (kind, detail), cause = self._label(eqn, given, place)
         if kind is Kind.PRIVATE and cause is None:
             cause = self._cause(eqn, given)

@@ -19,6 +19,7 @@ because the text of any other one may hold a client's value.
 import itertools
 import json
 import os
+import re
 import threading
 import time
 from typing import Any, NoReturn
@@ -55,13 +56,13 @@ def join(how: str) -> None:
     """
     given: dict[str, Any] = {}
     if how != "auto":
-        address, _, place = how.partition(",")
-        index, _, count = place.partition("/")
-        if ":" not in address or not (index.isdecimal() and count.isdecimal()):
+        match = re.fullmatch(r"([^,]*:[^,]*),([0-9]+)/([0-9]+)", how)
+        if match is None:
             raise InputError(
                 "--distributed: expected auto, or HOST:PORT,INDEX/COUNT such as "
                 f"10.0.0.5:1234,0/2 for the first of two processes, found {how!r}"
             )
+        address, index, count = match.groups()
         if int(index) >= int(count):
             raise InputError(
                 f"--distributed: the processes of {count} are 0 to {int(count) - 1}, found {index}"

@@ -28,15 +28,15 @@ from jaxpfl.federated.clients.client import Stateful
 from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.mesh import here, put
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.prepared_query import Facts, PreparedQuery, Summed, Work
+from jaxpfl.federated.release.prepared_query import PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, prepared, read_columns, require_room
 from jaxpfl.federated.release.releaser import Released
 from jaxpfl.privacy.secret import RunSecret
 
 PyTree = Any
 
-_KEYS = ("train", "noise", "checksum", "shared")
-_WORDS = 2 + 4 + 4 * len(_KEYS)
+# `Work` as it is sent.
+_WORK = (np.int32(0), np.float32(0), *[np.zeros(4, np.uint32)] * 5)
 # What draws the cohort and computes its sum, and must be equal everywhere.
 _EQUAL = ("versions", "options")
 
@@ -72,7 +72,7 @@ class SharedRounds:
         else:
             self.environment = self._agreed()
 
-    def sum(self, query: Query, broadcast: PyTree, work: Work) -> tuple[Summed, Facts]:
+    def sum(self, query: Query, broadcast: PyTree, work: Work) -> tuple[Summed, dict[str, Any]]:
         """The sum of a release, on the devices of process 0, which alone calls this."""
         number = next(i for i, each in enumerate(self._rounds) if each.prepared.query is query)
         shared = self._rounds[number]
@@ -81,7 +81,8 @@ class SharedRounds:
         sent = [np.asarray(leaf) for leaf, new in zip(leaves, changed, strict=True) if new]
         work = work._replace(clip_norm=np.asarray(work.clip_norm))
         chosen = shared.prepared.drawn(work)
-        content = b"".join([_packed(work), *(leaf.tobytes() for leaf in sent)])
+        parts = [np.asarray(each, like.dtype) for each, like in zip(work, _WORK, strict=True)]
+        content = b"".join(each.tobytes() for each in (*parts, *sent))
         # Told last, because the others wait for the bytes from then on.
         self._group.tell(query=number, changed=changed, cohort=_name(chosen, work))
         self._group.send(content)
@@ -97,13 +98,14 @@ class SharedRounds:
         while "query" in message:
             shared, changed = self._rounds[message["query"]], message["changed"]
             shapes = [s for s, new in zip(shared.shapes, changed, strict=True) if new]
-            sizes = [4 * _WORDS, *(shape.size * shape.dtype.itemsize for shape in shapes)]
+            shapes = [*_WORK, *shapes]
+            sizes = [shape.size * shape.dtype.itemsize for shape in shapes]
             content, edges = self._group.receive(sum(sizes)), np.cumsum(sizes)
-            sent = [
+            round, *sent = (
                 np.frombuffer(content[end - size : end], shape.dtype).reshape(shape.shape)
-                for shape, size, end in zip(shapes, sizes[1:], edges[1:], strict=True)
-            ]
-            work = _unpacked(content[: sizes[0]])
+                for shape, size, end in zip(shapes, sizes, edges, strict=True)
+            )
+            work, sent = Work(int(round), *sent[: len(_WORK) - 1]), sent[len(_WORK) - 1 :]
             chosen = shared.prepared.drawn(work)
             if _name(chosen, work) != message["cohort"]:
                 raise InputError(
@@ -169,7 +171,7 @@ class _Round:
 
     def sum(
         self, changed: list[bool], sent: list[np.ndarray], work: Work, chosen: np.ndarray
-    ) -> tuple[Summed, Facts]:
+    ) -> tuple[Summed, dict[str, Any]]:
         everywhere = NamedSharding(self.prepared.door.mesh, PartitionSpec())
         new = iter(sent)
         for place in np.flatnonzero(changed):
@@ -251,23 +253,5 @@ def _check_shareable(query: Query, shapes: PyTree) -> None:
 
 def _name(chosen: np.ndarray, work: Work) -> str:
     """Names a cohort; without the secret of the release, no guess of it can be tested."""
-    key = work.seed.to_bytes(16, "big")
-    return hmac.new(key, np.asarray(chosen, np.int64).tobytes(), hashlib.sha256).hexdigest()
-
-
-def _packed(work: Work) -> bytes:
-    seed = np.frombuffer(work.seed.to_bytes(16, "big"), np.uint32)
-    clip = np.float32(work.clip_norm).view(np.uint32)
-    parts = [[np.uint32(work.round)], [clip], seed, *(getattr(work, name) for name in _KEYS)]
-    return np.concatenate(parts).astype(np.uint32).tobytes()
-
-
-def _unpacked(content: bytes) -> Work:
-    words = np.frombuffer(content, np.uint32)
-    seed, keys = words[2:6], words[6:].reshape(len(_KEYS), 4)
-    return Work(
-        round=int(words[0]),
-        clip_norm=words[1:2].view(np.float32)[0],
-        seed=int.from_bytes(seed.tobytes(), "big"),
-        **dict(zip(_KEYS, keys, strict=True)),
-    )
+    content = np.asarray(chosen, np.int64).tobytes()
+    return hmac.new(work.cohort.tobytes(), content, hashlib.sha256).hexdigest()

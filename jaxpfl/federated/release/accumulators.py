@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated.double_word import DoubleWord, plus, two_sum
+from jaxpfl.federated.double_word import DoubleWord, is_pair, plus, two_sum
 from jaxpfl.privacy.exact_noise import STEPS
 from jaxpfl.privacy.plan import Plan
 
@@ -32,7 +32,7 @@ _FEW_ROWS = 4  # devices whose sums are added up without a loop
 
 def _map_pairs(function, pairs: PyTree, *rest: PyTree) -> PyTree:
     """Maps over the pairs of the first tree and the leaves or pairs of the others."""
-    return jax.tree.map(function, pairs, *rest, is_leaf=lambda node: isinstance(node, DoubleWord))
+    return jax.tree.map(function, pairs, *rest, is_leaf=is_pair)
 
 
 def _zeros(like: PyTree, devices: int, dtype: Any) -> PyTree:
@@ -59,7 +59,9 @@ def _joined(parts: list[jax.Array]) -> DoubleWord:
     for part in parts[1:-1]:
         rest = rest + part
     # Not `quick_two_sum`: if parts cancel, the rest may be larger than the last one.
-    return _without_negative_zero(two_sum(parts[-1], rest))
+    pair = two_sum(parts[-1], rest)
+    # Without negative zeros.
+    return DoubleWord(*(jnp.where(leaf == 0, jnp.float32(0), leaf) for leaf in pair))
 
 
 def _few(rows: DoubleWord) -> list[jax.Array]:
@@ -83,10 +85,6 @@ def _few(rows: DoubleWord) -> list[jax.Array]:
     for half in (rows.low, rows.high):
         sums, _ = jax.lax.scan(add, sums, half)
     return list(reversed(sums))
-
-
-def _without_negative_zero(pair: DoubleWord) -> DoubleWord:
-    return DoubleWord(*(jnp.where(leaf == 0, jnp.float32(0), leaf) for leaf in pair))
 
 
 # A step that `release.information_flow` recognises, hence compiled by itself, as the addition
@@ -210,11 +208,9 @@ class FixedPoint:
         return jnp.float32(STEPS * (1 - 2**-16)) / (noise_multiplier * clip_norm)
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
-        """As `Compensated.zeros`."""
         return _zeros(like, devices, jnp.int32)
 
     def start(self, sums: PyTree) -> PyTree:
-        """As `Compensated.start`."""
         return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), sums)
 
     def add(
@@ -235,8 +231,6 @@ class FixedPoint:
         return _map_pairs(add, subtotal, leaves_C, factors_C)
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
-        """As `Compensated.merge`."""
-
         def merge(pair, part):
             low = pair.low + part.low[None]
             return DoubleWord(pair.high + part.high[None] + (low >> 16), low & 0xFFFF)

@@ -34,7 +34,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
-from jaxpfl.federated.double_word import DoubleWord
+from jaxpfl.federated.double_word import DoubleWord, is_pair
 from jaxpfl.federated.mesh import (
     CLIENTS,
     default_chunk,
@@ -143,7 +143,7 @@ def _release(
 
 
 def _halves(contributions: PyTree) -> list[list[jax.Array]]:
-    pairs = jax.tree.leaves(contributions, is_leaf=lambda node: isinstance(node, DoubleWord))
+    pairs = jax.tree.leaves(contributions, is_leaf=is_pair)
     return [[pair.low for pair in pairs], [pair.high for pair in pairs]]
 
 
@@ -202,7 +202,8 @@ class Door:
         self.query = query
         self.mesh = query.execution.devices
         self._like = Shapes.of(contribution)
-        self._layout = Layout.of(query.client_fn, self.mesh, self._like.tree())
+        self.contribution = self._like.tree()
+        self._layout = Layout.of(query.client_fn, self.mesh, self.contribution)
         self._client_state = client_state
         self._compiled: set[tuple[int, ...]] = set()  # shapes of buckets
 
@@ -267,33 +268,22 @@ class Door:
         value = gathered(self.mesh, value_W, self._like)
         return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)
 
-    def trace(self, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> tuple[int, int]:
-        """Traces the sum of a bucket of the largest shape, without data, compiling or running.
+    def largest_sum(
+        self, broadcast: PyTree, columns: Mapping[str, np.ndarray]
+    ) -> jax.stages.Traced:
+        """Traces what adds a bucket of the largest shape to the sums, without compiling or running.
 
         Args:
-          broadcast, columns: only shapes and dtypes are used.
-
-        Returns:
-          The bytes of the bucket, and the clients that one device trains side by side.
+          broadcast, columns: only shapes and dtypes are used; devices need not be available.
 
         Raises:
           InputError: as `__call__`.
         """
-        self.largest_sum(broadcast, columns)
-        leaves = jax.tree.leaves(self.bucket(columns))
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        return size, self._chunk_of(self.query.cohort.capacity)
-
-    def largest_sum(
-        self, broadcast: PyTree, columns: Mapping[str, np.ndarray]
-    ) -> jax.stages.Traced:
-        """Traces what adds a bucket of the largest shape to the sums, on the devices of the mesh,
-        which need not be available."""
         by_client, everywhere = (
             functools.partial(placed, NamedSharding(self.mesh, spec))
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())
         )
-        engine = self._engine(self._chunk_of(self.query.cohort.capacity))
+        engine = self._engine(self.chunk)
         nothing = functools.partial(zero_sums, self.query.accumulator, self._layout, self._like)
         sums = self._layout.placed(jax.eval_shape(nothing))
         bucket = by_client(self.bucket(columns))
@@ -326,7 +316,12 @@ class Door:
     @property
     def coordinates(self) -> int:
         """The number of coordinates of a release."""
-        return coordinates(self._like.tree())
+        return coordinates(self.contribution)
+
+    @property
+    def chunk(self) -> int:
+        """The clients that one device computes side by side, in a bucket of the largest shape."""
+        return self._chunk_of(self.query.cohort.capacity)
 
     def _engine(self, chunk: int) -> Engine:
         query, clips = self.query, self.query.plan.unit == "client"

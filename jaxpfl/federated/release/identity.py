@@ -53,18 +53,14 @@ def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> An
 
     Of `broadcast` and `columns` only shapes and dtypes are used.
     """
-    spec, shape = query.cohort, jax.ShapeDtypeStruct
-    steps, batch = spec.rungs[-1], spec.batch_size
-    examples: Any = Examples(
-        {
-            name: shape(
-                (steps, batch, *column.shape[1:]), jax.dtypes.canonicalize_dtype(column.dtype)
-            )
-            for name, column in columns.items()
-        },  # pyright: ignore[reportArgumentType]
-        shape((steps, batch), np.bool_),  # pyright: ignore[reportArgumentType]
-        shape((), np.int32),  # pyright: ignore[reportArgumentType]
-    )
+    shape, rows = jax.ShapeDtypeStruct, (query.cohort.rungs[-1], query.cohort.batch_size)
+    dtypes = {name: jax.dtypes.canonicalize_dtype(each.dtype) for name, each in columns.items()}
+    batches: Any = {
+        name: shape((*rows, *each.shape[1:]), dtypes[name]) for name, each in columns.items()
+    }
+    mask: Any = shape(rows, np.bool_)
+    steps: Any = shape((), np.int32)
+    examples = Examples(batches, mask, steps)
     shapes = jax.tree.map(lambda leaf: shape(np.shape(leaf), leaf.dtype), broadcast)
     return client.traced(query.client_fn, query.label, shapes, examples)
 

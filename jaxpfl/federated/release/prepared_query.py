@@ -21,9 +21,9 @@ from jaxpfl.federated.clients.client import TracedClient
 from jaxpfl.federated.mesh import put, shares
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.door import Door, Keys, Summed
-from jaxpfl.federated.release.information_flow import check_client, check_release
+from jaxpfl.federated.release.information_flow import check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
-from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION, key_from_words
+from jaxpfl.privacy.keys import key_from_words
 
 PyTree = Any
 
@@ -32,26 +32,21 @@ class Work(NamedTuple):
     """What decides a release besides the query, the clients and the broadcast. SECRET.
 
     Attributes:
-      seed: of the cohort, the order of its examples and their subsets; 128 bits.
-      train, noise, checksum, shared: uint32 [4], see `privacy.keys`.
+      cohort, train, noise, checksum, shared: uint32 [4], see `privacy.keys`.
     """
 
     round: int
     clip_norm: Any
-    seed: int
+    cohort: np.ndarray
     train: np.ndarray
     noise: np.ndarray
     checksum: np.ndarray
     shared: np.ndarray
 
-
-class Facts(NamedTuple):
-    """How many clients took part, or blocks of examples, and how full the buckets of this process
-    were. PRIVATE.
-    """
-
-    clients: int
-    padding_waste: float
+    @property
+    def seed(self) -> int:
+        """Of the cohort, the order of its examples and their subsets; 128 bits."""
+        return int.from_bytes(self.cohort.tobytes(), "big")
 
 
 @dataclass
@@ -121,12 +116,18 @@ class PreparedQuery:
         """The cohort, int64 [units]: clients, or examples. The same in all processes. PRIVATE."""
         return self.query.plan.sample(work.seed, work.round)
 
-    def sum(self, broadcast: PyTree, work: Work, chosen: np.ndarray) -> tuple[Summed, Facts]:
+    def sum(
+        self, broadcast: PyTree, work: Work, chosen: np.ndarray
+    ) -> tuple[Summed, dict[str, Any]]:
         """Packs, clips, sums and adds the noise; in a run of several processes, all call it.
 
         Args:
           broadcast: on all devices of the query, where `mesh.shardings` says.
           chosen: what `drawn` returns.
+
+        Returns:
+          The release; and, PRIVATE, "clients", how many took part, or blocks of examples, and
+          "padding_waste" of the buckets of this process.
         """
         plan, door = self.query.plan, self.door
         clients = self.clients
@@ -153,14 +154,14 @@ class PreparedQuery:
         clip_norm, noise, train, checksum, shared = put(
             (work.clip_norm, work.noise, work.train, work.checksum, shared), everywhere
         )
-        keys = Keys(train=_typed(train), noise=_typed(noise), checksum=checksum)
+        keys = Keys(key_from_words(train), key_from_words(noise), checksum)
         self._asked.clear()
         kept: list[PyTree] = []
         with prefetch(cohort) as buckets:
             summed = door(broadcast, buckets, clip_norm, keys, shared, kept.append)
         if self.states is not None:
             self._keep(work.round, kept)
-        return summed, Facts(len(chosen), cohort.stats.padding_waste)
+        return summed, {"clients": len(chosen), "padding_waste": cohort.padding_waste}
 
     def _rows(self, clients: np.ndarray) -> tuple[PyTree, np.ndarray]:
         assert self.states is not None
@@ -182,35 +183,9 @@ class PreparedQuery:
         from jaxpfl.privacy.correlated_noise import NoiseStream
 
         if self.noise is None:
-            plan, root = self.query.plan, key_from_words(work.shared.tolist())
+            plan, root = self.query.plan, key_from_words(work.shared)
             self.noise = NoiseStream(plan.bands, root, self.door.coordinates)
         return self.noise
-
-
-def traced(
-    query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
-) -> tuple[PyTree, int, int]:
-    """Traces what a release of the query would compute: nothing is compiled, run or charged.
-
-    Of the flow of information the client function's is checked, whose door may be of any size.
-
-    Args:
-      broadcast, columns: only shapes and dtypes are used; `query.prepare` is not applied.
-
-    Returns:
-      The shapes of a contribution, the bytes of the largest bucket of clients, and the number of
-      clients that one device computes at a time.
-
-    Raises:
-      InformationLeak: as `information_flow.check_client`.
-      InputError: the contribution is not a tree of float arrays, or a bucket cannot be split.
-      TypeError, ValueError: the client function does not fit the columns.
-    """
-    require_room(query, columns, elsewhere=True)
-    door, client = opened(query, broadcast, columns)
-    if not query.plan.unchecked:
-        check_client(query, client)
-    return client.contribution, *door.trace(broadcast, columns)
 
 
 def opened(
@@ -223,10 +198,6 @@ def opened(
     """
     client = identity.traced(query, broadcast, columns)
     return Door(query, client.contribution, client.client_state), client
-
-
-def _typed(words: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(words, impl=NOISE_IMPLEMENTATION)
 
 
 def _in_blocks(clients: Population, chosen: np.ndarray, size: int, replicas: int) -> Population:

@@ -37,7 +37,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import require_one_process, shardings
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.prepared_query import Facts, PreparedQuery, Summed, Work
+from jaxpfl.federated.release.prepared_query import PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
@@ -71,7 +71,7 @@ class Others(Protocol):
 
     environment: Any
 
-    def sum(self, query: Query, broadcast: PyTree, work: Work) -> tuple[Summed, Facts]:
+    def sum(self, query: Query, broadcast: PyTree, work: Work) -> tuple[Summed, dict[str, Any]]:
         """The sum of a release that was charged, on the devices of this process."""
         ...
 
@@ -280,7 +280,7 @@ class Releaser:
             round=round,
             clip_norm=clip,
             # With cyclic participation, a client has the same place in all epochs.
-            seed=self._secret.seed("cohort", started if cyclic else released),
+            cohort=self._secret.words_of("cohort", started if cyclic else released),
             train=self._secret.words_of("train", released),
             noise=self._secret.words_of("noise", released),
             checksum=self._secret.words_of("checksum", released),
@@ -292,7 +292,7 @@ class Releaser:
             summed, facts = prepared.sum(broadcast, work, prepared.drawn(work))
         else:
             summed, facts = self._others.sum(query, broadcast, work)
-        self._observe({"round": round, **facts._asdict()})
+        self._observe({"round": round, **facts})
         self.confirm(before=round)
         self._pending.append(_Pending(query, label, round, record, summed.name))
         if plan.correlated:

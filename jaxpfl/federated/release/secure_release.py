@@ -20,7 +20,6 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
 from jaxpfl.federated.mesh import client_mesh, require_one_process
-from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.one_release import OneRelease
 from jaxpfl.federated.release.prepared_query import PreparedQuery
 from jaxpfl.federated.release.query import Execution, Query, arrays
@@ -58,15 +57,10 @@ def secure_release(
     Called again, it makes and charges another release.
 
     Args:
-      client_fn: what one client computes, by steps or whole, see `federated.clients.client`.
+      client_fn, ledger, broadcast, label, budget: as for `jaxpfl.release`.
       clients: as many as `secure` has; all take part.
       delta: of the stated guarantees, below 1 / clients.
-      ledger: file that the release is charged to; made if absent.
-      broadcast: public pytree of arrays that every client gets.
-      cohort: how a client's examples are capped and batched, by default batches of 32, at most 256;
-        its buckets are not used, because clients are computed one at a time.
-      label: names the release in the ledger.
-      budget: hard limit of the whole ledger.
+      cohort: as for `jaxpfl.release`, but for the buckets: clients are computed one at a time.
       dropped: this many random clients do not answer after they were asked, to try it out.
 
     Raises:
@@ -97,8 +91,8 @@ def secure_release(
     query = Query(label, client_fn, plan, alone, execution=Execution(client_mesh(1)))
     broadcast = arrays(query, broadcast)
     prepared = PreparedQuery.of(query, broadcast, clients)
-    coordinates = prepared.door.coordinates
-    event = secure.event(coordinates)
+    width = prepared.door.coordinates
+    event = secure.event(width)
     secret = RunSecret()
     run = secret.digest("run", label)[:12]
     with Ledger(ledger, clients, budget=budget) as opened:
@@ -107,9 +101,8 @@ def secure_release(
         total_P = secure.add(_messages(prepared, broadcast, secure, secret, dropped))
         total = guarantee_of(opened.charges, delta, plan.unit)
     cost = Guarantee(event, delta, accountant="rdp")
-    like = identity.traced(query, broadcast, prepared.clients.columns).contribution
-    overflow = f"; a sum overflows with probability {secure.overflow_probability(coordinates):.1g}"
-    value = cut(secure.value(total_P), like, np.reshape)
+    overflow = f"; a sum overflows with probability {secure.overflow_probability(width):.1g}"
+    value = cut(secure.value(total_P), prepared.door.contribution, np.reshape)
     return OneRelease(value, cost.statement() + overflow, total.statement())
 
 

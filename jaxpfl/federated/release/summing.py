@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept
-from jaxpfl.federated.double_word import DoubleWord
+from jaxpfl.federated.double_word import is_pair
 from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
 from jaxpfl.federated.release.accumulators import Accumulator
 from jaxpfl.federated.release.vector import Shapes
@@ -51,7 +51,7 @@ class Layout:
 
     def placed(self, sums: Sums) -> Sums:
         """The same sums, on these devices: arrays, or shapes of arrays."""
-        leaves, structure = jax.tree.flatten(sums.contributions, is_leaf=_is_pair)
+        leaves, structure = jax.tree.flatten(sums.contributions, is_leaf=is_pair)
         leaves = [
             placed(NamedSharding(self.mesh, PartitionSpec(CLIENTS, *part)), leaf)
             for leaf, part in zip(leaves, self.parts, strict=True)
@@ -63,7 +63,7 @@ class Layout:
         """Splits a tree like a contribution within a replica; leaves have these axes before."""
         if not self.splits:
             return tree
-        leaves, structure = jax.tree.flatten(tree, is_leaf=_is_pair)
+        leaves, structure = jax.tree.flatten(tree, is_leaf=is_pair)
         leaves = [
             jax.lax.with_sharding_constraint(leaf, PartitionSpec(*leading, *part))
             for leaf, part in zip(leaves, self.parts, strict=True)
@@ -88,10 +88,6 @@ def placed(place: NamedSharding, tree: PyTree) -> PyTree:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree
         )
     return jax.lax.with_sharding_constraint(tree, place)
-
-
-def _is_pair(node: object) -> bool:
-    return isinstance(node, DoubleWord)
 
 
 @dataclasses.dataclass(frozen=True)

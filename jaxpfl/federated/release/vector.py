@@ -58,11 +58,6 @@ def gathered(mesh: Mesh, value_W: jax.Array, like: Shapes) -> PyTree:
     return cut(_whole(mesh, value_W), like.tree(), partial(_shaped, mesh))
 
 
-def _padded(width: int, devices: int) -> int:
-    wanted = _round_up(width + 1, _WIDTH if width < _LONG else _LONG_WIDTH)
-    return _round_up(wanted, devices)
-
-
 @partial(jax.jit, static_argnames=("mesh",))
 def exchanged(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
     """The replicas' arrays [replicas, ...] side by side, [replicas, W]: each device a share of W.
@@ -71,7 +66,8 @@ def exchanged(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
     devices there are. If several devices share a replica, each sends to those in its own place.
     """
     width = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
-    padded = _padded(width, mesh.size)
+    padded = _round_up(width + 1, _WIDTH if width < _LONG else _LONG_WIDTH)
+    padded = _round_up(padded, mesh.size)
 
     def exchange(*leaves):
         rows = [_flattened(mesh, leaf[0]) for leaf in leaves]

@@ -89,12 +89,11 @@ def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None
 def _stored(adapters: Params, own: tuple[str, ...], leaf: str, layer: int) -> np.ndarray:
     """A matrix as it is in the file; of several projections, see the head of this file."""
     some = next(adapters[name][leaf] for name in own if name in adapters)
-    parts = [np.zeros(some.shape[1:], some.dtype)] * len(own)
+    turned = [np.zeros(some.shape[:0:-1], some.dtype)] * len(own)
     for number, name in enumerate(own):
         if name in adapters:
             values = np.asarray(adapters[name][leaf][layer])
-            parts[number] = finite(f"adapter {name}/{leaf}", values)
-    turned = [part.T for part in parts]
+            turned[number] = finite(f"adapter {name}/{leaf}", values).T
     return np.concatenate(turned) if leaf == "a" else np.asarray(block_diag(*turned))
 
 

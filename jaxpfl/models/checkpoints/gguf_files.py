@@ -14,7 +14,7 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,13 +33,6 @@ _MOST_ENTRIES, _MOST_ITEMS = 2**16, 2**22
 _SCALARS = dict(enumerate(("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d")))
 _STRING, _ARRAY = 8, 9
 _CONTROL, _USER_DEFINED = 3, 4
-_CALLED = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    list: "a list",
-}
 
 _LLAMA_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|"
@@ -128,24 +121,16 @@ class _Head:
         if kind is float and type(found) is int:
             found = float(found)
         if type(found) is not kind:
-            what = "none" if found is None else _CALLED[type(found)]
-            raise InputError(f"{self.path}: {name} must be {_CALLED[kind]}, found {what}")
+            what = "none" if found is None else files.JSON_NAMES[type(found)]
+            expected = files.JSON_NAMES[kind]
+            raise InputError(f"{self.path}: {name} must be {expected}, found {what}")
         return found
 
     def list_of(self, name: str, kind: type) -> list[Any]:
         found = self.get(name, list)
         if any(type(each) is not kind for each in found):
-            raise InputError(f"{self.path}: each item of {name} must be {_CALLED[kind]}")
+            raise InputError(f"{self.path}: each item of {name} must be {files.JSON_NAMES[kind]}")
         return found
-
-
-class _Tensor(NamedTuple):
-    """A tensor of the network: the file's name for it, and its bytes, mapped."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: int
-    raw: np.ndarray
 
 
 def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
@@ -186,7 +171,8 @@ def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> 
         return np.ascontiguousarray(values.reshape(shape)).astype(DTYPES[dtype], copy=False)
 
     described = {
-        theirs: jax.ShapeDtypeStruct(each.shape, DTYPES[dtype]) for theirs, each in tensors.items()
+        theirs: jax.ShapeDtypeStruct(shape, DTYPES[dtype])
+        for theirs, (_, shape, *_) in tensors.items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in tokenizer.items():
@@ -232,8 +218,8 @@ def _config(head: _Head) -> DecoderConfig:
     return config
 
 
-def _tensors(library: Any, head: _Head, config: DecoderConfig) -> dict[str, _Tensor]:
-    """The tensors by their names in a folder: those of the network, each within the file."""
+def _tensors(library: Any, head: _Head, config: DecoderConfig) -> dict[str, Any]:
+    """Of each tensor of the network: the file's name for it, its shape, kind and bytes (mapped)."""
     architecture = library.MODEL_ARCH[config.model_type.upper()]
     names = library.get_tensor_name_map(architecture, config.layers)
     sizes = {int(kind): each for kind, each in library.constants.GGML_QUANT_SIZES.items()}
@@ -257,7 +243,7 @@ def _tensors(library: Any, head: _Head, config: DecoderConfig) -> dict[str, _Ten
         end = begin + math.prod(shape) // block * block_bytes
         if end > len(head.content):
             raise CorruptFile(f"{head.path}: damaged or cut off: {what} ends behind the file")
-        found[theirs] = _Tensor(name, shape, kind, head.content[begin:end])
+        found[theirs] = name, shape, kind, head.content[begin:end]
     if others:
         raise InputError(
             f"{head.path}: tensor {min(others)!r} is not part of the network that is described"

@@ -10,7 +10,6 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 
@@ -42,46 +41,39 @@ class Block:
     leaf_parts: int = 1
 
 
-class _Encoder(NamedTuple):
-    """The names of an encoder's tensors.
-
-    Attributes:
-      layer: precedes those of a layer; `{}` is its number, or that of its group.
-      attention: the linear maps to queries, keys and values.
-      linear: the other linear maps, in the order of `_LINEAR`.
-      norms: of a layer, in the order of `_NORMS`.
-      head: the language-model head's linear map and norm, and what its bias belongs to.
-    """
-
-    layer: str
-    attention: tuple[str, str, str]
-    linear: tuple[str, str, str]
-    norms: tuple[str, str]
-    head: tuple[str, str, str]
-
-
-_LINEAR, _NORMS = ("attention", "up", "down"), ("attention_norm", "output_norm")
-_BERT = _Encoder(
-    "encoder.layer.{}.",
-    ("attention.self.query", "attention.self.key", "attention.self.value"),
-    ("attention.output.dense", "intermediate.dense", "output.dense"),
-    ("attention.output.LayerNorm", "output.LayerNorm"),
-    (
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions",
-    ),
-)
+# By our names, those of an encoder's tensors; `{}` is the number of a layer, or of its group.
+_BERT = {
+    "layer": "encoder.layer.{}.",
+    "qkv": "attention.self.query attention.self.key attention.self.value",
+    "attention": "attention.output.dense",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "output_norm": "output.LayerNorm",
+    "head.dense": "cls.predictions.transform.dense",
+    "head.norm": "cls.predictions.transform.LayerNorm",
+    "head": "cls.predictions",
+}
+_ROBERTA_HEAD = {
+    "head.dense": "lm_head.dense",
+    "head.norm": "lm_head.layer_norm",
+    "head": "lm_head",
+}
 _ENCODERS = {
     "bert": _BERT,
-    "roberta": _BERT._replace(head=("lm_head.dense", "lm_head.layer_norm", "lm_head")),
-    "albert": _Encoder(
-        "encoder.albert_layer_groups.{}.albert_layers.0.",
-        ("attention.query", "attention.key", "attention.value"),
-        ("attention.dense", "ffn", "ffn_output"),
-        ("attention.LayerNorm", "full_layer_layer_norm"),
-        ("predictions.dense", "predictions.LayerNorm", "predictions"),
-    ),
+    "roberta": _BERT | _ROBERTA_HEAD,
+    "albert": {
+        "layer": "encoder.albert_layer_groups.{}.albert_layers.0.",
+        "qkv": "attention.query attention.key attention.value",
+        "attention": "attention.dense",
+        "up": "ffn",
+        "down": "ffn_output",
+        "attention_norm": "attention.LayerNorm",
+        "output_norm": "full_layer_layer_norm",
+        "head.dense": "predictions.dense",
+        "head.norm": "predictions.LayerNorm",
+        "head": "predictions",
+    },
 }
 # Without the queries, keys and values, which are one matrix.
 GPT2_PROJECTIONS = {"o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
@@ -114,11 +106,10 @@ class Naming:
         self._prefix = _PREFIXES.get(model_type, "model.")
         self.head, self.tied = "", {"lm_head.weight"}
         if model_type in _ENCODERS:
-            dense, _, output = _ENCODERS[model_type].head
-            self.head = f"{dense}.weight"
-            self.tied = {
-                f"{output}.{part}" for part in ("weight", "decoder.weight", "decoder.bias")
-            }
+            theirs = _ENCODERS[model_type]
+            self.head = f"{theirs['head.dense']}.weight"
+            copies = ("weight", "decoder.weight", "decoder.bias")
+            self.tied = {f"{theirs['head']}.{part}" for part in copies}
 
     def short(self, name: str) -> str:
         """The name without prefix, in its current form."""
@@ -182,18 +173,17 @@ def _encoder(model: Encoder) -> Iterator[Block]:
     if config.model_type == "albert":
         yield from _linear("encoder.embedding_hidden_mapping_in", "widen")
     for i in range(config.groups):
-        before = names.layer.format(i)
-        for part, theirs in enumerate(names.attention):
+        before = names["layer"].format(i)
+        for part, theirs in enumerate(names["qkv"].split()):
             yield from _linear(before + theirs, f"layer_{i}.qkv", part=part, parts=3)
-        for ours, theirs in zip(_LINEAR, names.linear, strict=True):
-            yield from _linear(before + theirs, f"layer_{i}.{ours}")
-        for ours, theirs in zip(_NORMS, names.norms, strict=True):
-            yield from _norm(before + theirs, f"layer_{i}.{ours}")
+        for ours in ("attention", "up", "down"):
+            yield from _linear(before + names[ours], f"layer_{i}.{ours}")
+        for ours in ("attention_norm", "output_norm"):
+            yield from _norm(before + names[ours], f"layer_{i}.{ours}")
     if model.head:
-        dense, norm, output = names.head
-        yield from _linear(dense, "head.dense")
-        yield from _norm(norm, "head.norm")
-        yield Block(f"{output}.bias", "head.bias")
+        yield from _linear(names["head.dense"], "head.dense")
+        yield from _norm(names["head.norm"], "head.norm")
+        yield Block(f"{names['head']}.bias", "head.bias")
 
 
 def _linear(tensor: str, leaf: str, part: int = 0, parts: int = 1) -> Iterator[Block]:

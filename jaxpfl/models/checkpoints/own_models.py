@@ -34,8 +34,6 @@ from jaxpfl.models.resnet import ResNet
 _ARCHITECTURES: dict[str, Any] = {
     each.__name__: each for each in (CIFGLanguageModel, CNN, LSTMLanguageModel, ResNet)
 }
-# Settings of the initial parameters, which trained ones do not need.
-_INITIAL = {"output_bias_prior"}
 _LIBRARY = "jaxpfl"
 
 
@@ -55,7 +53,8 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
     settings = {
         field.name: getattr(model, field.name)
         for field in dataclasses.fields(_ARCHITECTURES[architecture])
-        if field.name not in _INITIAL
+        # Trained parameters do not need those that they began with.
+        if field.name != "output_bias_prior"
     }
     write_folder(
         folder,

@@ -83,10 +83,10 @@ def load(
     elif dtype != "float32":
         raise InputError(f"dtype must be 'float32' for a {model.name} encoder, found {dtype!r}")
     with open_tensors(folder) as tensors:
-        reader = _Reader(tensors, Naming(model.name))
         if isinstance(model, Encoder):
-            model = dataclasses.replace(model, head=reader.names.head in reader.stored)
-        return model, reader.parameters(model, DTYPES[dtype], mesh)
+            has_head = Naming(model.name).head in _by_short(tensors, model)
+            model = dataclasses.replace(model, head=has_head)
+        return model, _parameters(tensors, model, DTYPES[dtype], mesh)
 
 
 def read_config(path: str | Path) -> Encoder | Decoder:
@@ -148,61 +148,64 @@ def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
     write_folder(folder, config, described, read)
 
 
-class _Reader:
-    def __init__(self, tensors: Tensors, names: Naming):
-        self.tensors = tensors
-        self.names = names
-        self.stored: dict[str, str] = {}
-        for name in tensors:
-            short = names.short(name)
-            if short in self.stored:
-                raise InputError(
-                    f"{tensors.file(name)}: tensors {self.stored[short]!r} and {name!r} are the "
-                    "same parameter"
-                )
-            self.stored[short] = name
-
-    def parameters(
-        self, model: Encoder | Decoder, dtype: np.dtype, mesh: Mesh | None
-    ) -> dict[str, Any]:
-        shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
-        sources: dict[str, list[Block]] = {}
-        for block in blocks(model):
-            name = self.stored.get(block.tensor, block.tensor)
-            self.tensors.check(name, stored_shape(block, shapes[block.leaf].shape))
-            sources.setdefault(block.leaf, []).append(block)
-        used = {block.tensor for own in sources.values() for block in own}
-        for short in sorted(set(self.stored) - used):
-            if not self.names.is_ignored(short):
-                name = self.stored[short]
-                raise InputError(
-                    f"{self.tensors.file(name)}: tensor {name!r} is not part of the described model"
-                )
-        shardings = {} if mesh is None else named(model.shardings(mesh, _nested(shapes)))
-        params: dict[str, jax.Array] = {}
-        for leaf, described in shapes.items():
-            whole = self._read(sources[leaf], described.shape, dtype)
-            params[leaf] = (
-                jax.device_put(whole)
-                if mesh is None
-                else jax.make_array_from_callback(whole.shape, shardings[leaf], whole.__getitem__)
+def _parameters(
+    tensors: Tensors, model: Encoder | Decoder, dtype: np.dtype, mesh: Mesh | None
+) -> dict[str, Any]:
+    """The parameters of a model, from tensors that are all checked before a value is read."""
+    names, by_short = Naming(model.name), _by_short(tensors, model)
+    shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
+    sources: dict[str, list[tuple[str, Block]]] = {leaf: [] for leaf in shapes}
+    unused = dict(by_short)
+    for block in blocks(model):
+        name = by_short.get(block.tensor, block.tensor)
+        tensors.check(name, stored_shape(block, shapes[block.leaf].shape))
+        sources[block.leaf].append((name, block))
+        unused.pop(block.tensor, None)
+    for short, name in sorted(unused.items()):
+        if not names.is_ignored(short):
+            raise InputError(
+                f"{tensors.file(name)}: tensor {name!r} is not part of the described model"
             )
-        return _nested(params)
+    shardings = {} if mesh is None else named(model.shardings(mesh, _nested(shapes)))
+    params: dict[str, jax.Array] = {}
+    for leaf, described in shapes.items():
+        whole = _read(tensors, sources[leaf], described.shape, dtype)
+        params[leaf] = (
+            jax.device_put(whole)
+            if mesh is None
+            else jax.make_array_from_callback(whole.shape, shardings[leaf], whole.__getitem__)
+        )
+    return _nested(params)
 
-    def _read(self, sources: list[Block], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        made = np.empty(shape, dtype)
-        for block in sources:
-            target = _cut(block, made)
-            width = target.shape[-1]
-            outputs = slice(block.part * width, (block.part + 1) * width)
-            where = (*[slice(0, size) for size in target.shape[:-1]], outputs)
-            if block.transposed:
-                target, where = target.T, where[::-1]
-            for start in range(0, len(target), _ROWS):
-                rows = range(where[0].start, where[0].stop)[start : start + _ROWS]
-                part = (slice(rows.start, rows.stop), *where[1:])
-                target[start : start + _ROWS] = self.tensors.finite(self.stored[block.tensor], part)
-        return made
+
+def _by_short(tensors: Tensors, model: Encoder | Decoder) -> dict[str, str]:
+    """The names in the file by those without prefix."""
+    names, found = Naming(model.name), {}
+    for name in tensors:
+        other = found.setdefault(names.short(name), name)
+        if other != name:
+            raise InputError(
+                f"{tensors.file(name)}: tensors {other!r} and {name!r} are the same parameter"
+            )
+    return found
+
+
+def _read(
+    tensors: Tensors, sources: list[tuple[str, Block]], shape: tuple[int, ...], dtype: Any
+) -> np.ndarray:
+    made = np.empty(shape, dtype)
+    for name, block in sources:
+        target = _cut(block, made)
+        width = target.shape[-1]
+        outputs = slice(block.part * width, (block.part + 1) * width)
+        where = (*[slice(0, size) for size in target.shape[:-1]], outputs)
+        if block.transposed:
+            target, where = target.T, where[::-1]
+        for start in range(0, len(target), _ROWS):
+            rows = range(where[0].start, where[0].stop)[start : start + _ROWS]
+            part = (slice(rows.start, rows.stop), *where[1:])
+            target[start : start + _ROWS] = tensors.finite(name, part)
+    return made
 
 
 def _cut(block: Block, leaf: Any) -> np.ndarray:

@@ -42,9 +42,6 @@ class Tensors(dict[str, tuple[Path, Any]]):
         """The file that holds a tensor."""
         return self[name][0]
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._slice(name).get_shape())
-
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuses a tensor that is missing, not floating point or of another shape."""
         if name not in self:
@@ -53,7 +50,7 @@ class Tensors(dict[str, tuple[Path, Any]]):
         kind = self._slice(name).get_dtype()
         if kind not in _DTYPES.values():
             raise InputError(f"{what} must be floating point, found {kind}")
-        found = self.shape(name)
+        found = tuple(self._slice(name).get_shape())
         if found != shape:
             raise InputError(f"{what} must have shape {list(shape)}, found {list(found)}")
 
@@ -97,19 +94,14 @@ def open_tensors(folder: str | Path) -> Iterator[Tensors]:
         if paths == [folder / WEIGHTS]:
             yield opened[WEIGHTS]
             return
-        found = {}
-        mapped = _weight_map(folder / INDEX)
-        for tensor, name in mapped.items():
-            if tensor not in opened[name]:
-                raise InputError(
-                    f"{folder / name}: tensor {tensor!r} is missing, which {INDEX} says is there"
-                )
-            found[tensor] = opened[name][tensor]
-        for name, tensors in opened.items():
-            for tensor in sorted(tensors):
-                if mapped.get(tensor) != name:
-                    raise InputError(f"{folder / name}: tensor {tensor!r} is not in {INDEX}")
-        yield Tensors(folder / INDEX, found)
+        stated = _weight_map(folder / INDEX).items()
+        there = {(tensor, name) for name, tensors in opened.items() for tensor in tensors}
+        for tensor, name in sorted(stated ^ there):
+            problem = f"not in {INDEX}"
+            if (tensor, name) in stated:
+                problem = f"missing, which {INDEX} says is there"
+            raise InputError(f"{folder / name}: tensor {tensor!r} is {problem}")
+        yield Tensors(folder / INDEX, {tensor: opened[name][tensor] for tensor, name in stated})
 
 
 @contextlib.contextmanager

@@ -4,13 +4,13 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self, get_args
 
-from jaxpfl.checked import Checked, PositiveInt
-from jaxpfl.checks import one_of, positive_float32, positive_int
+from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
+from jaxpfl.checks import one_of, positive_float32
 from jaxpfl.errors import InputError
 
 Architecture = Literal["gpt2", "llama", "mistral", "qwen2"]
 MODEL_TYPES = get_args(Architecture)
-ACTIVATION_NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"]
 
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 """The linear maps of a layer, in attention and in the feed-forward block (no "gate" in GPT-2)."""
@@ -61,7 +61,7 @@ _FIXED: dict[str, dict[str, bool]] = {
 
 
 @dataclass(frozen=True)
-class RopeScaling:
+class RopeScaling(Checked):
     """Llama 3.1's stretching of the rotary frequencies, by the names of transformers.
 
     With P the positions trained on, `original_max_position_embeddings`, wavelengths up to P /
@@ -72,19 +72,15 @@ class RopeScaling:
     factor: float
     low_freq_factor: float
     high_freq_factor: float
-    original_max_position_embeddings: int
+    original_max_position_embeddings: PositiveInt
 
     def __post_init__(self):
-        for field in ("factor", "low_freq_factor", "high_freq_factor"):
-            number = positive_float32(f"rope_scaling.{field}", getattr(self, field))
-            object.__setattr__(self, field, number)
-        positive_int(
-            "rope_scaling.original_max_position_embeddings", self.original_max_position_embeddings
-        )
+        super().__post_init__()
+        as_float32(self, "factor", "low_freq_factor", "high_freq_factor")
         if not self.low_freq_factor < self.high_freq_factor:
             raise InputError(
-                f"rope_scaling.low_freq_factor must be below high_freq_factor = "
-                f"{self.high_freq_factor}, found {self.low_freq_factor}"
+                f"low_freq_factor must be below high_freq_factor = {self.high_freq_factor}, "
+                f"found {self.low_freq_factor}"
             )
 
 
@@ -140,9 +136,9 @@ class DecoderConfig(Checked):
     hidden_size: PositiveInt
     layers: PositiveInt
     heads: PositiveInt
-    kv_heads: int = 0
-    head_size: int = 0
-    inner_size: int = 0
+    kv_heads: NonNegativeInt = 0
+    head_size: NonNegativeInt = 0
+    inner_size: NonNegativeInt = 0
     positions: PositiveInt = 1_024
     norm_epsilon: float = 1e-5
     activation: str = ""
@@ -166,11 +162,8 @@ class DecoderConfig(Checked):
         )
         if self.tied is None:
             object.__setattr__(self, "tied", gpt2)
-        for field in ("kv_heads", "head_size", "inner_size"):
-            positive_int(field, getattr(self, field))
-        for field in ("norm_epsilon", "rope_theta", "initializer_range"):
-            object.__setattr__(self, field, positive_float32(field, getattr(self, field)))
-        one_of("activation", self.activation, ACTIVATION_NAMES)
+        as_float32(self, "norm_epsilon", "rope_theta", "initializer_range")
+        one_of("activation", self.activation, get_args(Activation))
         if not isinstance(self.tied, bool):
             raise InputError(f"tied must be true or false, found {self.tied!r}")
         check_multiple("heads", self.heads, "kv_heads", self.kv_heads)
@@ -251,6 +244,12 @@ def fill_in(config: Any, **defaults: Any) -> None:
     for field, default in defaults.items():
         if getattr(config, field) in (0, ""):
             object.__setattr__(config, field, default)
+
+
+def as_float32(config: Any, *fields: str) -> None:
+    """Makes floats of fields that JSON may have as whole numbers; refuses those beyond float32."""
+    for field in fields:
+        object.__setattr__(config, field, positive_float32(field, getattr(config, field)))
 
 
 def check_fixed(config: Any, **only: Any) -> None:

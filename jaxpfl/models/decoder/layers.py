@@ -11,10 +11,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 
-from jaxpfl.models.decoder.config import DecoderConfig, LoRA
+from jaxpfl.models.base import Params
+from jaxpfl.models.decoder.config import DecoderConfig
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -29,70 +29,54 @@ MASKED = -1e30
 """Added to the score of a key that must not be seen; finite, so that no row is NaN."""
 
 
-class Linear(nnx.Module):
-    """x W (+ bias) (+ alpha / rank (x A) B, the adapter of Hu et al. 2021).
+def linear_of(
+    key: Array, inputs: int, outputs: int, *, deviation: float, bias: bool = False
+) -> Params:
+    """Normal weights of a linear map, "kernel" [inputs, outputs], and a "bias" of zeros."""
+    normal = jax.random.normal(key, (inputs, outputs), jnp.float32)
+    made = {"kernel": normal * jnp.float32(deviation)}
+    return made | ({"bias": jnp.zeros(outputs, jnp.float32)} if bias else {})
 
-    With `int8`, W is stored as integers and one scale per output (`models.decoder.quantise`).
+
+def linear(own: Params, x: Array, adapter_scale: float | None = None) -> Array:
+    """x W (+ bias) (+ scale (x A) B, the adapter of Hu et al. 2021), in the dtype of `x`.
+
+    From [..., inputs] to [..., outputs]. W may be stored as integers and one scale per output
+    (`models.decoder.quantise`).
     """
-
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        key: Array,
-        *,
-        deviation: float,
-        bias: bool = False,
-        int8: bool = False,
-        lora: LoRA | None = None,
-    ):
-        self.adapter_scale = 1.0 if lora is None else lora.scale
-        if int8:
-            self.kernel_int8 = nnx.Param(jnp.zeros((inputs, outputs), jnp.int8))
-            self.kernel_scale = nnx.Param(jnp.ones(outputs, jnp.float32))
-        else:
-            normal = jax.random.normal(key, (inputs, outputs), jnp.float32)
-            self.kernel = nnx.Param(normal * jnp.float32(deviation))
-        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
-        rank = 0 if lora is None else lora.rank
-        self.a = nnx.Param(jnp.zeros((inputs, rank), jnp.float32)) if rank else None
-        self.b = nnx.Param(jnp.zeros((rank, outputs), jnp.float32)) if rank else None
-
-    def __call__(self, x: Array) -> Array:
-        """[..., inputs] to [..., outputs], in the dtype of `x`."""
-        # With two axes the kernel's gradient is one product that needs no transposed copy.
-        outer, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
-        if hasattr(self, "kernel_int8"):
-            scale = self.kernel_scale[...].astype(x.dtype)
-            y = (x @ self.kernel_int8[...].astype(x.dtype)) * scale[None, :]
-        else:
-            y = x @ self.kernel[...].astype(x.dtype)
-        if self.bias is not None:
-            y = y + self.bias[...].astype(x.dtype)[None, :]
-        if self.a is not None and self.b is not None:
-            inner = x @ self.a[...].astype(x.dtype)
-            y = y + (inner * self.adapter_scale) @ self.b[...].astype(x.dtype)
-        return y.reshape(*outer, y.shape[-1])
+    # With two axes the kernel's gradient is one product that needs no transposed copy.
+    outer, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
+    if "kernel_int8" in own:
+        scale = own["kernel_scale"].astype(x.dtype)
+        y = (x @ own["kernel_int8"].astype(x.dtype)) * scale[None, :]
+    else:
+        y = x @ own["kernel"].astype(x.dtype)
+    if "bias" in own:
+        y = y + own["bias"].astype(x.dtype)[None, :]
+    if "a" in own:
+        assert adapter_scale is not None
+        inner = x @ own["a"].astype(x.dtype)
+        y = y + (inner * adapter_scale) @ own["b"].astype(x.dtype)
+    return y.reshape(*outer, y.shape[-1])
 
 
-class Norm(nnx.Module):
+def norm_of(size: int, *, centred: bool) -> Params:
+    """The scale of an RMS norm, or the scale and bias of a layer norm (`centred`)."""
+    scale = {"scale": jnp.ones(size, jnp.float32)}
+    return scale | ({"bias": jnp.zeros(size, jnp.float32)} if centred else {})
+
+
+def norm(own: Params, x: Array, epsilon: float) -> Array:
     """Layer norm (scale and bias) or RMS norm (scale alone), computed in float32."""
-
-    def __init__(self, size: int, epsilon: float, *, centred: bool):
-        self.epsilon = epsilon
-        self.scale = nnx.Param(jnp.ones(size, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(size, jnp.float32)) if centred else None
-
-    def __call__(self, x: Array) -> Array:
-        wide = x.astype(jnp.float32)
-        if self.bias is not None:
-            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        y = wide * jax.lax.rsqrt(square + self.epsilon)
-        y = y * _along_last(self.scale[...].astype(jnp.float32), x.ndim)
-        if self.bias is not None:
-            y = y + _along_last(self.bias[...].astype(jnp.float32), x.ndim)
-        return y.astype(x.dtype)
+    wide = x.astype(jnp.float32)
+    if "bias" in own:
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    y = wide * jax.lax.rsqrt(square + epsilon)
+    y = y * _along_last(own["scale"].astype(jnp.float32), x.ndim)
+    if "bias" in own:
+        y = y + _along_last(own["bias"].astype(jnp.float32), x.ndim)
+    return y.astype(x.dtype)
 
 
 @jax.custom_vjp

@@ -17,86 +17,30 @@ padding is never a target, and no real token sees it.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checked import Checked
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, LossModel, Metrics, Params, masked_loss, split
+from jaxpfl.models.base import PAD, Batch, LossModel, Metrics, Params, masked_loss
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
 from jaxpfl.models.decoder.config import PROJECTIONS, DecoderConfig, LoRA
 from jaxpfl.models.decoder.layers import (
     ACTIVATIONS,
-    Linear,
-    Norm,
     attend,
+    linear,
+    linear_of,
+    norm,
+    norm_of,
     rotary_frequencies,
     rotate,
     wide_matmul,
 )
 from jaxpfl.models.layers.embedding import look_up
-
-
-class Layer(nnx.Module):
-    """Attention and feed-forward block, each with the norm before and the residual around it."""
-
-    def __init__(self, model: "Decoder", key: Array):
-        config, lora = model.config, model.lora
-        hidden, inner = config.hidden_size, config.inner_size
-        queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
-        # GPT-2 (section 2.3) scales the weights whose outputs are summed over the layers.
-        residual = (2 * config.layers) ** -0.5
-
-        def linear(name: str, inputs: int, outputs: int, factor: float = 1.0) -> Linear:
-            return Linear(
-                inputs,
-                outputs,
-                jax.random.fold_in(key, PROJECTIONS.index(name)),
-                deviation=config.initializer_range * factor,
-                bias=config.biased(name),
-                int8=model.int8,
-                lora=lora if lora is not None and name in lora.targets else None,
-            )
-
-        self.head_size, self.activation = config.head_size, config.activation
-        self.attention_norm = _norm(config)
-        self.q = linear("q", hidden, queries)
-        self.k = linear("k", hidden, keys)
-        self.v = linear("v", hidden, keys)
-        self.o = linear("o", queries, hidden, residual)
-        self.mlp_norm = _norm(config)
-        self.gate = None if config.model_type == "gpt2" else linear("gate", hidden, inner)
-        self.up = linear("up", hidden, inner)
-        self.down = linear("down", inner, hidden, residual)
-
-    def project(self, x: Array, angles: Array | None) -> tuple[Array, Array, Array]:
-        """Queries [B, L, heads, D], keys and values [B, L, kv_heads, D] of x [B, L, H]."""
-        n = self.attention_norm(x)
-        size = self.head_size
-        parts = [linear(n) for linear in (self.q, self.k, self.v)]
-        q, k, v = (y.reshape(*y.shape[:2], y.shape[2] // size, size) for y in parts)
-        if angles is not None:
-            q, k = rotate(q, angles), rotate(k, angles)
-        return q, k, v
-
-    def finish(self, x: Array, attended: Array) -> Array:
-        """The layer's output from its input and the output of attention."""
-        x = x + self.o(attended)
-        n = self.mlp_norm(x)
-        activation = ACTIVATIONS[self.activation]
-        if self.gate is None:
-            return x + self.down(activation(self.up(n)))
-        return x + self.down(activation(self.gate(n)) * self.up(n))
-
-
-def _norm(config: DecoderConfig) -> Norm:
-    return Norm(config.hidden_size, config.norm_epsilon, centred=config.model_type == "gpt2")
 
 
 @dataclass(frozen=True)
@@ -137,15 +81,6 @@ class Decoder(Checked, LossModel):
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
-    @cached_property
-    def _layer(self) -> nnx.GraphDef:
-        return nnx.split(nnx.eval_shape(lambda: Layer(self, jax.random.key(0))))[0]
-
-    def _normed(self, params: Params, x: Array) -> Array:
-        """The last norm of x [B, L, H]."""
-        norm = nnx.split(nnx.eval_shape(lambda: _norm(self.config)))[0]
-        return nnx.merge(norm, params["norm"])(x)
-
     def init(self, key: Array, dtype: Any = jnp.float32) -> Params:
         """Random parameters of `dtype`, float32 or bfloat16.
 
@@ -167,16 +102,33 @@ class Decoder(Checked, LossModel):
             drawn = jax.random.normal(key, shape, jnp.float32)
             return drawn * jnp.float32(config.initializer_range)
 
-        def layer(number: Array) -> Params:
-            return split(Layer(self, jax.random.fold_in(keys[2], number)))[1]
+        gpt2, size, inner = config.model_type == "gpt2", config.hidden_size, config.inner_size
+        queries, keyed = (number * config.head_size for number in (config.heads, config.kv_heads))
+        shapes = {"q": (size, queries), "o": (queries, size), "down": (inner, size)}
+        shapes |= dict.fromkeys(("k", "v"), (size, keyed))
+        shapes |= dict.fromkeys(("up",) if gpt2 else ("gate", "up"), (size, inner))
 
-        embed = {"token": normal(keys[0], config.vocab_size, config.hidden_size)}
-        if config.model_type == "gpt2":
-            embed["position"] = normal(keys[1], config.positions, config.hidden_size)
+        def layer(number: Array) -> Params:
+            own = jax.random.fold_in(keys[2], number)
+            made = {name: norm_of(size, centred=gpt2) for name in ("attention_norm", "mlp_norm")}
+            for name, shape in shapes.items():
+                # GPT-2 (section 2.3) scales the weights whose outputs are summed over the layers.
+                factor = (2 * config.layers) ** -0.5 if name in ("o", "down") else 1.0
+                made[name] = linear_of(
+                    jax.random.fold_in(own, PROJECTIONS.index(name)),
+                    *shape,
+                    deviation=config.initializer_range * factor,
+                    bias=config.biased(name),
+                )
+            return made
+
+        embed = {"token": normal(keys[0], config.vocab_size, size)}
+        if gpt2:
+            embed["position"] = normal(keys[1], config.positions, size)
         layers = jax.vmap(layer)(jnp.arange(config.layers))
-        params = {"embed": embed, "layers": layers, "norm": split(_norm(config))[1]}
+        params = {"embed": embed, "layers": layers, "norm": norm_of(size, centred=gpt2)}
         if not config.tied:
-            params["head"] = {"kernel": normal(keys[3], config.hidden_size, config.vocab_size)}
+            params["head"] = {"kernel": normal(keys[3], size, config.vocab_size)}
         return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
     def hidden(
@@ -206,7 +158,7 @@ class Decoder(Checked, LossModel):
         # Inside a scan, XLA cannot merge the recomputation with the forward pass.
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x, _ = jax.lax.scan(body, x, params["layers"])
-        return self._normed(params, x)
+        return self._norm(params["norm"], x)
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Float32 logits [..., V] of the next token, from the output of `hidden`."""
@@ -224,13 +176,35 @@ class Decoder(Checked, LossModel):
         logits_NxV = self.logits(params, hidden_BxLxH.reshape(-1, self.config.hidden_size))
         return masked_loss(logits_NxV, targets_N, targets_N != PAD)
 
+    def _norm(self, own: Params, x: Array) -> Array:
+        return norm(own, x, self.config.norm_epsilon)
+
+    def _linear(self, own: Params, x: Array) -> Array:
+        return linear(own, x, None if self.lora is None else self.lora.scale)
+
+    def _project(self, own: Params, x: Array, angles: Array | None) -> list[Array]:
+        """Queries [B, L, heads, D], keys and values [B, L, kv_heads, D] of x [B, L, H]."""
+        n, size = self._norm(own["attention_norm"], x), self.config.head_size
+        parts = [self._linear(own[name], n) for name in ("q", "k", "v")]
+        q, k, v = (y.reshape(*y.shape[:2], y.shape[2] // size, size) for y in parts)
+        return [q, k, v] if angles is None else [rotate(q, angles), rotate(k, angles), v]
+
+    def _finish(self, own: Params, x: Array, attended: Array) -> Array:
+        """The layer's output from its input and the output of attention."""
+        x = x + self._linear(own["o"], attended)
+        n = self._norm(own["mlp_norm"], x)
+        activation = ACTIVATIONS[self.config.activation]
+        if "gate" not in own:
+            return x + self._linear(own["down"], activation(self._linear(own["up"], n)))
+        gated = activation(self._linear(own["gate"], n)) * self._linear(own["up"], n)
+        return x + self._linear(own["down"], gated)
+
     def _one(
         self, x: Array, own: Params, seen_BxLxL: Array, angles: Array | None
     ) -> tuple[Array, tuple[Array, Array]]:
         """The output of a layer of its own parameters, and its keys and values."""
-        network = nnx.merge(self._layer, own)
-        q, k, v = network.project(x, angles)
-        return network.finish(x, attend(q, k, v, seen_BxLxL)), (k, v)
+        q, k, v = self._project(own, x, angles)
+        return self._finish(own, x, attend(q, k, v, seen_BxLxL)), (k, v)
 
     def prefill(self, params: Params, tokens_PxL: Array, room: int) -> Cache:
         """The cache of P sequences, int32 padded with -1, with room for `room` more tokens each."""
@@ -253,17 +227,16 @@ class Decoder(Checked, LossModel):
         x, _, angles = self._start(params, tokens_S[:, None], cache.place_S[:, None])
 
         def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
-            network = nnx.merge(self._layer, slices[0])
-            q, k, v = (part[:, 0] for part in network.project(x, angles))
-            keys, values = slices[1:]
+            own, keys, values = slices
+            q, k, v = (part[:, 0] for part in self._project(own, x, angles))
             attended_SxE = attend_to_cache(q, k, v, keys, values, barrier_SxC)
             # The cache is read here and written once for all layers: a scan that returned it
             # would copy it whole for every token.
-            return network.finish(x, attended_SxE[:, None]), (k, v)
+            return self._finish(own, x, attended_SxE[:, None]), (k, v)
 
         slices = (params["layers"], cache.keys, cache.values)
         x, (k, v) = jax.lax.scan(layer, x, slices)
-        return self.logits(params, self._normed(params, x)[:, 0]), cache.write(k, v)
+        return self.logits(params, self._norm(params["norm"], x)[:, 0]), cache.write(k, v)
 
     def _start(
         self,

@@ -1,13 +1,14 @@
 """Sizes and settings of BERT-like encoders, and their form in a Hugging Face config.json."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
-from jaxpfl.checks import non_negative_int, one_of, positive_float32, positive_int
+from jaxpfl.checks import non_negative_int, one_of, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.decoder.config import (
-    ACTIVATION_NAMES,
+    Activation,
+    as_float32,
     check_fixed,
     check_multiple,
     fill_in,
@@ -75,31 +76,26 @@ class EncoderConfig(Checked):
       pad: id of the padding token; only the positions of RoBERTa depend on it.
     """
 
-    model_type: str = "bert"
+    model_type: Literal["bert", "albert", "roberta"] = "bert"
     vocab_size: PositiveInt = 30_522
     hidden_size: PositiveInt = 768
     layers: PositiveInt = 12
     heads: PositiveInt = 12
-    inner_size: int = 0
-    activation: str = "gelu"
+    inner_size: NonNegativeInt = 0
+    activation: Activation = "gelu"
     positions: PositiveInt = 512
     segments: PositiveInt = 2
     norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
-    embedding_size: int = 0
-    groups: int = 0
+    embedding_size: NonNegativeInt = 0
+    groups: NonNegativeInt = 0
     pad: NonNegativeInt = 0
 
     def __post_init__(self):
         super().__post_init__()
-        one_of("model_type", self.model_type, MODEL_TYPES)
         size = self.hidden_size
         fill_in(self, inner_size=4 * size, embedding_size=size, groups=self.layers)
-        for field in ("inner_size", "embedding_size", "groups"):
-            positive_int(field, getattr(self, field))
-        for field in ("norm_epsilon", "initializer_range"):
-            object.__setattr__(self, field, positive_float32(field, getattr(self, field)))
-        one_of("activation", self.activation, ACTIVATION_NAMES)
+        as_float32(self, "norm_epsilon", "initializer_range")
         check_multiple("hidden_size", size, "heads", self.heads)
         if self.groups > self.layers:
             raise InputError(f"groups must not exceed layers = {self.layers}, found {self.groups}")
@@ -118,7 +114,7 @@ class EncoderConfig(Checked):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Reads the values of a config.json; fields that it does not have take their defaults."""
-        model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
+        model_type: Any = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         given = _DEFAULTS[model_type] | read_fields(values, _names(model_type), _FIXED)
         # 0 stands for a default in our own fields alone.
         for field in ("inner_size", "embedding_size", "groups"):

@@ -1,7 +1,7 @@
 """Encoders of the BERT family: the post-layer-norm Transformer over word pieces.
 
 BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), ALBERT (Lan et al. 2020) and RoBERTa (Liu et
-al. 2019). For token ids t at positions 0..L-1, all in one segment, with x = [N, H] the N = B L
+al. 2019). For token ids t at positions 0..L-1, all in one segment, with x = [B, L, H] the
 tokens:
 
     x  = Norm(E_word[t] + E_position[l] + E_segment[0])        (ALBERT: x W_widen + b_widen)
@@ -14,154 +14,23 @@ matrix [H, 3H]. ALBERT's layers share their parameters within few groups, mostly
 optional language-model head is E_word Norm(act(W x + b)) + c. Dropout is left out.
 """
 
-import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params
-from jaxpfl.models.decoder.layers import ACTIVATIONS, Linear, Norm
+from jaxpfl.models.base import PAD, Batch, LossModel, Metrics, Params
+from jaxpfl.models.decoder.layers import ACTIVATIONS, attend, linear, linear_of, norm, norm_of
 from jaxpfl.models.encoder.config import CAUSAL_TYPES, EncoderConfig
 from jaxpfl.models.layers.output_layer import next_token_loss
 
 
-def _linear(inputs: int, outputs: int, config: EncoderConfig, key: Array) -> Linear:
-    return Linear(inputs, outputs, key, deviation=config.initializer_range, bias=True)
-
-
-def _norm(size: int, config: EncoderConfig) -> Norm:
-    return Norm(size, config.norm_epsilon, centred=True)
-
-
-class Embeddings(nnx.Module):
-    """The normalised sum of word, position and segment embeddings; every token is in segment 0."""
-
-    def __init__(self, config: EncoderConfig, key: Array):
-        size, normal = config.embedding_size, jax.nn.initializers.normal(config.initializer_range)
-        keys = [jax.random.fold_in(key, i) for i in range(3)]
-        self.first = config.first_position
-        rows = self.first + config.positions
-        self.word = nnx.Param(normal(keys[0], (config.vocab_size, size), jnp.float32))
-        self.position = nnx.Param(normal(keys[1], (rows, size), jnp.float32))
-        self.segment = nnx.Param(normal(keys[2], (config.segments, size), jnp.float32))
-        self.norm = _norm(size, config)
-
-    def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
-        """Float32 [B * L, embedding_size]."""
-        batch, length = tokens_BxL.shape
-        position = self.position[...]
-        places_BxLxE = position[None, :length]
-        if self.first:
-            # These positions count real tokens only, wherever the padding is.
-            order_BxL = jnp.where(mask_BxL, jnp.cumsum(mask_BxL, axis=1, dtype=jnp.int32), 0)
-            places_BxLxE = position[order_BxL + (self.first - 1)]
-        places_BxLxE = places_BxLxE + self.segment[...][None, :1]
-        # At PAD, -1, the table would give its last row.
-        x_BxLxE = self.word[...][jnp.maximum(tokens_BxL, 0)] + places_BxLxE
-        return self.norm(x_BxLxE.reshape(batch * length, -1))
-
-
-class Layer(nnx.Module):
-    """Self-attention and feed-forward block, each with its residual and norm."""
-
-    def __init__(self, config: EncoderConfig, key: Array):
-        keys = [jax.random.fold_in(key, i) for i in range(4)]
-        hidden, inner = config.hidden_size, config.inner_size
-        self.heads = config.heads
-        self.activation = config.activation
-        self.qkv = _linear(hidden, 3 * hidden, config, keys[0])
-        self.attention = _linear(hidden, hidden, config, keys[1])
-        self.attention_norm = _norm(hidden, config)
-        self.up = _linear(hidden, inner, config, keys[2])
-        self.down = _linear(inner, hidden, config, keys[3])
-        self.output_norm = _norm(hidden, config)
-
-    def __call__(self, x_NxH: Array, barrier_BxKxLxL: Array) -> Array:
-        attended_NxH = attend(self.qkv(x_NxH), barrier_BxKxLxL, self.heads)
-        x_NxH = self.attention_norm(x_NxH + self.attention(attended_NxH))
-        inner_NxI = ACTIVATIONS[self.activation](self.up(x_NxH))
-        return self.output_norm(x_NxH + self.down(inner_NxI))
-
-
-def attend(qkv_Nx3H: Array, barrier_BxKxLxL: Array, heads: int) -> Array:
-    """Attention to the tokens of the same row, float32 [N, H]; see the head of this file.
-
-    Args:
-      qkv_Nx3H: queries, keys and values of N = B L tokens, row after row.
-      barrier_BxKxLxL: is added to the scores before the softmax; axes may be 1.
-    """
-    batch, length = barrier_BxKxLxL.shape[0], barrier_BxKxLxL.shape[-1]
-    features = qkv_Nx3H.shape[1] // (3 * heads)
-    # With heads before positions, both are plain matrix products, which run fastest on CPUs.
-    qkv_3xBxKxLxD = jnp.transpose(
-        qkv_Nx3H.reshape(batch, length, 3, heads, features), (2, 0, 3, 1, 4)
-    )
-    q, k, v = (qkv_3xBxKxLxD[i] for i in range(3))
-    scores_BxKxLxL = jnp.matmul(q * (1 / math.sqrt(features)), jnp.swapaxes(k, 2, 3))
-    weights_BxKxLxL = jax.nn.softmax(scores_BxKxLxL + barrier_BxKxLxL, axis=-1)
-    attended_BxKxLxD = jnp.matmul(weights_BxKxLxL, v)
-    return jnp.swapaxes(attended_BxKxLxD, 1, 2).reshape(batch * length, -1)
-
-
-class Head(nnx.Module):
-    """The language-model head: the features and the biases of the tied output layer."""
-
-    def __init__(self, config: EncoderConfig, key: Array):
-        # RoBERTa's head uses the exact GELU, whatever its layers use.
-        exact = config.model_type == "roberta"
-        self.activation = "gelu" if exact else config.activation
-        self.dense = _linear(config.hidden_size, config.embedding_size, config, key)
-        self.norm = _norm(config.embedding_size, config)
-        self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32))
-
-    def __call__(self, x_NxH: Array) -> Array:
-        return self.norm(ACTIVATIONS[self.activation](self.dense(x_NxH)))
-
-
-class Network(nnx.Module):
-    """Embeddings, the map to the hidden size (ALBERT), the layers in turn, and the head."""
-
-    def __init__(self, model: "Encoder", key: Array):
-        config = model.config
-        keys = [jax.random.fold_in(key, i) for i in range(config.groups + 3)]
-        self.causal = model.causal
-        self.turns = tuple(config.group(i) for i in range(config.layers))
-        self.embeddings = Embeddings(config, keys[0])
-        for i in range(config.groups):
-            setattr(self, f"layer_{i}", Layer(config, keys[i + 1]))
-        albert, sizes = config.model_type == "albert", (config.embedding_size, config.hidden_size)
-        self.widen = _linear(*sizes, config, keys[-2]) if albert else None
-        self.head = Head(config, keys[-1]) if model.head else None
-
-    def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
-        x_NxH = self.embeddings(tokens_BxL, mask_BxL)
-        if self.widen is not None:
-            x_NxH = self.widen(x_NxH)
-        length = tokens_BxL.shape[1]
-        seen_BxMxL = mask_BxL[:, None, :]
-        if self.causal:
-            seen_BxMxL = seen_BxMxL & jnp.tril(jnp.ones((length, length), bool))[None]
-        # Finite, because a row that is all padding must not give NaN.
-        lowest = jnp.finfo(jnp.float32).min / 2
-        barrier_BxKxLxL = jnp.where(seen_BxMxL, 0.0, lowest)[:, None]
-        for group in self.turns:
-            x_NxH = getattr(self, f"layer_{group}")(x_NxH, barrier_BxKxLxL)
-        return x_NxH.reshape(*tokens_BxL.shape, -1)
-
-    def output_layer(self, x_NxH: Array) -> tuple[Array, Array, Array]:
-        """Features [N, E], matrix [V, E] and biases [V], which give the logits."""
-        assert self.head is not None
-        return self.head(x_NxH), self.embeddings.word[...], self.head.bias[...]
-
-
 @dataclass(frozen=True)
-class Encoder(NetworkModel):
+class Encoder(LossModel):
     """An encoder of the BERT family.
 
     A causal one ("bert" or "roberta") with a head is a `jaxpfl.models.base.Model`: a batch holds
@@ -190,8 +59,40 @@ class Encoder(NetworkModel):
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
-    def _network(self, key: Array) -> Network:
-        return Network(self, key)
+    def init(self, key: Array) -> Params:
+        config, hidden, size = self.config, self.config.hidden_size, self.config.embedding_size
+        keys = [jax.random.fold_in(key, i) for i in range(config.groups + 3)]
+
+        def linear(key: Array, inputs: int, outputs: int) -> Params:
+            return linear_of(key, inputs, outputs, deviation=config.initializer_range, bias=True)
+
+        normal = jax.nn.initializers.normal(config.initializer_range)
+        rows = config.first_position + config.positions
+        tables = {"word": config.vocab_size, "position": rows, "segment": config.segments}
+        embeddings: Params = {"norm": norm_of(size, centred=True)}
+        for i, (name, number) in enumerate(tables.items()):
+            own = jax.random.fold_in(keys[0], i)
+            embeddings[name] = normal(own, (number, size), jnp.float32)
+        params: Params = {"embeddings": embeddings}
+        for i in range(config.groups):
+            own = [jax.random.fold_in(keys[i + 1], j) for j in range(4)]
+            params[f"layer_{i}"] = {
+                "qkv": linear(own[0], hidden, 3 * hidden),
+                "attention": linear(own[1], hidden, hidden),
+                "attention_norm": norm_of(hidden, centred=True),
+                "up": linear(own[2], hidden, config.inner_size),
+                "down": linear(own[3], config.inner_size, hidden),
+                "output_norm": norm_of(hidden, centred=True),
+            }
+        if config.model_type == "albert":
+            params["widen"] = linear(keys[-2], size, hidden)
+        if self.head:
+            params["head"] = {
+                "dense": linear(keys[-1], hidden, size),
+                "norm": norm_of(size, centred=True),
+                "bias": jnp.zeros(config.vocab_size, jnp.float32),
+            }
+        return params
 
     def shardings(self, mesh: Mesh, params: Params) -> Params:
         """Shardings that put a copy on every device of a mesh, because these networks are small."""
@@ -212,7 +113,39 @@ class Encoder(NetworkModel):
                 f"{tokens_BxL.shape[1]}"
             )
         mask_BxL = tokens_BxL != PAD if mask_BxL is None else mask_BxL
-        return self._merged(params)(tokens_BxL, mask_BxL)
+        x = self._embedded(params["embeddings"], tokens_BxL, mask_BxL)
+        if "widen" in params:
+            x = linear(params["widen"], x)
+        seen_BxMxL = mask_BxL[:, None, :]
+        if self.causal:
+            length = tokens_BxL.shape[1]
+            seen_BxMxL = seen_BxMxL & jnp.tril(jnp.ones((length, length), bool))[None]
+        for i in range(self.config.layers):
+            x = self._layer(params[f"layer_{self.config.group(i)}"], x, seen_BxMxL)
+        return x
+
+    def _embedded(self, own: Params, tokens_BxL: Array, mask_BxL: Array) -> Array:
+        """The normalised sum of the embeddings, float32 [B, L, embedding_size]."""
+        first = self.config.first_position
+        places_BxLxE = own["position"][None, : tokens_BxL.shape[1]]
+        if first:
+            # These positions count real tokens only, wherever the padding is.
+            order_BxL = jnp.where(mask_BxL, jnp.cumsum(mask_BxL, axis=1, dtype=jnp.int32), 0)
+            places_BxLxE = own["position"][order_BxL + (first - 1)]
+        places_BxLxE = places_BxLxE + own["segment"][None, :1]
+        # At PAD, -1, the table would give its last row.
+        x_BxLxE = own["word"][jnp.maximum(tokens_BxL, 0)] + places_BxLxE
+        return self._norm(own["norm"], x_BxLxE)
+
+    def _layer(self, own: Params, x: Array, seen_BxMxL: Array) -> Array:
+        qkv_BxLx3xHxD = linear(own["qkv"], x).reshape(*x.shape[:2], 3, self.config.heads, -1)
+        attended = attend(*(qkv_BxLx3xHxD[:, :, i] for i in range(3)), seen_BxMxL)
+        x = self._norm(own["attention_norm"], x + linear(own["attention"], attended))
+        inner = ACTIVATIONS[self.config.activation](linear(own["up"], x))
+        return self._norm(own["output_norm"], x + linear(own["down"], inner))
+
+    def _norm(self, own: Params, x: Array) -> Array:
+        return norm(own, x, self.config.norm_epsilon)
 
     def logits(self, params: Params, hidden_BxLxH: Array) -> Array:
         """Logits [..., V] of the token at every place (causal: of the token after it)."""
@@ -236,6 +169,12 @@ class Encoder(NetworkModel):
         return next_token_loss(*self._output_layer(params, flat_NxH), tokens_BxL[:, 1:].reshape(-1))
 
     def _output_layer(self, params: Params, flat_NxH: Array) -> tuple[Array, Array, Array]:
+        """Features [N, E], matrix [V, E] and biases [V], which give the logits."""
         if not self.head:
             raise InputError("the encoder has no language-model head: its weights had none")
-        return self._merged(params).output_layer(flat_NxH)
+        head = params["head"]
+        # RoBERTa's head uses the exact GELU, whatever its layers use.
+        exact = self.name == "roberta"
+        activation = ACTIVATIONS["gelu" if exact else self.config.activation]
+        features_NxE = self._norm(head["norm"], activation(linear(head["dense"], flat_NxH)))
+        return features_NxE, params["embeddings"]["word"], head["bias"]

@@ -11,7 +11,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxpfl.checks import one_of, positive_int
+from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import traced_platform
 from jaxpfl.models.layers.winograd import pooled_3x3
@@ -30,13 +30,12 @@ def resolve(form: Form) -> Form:
     return "patches" if traced_platform() == "cpu" else "convolution"
 
 
-def check_images(image_shape: object, form: str) -> None:
-    """Refuses an `image_shape` that is not (height, width, channels), and an unknown `form`."""
+def check_images(image_shape: object) -> None:
+    """Refuses an `image_shape` that is not (height, width, channels)."""
     if not isinstance(image_shape, tuple) or len(image_shape) != 3:
         raise InputError(f"image_shape must be (height, width, channels), found {image_shape!r}")
     for size in image_shape:
         positive_int("image_shape", size)
-    one_of("form", form, ("auto", "patches", "convolution"))
 
 
 def convolve(

@@ -21,6 +21,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -44,32 +45,15 @@ _SHOWN_AS_BYTES = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp", "Zs"))
 _CONTROL = re.compile("[\0-\x1f\x7f]")
 
 
-def char_lm(
-    *,
-    embedding: int = 128,
-    hidden: int = 256,
-    projection: int = 128,
-    layers: int = 3,
-    peepholes: bool = False,
-    output_bias_prior: tuple[float, ...] | None = None,
-) -> CIFGLanguageModel:
+def char_lm(**settings: Any) -> CIFGLanguageModel:
     """The character model of Augenstein et al. 2020, Appendix B.2: 756,738 parameters.
 
-    It is an untied `CIFGLanguageModel`, which explains the arguments; 758,274 parameters with
-    `peepholes`.
+    It is an untied `CIFGLanguageModel`, whose `settings` replace the paper's; 758,274 parameters
+    with `peepholes`.
     """
-    return CIFGLanguageModel(
-        vocab_size=SYMBOLS,
-        embedding=embedding,
-        hidden=hidden,
-        projection=projection,
-        layers=layers,
-        tied=False,
-        peepholes=peepholes,
-        output_bias_prior=output_bias_prior,
-        oov=None,
-        name="char_lm",
-    )
+    sizes = {"embedding": 128, "hidden": 256, "projection": 128, "layers": 3}
+    fixed = {"vocab_size": SYMBOLS, "tied": False, "oov": None, "name": "char_lm"}
+    return CIFGLanguageModel(**fixed, **(sizes | settings))
 
 
 def encode_words(words: Iterable[str], max_bytes: int = MAX_BYTES) -> np.ndarray:

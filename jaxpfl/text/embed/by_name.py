@@ -1,10 +1,13 @@
 """The embedders by the names that they have in config files and commands."""
 
 import difflib
+from typing import Any
+
+import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.text.embed.base import Embedder
+from jaxpfl.text.embed.base import Embedder, as_texts
 
 _NAMES = ("hashed", "minilm", "encoder", "sentence-transformers")
 _EXPECTED = (
@@ -42,9 +45,55 @@ def embedder(name: str) -> Embedder:
 
         return SentenceEncoder(rest or name)
     if kind == "sentence-transformers" and rest:
-        from jaxpfl.text.embed.sentence_transformers import SentenceTransformersEmbedder
-
         return SentenceTransformersEmbedder(rest)
     near = difflib.get_close_matches(kind, _NAMES, 1, 0.5)
     hint = f" (did you mean {near[0]!r}?)" if near and near[0] != kind else ""
     raise InputError(f"unknown embedder {name!r}{hint}: expected {_EXPECTED}")
+
+
+class SentenceTransformersEmbedder:
+    """The library sentence-transformers, for models that are not implemented here.
+
+    It runs on PyTorch and must be installed.
+    Code that comes with a model is never run, and weights are read from safetensors only. Equal
+    names mean equal vectors only if a hub name includes its revision, NAME@REVISION.
+    """
+
+    column = "text"
+
+    def __init__(self, name: str):
+        """Loads a folder, "minilm", or a model NAME or NAME@REVISION of the Hugging Face hub.
+
+        Raises:
+          InputError: the library is not installed, or cannot load the model.
+        """
+        from jaxpfl.models.checkpoints import pretrained
+
+        library = pretrained.require("sentence_transformers", "sentence-transformers")
+        place, at, revision = name.partition("@")
+        if name in pretrained.MINILM_NAMES:
+            place, at = str(pretrained.resolve(name)), ""
+        try:
+            self._model = library.SentenceTransformer(
+                place,
+                revision=revision if at else None,
+                trust_remote_code=False,
+                model_kwargs={"use_safetensors": True},
+            )
+        # The library passes on whatever its dependencies raise.
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            raise InputError(
+                f"sentence-transformers cannot load {name!r}: {type(error).__name__}: {lines[0]}"
+            ) from error
+        self.name = f"sentence-transformers:{name}"
+        # Found by an example, because the method for it has another name in every version.
+        self.dimension = int(self._encode([""]).shape[1])
+
+    def __call__(self, examples: Any) -> np.ndarray:
+        texts = as_texts(examples)
+        return self._encode(texts) if texts else np.empty((0, self.dimension), np.float32)
+
+    def _encode(self, texts: list[str]) -> np.ndarray:
+        found = self._model.encode(texts, convert_to_numpy=True, show_progress_bar=False)
+        return np.asarray(found, np.float32)

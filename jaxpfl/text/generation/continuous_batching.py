@@ -85,26 +85,17 @@ def idle(number: int, words: int, carry: Any) -> Slots:
     return Slots(zeros_S + IDLE, key_SxW, zeros_S, zeros_S, zeros_S, carry)
 
 
-def log_rows(requests: int, slots: int, max_tokens: int) -> int:
-    """The largest number of steps that `run` can take.
-
-    No slot is idle before the last request begins, so by then the slots have generated at most
-    `requests + slots` sequences. The last request itself takes at most `max_tokens` steps more.
-    """
-    return max_tokens * (-(-requests // slots) + 2)
-
-
-def run(
-    sequences: Sequences, slots: Slots, requests: Requests, last: Array
-) -> tuple[Slots, Array, Array]:
+def run(sequences: Sequences, slots: Slots, requests: Requests, last: Array) -> tuple[Slots, Array]:
     """Generates until every request has begun or, if this is the `last` run, has ended.
 
     Returns:
-      The slots, in which some requests may be unfinished; the log int32 [rows, 3, S] of each step's
-      request numbers, places and tokens; and how many rows of the log are filled. See `collect`.
+      The slots, in which some requests may be unfinished, and the log int32 [rows, 3, S] of each
+      step's request numbers, places and tokens, IDLE where there was none. See `collect`.
     """
     size = slots.number_S.shape[0]
-    rows = log_rows(requests.number_R.shape[0], size, sequences.max_tokens)
+    # No slot is idle before the last request begins, so by then the slots have generated at most
+    # `requests + slots` sequences. The last request itself takes at most `max_tokens` steps more.
+    rows = sequences.max_tokens * (-(-requests.number_R.shape[0] // size) + 2)
     number_R, key_RxW, token_R, count = map(jnp.asarray, requests)
 
     def unfinished(state: tuple[Slots, Array, Array, Array]) -> Array:
@@ -142,12 +133,12 @@ def run(
 
     log = jnp.full((rows, 3, size), IDLE, jnp.int32)
     start = (slots, jnp.int32(0), log, jnp.int32(0))
-    slots, _, log, filled = lax.while_loop(unfinished, step, start)
-    return slots, log, filled
+    slots, _, log, _ = lax.while_loop(unfinished, step, start)
+    return slots, log
 
 
-def collect(drawn_NxT: np.ndarray, log_Lx3xS: np.ndarray, filled: int) -> None:
-    """Writes the tokens in a log of `run` to their requests' rows of `drawn_NxT`."""
-    number_LxS, place_LxS, token_LxS = log_Lx3xS[:filled].transpose(1, 0, 2)
-    real_LxS = number_LxS != IDLE
-    drawn_NxT[number_LxS[real_LxS], place_LxS[real_LxS]] = token_LxS[real_LxS]
+def collect(drawn_NxT: np.ndarray, log: Array) -> None:
+    """Writes the tokens in logs of `run`, [..., rows, 3, S], to their requests' rows."""
+    number, place, token = np.moveaxis(np.asarray(log), -2, 0)
+    real = number != IDLE
+    drawn_NxT[number[real], place[real]] = token[real]

@@ -1,9 +1,12 @@
 """Settings that say how tokens are chosen from a language model's probabilities."""
 
+import re
 from dataclasses import dataclass
 
 from jaxpfl.checked import Checked, NonNegative, PositiveFraction, PositiveInt
-from jaxpfl.text.generation.stop import check_stop
+from jaxpfl.errors import InputError
+
+_NOT_TEXT = re.compile("[\ud800-\udfff\ufffd]")
 
 
 @dataclass(frozen=True)
@@ -29,4 +32,12 @@ class Decoding(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        object.__setattr__(self, "stop", check_stop(self.stop))
+        if isinstance(self.stop, str):
+            raise InputError("stop must be a list of texts, found one text")
+        for i, text in enumerate(self.stop):
+            if not isinstance(text, str) or not text or _NOT_TEXT.search(text):
+                raise InputError(
+                    f"stop[{i}] must be a text of at least one character, without U+FFFD or lone "
+                    f"surrogates, found {text!r}"
+                )
+        object.__setattr__(self, "stop", tuple(self.stop))

@@ -16,11 +16,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
-def greedy(logits_SxV: Array) -> Array:
-    """The most probable tokens int32 [S]; a tie goes to the lowest id."""
-    return jnp.argmax(logits_SxV, axis=-1).astype(jnp.int32)
-
-
 def probabilities(logits_SxV: Array, temperature: Array) -> Array:
     """softmax(logits / temperature), float32 [S, V], scaled to a largest value of 1."""
     scaled_SxV = logits_SxV / temperature

@@ -65,20 +65,6 @@ class LanguageModel:
         decoding: Decoding,
         responses: int = 1,
         progress: bool = False,
-    ) -> list[list[str]]:
-        """The texts of `write_to_end` alone."""
-        return self.write_to_end(
-            prompts, key, decoding=decoding, responses=responses, progress=progress
-        ).texts
-
-    def write_to_end(
-        self,
-        prompts: Sequence[str],
-        key: Array,
-        *,
-        decoding: Decoding,
-        responses: int = 1,
-        progress: bool = False,
     ) -> Generated:
         """Writes `responses` texts for each prompt, and says which of them ended by themselves.
 

@@ -15,13 +15,12 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpfl.checks import positive_int
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.cache import Cache
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation import continuous_batching
 from jaxpfl.text.generation.continuous_batching import Requests, Sequences, Slots
-from jaxpfl.text.generation.draw import draw, greedy, keep_top_p, probabilities
+from jaxpfl.text.generation.draw import draw, keep_top_p, probabilities
 from jaxpfl.text.microbatches import DATA
 
 KEY_IMPL, _KEY_WORDS = "threefry2x32", 2
@@ -76,8 +75,8 @@ def run_prefill_batch(
     state: Slots,
     batch: PrefillBatch,
     last: Array,
-) -> tuple[Slots, Array, Array]:
-    """Runs a prefill batch: the slots, logs and numbers of filled rows of each device."""
+) -> tuple[Slots, Array]:
+    """Runs a prefill batch: the slots and logs of each device."""
     run = partial(_run_alone, program)
     if program.mesh is not None:
         whole, dealt = PartitionSpec(), PartitionSpec(DATA)
@@ -99,7 +98,7 @@ def _run_alone(
     state: Slots,
     batch: PrefillBatch,
     last: Array,
-) -> tuple[Slots, Array, Array]:
+) -> tuple[Slots, Array]:
     """The share of one device, D = 1: reads its prompts, then generates."""
     model = program.model
     state, batch = jax.tree.map(lambda leaf: leaf[0], (state, batch))
@@ -121,7 +120,8 @@ def _run_alone(
     def drawn(keys_S: Array, logits_SxV: Array) -> Array:
         logits_SxV = jnp.where(controls.banned_V[None, :], -jnp.inf, logits_SxV)
         if program.greedy:
-            return greedy(logits_SxV)
+            # A tie goes to the lowest id.
+            return jnp.argmax(logits_SxV, axis=-1).astype(jnp.int32)
         weights_SxV = probabilities(logits_SxV, controls.temperature)
         if program.top_p:
             weights_SxV = keep_top_p(weights_SxV, controls.top_p)
@@ -148,15 +148,12 @@ def _run_alone(
     return jax.tree.map(lambda leaf: leaf[None], found)
 
 
-def idle_slots(program: Program, slots: int, room: int, devices: int) -> Slots:
-    """Empty slots on every device, each with a cache for `room` tokens."""
-    return _maker(program.model, program.mesh, positive_int("slots", slots), room, devices)()
-
-
 @lru_cache(maxsize=32)
-def _maker(
+def idle_slots(
     model: Decoder, mesh: Mesh | None, slots: int, room: int, devices: int
 ) -> Callable[[], Slots]:
+    """Makes empty slots on every device, each with a cache for `room` tokens."""
+
     def make() -> Slots:
         cache = Cache.empty(model.config, slots, room, model.compute)
         one = continuous_batching.idle(slots, _KEY_WORDS, cache)
@@ -228,9 +225,3 @@ def prefill_batches(
             words_DxRxW[d, :count] = words_NxW[number_DxR[d, :count]]
         requests = Requests(number_DxR, words_DxRxW, token_DxR, count_D)
         yield PrefillBatch(tokens_DxPxL, prompt_DxR, requests), i == number - 1
-
-
-def collect(drawn_NxT: np.ndarray, log_DxLx3xS: Array, filled_D: Array) -> None:
-    """Writes the tokens in the logs of all devices to their requests' rows of `drawn_NxT`."""
-    for log_Lx3xS, filled in zip(np.asarray(log_DxLx3xS), np.asarray(filled_D), strict=True):
-        continuous_batching.collect(drawn_NxT, log_Lx3xS, int(filled))

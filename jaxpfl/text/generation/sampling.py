@@ -22,13 +22,12 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
-from jaxpfl.text.generation.continuous_batching import Slots
+from jaxpfl.text.generation.continuous_batching import Slots, collect
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.prefill import (
     KEY_IMPL,
     Controls,
     Program,
-    collect,
     idle_slots,
     prefill_batches,
     run_prefill_batch,
@@ -78,9 +77,17 @@ def sample(
       InputError: a prompt is empty or too long; or the tokeniser does not fit the model, or is
         missing where there are stop strings.
     """
-    lengths_P = np.sum(prompts_PxL != PAD, axis=1)
-    _check_prompts(model, lengths_P, decoding.max_new_tokens)
     positive_int("responses", responses)
+    lengths_P = np.sum(prompts_PxL != PAD, axis=1)
+    # The last token drawn is never read.
+    most = model.config.positions - decoding.max_new_tokens + 1
+    bad_P = (lengths_P < 1) | (lengths_P > most)
+    if bad_P.any():
+        bad = int(np.argmax(bad_P))
+        raise InputError(
+            f"prompt {bad} must have 1 to {most} tokens, with which {decoding.max_new_tokens} new "
+            f"ones fit, found {lengths_P[bad]}"
+        )
     params = placed(params, mesh)
     number = len(prompts_PxL)
     drawn_NxT = np.full((number * responses, decoding.max_new_tokens), PAD, np.int32)
@@ -113,19 +120,20 @@ def sample(
         )
     ]
     state: Slots | None = None
-    logs: list[tuple[Array, Array]] = []
+    logs: list[Array] = []
     for padded_length, batch, is_last in track(batches, "generating", progress=progress):
         room = padded_length + decoding.max_new_tokens
         if state is None:
-            state = idle_slots(program, slots or _slots(model, room, devices), room, devices)
-        state, *log = run_prefill_batch(program, params, controls, state, batch, jnp.bool(is_last))
+            each = slots or _slots(model, room, devices)
+            state = idle_slots(model, mesh, each, room, devices)()
+        state, log = run_prefill_batch(program, params, controls, state, batch, jnp.bool(is_last))
         state = None if is_last else state
-        logs.append(tuple(log))
+        logs.append(log)
         # The log is read late, so that the device always has work waiting.
         if len(logs) > 2:
-            collect(drawn_NxT, *logs.pop(0))
+            collect(drawn_NxT, logs.pop(0))
     for log in logs:
-        collect(drawn_NxT, *log)
+        collect(drawn_NxT, log)
     return drawn_NxT.reshape(number, responses, decoding.max_new_tokens)
 
 
@@ -181,18 +189,3 @@ def _controls(model: Decoder, decoding: Decoding, tokeniser: Tokeniser | None) -
         banned_V=jnp.arange(vocab_size) >= known,
         table_NxV=table_NxV,
     )
-
-
-def _check_prompts(model: Decoder, lengths_P: np.ndarray, new: int) -> None:
-    """Refuses prompts without a token, and those after which `new` tokens do not fit."""
-    positions = model.config.positions
-    for bad_P, problem in (
-        (lengths_P == 0, "has no token, expected at least one"),
-        # The last token drawn is never read.
-        (
-            lengths_P + new - 1 > positions,
-            f"has too many tokens: with {new} new ones at most {positions - new + 1} fit",
-        ),
-    ):
-        if bad_P.any():
-            raise InputError(f"prompt {int(np.argmax(bad_P))} {problem}")

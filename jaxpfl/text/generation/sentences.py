@@ -82,11 +82,9 @@ def sample_tokens(
     for start in track(range(0, number, _REQUESTS), "sampling", progress=progress):
         # The last request is repeated to fill the array, so that one program serves any number.
         rows = np.minimum(np.arange(start, start + _REQUESTS), number - 1)
-        count = min(number - start, _REQUESTS)
-        log_Lx3xS, filled = _sample(
-            model, max_tokens, ids, params, keys_N[rows], np.int32(count), banned_V, scale
-        )
-        slots.collect(tokens_NxT[start:], np.asarray(log_Lx3xS), int(filled))
+        count = np.int32(min(number - start, _REQUESTS))
+        log = _sample(model, max_tokens, ids, params, keys_N[rows], count, banned_V, scale)
+        slots.collect(tokens_NxT[start:], log)
     return tokens_NxT
 
 
@@ -100,7 +98,7 @@ def _sample(
     count: Array,
     banned_V: Array,
     temperature: Array,
-) -> tuple[Array, Array]:
+) -> Array:
     requests = keys_R.shape[0]
     initial = model.initial_carry(slots_of(model))
 
@@ -130,8 +128,7 @@ def _sample(
         count=count,
     )
     start = slots.idle(slots_of(model), words_RxW.shape[1], initial)
-    _, log_Lx3xS, filled = slots.run(sequences, start, waiting, jnp.bool(True))
-    return log_Lx3xS, filled
+    return slots.run(sequences, start, waiting, jnp.bool(True))[1]
 
 
 def slots_of(model: Recurrent) -> int:

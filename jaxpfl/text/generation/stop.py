@@ -10,27 +10,10 @@ In UTF-8 no character's bytes lie within another's, so finding the bytes of a st
 finding it in the text, even among invalid bytes.
 """
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-
-from jaxpfl.errors import InputError
-
-_NOT_TEXT = re.compile("[\ud800-\udfff\ufffd]")
-
-
-def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
-    """The stop strings as a tuple."""
-    if isinstance(stop, str):
-        raise InputError("stop must be a list of texts, found one text")
-    for i, text in enumerate(stop):
-        if not isinstance(text, str) or not text:
-            raise InputError(f"stop[{i}] must be a text of at least one character, found {text!r}")
-        if _NOT_TEXT.search(text):
-            raise InputError(f"stop[{i}] must not hold U+FFFD or a lone surrogate, found {text!r}")
-    return tuple(stop)
 
 
 @lru_cache(maxsize=16)

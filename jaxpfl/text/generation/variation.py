@@ -62,7 +62,7 @@ class Continue(Checked):
         ]
         decoding = replace(self.decoding, max_new_tokens=self.tokens)
         # A beginning is continued, also by a model that answers messages.
-        written = self.writer.without_chat().write(starts, key, decoding=decoding)
+        written = self.writer.without_chat().write(starts, key, decoding=decoding).texts
         joined = [self.clean(start + end) for start, (end,) in zip(starts, written, strict=True)]
         cut = self.writer.shortened(joined, self.tokens)
         return [new or old for new, old in zip(cut, texts, strict=True)]

@@ -7,7 +7,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Params
+from jaxpfl.models.base import PAD, Params, negative_log_likelihood
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
 from jaxpfl.text.microbatches import dealt, filled, placed
@@ -62,12 +62,9 @@ def sums(model: Decoder, params: Params, read: Rows) -> Array:
     picked_BxGxH = jnp.take_along_axis(hidden_BxRxH, place_BxG[:, :, None], axis=1)
 
     def picked(hidden_BxGxH: Array, target_BxG: Array) -> Array:
-        logits_BxGxV = model.logits(params, hidden_BxGxH)
-        # Comparing instead of indexing keeps a scatter out of the gradient.
-        classes_V = jnp.arange(logits_BxGxV.shape[-1], dtype=jnp.int32)
-        is_target = classes_V[None, None] == target_BxG[:, :, None]
-        target_logit_BxG = jnp.sum(jnp.where(is_target, logits_BxGxV, 0.0), axis=-1)
-        return target_logit_BxG - jax.nn.logsumexp(logits_BxGxV, axis=-1)
+        logits_NxV = model.logits(params, hidden_BxGxH.reshape(-1, hidden_BxGxH.shape[-1]))
+        found_N = -negative_log_likelihood(logits_NxV, target_BxG.reshape(-1))
+        return found_N.reshape(target_BxG.shape)
 
     # Blocks along the response, because the pairs are on different devices.
     places = target_BxG.shape[1]

@@ -16,7 +16,6 @@ from jaxpfl.experiments.central.prefinetune import (
     learning_rates,
     prefinetune,
 )
-from jaxpfl.experiments.central.training import batches
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
 
 SETTINGS = PrefinetuneConfig(
@@ -146,10 +145,3 @@ def test_a_diverged_trial_loses_and_if_all_diverge_it_is_said():
     every = dataclasses.replace(SETTINGS, learning_rates=(1e12, 1e13))
     with pytest.raises(InputError, match="'toy'"):
         prefinetune(Linear(), start, _corpus(400, 5), every, seed=0)
-
-
-@pytest.mark.parametrize(("rows", "size"), [(1, 4), (4, 4), (9, 4), (16, 4)])
-def testbatches_hold_every_row_once(rows, size):
-    taken, mask = batches(np.random.default_rng(rows).permutation(rows), size)
-    assert taken.shape == mask.shape == (-(-rows // size), size)
-    assert sorted(taken[mask]) == list(range(rows))

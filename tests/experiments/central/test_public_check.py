@@ -13,7 +13,6 @@ from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.central.public_check import PrivateContent, content
-from jaxpfl.experiments.choose_corpus import choose_corpus
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.systems.federated_training.study import prepare
 
@@ -150,16 +149,6 @@ def test_a_config_that_calls_the_clients_public_is_refused(pipeline_config, tmp_
             prepare(_pipeline(pipeline_config, tmp_path, old, new))
 
 
-def test_the_declared_public_part_of_the_same_source_is_allowed(pipeline_config, tmp_path):
-    text = pipeline_config.read_text()
-    text = text.replace("train: 0.7, valid: 0.15, test: 0.15", "train: 0.6, public: 0.4, test: 0.0")
-    text = text.replace("test: 0.0", "test: 0.0, valid: 0.0").replace("every: 3", "every: 0")
-    text = text.replace(f"{pipeline_config.parent}/near.jsonl", "split:public")
-    path = tmp_path / "changed.yaml"
-    path.write_text(text)
-    assert prepare(registry.load(path)).candidates is not None
-
-
 def test_a_corpus_for_public_models_that_is_a_copy_is_refused(synthetic_config, tmp_path):
     config = synthetic_config("popri")
     copy = tmp_path / "copy.jsonl"
@@ -169,19 +158,3 @@ def test_a_corpus_for_public_models_that_is_a_copy_is_refused(synthetic_config, 
     with pytest.raises(InputError, match=re.escape(f"corpora.far = {str(copy)!r} holds")):
         carry_out.run(registry.load(path), tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
-
-
-def test_a_candidate_of_the_command_that_is_a_copy_is_refused(tmp_path):
-    private = write(tmp_path / "clients.jsonl", 0)
-    other = write(tmp_path / "other.jsonl", 1)
-    copy = tmp_path / "copy.jsonl"
-    copy.write_bytes(private.read_bytes())
-    from jaxpfl.algorithms.fred import FredPlan
-
-    plan = FredPlan.calibrated(epsilon=1.0, delta=1e-3, unit="client", clip_norm=1.0)
-    with pytest.raises(InputError, match="candidate copy = .* holds the private"):
-        choose_corpus(
-            str(private), [str(other), str(copy)], plan=plan, embedder_name="hashed:8",
-            out=tmp_path / "out", progress=False,
-        )  # fmt: skip
-    assert not (tmp_path / "out" / "ledger.jsonl").exists()

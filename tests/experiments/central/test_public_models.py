@@ -10,8 +10,7 @@ import pytest
 from jaxpfl.data import from_clients
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.central import public_models
-from jaxpfl.experiments.central.adamw import Training
-from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
+from jaxpfl.experiments.central.adamw import DecoderModelConfig, Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.progress import Progress
 from tests.experiments.conftest import FAR, NEAR, write_lines

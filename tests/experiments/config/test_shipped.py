@@ -76,15 +76,3 @@ def test_the_command_lists_them_and_prints_one(capsys: pytest.CaptureFixture[str
         assert f"jaxpfl {shipped.about(name).command} {name}" in printed
     assert main(["configs", "quickstart"]) == 0
     assert capsys.readouterr().out == shipped.find("quickstart").read_text("utf-8")
-
-
-def test_a_dry_run_needs_a_name_alone(capsys: pytest.CaptureFixture[str]):
-    assert main(["run", "digits_cnn", "--dry-run"]) == 0
-    assert "epsilon" in capsys.readouterr().out
-
-
-def test_run_and_sweep_name_each_other_for_the_wrong_kind_of_config(capsys):
-    assert main(["sweep", "quickstart"]) == 2
-    assert "`jaxpfl run`" in capsys.readouterr().err
-    assert main(["run", "popri_table"]) == 2
-    assert "`jaxpfl sweep`" in capsys.readouterr().err

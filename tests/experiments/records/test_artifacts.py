@@ -1,6 +1,5 @@
 """Artifacts: stored whole, found again, and refused where they are not this run's."""
 
-import errno
 import os
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from jaxpfl import files
 from jaxpfl.data import from_clients
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
@@ -65,23 +63,6 @@ def test_nothing_stored_is_none_and_makes_no_folder(tmp_path):
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name):
     with pytest.raises(InputError, match="artifact's name"):
         Artifacts(tmp_path, run="a").save(name, MADE)
-
-
-@pytest.mark.parametrize("call", ["fsync_tree", "npz", "fsync_path"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_failing_disk_leaves_nothing_half(tmp_path, monkeypatch, call, number):
-    """TRUST 36: the error comes out; what is there under its name is whole."""
-
-    def fails(*_):
-        raise OSError(number, os.strerror(number))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(files, call, fails)
-        with pytest.raises(OSError) as caught:
-            Artifacts(tmp_path, run="a").save("one", MADE)
-    assert caught.value.errno == number
-    found = Artifacts(tmp_path, run="a").load_or_compute("one", lambda: MADE)
-    assert found.record["loss"] == 1.5
 
 
 def test_killed_at_any_instant_it_is_absent_or_whole(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from jaxpfl import files
 from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
-from jaxpfl.experiments.sweep.directory import PointFolder, SweepDirectory
+from jaxpfl.experiments.sweep.directory import PointFolder, begin
 from jaxpfl.experiments.sweep.points import carry_out_point, run_sweep
 from jaxpfl.experiments.sweep.results import collect
 from tests.experiments.sweep.three_points import failing, result
@@ -35,7 +35,7 @@ def test_a_signal_that_was_answered_stops_the_sweep_though_its_point_failed(
     with pytest.raises(Interrupted, match="the same command goes on$") as caught:
         run_sweep(sweep, tmp_path / "out", progress=False)
     assert caught.value.number == signal.SIGTERM and len(begun) == 1
-    failed = collect(sweep, SweepDirectory(tmp_path / "out")).failed
+    failed = collect(sweep, tmp_path / "out").failed
     # Another process has the run of a point that is locked.
     assert list(failed) == ([] if isinstance(error, RunLocked) else ["clients_per_round=5"])
     begun = invented(result)
@@ -50,7 +50,7 @@ def test_a_damaged_record_of_one_point_stops_no_other(sweep, tmp_path, invented,
     run_sweep(sweep, out, progress=False)
     path = out / "points" / "clients_per_round=10" / "failed.json"
     path.write_text(content)
-    outcome = collect(sweep, SweepDirectory(out))
+    outcome = collect(sweep, out)
     assert list(outcome.failed) == ["clients_per_round=10"]
     assert [row["runs"] for row in outcome.rows] == [1, 0, 1]
     outcome = run_sweep(sweep, out, progress=False)
@@ -59,7 +59,7 @@ def test_a_damaged_record_of_one_point_stops_no_other(sweep, tmp_path, invented,
 
 def test_a_failure_that_another_process_removes_meanwhile_is_none(sweep, tmp_path, monkeypatch):
     """It tries the point again while this one makes the table."""
-    SweepDirectory(tmp_path).begin(sweep)
+    begin(sweep, tmp_path)
     point, real = tmp_path / "points" / "clients_per_round=10", files.read_record
     point.mkdir(parents=True)
     PointFolder(point).fail(InputError("no"))
@@ -70,13 +70,13 @@ def test_a_failure_that_another_process_removes_meanwhile_is_none(sweep, tmp_pat
         return real(path, *fields)
 
     monkeypatch.setattr(files, "read_record", removed)
-    outcome = collect(sweep, SweepDirectory(tmp_path))
+    outcome = collect(sweep, tmp_path)
     assert point.name in outcome.unfinished and not outcome.failed
 
 
 def test_a_point_that_another_process_has_is_left_to_it(sweep, tmp_path, invented):
     begun = invented(result)
-    SweepDirectory(tmp_path / "out").begin(sweep)
+    begin(sweep, tmp_path / "out")
     # What another open file holds is locked for this process, too.
     with PointFolder(tmp_path / "out" / "points" / "clients_per_round=5").claimed():
         outcome = run_sweep(sweep, tmp_path / "out", progress=False)
@@ -89,7 +89,7 @@ def test_a_point_that_another_process_has_is_left_to_it(sweep, tmp_path, invente
 def test_the_point_of_a_process_that_ended_meanwhile_is_taken_over(sweep, tmp_path, invented):
     """Its lock goes with it, and this process looks again."""
     out = tmp_path / "out"
-    SweepDirectory(out).begin(sweep)
+    begin(sweep, out)
     other = PointFolder(out / "points" / "clients_per_round=5").claimed()
     other.__enter__()
 
@@ -105,9 +105,9 @@ def test_the_point_of_a_process_that_ended_meanwhile_is_taken_over(sweep, tmp_pa
 
 def test_a_failure_of_another_process_is_not_repeated_at_once(sweep, tmp_path, invented):
     begun = invented(failing(InputError("no"), InputError("no")))
-    SweepDirectory(tmp_path).begin(sweep)
+    begin(sweep, tmp_path)
     point = sweep.points[1]
-    folder = SweepDirectory(tmp_path).point(point)
+    folder = PointFolder.of(point, tmp_path)
     for _ in range(2):
         assert carry_out_point(point, folder, None, {})
         assert len(begun) == 1

@@ -6,7 +6,6 @@ import pytest
 
 from jaxpfl import cli
 from jaxpfl.experiments.config import shipped
-from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.sweep.config import load_sweep
 
 
@@ -23,13 +22,6 @@ def test_clients_per_round_compares_three_methods_at_one_epsilon():
         ("popri", "poisson", "independent"),
     }
     assert sweep.x == "training.clients_per_round"
-
-
-@pytest.mark.long
-def test_its_largest_cohorts_can_be_drawn():
-    for point in load_sweep(shipped.find("sweeps/clients_per_round")).points:
-        if point.config.training.clients_per_round == 2000:
-            assert system_of(point.config.system).part("study").prepare(point.config)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Sweeps: a grid of runs, each with its own noise, ledger and directory; one table, one plot."""
 
-import csv
 import json
 
 import numpy as np
@@ -14,6 +13,7 @@ from jaxpfl.experiments.sweep.points import run_sweep
 from jaxpfl.experiments.sweep.results import gap_closed, value_of
 from jaxpfl.federated.release import prepared_query, summing
 from jaxpfl.privacy.ledger import Ledger
+from tests.experiments.crashes import stopped
 from tests.experiments.sweep.three_points import BASE
 
 SWEEP = {
@@ -161,20 +161,6 @@ def test_every_point_has_its_own_noise_and_ledger(finished):
     np.testing.assert_allclose(epsilons, 8.0, rtol=1e-3)
 
 
-def test_table_and_page(finished):
-    _, outcome = finished
-    with open(outcome.out / "table.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["training.clients_per_round"] for row in rows] == ["5", "10"]
-    assert [float(row["mean"]) for row in rows] == [row["mean"] for row in outcome.rows]
-    page = (outcome.out / "report.html").read_text()
-    assert "SIMULATION" in page and "data:image/png" in page
-    assert (outcome.out / "pictures" / "sweep.png").exists()
-    record = json.loads((outcome.out / "sweep.json").read_text())
-    assert all(point["private"] for point in record["points"])
-    assert all("epsilon = " in point["privacy"] for point in record["points"])
-
-
 @pytest.fixture
 def two_points(write):
     """Half of the points of `finished`."""
@@ -193,29 +179,16 @@ def test_points_share_compiled_code(finished, two_points, tmp_path, monkeypatch)
     assert run_sweep(sweep, outcome.out, progress=False).rows == outcome.rows
 
 
-def test_an_interrupted_point_goes_on(two_points, tmp_path, monkeypatch):
+def test_an_interrupted_point_goes_on(two_points, tmp_path):
     """TRUST 33: a crash within a point; the sweep is started again and ends alike."""
-    sweep = two_points
-    real, calls = prepared_query.Cohort, iter(range(10_000))
-
-    class Killed(BaseException):
-        pass
-
-    def crashing(*arguments, **options):
-        if next(calls) == 3:
-            raise Killed
-        return real(*arguments, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(prepared_query, "Cohort", crashing)
-        with pytest.raises(Killed):
-            run_sweep(sweep, tmp_path / "out", progress=False)
+    with stopped(prepared_query, "Cohort", 4):
+        run_sweep(two_points, tmp_path / "out", progress=False)
     done = list((tmp_path / "out" / "points").glob("*/point.json"))
     assert len(done) == 1
     written = done[0].stat().st_ino
-    outcome = run_sweep(sweep, tmp_path / "out", progress=False)
+    outcome = run_sweep(two_points, tmp_path / "out", progress=False)
     assert done[0].stat().st_ino == written
-    for point in sweep.points:
+    for point in two_points.points:
         ledger = Ledger.read(outcome.out / "points" / point.name / "ledger.jsonl")
         assert len(ledger.charges) == 2
 

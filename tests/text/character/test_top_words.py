@@ -7,10 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpfl.text import char_lm, sample_tokens
+from jaxpfl.text import char_lm
 from jaxpfl.text.character.top_words import log_probabilities, top_words
-from jaxpfl.text.character.words import CHARACTER_IDS, END, START, SYMBOLS, encode_words
-from jaxpfl.text.generation.sentences import request_keys
+from jaxpfl.text.character.words import END, START, SYMBOLS, encode_words
 
 # 0xc3 begins a character of two bytes and 0xa9 ends one; 0xff is in no UTF-8.
 ALPHABET = [ord("a"), ord("b"), ord(" "), 0xC3, 0xA9, 0xFF]
@@ -152,16 +151,3 @@ def test_a_model_that_never_ends_a_word_has_no_words(params):
     endless = params | {"output_bias": jax.numpy.asarray(endless)}
     top = top_words(MODEL, endless, jax.random.key(0), draws=10, max_bytes=CAP)
     assert (top.words, top.covered) == ((), 0.0)
-
-
-def test_characters_are_drawn_from_start_to_end(params):
-    tokens = sample_tokens(
-        MODEL, params, request_keys(jax.random.key(0), 200), max_tokens=CAP, ids=CHARACTER_IDS
-    )
-    ended = 0
-    for row in tokens.tolist():
-        length = row.index(END) + 1 if END in row else CAP
-        ended += END in row
-        assert not {0, START} & set(row[:length])
-        assert row[length:] == [-1] * (CAP - length)
-    assert 0 < ended < 200

@@ -82,11 +82,6 @@ def test_what_does_not_fit_is_refused(clients, lengths, expected):
         embed(from_clients(clients), lengths)
 
 
-def test_a_population_without_examples_has_no_vectors():
-    embedded = embed(from_clients({"a": {"text": [""]}}).select([]), embedder("hashed:8"))
-    assert embedded.columns["embedding"].shape == (0, 8)
-
-
 def test_hashed_is_named_with_its_dimension():
     assert embedder("hashed").name == "hashed:256"
     assert embedder("hashed:32").dimension == 32

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.text.generation.draw import draw, greedy, keep_top_p, probabilities
+from jaxpfl.text.generation.draw import draw, keep_top_p, probabilities
 
 
 def weights_of(seed, vocabulary, rows=5):
@@ -35,10 +35,6 @@ def test_top_p_keeps_the_nucleus(p):
 def test_tokens_that_tie_with_the_last_one_kept_are_kept():
     weights = jnp.array([[1.0, 0.5, 0.5, 0.25]])
     np.testing.assert_array_equal(keep_top_p(weights, jnp.float32(0.5)), [[1, 0.5, 0.5, 0]])
-
-
-def test_greedy_takes_the_first_of_equals():
-    assert greedy(jnp.array([[0.0, 2.0, 2.0], [5.0, 1.0, 2.0]])).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, 33, 130])

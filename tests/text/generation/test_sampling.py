@@ -16,7 +16,7 @@ from jaxpfl.models.decoder.quantise import quantise
 from jaxpfl.text.generation import prefill
 from jaxpfl.text.generation import sampling as sampling_module
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.draw import draw, greedy, keep_top_p, probabilities
+from jaxpfl.text.generation.draw import draw, keep_top_p, probabilities
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.tokenisers.base import Tokeniser, pad
 
@@ -68,7 +68,7 @@ def _next(model, decoding, params, row, held, request, t):
     """The token after `held` tokens, from the whole row."""
     logits = model.logits(params, model.hidden(params, row)[:, held - 1])
     if decoding.temperature == 0:
-        return greedy(logits)[0]
+        return jnp.argmax(logits[0]).astype(jnp.int32)
     weights = probabilities(logits, jnp.float32(decoding.temperature))
     if decoding.top_p < 1:
         weights = keep_top_p(weights, jnp.float32(decoding.top_p))
@@ -94,11 +94,12 @@ def without_cache(model, params, prompt, p, j, decoding, ends=()):
     return drawn + [PAD] * (decoding.max_new_tokens - len(drawn))
 
 
-def drawn_by(model, prompts, key=None, **changed):
+def drawn_by(model, prompts, key=None, params=None, **changed):
     """Draws in few slots, with settings that share their programs among the tests."""
     arguments = dict(decoding=Decoding(7), responses=3, slots=4, tokeniser=ENDS) | changed
     key = jax.random.key(7) if key is None else key
-    return sample(model, params_of(model), prompts, key, **arguments)
+    params = params_of(model) if params is None else params
+    return sample(model, params, prompts, key, **arguments)
 
 
 @BOTH
@@ -162,24 +163,13 @@ def test_sharded_parameters(shape):
     mesh = mesh_of(*shape)
     params = params_of(LLAMA)
     sharded = jax.device_put(params, LLAMA.shardings(mesh, params))
-    shared = sample(
-        LLAMA,
-        sharded,
-        PROMPTS,
-        key(),
-        mesh=mesh,
-        decoding=Decoding(7),
-        responses=3,
-        slots=4,
-        tokeniser=ENDS,
-    )
+    shared = drawn_by(LLAMA, PROMPTS, params=sharded, mesh=mesh)
     np.testing.assert_array_equal(shared, drawn_by(LLAMA, PROMPTS))
 
 
 def test_a_device_holds_its_own_heads_of_the_cache():
     """Also where the whole model lies on each of them: the cache may be larger than the model."""
-    program = prefill.Program(LLAMA, mesh_of(1, 2), 4, (), True, False)
-    cache = prefill.idle_slots(program, slots=3, room=8, devices=1).carry
+    cache = prefill.idle_slots(LLAMA, mesh_of(1, 2), slots=3, room=8, devices=1)().carry
     for whole in (cache.keys, cache.values):
         held = whole.sharding.shard_shape(whole.shape)
         assert np.prod(held) == whole.size / 2 and held[3] == 1
@@ -205,7 +195,7 @@ def test_the_cache_is_never_copied():
     """What a step or a new request costs must not grow with the room of all slots."""
     slots, new = 5, 11
     program = prefill.Program(LLAMA, None, new, (3,), False, False)
-    state = prefill.idle_slots(program, slots, 16 + new, 1)
+    state = prefill.idle_slots(LLAMA, None, slots, 16 + new, 1)()
     words = np.zeros((12, 2), np.uint32)
     batch, _ = next(prefill.prefill_batches(PROMPTS[:2, :4], np.arange(2), words, 6, 1, 16, 2))
     controls = sampling_module._controls(LLAMA, Decoding(new), None)
@@ -241,8 +231,8 @@ def test_a_key_of_another_kind():
 def test_prompts_that_cannot_be_read_are_refused():
     decoding = Decoding(5)
     for prompts, message in (
-        ([[1, 2], [PAD, PAD]], "prompt 1 has no token"),
-        ([[1] * 61], "with 5 new ones at most 60 fit"),
+        ([[1, 2], [PAD, PAD]], "prompt 1 must have 1 to 60 tokens, .* found 0"),
+        ([[1] * 61], "prompt 0 must have 1 to 60 tokens, with which 5 new ones fit, found 61"),
     ):
         with pytest.raises(InputError, match=message):
             sample(GPT2, {}, np.array(prompts, np.int32), key(), decoding=decoding)
@@ -265,12 +255,10 @@ def test_bad_settings_are_refused():
 
 
 def test_other_bad_arguments_are_refused():
-    def run(**arguments):
-        sample(GPT2, {}, PROMPTS, key(), **{"decoding": Decoding(5), **arguments})
-
-    with pytest.raises(InputError, match="responses"):
-        run(responses=0)
-    with pytest.raises(InputError, match="stop .* tokeniser"):
-        run(decoding=Decoding(5, stop=("a",)))
-    with pytest.raises(InputError, match="ids up to 37.*vocab_size is 37"):
-        run(tokeniser=Ids(38))
+    for changed, message in (
+        (dict(responses=0), "responses"),
+        (dict(decoding=Decoding(5, stop=("a",))), "stop .* tokeniser"),
+        (dict(tokeniser=Ids(38)), "ids up to 37.*vocab_size is 37"),
+    ):
+        with pytest.raises(InputError, match=message):
+            sample(GPT2, {}, PROMPTS, key(), **{"decoding": Decoding(5), **changed})

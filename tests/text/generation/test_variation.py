@@ -13,7 +13,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.language_model import Generated, LanguageModel
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
 from tests.text.masked_models import TINY_BERT, masked_model_folder
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
@@ -191,7 +191,7 @@ def test_a_variation_that_would_be_empty_is_the_text_itself():
 
         def write(self, prompts, key, *, decoding):
             self.prompts, self.decoding = list(prompts), decoding
-            return [[""] for _ in prompts]
+            return Generated([[""] for _ in prompts], np.ones((len(prompts), 1), bool))
 
         def shortened(self, texts, tokens):
             return [text[:tokens] for text in texts]

@@ -315,30 +315,6 @@ def test_a_carried_optimiser_goes_on_where_it_was():
 
 
 @pytest.mark.long
-def test_equal_responses_teach_nothing():
-    model, params = _model()
-    pairs = _pairs()
-    same = Pairs(pairs.prompt_NxP, pairs.chosen_NxT, pairs.chosen_NxT)
-    tuned = tune(model, params, same, dataclasses.replace(SETTINGS, clip_norm=None), seed=0)
-    np.testing.assert_allclose(tuned.record["loss"], np.log(2), rtol=1e-4)
-    np.testing.assert_allclose(tuned.record["margin"], 0, atol=1e-4)
-    settings = dataclasses.replace(SETTINGS, epochs=1, batch_size=7)
-    bare, base = lora.detach(model, params)
-    reference = log_probabilities(bare, base, same, multiple=8)
-    _, gradients = preference._gradients(
-        model,
-        "dpo",
-        settings.tau,
-        adapter_trees.split(params)[0],
-        base,
-        preference.rows(same, 24, 8),
-        reference,
-        jnp.full(7, 1 / 7, jnp.float32),
-    )
-    assert max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(gradients)) < 1e-5
-
-
-@pytest.mark.long
 def test_few_shapes_and_little_padding():
     model, params = _model()
     pairs, zeros = _pairs(24), np.zeros((24, 2), np.float32)

@@ -4,20 +4,18 @@ They are the sources that a config names and the clients that it declares public
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 import numpy as np
 
-from jaxpfl.data.columns import Column, take
+from jaxpfl.data.columns import take
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.prefinetune import Corpus
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.build import open_public
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.text.tokenisers.base import TextEncoder
-from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 ALONE = "public"
 """The name of the only candidate, `data.public`, where there is no `fred` section."""
@@ -54,10 +52,8 @@ class Candidates:
 
     def sample(self, source: str, column: str, limit: int, seed: int) -> Population:
         """At most `limit` randomly drawn examples of one source, as one client with one column."""
-        population = self.population(source)
-        values = _column(population, source, column)
-        values = take(values, np.sort(_order(population, source, seed)[:limit]))
-        return Population({column: values}, np.array([0, len(values)]), [source], source)
+        rows = np.sort(self._order(source, seed)[:limit])
+        return self._examples(source, (column,), rows)
 
     def corpus(
         self,
@@ -67,8 +63,7 @@ class Candidates:
         *,
         seed: int,
         columns: tuple[str, ...],
-        encoder: Vocabulary | TextEncoder | None,
-        sequence_length: int,
+        encode: Callable[[Population], Population] | None,
     ) -> Corpus:
         """The randomly drawn examples that candidate `name` is prefinetuned on.
 
@@ -78,56 +73,54 @@ class Candidates:
         Args:
           examples: the number of examples, held-out ones included.
           valid: the fraction of each part of a mixture that is held out.
-          columns: the columns that the model reads; `encoder` makes "tokens" from "text".
+          columns: the columns that the model reads; `encode` makes them from "text", if given.
         """
-        train: dict[str, list[Column]] = {column: [] for column in columns}
-        held: dict[str, list[Column]] = {column: [] for column in columns}
+        train, held = [], []
         for source, number in _apportion(self.shares[name], examples).items():
-            population = self.population(source)
-            if number > population.num_examples:
+            rows = self._order(source, seed)
+            if number > len(rows):
                 raise InputError(
                     f"candidate {name!r} needs {number} examples of {self.sources[source]!r}, "
-                    f"which has {population.num_examples}: lower prefinetune.examples"
+                    f"which has {len(rows)}: lower prefinetune.examples"
                 )
-            rows = _order(population, source, seed)[:number]
+            drawn = self._examples(source, ("text",) if encode else columns, rows[:number])
+            values = dict((encode(drawn) if encode else drawn).columns)
             held_out = round(valid * number)
-            for column in columns:
-                if column == "tokens":
-                    assert encoder is not None
-                    texts = take(_column(population, source, "text"), rows).to_pylist()
-                    values = encoder.encode_texts(texts, sequence_length)
-                else:
-                    values = take(_column(population, source, column), rows)
-                train[column].append(values[held_out:])
-                held[column].append(values[:held_out])
-        if not any(map(len, held[columns[0]])):
+            train.append({column: values[column][held_out:] for column in columns})
+            held.append({column: values[column][:held_out] for column in columns})
+        if not any(len(part[columns[0]]) for part in held):
             raise InputError(
                 f"prefinetune.valid = {valid:g} holds out no example of candidate {name!r}: raise "
                 "prefinetune.examples"
             )
-        parts = ({c: np.concatenate(rows) for c, rows in part.items()} for part in (train, held))
-        return Corpus(name, *parts)
+        joined = (
+            {column: np.concatenate([part[column] for part in parts]) for column in columns}
+            for parts in (train, held)
+        )
+        return Corpus(name, *joined)
 
     def texts(self, limit: int, seed: int) -> Iterator[str]:
         """At most `limit` texts of each source, from which a public vocabulary is made."""
         for source in self.sources:
             yield from self.sample(source, "text", limit, seed).columns["text"].to_pylist()
 
+    def _examples(self, source: str, columns: tuple[str, ...], rows: np.ndarray) -> Population:
+        """Some examples of a source, as one client."""
+        population = self.population(source)
+        for column in columns:
+            if column not in population.columns:
+                found = ", ".join(sorted(population.columns)) or "none"
+                raise InputError(f"candidate {source!r} needs a column {column!r}, found {found}")
+        if not population.num_examples:
+            raise InputError(f"candidate {source!r} has no examples")
+        values = {column: take(population.columns[column], rows) for column in columns}
+        return Population(values, np.array([0, len(rows)]), [source], source)
 
-def _column(population: Population, source: str, column: str) -> Column:
-    if column not in population.columns:
-        found = ", ".join(sorted(population.columns)) or "none"
-        raise InputError(f"candidate {source!r} needs a column {column!r}, found {found}")
-    if not population.num_examples:
-        raise InputError(f"candidate {source!r} has no examples")
-    return population.columns[column]
-
-
-def _order(population: Population, source: str, seed: int) -> np.ndarray:
-    """All rows of a source in a random order that follows from its name and the seed."""
-    digest = hashlib.sha256(f"candidate {seed} {source}".encode()).digest()
-    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
-    return generator.permutation(population.num_examples)
+    def _order(self, source: str, seed: int) -> np.ndarray:
+        """All rows of a source in a random order that follows from its name and the seed."""
+        digest = hashlib.sha256(f"candidate {seed} {source}".encode()).digest()
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
+        return generator.permutation(self.population(source).num_examples)
 
 
 def _apportion(shares: Mapping[str, float], total: int) -> dict[str, int]:

@@ -8,18 +8,15 @@ from typing import Literal
 from jaxpfl import checks
 from jaxpfl.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.baselines import (
-    BaselineModelConfig,
-    CharacterModelConfig,
-    FeatureModelConfig,
-)
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
+    CharacterModelConfig,
     DataConfig,
     EvaluationConfig,
-    ImageModelConfig,
+    FeatureModelConfig,
     LanguageModelConfig,
+    ModelConfig,
     PrefinetuneConfig,
     PrivacyConfig,
     RunConfig,
@@ -96,7 +93,7 @@ class Config:
 
     system: Literal["federated_training"] = field(default="federated_training", kw_only=True)
     data: DataConfig
-    model: LanguageModelConfig | ImageModelConfig | BaselineModelConfig | PublishedDecoderConfig
+    model: ModelConfig | PublishedDecoderConfig
     privacy: PrivacyConfig
     training: TrainingConfig
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

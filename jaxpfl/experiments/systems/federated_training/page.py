@@ -47,7 +47,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
         about.append(("simulations", link))
     if fred is not None:
         stamp = "" if fred["private"] else _NOT_PRIVATE
-        compared += _ranked(fred, tested_on, found, ["before"], stamp)
+        compared += _ranked(fred, tested_on, found, stamp)
     warned = of_table(record.get("table") or (), found.metric, tested_on)
     made = run_page(found, about=about, compared=compared, cautions=warned)
     if not simulated.exists():
@@ -55,17 +55,11 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     return dataclasses.replace(made, further=[_simulation(found, files.read_record(simulated))])
 
 
-def _ranked(
-    fred: Mapping[str, Any], tested_on: str, found: RunFiles, stages: list[str], stamp: str
-) -> list[Section]:
-    """How FreD chose the public corpus: a table, an explanation and pictures.
-
-    Args:
-      stages: "before" and "after" the rounds, whose models are shown, if there are any.
-    """
+def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles, stamp: str) -> list[Section]:
+    """How FreD chose the public corpus: a table, an explanation and pictures."""
     metric, candidates = found.metric, fred["candidates"]
-    stages = [each for each in stages if any(row.get(each) for row in candidates)]
     titles = {"before": "after prefinetuning, before the rounds", "after": "after the rounds"}
+    stages = [each for each in titles if any(row.get(each) for row in candidates)]
     columns = ["rank", "candidate", "FreD", "without the noise's bias", "interval"]
     columns += [f"{metric} {titles[stage]}" for stage in stages]
     rows = [
@@ -89,10 +83,9 @@ def _ranked(
         if near["tied"]
     ]
     title = "The public corpus, chosen by Frechet distance (FreD)"
-    said = [_correlations(fred, metric)]
+    said, figures = [_correlations(fred, metric)], []
     if tied:
         said.append(f"The noise does not tell which is nearer: {'; '.join(tied)}.")
-    figures = []
     if "statement" in fred:
         figures.append(("fred", title, bars(candidates, stamp)))
         said.append(
@@ -107,24 +100,23 @@ def _ranked(
 
 
 def _simulation(found: RunFiles, record: Mapping[str, Any]) -> Page:
-    stamped = bool(found.run["stamp"])
+    stamp = _NOT_PRIVATE if found.run["stamp"] else ""
     tested_on = record["tested_on"] or "clients declared public"
     sections, runs = [], []
     for row in record["table"]:
-        stamps = [_MARK] if row["folder"] else []
-        link = f"{row['folder']}/{REPORT}" if row["folder"] else ""
-        stamps = stamps if row["private"] else [*stamps, _NOT_PRIVATE]
-        runs.append((Cell(row["model"], link=link, stamps=stamps), row["privacy"]))
+        folder = row["folder"]
+        stamps = [*([_MARK] if folder else []), *([] if row["private"] else [_NOT_PRIVATE])]
+        cell = Cell(row["model"], link=f"{folder}/{REPORT}" if folder else "", stamps=stamps)
+        runs.append((cell, row["privacy"]))
     if record["tested_on"]:
         sections.append(compared_models(record["table"], tested_on, found.language))
     sections.append(Section("The runs", table=Table(("run", "what this run alone costs"), runs)))
     if "fred" in record:
-        stamp = _NOT_PRIVATE if stamped else _MARK
-        sections += _ranked(record["fred"], tested_on, found, ["before", "after"], stamp)
+        sections += _ranked(record["fred"], tested_on, found, stamp or _MARK)
     return Page(
         title=f"Simulations of {found.run['label']}",
         lead=found.run["population"],
-        stamp=_NOT_PRIVATE if stamped else "",
+        stamp=stamp,
         privacy="",
         privacy_notes=[
             "This page shows further runs on the same clients, for comparison. Each has its own "
@@ -156,14 +148,10 @@ def ranking(
         which has the order of perplexity; None with fewer than three models, or if one of the two
         is constant.
     """
-    rows = [
-        {
-            "rank": rank,
-            **score,
-            **{stage: models.get(score["candidate"]) for stage, models in stages.items()},
-        }
-        for rank, score in enumerate(scores, start=1)
-    ]
+    rows = []
+    for rank, score in enumerate(scores, start=1):
+        metrics = {stage: models.get(score["candidate"]) for stage, models in stages.items()}
+        rows.append({"rank": rank, **score, **metrics})
     return {"candidates": rows, "spearman": {stage: _spearman(rows, stage) for stage in stages}}
 
 
@@ -171,12 +159,11 @@ def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
     from scipy.stats import spearmanr
 
     pairs = [(row["corrected"], row[stage]["loss"]) for row in rows if row[stage] is not None]
-    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
-    distances, losses = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    columns = list(zip(*(pair for pair in pairs if all(map(math.isfinite, pair))), strict=True))
     # A constant has no ranks to correlate.
-    if len(pairs) < 3 or len(set(distances)) < 2 or len(set(losses)) < 2:
+    if not columns or len(columns[0]) < 3 or any(len(set(column)) < 2 for column in columns):
         return None
-    return float(spearmanr(distances, losses)[0])  # pyright: ignore[reportArgumentType]
+    return float(spearmanr(*columns)[0])  # pyright: ignore[reportArgumentType]
 
 
 def _correlations(fred: Mapping[str, Any], metric: str) -> str:

@@ -140,19 +140,19 @@ class _Run:
     def _table(self, result: Result, evaluator: Evaluator) -> list[dict[str, Any]]:
         """Scores the models, and word frequencies, on the same declared-public test clients."""
         study, stages, untrained = self.study, self.stages, self.study.algorithm
-        private = self._is_private("")
+        private = not self.workspace.stamp
         assert untrained.params is not None
         params = untrained.params(initial_state(untrained, self.config.run.seed))
         name = "untrained" if study.published is None else "the published model"
         table = [{"model": name, "private": True, **evaluator(params).result()}]
         if study.vocabulary is not None and study.valid.num_examples:
-            valid = self._declared("validation")
+            valid = self._evaluator("validation")
             unigram = unigram_baseline(
                 np.asarray(valid.population.numeric()["tokens"]),
                 evaluator.columns["tokens"],
                 vocab_size=len(study.vocabulary),
             )
-            row = {"model": "unigram", "private": True, "frequencies": valid.described}
+            row = {"model": "unigram", "private": True, "frequencies": valid.name}
             table.append({**row, **dataclasses.asdict(unigram)})
         if stages is not None:
             # FreD learned from the clients which corpus it is; without FreD nothing was learned.
@@ -169,18 +169,15 @@ class _Run:
         for name in stages.prefinetuned:
             chosen = name == stages.winner
             each = result if chosen else self._train(name)
-            folder = "" if chosen else f"other_candidates/{name}"
             if evaluator is not None:
                 after[name] = evaluator(each.params).result()
-            table.append(
-                {
-                    "model": OURS if chosen else f"the same run from {name}",
-                    "folder": folder,
-                    "private": self._is_private(folder),
-                    "privacy": each.privacy,
-                    **after.get(name, {}),
-                }
-            )
+            row = {
+                "model": OURS if chosen else f"the same run from {name}",
+                "folder": "" if chosen else f"other_candidates/{name}",
+                "private": not self.workspace.stamp,
+                "privacy": each.privacy,
+            }
+            table.append({**row, **after.get(name, {})})
         record: dict[str, Any] = {
             "tested_on": None if evaluator is None else evaluator.name,
             "table": table,
@@ -189,9 +186,6 @@ class _Run:
             record["fred"] = ranking(stages.scores, {"before": self._before, "after": after})
         files.write_json(self.directory / SIMULATION, record)
 
-    def _is_private(self, folder: str) -> bool:
-        return files.read_record(self.directory / folder / "run.json", {"private": bool})["private"]
-
     @cached_property
     def _test_evaluator(self) -> Evaluator | None:
         """Scores models on the declared-public test examples; None where there are none."""
@@ -199,10 +193,8 @@ class _Run:
         return self._evaluator("test") if declared else None
 
     def _evaluator(self, part: str) -> Evaluator:
-        limit = self.config.evaluation.max_examples
-        return Evaluator(self.study.model, self._declared(part), max_examples=limit)
-
-    def _declared(self, part: str) -> DeclaredPublic:
         population = self.study.valid if part == "validation" else self.study.test
         held_out = f"{part} clients of {self.config.data.source}"
-        return DeclaredPublic(population, self.config.evaluation.source or held_out)
+        declared = DeclaredPublic(population, self.config.evaluation.source or held_out)
+        limit = self.config.evaluation.max_examples
+        return Evaluator(self.study.model, declared, max_examples=limit)

@@ -36,8 +36,7 @@ from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.study import Prepared
-from jaxpfl.experiments.systems.workspace import Workspace, budget_of, ledger_path, params_digest
-from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.experiments.systems.workspace import Workspace, params_digest
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
 
@@ -101,8 +100,7 @@ def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> d
     assert candidates is not None
     settings, clients = config.fred, study.clients
     secret_path = workspace.directory / "private" / "fred_secret.json"
-    path, budget = ledger_path(config.privacy, workspace.directory), budget_of(config.privacy)
-    with Ledger(path, clients, budget=budget) as ledger:
+    with workspace.ledger(clients) as ledger:
         artifacts = workspace.artifacts(name, ledger)
 
         def scored() -> Artifact:
@@ -157,8 +155,7 @@ def _prefinetune(study: Prepared, name: str, start: Any, progress: bool) -> Arti
         settings.valid,
         seed=config.run.seed,
         columns=tuple(study.model.columns or ()),
-        encoder=study.encoder,
-        sequence_length=getattr(config.model, "sequence_length", 0),
+        encode=study.encode,
     )
     total, seed = epochs_of(settings), config.run.seed
     with Progress(f"prefinetune on {name}", total=total, progress=progress, step="epoch") as bar:

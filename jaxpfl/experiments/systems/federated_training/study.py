@@ -20,13 +20,14 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.published import PublishedModel
-from jaxpfl.experiments.config.baselines import (
+from jaxpfl.experiments.config.published import PublishedDecoderConfig
+from jaxpfl.experiments.config.sections import (
     CharacterModelConfig,
     FeatureModelConfig,
+    ImageModelConfig,
+    LanguageModelConfig,
     ResNetConfig,
 )
-from jaxpfl.experiments.config.published import PublishedDecoderConfig
-from jaxpfl.experiments.config.sections import ImageModelConfig, LanguageModelConfig
 from jaxpfl.experiments.engine.build import (
     build_execution,
     build_fed_avg,
@@ -101,7 +102,7 @@ class Study(base.Study):
     def plan(self) -> Plan:
         """Of the rounds; `privacy.epsilon` covers FreD's release, too."""
         config, found = self.config, self.fred
-        prior = found.event() if found is not None and found.private else None
+        prior = found.guarantee().event if found is not None and found.private else None
         number = len(self.clients)
         return build_plan(config.privacy, config.training, number, prior, config.simulated)
 
@@ -116,7 +117,9 @@ class Study(base.Study):
                 with tracing("FreD's release"):
                     rounds = {"FreD": moments_release(found, len(self.clients), dimension)} | rounds
             if found.private:
-                both = Guarantee.of_events([found.event(), self.plan.event()], self.plan.delta)
+                both = Guarantee.of_events(
+                    [found.guarantee().event, self.plan.event()], self.plan.delta
+                )
                 together["FreD and rounds"] = both
         releases["rounds"] = PlannedRelease.of_rounds(self.plan)
         candidates = {} if settings is None else settings.sources
@@ -165,6 +168,7 @@ class Prepared(Study):
       train: the training clients as the model reads them, PRIVATE.
       valid, test: held-out clients, which are scored during the rounds and at the end if they are
         declared public.
+      encode: makes the columns that the model reads of texts; None where it reads none.
       vocabulary: of a language model of words, or None.
       candidates: the public corpora of `fred` and `prefinetune`, or None without these sections.
       published: the published model, without adapters, or None.
@@ -176,6 +180,7 @@ class Prepared(Study):
     valid: Population = field(repr=False)
     test: Population = field(repr=False)
     model: Model
+    encode: Callable[[Population], Population] | None = field(repr=False)
     vocabulary: Vocabulary | None = field(repr=False)
     candidates: Candidates | None = field(repr=False)
     published: LanguageModel | None = field(default=None, repr=False)
@@ -189,11 +194,6 @@ class Prepared(Study):
     def starting_from(self, params: Params) -> Algorithm:
         """The rounds from these PUBLIC parameters."""
         return build_fed_avg(self.model, self.config.training, self.plan, params, self.frozen)
-
-    @property
-    def encoder(self) -> Vocabulary | TextEncoder | None:
-        """What makes tokens of texts; None for a model that reads none."""
-        return self.vocabulary if self.published is None else TextEncoder(self.published.tokeniser)
 
     @cached_property
     def published_as(self) -> dict[str, str] | None:
@@ -262,6 +262,7 @@ def prepare(config: Config) -> Prepared:
         valid=read["valid"],
         test=read["test"] if config.evaluation.source is None else read["valid"],
         model=network,
+        encode=encode,
         vocabulary=vocabulary,
         candidates=candidates,
         published=published,

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy.special import rel_entr, softmax
 
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.training import fit_adam
@@ -58,28 +59,22 @@ def image_evaluator(
     images, labels = (np.asarray(public.columns[name]) for name in ("image", "label"))
     generator = np.random.Generator(np.random.Philox(key=seed))
     order = generator.permutation(len(images))
-    rows = np.sort(order[: settings.examples])
+    rows, others = np.sort(order[: settings.examples]), order[settings.examples :]
     chosen = generator.random(len(images)) < 0.5
     mixed = np.where(chosen[:, None, None, None], inverted(images), images)
+    size, rate = settings.batch_size, settings.learning_rate
     models: dict[str, tuple[CNN, Any]] = {}
     for name, classes, epochs, image, label in (
         ("classifier", settings.classes, settings.epochs, images[rows], labels[rows]),
         ("polarity", 2, 1, mixed, chosen),
     ):
         model = classifier_cnn(config.gan.model.image_shape, classes)
-        train = partial(
-            fit_adam,
-            model,
-            {"image": image, "label": label.astype(np.int32)},
-            epochs=epochs,
-            batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            seed=seed,
-        )
+        columns = {"image": image, "label": label.astype(np.int32)}
+        how = {"epochs": epochs, "batch_size": size, "learning_rate": rate, "seed": seed}
+        train = partial(fit_adam, model, columns, **how)
         models[name] = (model, stored_params(artifacts, name, model, train))
     # The classifier is tested on examples that did not train it, if there are any.
-    tested = order[settings.examples :] if len(order) > settings.examples else order
-    tested = np.sort(tested[:_MOST_TESTED])
+    tested = np.sort((others if len(others) else order)[:_MOST_TESTED])
     found = np.argmax(_logits(*models["classifier"], images[tested]), axis=-1)
     accuracy = float(np.mean(found == labels[tested]))
     digest = " ".join(artifacts.sha256(name) for name in models)
@@ -92,24 +87,19 @@ def inverted(images: np.ndarray) -> np.ndarray:
     return white - images
 
 
-@partial(jax.jit, static_argnames="model")
-def _batch_logits(model: CNN, params: Any, images: jax.Array) -> jax.Array:
-    return model.logits(params, images)
+_batch_logits = jax.jit(CNN.logits, static_argnums=0)
 
 
 def _logits(model: CNN, params: Any, images_NxHxWxC: np.ndarray) -> np.ndarray:
     """Logits [N, classes], computed in batches of one shape so that one program is compiled."""
-    batches, size = [], 256
-    for start in range(0, len(images_NxHxWxC), size):
-        rows = np.minimum(np.arange(start, start + size), len(images_NxHxWxC) - 1)
-        batches.append(np.asarray(_batch_logits(model, params, images_NxHxWxC[rows])))
-    return np.concatenate(batches)[: len(images_NxHxWxC)]
+    number, size = len(images_NxHxWxC), 256
+    rows_BxS = np.minimum(np.arange(-(-number // size) * size), number - 1).reshape(-1, size)
+    batches = [_batch_logits(model, params, images_NxHxWxC[rows_S]) for rows_S in rows_BxS]
+    return np.concatenate(batches)[:number]
 
 
 def classifier_score(logits_NxC: np.ndarray) -> float:
     """Returns exp(mean KL(p(y|x) || p(y))) of a classifier's logits: a number in 1 .. classes."""
-    shifted = logits_NxC.astype(np.float64) - logits_NxC.max(axis=-1, keepdims=True)
-    log_p = shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
-    p = np.exp(log_p)
-    marginal = np.mean(p, axis=0)
-    return float(np.exp(np.mean(np.sum(p * (log_p - np.log(marginal + 1e-300)), axis=-1))))
+    p_NxC = softmax(logits_NxC.astype(np.float64), axis=-1)
+    divergence_N = rel_entr(p_NxC, p_NxC.mean(axis=0)).sum(axis=-1)
+    return float(np.exp(divergence_N.mean()))

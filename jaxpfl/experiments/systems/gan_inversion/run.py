@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from jaxpfl.algorithms.federated_metrics import release
-from jaxpfl.data import selection
 from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.population import Population
+from jaxpfl.data.selection import classified_examples, examples_of_users
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Result
@@ -21,18 +21,17 @@ from jaxpfl.experiments.systems.gan_inversion.evaluator import (
     image_evaluator,
     inverted,
 )
-from jaxpfl.experiments.systems.gan_inversion.study import GANS, LEAST_SHARE, SIDES, Study
-from jaxpfl.experiments.systems.workspace import (
-    Workspace,
-    budget_of,
-    ledger_path,
-    params_digest,
-    restate,
+from jaxpfl.experiments.systems.gan_inversion.study import (
+    GANS,
+    HISTOGRAMS,
+    LEAST_SHARE,
+    SIDES,
+    Study,
 )
+from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest, restate
 from jaxpfl.federated.clients.evaluation import correct_examples
 from jaxpfl.models.gan import sample_images
 from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
-from jaxpfl.privacy.ledger import Ledger
 
 IMAGES = "images"
 """The artifact of what the finished GANs draw, and of public images beside it."""
@@ -58,9 +57,10 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     results, records, plans = {}, {}, []
     for name in GANS:
         phase, side = name.split("_")
-        used = study.histograms_before(name)
-        share = matching_share(released[used[-1]], side, thresholds) if used else 1.0
-        prior = tuple(released[each]["run"] for each in used)
+        # The histograms that it depends on; the last one gives the matching share.
+        used = HISTOGRAMS if phase == "bug" else HISTOGRAMS[:1]
+        share = matching_share(released[used[-1]], side, thresholds)
+        prior = () if thresholds is None else tuple(released[each]["run"] for each in used)
         selected = selected_examples(clients[phase], side, evaluator, config.selection, thresholds)
         results[name] = workspace.train(
             study.gan(share)._replace(name=f"GAN {phase}, {side} accuracy"),
@@ -99,16 +99,11 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
 
 
 def _accuracy(
-    study: Study,
-    workspace: Workspace,
-    evaluator: ImageEvaluator,
-    name: str,
-    clients: Population,
+    study: Study, workspace: Workspace, evaluator: ImageEvaluator, name: str, clients: Population
 ) -> dict[str, Any]:
     config, plan = study.config, study.accuracy_plan
     secret_path = workspace.directory / "private" / f"accuracy_{name}_secret.json"
-    path, budget = ledger_path(config.privacy, workspace.directory), budget_of(config.privacy)
-    with Ledger(path, clients, budget=budget) as ledger:
+    with workspace.ledger(clients) as ledger:
 
         def released() -> Artifact:
             purpose, seed = f"accuracy {name}", workspace.reproducible_seed
@@ -131,7 +126,8 @@ def _draw_images(
     study: Study, workspace: Workspace, evaluator: ImageEvaluator, runs: dict[str, Result]
 ) -> dict[str, dict[str, float]]:
     """Draws images from the finished GANs and scores them; this costs no privacy."""
-    config, key = study.config, training_root(study.config.run.seed)
+    config, number = study.config, max(study.config.images, _PAGE_IMAGES)
+    key = jax.random.fold_in(training_root(config.run.seed), SAMPLE_IMAGES)
     assert study.public is not None
     # Examples of normal images, and of inverted ones as the evaluator was trained on them.
     public = np.asarray(study.public.columns["image"][:_PAGE_IMAGES])
@@ -140,19 +136,13 @@ def _draw_images(
         scores = {}
         pictures = {"public": _as_bytes(public), "public_inverted": _as_bytes(inverted(public))}
         for name, result in runs.items():
-            images = sample_images(
-                config.gan.model,
-                result.params,
-                jax.random.fold_in(key, SAMPLE_IMAGES),
-                max(config.images, _PAGE_IMAGES),
-            )
+            images = sample_images(config.gan.model, result.params, key, number)
             pictures[name] = _as_bytes(images[:_PAGE_IMAGES])
             scores[name] = evaluator.score(images)
         return Artifact(scores, pictures)
 
     made_from = {name: params_digest(result.params) for name, result in runs.items()}
-    found = workspace.artifacts().load_or_compute(IMAGES, drawn, made_from)
-    return {name: dict(scores) for name, scores in found.record.items()}
+    return dict(workspace.artifacts().load_or_compute(IMAGES, drawn, made_from).record)
 
 
 def thresholds_of(before: dict[str, Any], settings: SelectionConfig) -> Thresholds:
@@ -176,13 +166,13 @@ def selected_examples(
     thresholds: Thresholds,
 ) -> Population:
     """The clients with only the images that a GAN is trained on, as their devices would choose."""
-    correct = correct_examples(*evaluator.classifier, population)
+    correct, low = correct_examples(*evaluator.classifier, population), side == "low"
     if thresholds is None:
-        outcome: selection.Outcome = "incorrect" if side == "low" else "correct"
-        chosen = selection.classified_examples(population, correct, outcome, settings.at_least)
+        outcome = "incorrect" if low else "correct"
+        chosen = classified_examples(population, correct, outcome, settings.at_least)
     else:
-        bound: selection.Side = "below" if side == "low" else "above"
-        chosen = selection.examples_of_users(population, correct, bound, thresholds[side])
+        bound = "below" if low else "above"
+        chosen = examples_of_users(population, correct, bound, thresholds[side])
     return population.keeping(chosen)
 
 
@@ -194,10 +184,9 @@ def matching_share(released: dict[str, Any], side: str, thresholds: Thresholds) 
     """
     if thresholds is None:
         return 1.0
-    counts = np.maximum(np.asarray(released["histogram"]), 0.0)
-    if not counts.sum() > 0:
+    cumulative = np.cumsum([0.0, *np.maximum(released["histogram"], 0.0)])
+    if not cumulative[-1] > 0:
         return LEAST_SHARE
-    cumulative = np.concatenate([np.zeros(1), np.cumsum(counts)])
     edges = released["plan"]["edges"]
     below = float(np.interp(thresholds[side], edges, cumulative)) / cumulative[-1]
     return float(np.clip(below if side == "low" else 1.0 - below, LEAST_SHARE, 1.0))

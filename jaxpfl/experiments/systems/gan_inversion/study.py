@@ -113,9 +113,8 @@ class Study(base.Study):
         settings, training = self.config.gan, self.config.training
         # The sum is divided by the number of sampled clients; this makes it the mean of the
         # matching ones.
-        server = dataclasses.replace(
-            training.server, learning_rate=training.server.learning_rate / share
-        )
+        rate = training.server.learning_rate / share
+        server = dataclasses.replace(training.server, learning_rate=rate)
         return fed_avg_gan(
             settings.model,
             client=build_optimizer(training.client),
@@ -126,12 +125,6 @@ class Study(base.Study):
             generator_training=settings.generator,
             execution=build_execution(training),
         )
-
-    def histograms_before(self, gan: str) -> tuple[str, ...]:
-        """Those that a GAN depends on; the last one gives the matching share."""
-        if self.config.selection.by == "example":
-            return ()
-        return HISTOGRAMS if gan.startswith("bug") else HISTOGRAMS[:1]
 
     def at_scale(self, plans: Sequence[Plan], what: str = "everything") -> dict[str, Guarantee]:
         """The cost at `scaled_up` of GANs with these plans, and of both histograms."""
@@ -148,14 +141,10 @@ class Study(base.Study):
             shapes = shapes_of(settings)
             for part in ("generator", "critic"):
                 models[part] = Sized.of(f"width {settings.width:g}", shapes[part])
+            correct, images = column((), np.bool_), column(settings.image_shape, np.float32)
             rounds = {
-                "accuracy": rehearse(
-                    lambda: federated_metrics(histogram),
-                    {"correct": column((), np.bool_)},
-                ),
-                "each GAN": rehearse(
-                    lambda: self.gan(1.0), {"image": column(settings.image_shape, np.float32)}
-                ),
+                "accuracy": rehearse(lambda: federated_metrics(histogram), {"correct": correct}),
+                "each GAN": rehearse(lambda: self.gan(1.0), {"image": images}),
             }
         plan = histogram.plan()
         releases = {
@@ -165,9 +154,8 @@ class Study(base.Study):
         }
         for share in self.shares:
             matching = f", if {share:.0%} of the clients match" if len(self.shares) > 1 else ""
-            releases[f"each of four GANs{matching}"] = PlannedRelease.of_rounds(
-                self.gan_plan(share)
-            )
+            rounds_of = PlannedRelease.of_rounds(self.gan_plan(share))
+            releases[f"each of four GANs{matching}"] = rounds_of
         together, most = {}, self.gan_plan(min(self.shares))
         if most.private:
             events = [plan.charge_event()] * len(HISTOGRAMS) + [most.event()] * len(GANS)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 
 from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.experiments.records.artifacts import Artifact
@@ -15,7 +14,7 @@ from jaxpfl.experiments.systems.oov_concatenation.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate, stored_params
 from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
 from jaxpfl.text.character.top_words import top_words
-from jaxpfl.text.generation.sentences import Recurrent, sample_tokens
+from jaxpfl.text.generation.sentences import Recurrent, request_keys, sample_tokens
 from jaxpfl.text.metrics.oov import oov_rates
 
 
@@ -83,13 +82,10 @@ def _world(
 def _generate(study: Study, params: Mapping[str, Any], progress: bool) -> dict[str, Any]:
     assert study.vocabulary is not None
     config, root = study.config, training_root(study.config.run.seed)
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
-        jax.random.fold_in(root, OOV_SENTENCES), jnp.arange(config.drawn.sentences)
-    )
     sentences = sample_tokens(
         cast(Recurrent, study.models["words"]),
         params["words"],
-        keys,
+        request_keys(jax.random.fold_in(root, OOV_SENTENCES), config.drawn.sentences),
         max_tokens=config.words.model.sequence_length,
         progress=progress,
     )

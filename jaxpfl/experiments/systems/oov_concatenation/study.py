@@ -112,11 +112,10 @@ class Study(base.Study):
             with tracing(f"a round of {kind}"):
                 models[kind] = Sized.of(model.name, shapes_of(model))
                 rounds[kind] = rehearse(partial(self.algorithm, kind), columns[kind])
-        delta, world = self.config.words.privacy.delta, [p.event() for p in self.plans.values()]
+        delta, events = self.config.words.privacy.delta, [p.event() for p in self.plans.values()]
         if delta is not None:
-            number = len(self.worlds)
-            together[BOTH] = Guarantee.of_events(world, delta)
-            together[f"all {number} worlds"] = Guarantee.of_events(world * number, delta)
+            for name, number in ((BOTH, 1), (f"all {len(self.worlds)} worlds", len(self.worlds))):
+                together[name] = Guarantee.of_events(events * number, delta)
         releases = {kind: PlannedRelease.of_rounds(plan) for kind, plan in self.plans.items()}
         return Description(models, rounds, releases, together={**together, **self.at_scale()})
 

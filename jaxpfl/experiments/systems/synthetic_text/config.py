@@ -12,8 +12,7 @@ from jaxpfl.algorithms.private_evolution import EvolutionSettings
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.adamw import Training
-from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
+from jaxpfl.experiments.central.adamw import DecoderModelConfig, Training
 from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
 from jaxpfl.experiments.config.sections import (
     DataConfig,

@@ -5,23 +5,24 @@ that an earlier attempt has stored, so a corpus can be continued without the cli
 """
 
 import dataclasses
-import functools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
-from jaxpfl.algorithms.fred import PrivateMoments
 from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.popri import Written, popri, prompts_of, respond, synthesise, with_adapters
-from jaxpfl.algorithms.private_evolution import Evolved, Vary, private_evolution, selected_texts
-from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws, ignore
+from jaxpfl.algorithms.private_evolution import Vary, private_evolution, selected_texts
+from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
@@ -37,7 +38,6 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedder
-from jaxpfl.text.embed.base import as_texts
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, mask_and_fill
@@ -45,7 +45,6 @@ from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
 from jaxpfl.text.tokenisers.fast import FastTokeniser
 
-Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
 Distance = Callable[[list[str]], float]
 """The Frechet distance of texts to those of clients that are declared public."""
 
@@ -58,8 +57,8 @@ _ATTEMPTS = 8
 
 
 # Loaded once in a process.
-loaded_embedder = functools.lru_cache(maxsize=4)(embedder)
-loaded_fill_model = functools.lru_cache(maxsize=1)(mask_and_fill)
+loaded_embedder = lru_cache(maxsize=4)(embedder)
+loaded_fill_model = lru_cache(maxsize=1)(mask_and_fill)
 
 
 def question(config: SyntheticTextConfig, plan: Plan) -> Scorer | Look:
@@ -93,30 +92,10 @@ def check_published(config: SyntheticTextConfig, found: PublishedModel) -> None:
     found.require_positions(needed, used)
 
 
-@functools.lru_cache(maxsize=4)
+@lru_cache(maxsize=4)
 def _public_models(corpora: tuple[tuple[str, str], ...], *settings: Any) -> PublicModels:
-    """The public models of these settings; their corpora are read once in a process."""
+    """Of these settings, whose corpora are read once in a process."""
     return PublicModels(dict(corpora), *settings)
-
-
-class _LastCallCache:
-    """An embedder that caches the vectors of its last call, because a round embeds its texts twice.
-
-    The result is the same, because a vector does not depend on the other texts of a call.
-    """
-
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-        self._known: dict[str, np.ndarray] = {}
-        self.name, self.dimension, self.column = embedder.name, embedder.dimension, embedder.column
-
-    def __call__(self, examples: Any) -> np.ndarray:
-        texts = as_texts(examples)
-        if not texts or not all(text in self._known for text in texts):
-            vectors = np.asarray(self._embedder(texts))
-            self._known = dict(zip(texts, vectors, strict=True))
-            return vectors
-        return np.stack([self._known[text] for text in texts])
 
 
 @dataclass(frozen=True)
@@ -140,8 +119,7 @@ class CorpusWriter:
 
     @cached_property
     def public(self) -> PublicModels:
-        config = self.config
-        corpora = tuple((config.corpora or {}).items())
+        config, corpora = self.config, tuple((self.config.corpora or {}).items())
         settings = config.corpus_texts, config.vocab_size, Path(config.cache)
         return _public_models(corpora, *settings, 0, self.progress)
 
@@ -159,23 +137,20 @@ class CorpusWriter:
         published = self._published.get("downstream")
         return self.public.tokeniser if published is None else published.tokeniser
 
-    def about(self, name: str) -> dict[str, Any]:
-        """The record of a section's model: the SHA-256 of its parameters, and where it is from."""
-        digest = {"sha256": self._digests[name]}
-        if name not in self._published:
-            return digest
-        found = self._published[name]
-        chat = {"chat": True} if found.tokeniser.chat is not None else {}
-        return {**digest, "path": found.settings.path, "tokeniser": found.tokeniser.name, **chat}
-
     @cached_property
-    def identity(self) -> dict[str, Any]:
-        """What the published models are, because a config names only where they are."""
-        return {name: self.about(name) for name in self._published}
+    def about(self) -> dict[str, dict[str, Any]]:
+        """By section, the SHA-256 of a model's parameters and, if it is published, which it is."""
+        found = {name: {"sha256": getattr(self, name).digest()} for name in self.config.models}
+        for name, model in self._published.items():
+            found[name] |= {"path": model.settings.path, "tokeniser": model.tokeniser.name}
+        return found
 
-    @cached_property
-    def _digests(self) -> dict[str, str]:
-        return {name: getattr(self, name).digest() for name in self.config.models}
+    @property
+    def described(self) -> str:
+        """What the run's artifacts belong to: the config, and what the published models are."""
+        text = json.dumps(files.jsonable(dataclasses.asdict(self.config)))
+        identity = {name: self.about[name] for name in self._published}
+        return text + json.dumps(identity) if identity else text
 
     def _loaded(self, name: str) -> LanguageModel:
         settings = self.config.models[name]
@@ -188,16 +163,15 @@ class CorpusWriter:
     def _published(self) -> dict[str, PublishedModel]:
         models = {}
         for name, settings in self.config.models.items():
-            if not isinstance(settings, PublishedModelConfig):
-                continue
-            found = PublishedModel.found(settings, name, trained=name == "downstream")
-            check_published(self.config, found)
-            models[name] = found
+            if isinstance(settings, PublishedModelConfig):
+                found = PublishedModel.found(settings, name, trained=name == "downstream")
+                check_published(self.config, found)
+                models[name] = found
         return models
 
-    @cached_property
+    @property
     def function(self) -> Embedder:
-        return _LastCallCache(loaded_embedder(self.config.embedder))
+        return loaded_embedder(self.config.embedder)
 
     @cached_property
     def vary(self) -> Vary:
@@ -224,7 +198,7 @@ class CorpusWriter:
         releases: Releases,
         asked: Scorer | Look | None,
         distance: Distance = missing,
-        on_round: Callable[[Any], None] = ignore,
+        on_round: Callable[[Any], None] = lambda found: None,
     ) -> tuple[LanguageModel, list[str]]:
         """The generator as the method tuned it, and the texts that its prompts are made of.
 
@@ -236,53 +210,29 @@ class CorpusWriter:
             last.
           on_round: is called after each round with its `Written` or `Evolved`.
         """
-        config, method, ask = self.config, self.config.method, releases.ask
+        config = self.config
         samples = self.public.texts(config.popri.samples)
         if asked is None:
             return self.generator, samples
-        hooks: Hooks[Any] = Hooks(releases.load_or_compute, on_round, self.progress)
-        rewards = asked
-        if isinstance(asked, Look):
-            released = asked.released(releases)
-            if config.popri.corpus == "nearest":
-                samples = self.public.texts([self._nearest(asked, released, releases)])
-            rewards = MomentRewards(released, config.training.rounds)
-        if method == "popri":
-            return self._tuned_by_scores(samples, rewards, ask, distance, hooks)
-        assert isinstance(rewards, Scorer), "private evolution asks for votes"
-        texts = self._evolved(samples, rewards, ask, hooks)
-        if method == "private_evolution":
+        if config.method not in EVOLVING:
+            return self._tuned_by_scores(samples, asked, releases, distance, on_round)
+        assert isinstance(asked, Scorer), "private evolution asks for votes"
+        texts = self._evolved(samples, asked, releases, on_round)
+        if config.method == "private_evolution":
             return self.generator, texts
-        return self._tuned_on(texts, directory), samples
-
-    def _nearest(self, look: Look, released: PrivateMoments, releases: Releases) -> str:
-        def scored() -> dict[str, np.ndarray]:
-            names = self.config.popri.samples or tuple(self.config.corpora or {})
-            corpora = {name: self.public.texts([name]) for name in names}
-            scores = look.nearest(released, corpora, self.function)
-            return {
-                "names": np.array([each.name for each in scores]),
-                **{
-                    kind: np.array([getattr(each, kind) for each in scores])
-                    for kind in ("distance", "corrected", "low", "high", "tied")
-                },
-            }
-
-        return str(releases.load_or_compute(NEAREST, scored)["names"][0])
+        start, key = self.generator, jax.random.key(config.run.seed)
+        model, params = lora.attach(start.model, start.params, config.popri.lora, key)
+        folder, settings = directory / "generator_tuning", config.evolution.fine_tuning
+        tuned = self.fitted(start.replaced(model, params), texts, settings, folder)
+        return start.replaced(model, tuned), samples
 
     def texts(
-        self, writer: LanguageModel, samples: list[str], number: int, part: int = 0
+        self, writer: LanguageModel, samples: list[str], number: int, part: int = 0, later: int = 0
     ) -> list[str]:
-        """Writes up to `number` texts, none of them empty; every `part` has other texts."""
-        return synthesise(
-            writer,
-            samples,
-            number,
-            self.config.popri,
-            seed=self.config.run.seed,
-            part=part,
-            progress=self.progress,
-        )
+        """Up to `number` texts, none of them empty; other ones by `part` and, of a later seed."""
+        settings, seed = self.config.popri, self.config.run.seed + later
+        shown = {"seed": seed, "part": part, "progress": self.progress}
+        return synthesise(writer, samples, number, settings, **shown)
 
     def rows(self, texts: list[str]) -> np.ndarray:
         """The downstream model's token ids of each text, see `text_rows`."""
@@ -292,12 +242,12 @@ class CorpusWriter:
         self, start: LanguageModel, texts: list[str], settings: Training, folder: Path
     ) -> Params:
         """A model's parameters after fine-tuning on texts; of a model with adapters, only these."""
-        adapters, base = start.params, None
+        trained, base = start.params, None
         if isinstance(start.model, Decoder) and start.model.lora is not None:
-            adapters, base = adapter_trees.split(start.params)
+            trained, base = adapter_trees.split(start.params)
         found = fit(
             start.model,
-            adapters,
+            trained,
             {"tokens": self.rows(texts)},
             settings,
             seed=self.config.run.seed,
@@ -311,66 +261,77 @@ class CorpusWriter:
     def _tuned_by_scores(
         self,
         samples: list[str],
-        scorer: Scorer | MomentRewards,
-        ask: Ask,
+        asked: Scorer | Look,
+        releases: Releases,
         distance: Distance,
-        hooks: Hooks[Written],
+        on_round: Callable[[Any], None],
     ) -> tuple[LanguageModel, list[str]]:
         """POPri: which round's adapters write the corpus, and after which prompts.
 
-        Both choices follow from the rounds' releases and from validation clients that are declared
-        public, so neither costs privacy.
+        All choices follow from the releases and from validation clients that are declared public,
+        so none costs privacy.
         """
         settings, seed, rounds = self.config.popri, self.config.run.seed, list[Written]()
+        rewards: Scorer | MomentRewards
+        if isinstance(asked, Look):
+            released = asked.released(releases)
+            if settings.corpus == "nearest":
+                names = settings.samples or tuple(self.config.corpora or {})
+                corpora = {name: self.public.texts([name]) for name in names}
+                scored = partial(asked.nearest, released, corpora, self.function)
+                nearest = releases.load_or_compute(NEAREST, scored)["names"][0]
+                samples = corpora[str(nearest)]
+            rewards = MomentRewards(released, self.config.training.rounds)
+        else:
+            rewards = asked
 
-        def on_round(found: Written) -> None:
+        def counted(found: Written) -> None:
             rounds.append(found)
-            hooks.on_round(found)
+            on_round(found)
 
+        hooks = Hooks(releases.load_or_compute, counted, self.progress)
         algorithm = popri(
-            self.generator, samples, scorer, self.function, settings,
-            seed=seed, hooks=dataclasses.replace(hooks, on_round=on_round),
-        )  # fmt: skip
+            self.generator, samples, rewards, self.function, settings, seed=seed, hooks=hooks
+        )
         params_of = algorithm.params
         assert params_of is not None, "POPri tunes a model"
         writers = [
             with_adapters(self.generator, settings, params_of(state))
-            for state in _all_states(algorithm, ask, self.config.training.rounds)
+            for state in _all_states(algorithm, releases, rewards.rounds)
         ]
-        writer = writers[-1]
+
+        def measured() -> dict[str, np.ndarray]:
+            # The last adapters have written nothing yet.
+            number = len(rounds) + 1
+            prompts = prompts_of(self.generator, samples, settings.prompts, settings, seed, number)
+            key = PublicDraws("popri", seed).key("responses", number)
+            last, _ = respond(writers[-1], prompts, settings, key, self.progress)
+            written = [*(found.responses for found in rounds), last]
+            return {"distances": np.array([distance(list(chain(*texts))) for texts in written])}
+
+        chosen = -1
         if settings.checkpoint == "nearest":
-
-            def measured() -> dict[str, np.ndarray]:
-                # The last adapters have written nothing yet.
-                number = len(rounds) + 1
-                prompts = prompts_of(
-                    self.generator, samples, settings.prompts, settings, seed, number
-                )
-                key = PublicDraws("popri", seed).key("responses", number)
-                last, _ = respond(writers[-1], prompts, settings, key, hooks.progress)
-                written = [*(found.responses for found in rounds), last]
-                flat = [[text for row in texts for text in row] for texts in written]
-                return {"distances": np.array([distance(texts) for texts in flat])}
-
-            distances = hooks.load_or_compute(DISTANCES, measured)["distances"]
-            writer = writers[int(np.argmin(distances))]
-        if settings.final_prompts == "best_responses":
-            samples = best_responses(rounds[-1])
-        return writer, samples
+            distances = releases.load_or_compute(DISTANCES, measured)["distances"]
+            chosen = int(np.argmin(distances))
+        best = settings.final_prompts == "best_responses"
+        return writers[chosen], best_responses(rounds[-1]) if best else samples
 
     def _evolved(
-        self, samples: list[str], scorer: Scorer, ask: Ask, hooks: Hooks[Evolved]
+        self,
+        samples: list[str],
+        scorer: Scorer,
+        releases: Releases,
+        on_round: Callable[[Any], None],
     ) -> list[str]:
-        config, evolution = self.config, self.config.evolution
+        """Private evolution: the texts that clients voted for last."""
+        evolution = self.config.evolution
 
         def first() -> dict[str, np.ndarray]:
             texts: list[str] = []
             # Empty texts are left out, so one attempt may give too few.
             for attempt in range(1, 1 + _ATTEMPTS):
                 number = (evolution.population - len(texts)) * 5 // 4 + 8
-                seed = config.run.seed + attempt
-                shown = {"seed": seed, "progress": self.progress}
-                texts += synthesise(self.generator, samples, number, config.popri, **shown)
+                texts += self.texts(self.generator, samples, number, later=attempt)
                 if len(texts) >= evolution.population:
                     return {"texts": np.array(texts[: evolution.population])}
             raise InputError(
@@ -380,30 +341,22 @@ class CorpusWriter:
             )
 
         algorithm = private_evolution(
-            hooks.load_or_compute("first texts", first)["texts"].tolist(),
+            releases.load_or_compute("first texts", first)["texts"].tolist(),
             self.vary,
             scorer,
             self.function,
             evolution,
-            seed=config.run.seed,
-            hooks=hooks,
+            seed=self.config.run.seed,
+            hooks=Hooks(releases.load_or_compute, on_round, self.progress),
         )
-        return selected_texts(_all_states(algorithm, ask, config.training.rounds)[-1])
-
-    def _tuned_on(self, texts: list[str], directory: Path) -> LanguageModel:
-        config, start = self.config, self.generator
-        key, folder = jax.random.key(config.run.seed), directory / "generator_tuning"
-        model, params = lora.attach(start.model, start.params, config.popri.lora, key)
-        writer = start.replaced(model, params)
-        tuned = self.fitted(writer, texts, config.evolution.fine_tuning, folder)
-        return writer.replaced(model, tuned)
+        return selected_texts(_all_states(algorithm, releases, scorer.rounds)[-1])
 
 
-def _all_states(algorithm: Algorithm, ask: Ask, rounds: int) -> list[Any]:
+def _all_states(algorithm: Algorithm, releases: Releases, rounds: int) -> list[Any]:
     """The algorithm's states: before the first round, and after each."""
     states = [algorithm.init(jax.random.key(0))]
     for round in range(1, rounds + 1):
-        states.append(ask(algorithm.step, states[-1], round)[0])
+        states.append(releases.ask(algorithm.step, states[-1], round)[0])
     return states
 
 

@@ -32,7 +32,6 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
 )
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, question
 from jaxpfl.experiments.systems.synthetic_text.run import FINE_TUNING
-from jaxpfl.experiments.systems.synthetic_text.study import described_config
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
@@ -54,27 +53,24 @@ def made(
 ) -> Made:
     """See `systems.base.System`."""
     writer = CorpusWriter(config, progress)
-    start = writer.downstream
+    start, folder = writer.downstream, directory / FINE_TUNING
     _require_public(writer, "downstream", record)
-    corpus, tuned = None, []
+    params, corpus, others = start.params, None, []
     plan = Plan.from_dict(record["plan"]) if record["plan"] else None
     if config.method in WRITING:
-        run, corpus, tuned = _written(directory, writer, record, plan, texts)
+        run, corpus, others = _written(directory, writer, record, plan, texts)
         # The run's own corpus trained the model, however many texts are wanted.
-        _require_checkpoints(directory / FINE_TUNING)
-        settings = config.corpus.fine_tuning
-        params = writer.fitted(start, run, settings, directory / FINE_TUNING)
+        _require_checkpoints(folder)
+        params = writer.fitted(start, run, config.corpus.fine_tuning, folder)
     elif config.method == FED_AVG:
         params = _trained(directory, writer, record)
-    else:
-        params = start.params
-    metrics, source = record["metrics"], config.data.source
+    source = config.data.source
     return Made(
-        models=(TrainedModel("", start.model, params, start.tokeniser), *tuned),
+        models=(TrainedModel("", start.model, params, start.tokeniser), *others),
         plan=plan,
         stamp=record["stamp"],
         trained_on=_trained_on(config, record, corpus),
-        scores={name: metrics[name] for name in ("loss", "perplexity", "accuracy")},
+        scores={name: record["metrics"][name] for name in ("loss", "perplexity", "accuracy")},
         tested_on=record["tested_on"].replace(source, last_part(source)),
         corpus=corpus,
     )
@@ -82,8 +78,7 @@ def made(
 
 def _trained(directory: Path, writer: CorpusWriter, record: Mapping[str, Any]) -> Params:
     config, folder = writer.config, directory / "runs" / FED_AVG
-    plan = planned(folder, {**to_mapping(config), "run name": FED_AVG})
-    start = writer.downstream
+    plan, start = planned(folder, {**to_mapping(config), "run name": FED_AVG}), writer.downstream
     return final_params(
         folder,
         build_fed_avg(start.model, config.training, plan, start.params),
@@ -105,36 +100,31 @@ def _written(
     More texts than the run's are written by its tuned generator. That is post-processing of the
     releases: no client's data is read.
     """
-    config, ledger = writer.config, None
-    if config.method in SCORING:
-        path = ledger_path(config.privacy, directory)
-        if not path.exists():
-            raise CorruptFile(f"{path}: the run's ledger is missing")
-        ledger = Ledger.read(path)
-        ledger.verify()
-    described = described_config(config, writer.identity)
-    releases = Releases.without_clients(directory, described, ledger)
+    config, ledger, asked = writer.config, None, None
+    # A method that asks no client has no plan.
+    if plan is not None:
+        ledger = Ledger.read(ledger_path(config.privacy, directory))
+        asked = question(config, plan)
+    releases = Releases.without_clients(directory, writer.described, ledger)
     if ledger is not None and plan is not None:
         check_statement(record["privacy"], ledger.path, (releases.run,), plan)
     corpus = releases.load_or_compute("corpus", missing)["texts"].tolist()
-    lacking, tunes = (number or 0) - len(corpus), config.method in ("popri", "pe_sft")
-    if lacking <= 0 and not tunes:
-        return corpus, corpus[:number], []
+    wanted, tunes = corpus[:number], config.method in ("popri", "pe_sft")
+    if not tunes and len(wanted) >= (number or 0):
+        return corpus, wanted, []
     _require_public(writer, _GENERATOR, record)
     _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
-    # A method that asks no client has no plan.
-    asked = None if plan is None else question(config, plan)
     found, samples = writer.tuned(directory, releases, asked)
-    wanted, part = corpus[:number], 0
-    while number is not None and len(wanted) < number:
-        part, lacking = part + 1, number - len(wanted)
-        # Some may be empty.
-        wanted += writer.texts(found, samples, lacking + lacking // 20 + 8, part)[:lacking]
-        if part == _MOST_PARTS:
+    part = 0
+    while (lacking := (number or 0) - len(wanted)) > 0:
+        part += 1
+        if part > _MOST_PARTS:
             raise InputError(
                 f"{directory}: the generator wrote too few texts that are not empty: ask for fewer "
                 "--texts"
             )
+        # Some may be empty.
+        wanted += writer.texts(found, samples, lacking + lacking // 20 + 8, part)[:lacking]
     if not tunes:
         return corpus, wanted, []
     if isinstance(config.generator, PublishedModelConfig):
@@ -148,9 +138,9 @@ def _written(
 
 def _require_public(writer: CorpusWriter, name: str, record: Mapping[str, Any]) -> None:
     """Refuses a public model, "generator" or "downstream", that the run did not start from."""
-    where = writer.identity.get(name, {}).get("path", writer.config.cache)
-    found, expected = writer.about(name)["sha256"], record["public_models"][name]["sha256"]
-    require_same(where, f"public {name}", found, expected)
+    found, expected = writer.about[name], record["public_models"][name]["sha256"]
+    where = found.get("path", writer.config.cache)
+    require_same(where, f"public {name}", found["sha256"], expected)
 
 
 def _require_checkpoints(folder: Path, *, needed: bool = True) -> None:
@@ -173,17 +163,17 @@ def _trained_on(
         names = corpora if settings.corpora is None else settings.corpora
         return "public text: " + ", ".join(last_part(corpora[name]) for name in names)
 
-    clients = f"the training clients of {last_part(config.data.source)}"
     found = {"method": config.method, "pretraining": public("downstream")}
     if corpus is not None:
         found["fine-tuning"] = f"{len(corpus)} synthetic texts, in corpus/"
         found["generator of the texts"] = public(_GENERATOR)
-    if config.method in SCORING:
-        found["private clients"] = f"{clients} scored synthetic texts"
-        if config.one_look:
-            found["private clients"] = f"{clients} released the moments of their embeddings, once"
-    elif config.method == FED_AVG:
-        found["private clients"] = f"{clients} trained the model in rounds"
-    else:
-        found["private clients"] = "none: clients sent nothing"
+    sent = {FED_AVG: "trained the model in rounds"} | dict.fromkeys(
+        SCORING, "scored synthetic texts"
+    )
+    if config.one_look:
+        sent["popri"] = "released the moments of their embeddings, once"
+    found["private clients"] = "none: clients sent nothing"
+    if config.method in sent:
+        clients = f"the training clients of {last_part(config.data.source)}"
+        found["private clients"] = f"{clients} {sent[config.method]}"
     return found

@@ -96,16 +96,20 @@ class Look:
 
     def nearest(
         self, released: PrivateMoments, corpora: Mapping[str, Sequence[str]], embed: Embedder
-    ) -> list[Score]:
+    ) -> dict[str, np.ndarray]:
         """The public corpora by their Frechet distance from the clients, the nearest first.
 
         It costs nothing beyond the release. Of each corpus the same share of texts is embedded.
+
+        Returns:
+          The "names", and the other fields of their `fred.Score`s.
         """
         found = {}
         for name, texts in corpora.items():
             every = max(1, len(texts) // _CORPUS_TEXTS)
             found[name] = frechet_moments(np.asarray(embed(texts[::every])), self.plan.clip_norm)
-        return score(released, found)
+        columns = map(np.array, zip(*score(released, found), strict=True))
+        return dict(zip(("names", *Score._fields[1:]), columns, strict=True))
 
     def floats_per_client(self) -> tuple[int, int]:
         """How many float32 numbers a client receives and sends, in all."""

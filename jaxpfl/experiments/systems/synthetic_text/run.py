@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +22,7 @@ from jaxpfl.experiments.central.public_models import data_mesh
 from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.experiments.engine.cost import both_statements, stamped, with_larger
 from jaxpfl.experiments.engine.releases import Releases, missing
-from jaxpfl.experiments.engine.setting import Tracking
+from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems.synthetic_text.config import FED_AVG, SCORING, WRITING
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
@@ -33,12 +32,11 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     question,
 )
 from jaxpfl.experiments.systems.synthetic_text.look import NEAREST, Look
-from jaxpfl.experiments.systems.synthetic_text.study import Prepared, described_config
-from jaxpfl.experiments.systems.workspace import Workspace, budget_of, ledger_path
+from jaxpfl.experiments.systems.synthetic_text.study import Prepared
+from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
 from jaxpfl.privacy.guarantee import Guarantee
-from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.baselines import unigram_baseline
 from jaxpfl.text.metrics.prediction import evaluate
@@ -47,6 +45,7 @@ from jaxpfl.text.tokenisers.spans import in_spans
 FINE_TUNING = "fine_tuning"
 """The folder of the checkpoints of the downstream model's training on the corpus."""
 
+_FREE = "(epsilon = 0): clients send nothing"
 # The most texts of the corpus, and of a round, that the record contains.
 _RECORD_TEXTS = 12
 # The most texts that a Frechet distance is estimated from, and that the plot of embeddings shows.
@@ -73,88 +72,77 @@ class Run:
         self.clients, self.valid, self.test = held
 
     def public_record(self) -> dict[str, Any]:
-        params, guarantee, details = self._method()
+        params, epsilon, details = self._method()
+        if self.sends and not self.plan.private:
+            details["privacy"], epsilon = self.plan.statement(), None
         tokens, start = self.writer.rows(self._held_out(self.test)), self.writer.downstream
-        metrics = evaluate(start.model, params, tokens, mesh=data_mesh(16))
-        public = evaluate(start.model, start.params, tokens, mesh=data_mesh(16))
+        public, metrics = (
+            evaluate(start.model, scored, tokens, mesh=data_mesh(16))
+            for scored in (start.params, params)
+        )
         held_out = self.config.evaluation.source or self.config.data.source
+        private = not self.workspace.stamp or not self.sends
         return {
             "method": self.config.method,
             "one_look": self.config.one_look,
             "trained_on": f"training clients of {self.config.data.source}",
             "tested_on": f"test clients of {held_out} (declared public)",
             "validated_on": f"validation clients of {held_out} (declared public)",
-            "private": self.private,
+            "private": private,
             "plan": self.plan.to_dict() if self.sends else None,
-            "privacy": guarantee["privacy"],
             "language": True,
-            "table": self._table(tokens, public, metrics),
+            "table": [
+                {"model": "the public model", "private": True, **public},
+                *self._unigram(tokens),
+                {"model": OURS, "private": private, **metrics},
+            ],
             "metrics": {
                 **metrics,
                 "public_accuracy": public["accuracy"],
                 "public_perplexity": public["perplexity"],
-                "epsilon": guarantee["epsilon"],
+                "epsilon": epsilon,
             },
             "cost": self._cost(),
             "public_models": self._public_models(),
             **details,
         }
 
-    @property
-    def private(self) -> bool:
-        return not self.workspace.stamp or not self.sends
-
-    def _table(
-        self, tokens: np.ndarray, public: Mapping[str, float], metrics: Mapping[str, float]
-    ) -> list[dict[str, Any]]:
-        """The public model, token frequencies and the run, scored on the test clients' tokens."""
-        table: list[dict[str, Any]] = [{"model": "the public model", "private": True, **public}]
-        texts = self._held_out(self.valid)
-        if texts:
-            size, rows = self.writer.tokeniser.vocab_size, self.writer.rows(texts)
-            unigram = unigram_baseline(rows, tokens, vocab_size=size, words=False)
-            table.append({"model": "unigram", "private": True, **dataclasses.asdict(unigram)})
-        return [*table, {"model": OURS, "private": self.private, **metrics}]
+    def _unigram(self, tokens: np.ndarray) -> list[dict[str, Any]]:
+        """The table's row of the token frequencies of validation clients, if there are any."""
+        texts, size = self._held_out(self.valid), self.writer.tokeniser.vocab_size
+        if not texts:
+            return []
+        found = unigram_baseline(self.writer.rows(texts), tokens, vocab_size=size, words=False)
+        return [{"model": "unigram", "private": True, **dataclasses.asdict(found)}]
 
     def _public_models(self) -> dict[str, Any]:
-        found: dict[str, Any] = {name: self.writer.about(name) for name in self.config.models}
+        found: dict[str, Any] = dict(self.writer.about)
         if any("tokeniser" not in about for about in found.values()):
             found["tokeniser"] = {"name": self.writer.public.tokeniser.name}
         if self.config.method in WRITING:
             found["embedder"] = {"name": self.writer.function.name}
         return found
 
-    def _guarantee(self, ledger: Ledger, run: str) -> dict[str, Any]:
-        plan = self.plan
-        if not plan.private:
-            return {"privacy": plan.statement(), "epsilon": None}
-        events = [charge.event for charge in ledger.charges if charge.run == run]
-        epsilon = Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant).epsilon()
-        statement = both_statements(ledger, [run], plan.delta, plan.accountant)
-        statement = stamped(with_larger([plan], statement), self.workspace.stamp)
-        return {"privacy": statement, "epsilon": epsilon}
-
-    def _method(self) -> tuple[Params, dict[str, Any], dict[str, Any]]:
-        """The trained downstream model's parameters, their cost, and entries of the record."""
-        method, writer, nothing = self.config.method, self.writer, dict[str, Any]()
+    def _method(self) -> tuple[Params, float | None, dict[str, Any]]:
+        """The trained downstream model's parameters, epsilon, and entries of the record."""
+        method, writer = self.config.method, self.writer
         if method == FED_AVG:
-            return *self._fed_avg(), nothing
-        free = {"privacy": "(epsilon = 0): clients send nothing", "epsilon": 0.0}
+            result = self._fed_avg()
+            return result.params, result.metrics["epsilon"], {"privacy": result.privacy}
         if method == "public":
-            return writer.downstream.params, free, nothing
-        texts, guarantee, details = self._texts()
+            return writer.downstream.params, 0.0, {"privacy": _FREE}
+        texts, epsilon, details = self._texts()
         lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
         files.write_atomically(self.directory / "corpus.jsonl", "".join(lines))
         folder = self.directory / FINE_TUNING
         params = writer.fitted(writer.downstream, texts, self.config.corpus.fine_tuning, folder)
-        details |= {"corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
-        return params, guarantee or free, details
+        return params, epsilon, {**details, "corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
 
-    def _fed_avg(self) -> tuple[Params, dict[str, Any]]:
+    def _fed_avg(self) -> Result:
         rows = self.writer.rows(self.clients.columns["text"].to_pylist())
-        start, plan, training = self.writer.downstream, self.plan, self.config.training
-        result = self.workspace.train(
-            build_fed_avg(start.model, training, plan, start.params),
+        start, plan = self.writer.downstream, self.plan
+        return self.workspace.train(
+            build_fed_avg(start.model, self.config.training, plan, start.params),
             self.clients.with_columns({"tokens": rows}),
             name=FED_AVG,
             privacy=self.config.privacy,
@@ -165,16 +153,12 @@ class Run:
             ),
             start=f"{start.digest()} {self.writer.tokeniser.name}",
         )
-        if not plan.private:
-            return result.params, {"privacy": plan.statement(), "epsilon": None}
-        return result.params, {"privacy": result.privacy, "epsilon": result.metrics["epsilon"]}
 
-    def _texts(self) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
-        """The synthetic corpus, what it cost, and the record's entries on how it was written."""
-        config, models, directory = self.config, self.writer, self.directory
+    def _texts(self) -> tuple[list[str], float | None, dict[str, Any]]:
+        """The synthetic corpus, epsilon, and the record's entries on how it was written."""
+        config, models = self.config, self.writer
         history: list[dict[str, Any]] = []
         asked = question(config, self.plan) if config.method in SCORING else None
-        releases = self.releases(asked)
 
         def on_round(found: Written | Evolved) -> None:
             history.append(self._round(found))
@@ -188,19 +172,24 @@ class Run:
                 )
             return {"texts": np.array(found)}
 
-        with releases:
-            writer, samples = models.tuned(directory, releases, asked, self._fid, on_round)
+        with self.releases(asked) as releases:
+            writer, samples = models.tuned(self.directory, releases, asked, self._fid, on_round)
             chosen = self._chosen(releases) if config.method == "popri" else {}
             texts = releases.load_or_compute("corpus", corpus)["texts"].tolist()
             releases.end()
-        details: dict[str, Any] = {
-            "history": history,
-            **chosen,
-            "corpus_fid": self._fid(texts),
-            "plane": self._plane(texts),
-        }
-        ledger = releases.ledger
-        return texts, {} if ledger is None else self._guarantee(ledger, releases.run), details
+        privacy, epsilon = self._guarantee(releases)
+        details = {"corpus_fid": self._fid(texts), "plane": self._plane(texts)}
+        return texts, epsilon, {"privacy": privacy, "history": history, **chosen, **details}
+
+    def _guarantee(self, releases: Releases) -> tuple[str, float | None]:
+        """The statement on the run's releases under a private plan, and their epsilon."""
+        ledger, run, plan = releases.ledger, releases.run, self.plan
+        if ledger is None or not plan.private:
+            return _FREE, 0.0
+        events = [charge.event for charge in ledger.charges if charge.run == run]
+        epsilon = Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant).epsilon()
+        statement = both_statements(ledger, [run], plan.delta, plan.accountant)
+        return stamped(with_larger([plan], statement), self.workspace.stamp), epsilon
 
     def _chosen(self, releases: Releases) -> dict[str, Any]:
         popri, found = self.config.popri, dict[str, Any]()
@@ -215,42 +204,28 @@ class Run:
 
     def releases(self, asked: Scorer | Look | None) -> Releases:
         """The store of the rounds' artifacts; with a question it can ask the clients."""
-        config, directory = self.config, self.directory
-        described = described_config(config, self.writer.identity)
+        config, directory, described = self.config, self.directory, self.writer.described
         if asked is None:
             return Releases.without_clients(directory, described)
-        limit, seed = config.training.max_examples, config.data.split_seed
-        made_by = (config.data.remove, f"at most {limit} by {seed}")
-        if config.corpus.spans:
-            cut = f"{self.writer.tokeniser.name} {config.corpus.tokens}"
-            made_by = (*made_by, cut)
-        few = self.clients.keeping(at_most(self.clients, limit, seed))
+        kept = at_most(self.clients, config.training.max_examples, config.data.split_seed)
+        few, function = self.clients.keeping(kept), loaded_embedder(config.embedder)
+        memory, key = self.workspace.memory, ("embedded", few.content, function.name)
+        if key not in memory:
+            memory.clear()
+            memory[key] = embed(few, function, progress=self.workspace.progress)
         found = Releases.of_clients(
             directory,
             described,
-            self.embedded(few, made_by),
+            memory[key],
             name="one look" if config.one_look else config.method,
             queries=asked.queries,
-            ledger=Ledger(
-                ledger_path(config.privacy, directory),
-                self.clients,
-                budget=budget_of(config.privacy, simulated=config.simulated is not None),
-            ),
+            ledger=self.workspace.ledger(self.clients, simulated=config.simulated is not None),
             reproducible_seed=self.workspace.reproducible_seed,
         )
         if isinstance(asked, Look) and found.ledger is not None:
             # All three releases, or none.
             require_affordable(asked.algorithm, found.ledger, found.run)
         return found
-
-    def embedded(self, clients: Population, made_by: tuple[str | None, ...]) -> Population:
-        """The clients with their texts' embeddings, from `memory` if they were `made_by` the same."""
-        function, memory = loaded_embedder(self.config.embedder), self.workspace.memory
-        key = ("embedded", clients.content, function.name, *made_by)
-        if key not in memory:
-            memory.clear()
-            memory[key] = embed(clients, function, progress=self.workspace.progress)
-        return memory[key]
 
     def _held_out(self, part: Population) -> list[str]:
         """The first texts of held-out clients, as many as the evaluation uses."""

@@ -14,8 +14,6 @@ The comparison is that of POPri (Hou et al. 2025), Table 1: every method has the
 the same plan, and is charged for what its clients send.
 """
 
-import dataclasses
-import json
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -23,7 +21,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import files
 from jaxpfl.algorithms.canaries import ScoreCanaries
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.data import open as open_population
@@ -61,7 +58,6 @@ from jaxpfl.experiments.systems.synthetic_text.look import fred_plan, joint_plan
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
-from jaxpfl.models.checkpoints.pretrained import DTYPES
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.plan import Plan
@@ -99,15 +95,13 @@ class Study(base.Study):
     def describe(self) -> Description:
         config, method = self.config, self.config.method
         found = {name: self._shapes(name) for name in config.models}
-        models: dict[str, Sized] = {
-            name: each if isinstance(each, Sized) else each[1] for name, each in found.items()
-        }
-        # The models, and their parameters, by section.
-        at_hand = {name: each[0] for name, each in found.items() if not isinstance(each, Sized)}
+        models = {name: sized for name, (_, _, sized) in found.items()}
         rounds: dict[str, Rehearsed] = {}
         notes: tuple[str, ...] = ()
-        if "downstream" in at_hand:
-            rounds |= self._describe_downstream(*at_hand["downstream"])
+        questions, releases = None, {}
+        model, params, _ = found["downstream"]
+        if model is not None:
+            rounds |= self._describe_downstream(model, params)
         if method in SCORING:
             dimension, notes = embedding_size(config.embedder)
             if dimension is not None and config.one_look:
@@ -115,19 +109,10 @@ class Study(base.Study):
                     rounds["moments"] = moments_release(self.look, len(self.clients), dimension)
             elif dimension is not None:
                 rounds["scores"] = self._describe_scores(dimension)
-        if method in WRITING and "generator" in at_hand:
-            model, params = at_hand["generator"]
-            if method == "popri":
-                models["adapters"] = self._describe_adapters(model, params)
-            # What the keys and values of one text take while it is written.
-            network, dtype = model.config, getattr(config.generator, "dtype", "float32")
-            number = 2 * network.layers * network.kv_heads * network.head_size
-            size = number * config.positions["generator"] * DTYPES[dtype].itemsize
-            cache = f"takes {size / 1e6:,.1f} MB for each text it writes at a time"
-            notes = (*notes, f"the generator's cache {cache}")
-        questions, releases = None, {}
-        if method in SCORING and not config.one_look and self.plan.adjacency == "add_or_remove_one":
-            questions = partial(ScoreCanaries, config.score, config.evolution.max_texts)
+            if not config.one_look and self.plan.adjacency == "add_or_remove_one":
+                questions = partial(ScoreCanaries, config.score, config.evolution.max_texts)
+        if method == "popri" and found["generator"][0] is not None:
+            models["adapters"] = self._describe_adapters(*found["generator"][:2])
         if config.one_look:
             releases["moments"] = PlannedRelease.of_moments(self.look, len(self.clients))
         elif self.sends:
@@ -135,21 +120,21 @@ class Study(base.Study):
         corpora = {f"corpora.{name}": source for name, source in (config.corpora or {}).items()}
         return Description(models, rounds, releases, corpora, notes=notes)
 
-    def _shapes(self, name: str) -> "tuple[tuple[Any, Params], Sized] | Sized":
-        """A public model and its parameters as shapes: pretrained here or published."""
+    def _shapes(self, name: str) -> tuple[Any, Params, Sized]:
+        """A public model and its parameters as shapes; None for a published one not at hand."""
         config, settings = self.config, self.config.models[name]
         if isinstance(settings, PublishedModelConfig):
             found = published_shapes(settings, name, trained=name == "downstream")
             if not isinstance(found, PublishedShapes):
-                return found
+                return None, None, found
             check_published(config, found.found)
-            return (found.found.model, found.params), found.sized
+            return found.found.model, found.params, found.sized
         positions = max(settings.sequence_length, config.positions[name])
         model = Decoder(settings.network(config.vocab_size, positions))
         with tracing(name):
             shapes = shapes_of(model)
         about = f"{settings.architecture}, pretrained on the corpora"
-        return (model, shapes), Sized.of(about, shapes)
+        return model, shapes, Sized.of(about, shapes)
 
     def _describe_downstream(self, model: Any, params: Params) -> dict[str, Rehearsed]:
         config = self.config
@@ -217,9 +202,3 @@ def prepare(config: SyntheticTextConfig) -> Prepared:
     if config.method in WRITING:
         loaded_embedder(config.embedder)
     return study
-
-
-def described_config(config: SyntheticTextConfig, identity: dict[str, Any]) -> str:
-    """The config, and the published models, as the text that the run's artifacts belong to."""
-    text = json.dumps(files.jsonable(dataclasses.asdict(config)))
-    return text + json.dumps(identity) if identity else text

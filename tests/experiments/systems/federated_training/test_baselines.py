@@ -78,18 +78,6 @@ def write_cifar100(path: Path, clients: int = 3) -> str:
     return f"{path}?dataset=cifar100"
 
 
-@pytest.mark.slow
-def test_cifar100(tmp_path):
-    source = write_cifar100(tmp_path / "cifar100.sqlite")
-    outcome(small("cifar100_resnet18", source, "--model.width", "2"), tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_emnist(fixtures, tmp_path):
-    source = "$JAXPFL_TFF/tff_emnist_synthetic.sqlite?dataset=emnist"
-    outcome(small("emnist_cnn", source), tmp_path / "run")
-
-
 def test_evaluation_on_a_source_needs_no_clients_beside_it(tmp_path):
     source = write_cifar100(tmp_path / "cifar100.sqlite")
     with pytest.raises(InputError, match=r"data\.split\.valid"):

@@ -1,6 +1,7 @@
 """Candidates: mixtures draw their shares, the same examples for all, public clients stay apart."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
-from jaxpfl.experiments.systems.federated_training.candidates import Candidates, _apportion
+from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.page import ranking
 from jaxpfl.experiments.systems.federated_training.study import prepare
@@ -50,10 +51,8 @@ def vocabulary(pipeline_config) -> Vocabulary:
 
 
 def _corpus(candidates, name, vocabulary, examples=80, seed=0):
-    return candidates.corpus(
-        name, examples, 0.2, seed=seed, columns=("tokens",), encoder=vocabulary,
-        sequence_length=8,
-    )  # fmt: skip
+    encode = partial(vocabulary.encode, sequence_length=8)
+    return candidates.corpus(name, examples, 0.2, seed=seed, columns=("tokens",), encode=encode)
 
 
 def test_every_candidate_gives_as_many_examples_and_a_mixture_its_shares(candidates, vocabulary):
@@ -186,18 +185,6 @@ def test_a_stage_without_the_others_is_refused_where_it_means_nothing(pipeline_c
     path.write_text(text)
     with pytest.raises(InputError, match=words):
         registry.load(path)
-
-
-@pytest.mark.parametrize(
-    ("shares", "total", "expected"),
-    [
-        ({"a": 0.5, "b": 0.5}, 7, {"a": 4, "b": 3}),
-        ({"a": 0.99, "b": 0.01}, 1000, {"a": 990, "b": 10}),
-        ({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, 10, {"a": 4, "b": 3, "c": 3}),
-    ],
-)
-def test_shares_become_whole_numbers_that_sum_up(shares, total, expected):
-    assert _apportion(shares, total) == expected
 
 
 def test_rank_correlations_are_those_of_distances_and_losses():

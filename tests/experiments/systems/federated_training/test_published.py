@@ -108,23 +108,6 @@ def test_adapters_alone_are_trained_and_sent_and_a_resumed_run_is_the_same(
     assert same_but_heads(tmp_path / "parts" / "ledger.jsonl", whole.out / "ledger.jsonl")
 
 
-@pytest.mark.long
-def test_a_base_that_two_devices_share_is_tuned_as_on_each(configured, folder, tmp_path):
-    """Every client takes part, and without noise, which differs with the devices by design."""
-    found = {}
-    for shared in (1, 2):
-        config = configured(
-            {"path": str(folder / "llama"), "lora": ADAPTERS, "dtype": "bfloat16", "int8": True},
-            privacy={"private": False, "epsilon": None, "delta": None},
-            training={"clients_per_round": 22, "model_devices": shared},
-            evaluation={"sentences": 1},
-        )
-        table = carry_out.run(config, tmp_path / str(shared), progress=False).record["table"]
-        found[shared] = [row["perplexity"] for row in table]
-    assert found[1][0] != found[1][1]
-    np.testing.assert_allclose(found[2], found[1], rtol=1e-3)
-
-
 def test_what_clients_get_to_train_is_what_the_config_says(configured, folder):
     whole = prepare(configured({"path": str(folder / "gpt2")}))
     _, params = pretrained.load(folder / "gpt2")

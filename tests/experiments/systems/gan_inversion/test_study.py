@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpfl.data.corruptions import invert_pixels, inverted_clients
+from jaxpfl.data.corruptions import invert_pixels
+from jaxpfl.data.draws import client_uniforms
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.records.artifacts import Artifacts
@@ -99,7 +100,8 @@ def test_one_ledger_has_every_release_of_the_study(straight):
         "everything, in a deployment of 1,000,000 clients"
     )
     before = record["accuracy"]["before"]
-    assert before["stamp"]
+    # What was not released is in no public file.
+    assert before["stamp"] and "correct_examples" not in json.dumps(record)
     assert record["thresholds"] == {"low": before["low"], "high": before["high"]}
 
 
@@ -164,7 +166,7 @@ def test_selection_keeps_every_client_and_the_ledger(config, tmp_path):
         assert held.fingerprint == study.clients.fingerprint
     assert not np.any((low.sizes() > 0) & (high.sizes() > 0))
     # The classifier fails on inverted digits: those are who does badly.
-    inverted = inverted_clients(study.clients, 0.5, 0)
+    inverted = client_uniforms("inverted pixels", 0, study.clients.client_ids) < 0.5
     assert np.mean(inverted[low.sizes() > 0]) > 0.8
     assert np.mean(inverted[high.sizes() > 0]) < 0.2
 
@@ -189,10 +191,10 @@ def test_classifier_score_against_its_definition():
     assert evaluator_module.classifier_score(np.zeros((5, 4))) == pytest.approx(1.0)
 
 
-def test_a_study_that_was_cut_off_ends_in_the_same_bits(config, straight, tmp_path, monkeypatch):
-    """Crashes before a durable operation, three times, and goes on from there."""
+def test_a_study_that_was_cut_off_ends_in_the_same_bits(config, straight, tmp_path):
+    """Ends before an artifact or a checkpoint has its name, three times, and goes on from there."""
     out = tmp_path / "study"
-    crashed_and_resumed(monkeypatch, config, out, at=(5, 13, 29))
+    crashed_and_resumed(config, out, at=(3, 4, 9))
     names = ["result.json", "ledger.jsonl", "artifacts/images/arrays.npz", "config.yaml"]
     names += [f"runs/{run}/metrics.jsonl" for run in ("bug_low", "bug_high", "fixed_low")]
     for name in names:
@@ -220,18 +222,6 @@ def test_a_histogram_is_neither_taken_from_another_plan_nor_without_its_charge(
 def test_its_certificate_is_of_its_ledger(straight):
     assert certified(straight).count("ledger.jsonl: fits") == 1
     assert "certificate.json" in (straight / "report.html").read_text()
-
-
-@pytest.mark.usefixtures("drawn")
-def test_the_report_shows_something_and_is_drawn_anew(straight, tmp_path):
-    out = Path(shutil.copytree(straight, tmp_path / "study"))
-    (out / "report.html").unlink()
-    carry_out.report(out)
-    for name in ("gans", "accuracy", "public"):
-        assert (out / "pictures" / f"{name}.png").stat().st_size > 5_000
-    assert "NOT PRIVATE" in (out / "report.html").read_text()  # reproducible noise
-    # What was not released is in no public file.
-    assert "correct_examples" not in (straight / "result.json").read_text()
 
 
 def test_by_example_everyone_is_sampled_as_one_who_matches(config, tmp_path):

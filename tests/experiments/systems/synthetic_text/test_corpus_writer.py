@@ -6,7 +6,6 @@ import jax
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.text.generation.variation import Continue, MaskAndFill
 from tests.text.masked_models import TINY_BERT, masked_model_folder
@@ -67,15 +66,3 @@ def test_a_model_that_cannot_fill_is_refused_before_anything_is_made(synthetic_c
             CorpusWriter(config)
     # Other methods make no variations, so theirs is not read.
     CorpusWriter(dataclasses.replace(config, method="popri"))
-
-
-@pytest.mark.slow
-def test_a_study_runs_with_mask_and_fill(synthetic_config, tmp_path):
-    """PrE-Text's form with its own variation, from the clients' votes to the corpus."""
-    folder = masked_model_folder(tmp_path / "bert")
-    changes = ("--evolution.form", "pre_text", *mask_and_fill(folder))
-    outcome = carry_out.run(
-        synthetic_config("private_evolution", *changes), tmp_path / "run", progress=False
-    )
-    assert outcome.record["private"]
-    assert 0 <= outcome.record["metrics"]["accuracy"] <= 1

@@ -21,6 +21,7 @@ from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.fast import hugging_face
+from tests.experiments import canaries
 
 METHODS = ("popri", "pe_sft", "fed_avg")
 
@@ -172,19 +173,9 @@ def test_the_corpus_is_a_table_with_a_card(finished, exported):
 
 def test_no_canary_and_no_secret_is_exported(finished, exported):
     """TRUST 40: looked for in every byte, and in every text."""
-    canaries = {b"canaryid", b"canarytext"}
-    for path in finished.rglob("private/*"):
-        if path.is_file():
-            content = path.read_bytes()
-            canaries |= {content, content.hex().encode()}
-            canaries |= {line for line in content.splitlines() if len(line) > 8}
-    assert len(canaries) > 8
-    for path in (path for path in exported.rglob("*") if path.is_file()):
-        content = path.read_bytes()
-        if path.suffix == ".parquet":
-            content += "\n".join(parquet.read_table(path)["text"].to_pylist()).encode()
-        for canary in canaries:
-            assert canary not in content, path
+    private = canaries.of_private_folders(finished)
+    assert len(private) > 6
+    canaries.assert_in_none(private | canaries.CLIENTS, canaries.public_files(exported))
 
 
 DAMAGES = {
@@ -234,21 +225,3 @@ def test_a_run_that_was_altered_is_refused(finished, tmp_path, damage):
         export(run, tmp_path / "exported", progress=False)
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.parametrize("file", ["result.json", "ledger.jsonl", "artifacts/corpus/record.json"])
-def test_a_record_without_a_field_is_refused_with_a_sentence(finished, tmp_path, file):
-    """TRUST 7, 39: the command's last line says what is wrong; there is no traceback."""
-    run = Path(shutil.copytree(finished / "popri", tmp_path / "run"))
-    text = (run / file).read_text()
-    broken = ["", "{}", "7", text[: len(text) // 2]]
-    if file == "result.json":
-        record = json.loads(text)
-        names = ("system", "privacy", "plan", "public_models", "metrics", "tested_on")
-        broken += [json.dumps({k: v for k, v in record.items() if k != name}) for name in names]
-        broken += [json.dumps(record | {name: 7}) for name in names]
-    for number, content in enumerate(broken):
-        (run / file).write_text(content)
-        with pytest.raises(InputError) as caught:
-            export(run, tmp_path / str(number), progress=False)
-        assert str(run) in str(caught.value) and "\n" not in str(caught.value)

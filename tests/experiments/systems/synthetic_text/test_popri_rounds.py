@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jaxpfl.algorithms.popri import Written
-from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine import build
 from jaxpfl.experiments.export import export
@@ -86,9 +85,3 @@ def test_the_nearest_round_writes_after_the_best_responses(synthetic_config, tmp
 def _responses(run, round):
     with np.load(run / "artifacts" / f"round_{round}_responses" / "arrays.npz") as arrays:
         return arrays["texts"].tolist()
-
-
-@pytest.mark.parametrize("name", ["optimizer", "checkpoint", "final_prompts"])
-def test_unknown_choices_are_named(synthetic_config, name):
-    with pytest.raises(InputError, match=f"popri.{name}"):
-        synthetic_config("popri", f"--popri.{name}", "other")

@@ -96,19 +96,6 @@ def test_the_clients_are_no_public_corpus(synthetic_config, monkeypatch):
     from_mapping(mapping, "here")
 
 
-def test_another_removal_is_another_embedding(synthetic_config, tmp_path):
-    """Clients' vectors are shared by the runs of a sweep only where the texts are the same."""
-    found, memory = [], {}
-    for remove in (None, "ka", None):
-        changes = () if remove is None else ("--data.remove", remove)
-        study = synthetic_text.prepare(synthetic_config("popri", *changes))
-        run = Run(study, Workspace(study.config, tmp_path, memory=memory))
-        held = run.embedded(study.clients, (remove,))
-        found.append(held.columns["embedding"])
-    assert not np.array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[0], found[2])
-
-
 def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
     """As in LargeFedBench: what a text has beyond its first tokens is an example too."""
     counts = []
@@ -133,9 +120,11 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
 def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_path):
     """In one memory, as in a sweep: what is remembered is never that of other settings."""
     memory = {}
-    whole, cut = ("--corpus.spans", "False"), ("--corpus.spans", "True", "--popri.format.stop", "")
-    for number, (limit, spans) in enumerate([(1, whole), (2, whole), (2, cut), (1, cut)]):
-        changes = ("--training.max_examples", str(limit), *spans)
+    whole, cut = (), ("--corpus.spans", "True", "--popri.format.stop", "")
+    removed = ("--data.remove", "ka")
+    settings = [(1, whole), (2, whole), (2, cut), (1, cut), (1, removed)]
+    for number, (limit, changed) in enumerate(settings):
+        changes = ("--training.max_examples", str(limit), *changed)
         study = synthetic_text.prepare(synthetic_config("popri", *changes))
         run = Run(study, Workspace(study.config, tmp_path / str(number), memory=memory))
         with run.releases(scorer(study.config, study.plan)) as releases:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.text.embed.sentence_transformers import SentenceTransformersEmbedder
+from jaxpfl.text.embed.by_name import SentenceTransformersEmbedder
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
