@@ -307,12 +307,11 @@ class TrainingConfig(Checked):
                 f"training.algorithm scaffold needs training.client.name sgd, found "
                 f"{self.client.name}"
             )
-        if name in ("scaffold", "ada_fed_prox", "fed_dyn", "fed_buff"):
-            if self.schedule != "constant":
-                raise InputError(
-                    f"training.algorithm {name} needs training.schedule constant, found "
-                    f"{self.schedule}"
-                )
+        constant = ("scaffold", "ada_fed_prox", "fed_dyn", "fed_buff")
+        if name in constant and self.schedule != "constant":
+            raise InputError(
+                f"training.algorithm {name} needs training.schedule constant, found {self.schedule}"
+            )
 
 
 @dataclass(frozen=True)
