@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import shutil
 import typing
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
@@ -339,15 +338,6 @@ def private_directory(directory: Path) -> Path:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     return directory
-
-
-def empty_directory(directory: Path) -> None:
-    """Removes everything in `directory`."""
-    for path in directory.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def make_directory(directory: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder import lora
@@ -107,3 +108,27 @@ def hub_gives(monkeypatch, give: Callable[[str], Path]) -> None:
 
     module.snapshot_download = download
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+
+
+def federated_training(folder: Path, model: dict[str, Any], **changes: dict[str, Any]) -> Any:
+    """The config of DP-FedAvg of a published model on `folder`/clients.jsonl; sections changed."""
+    sections: dict[str, dict[str, Any]] = {
+        "data": {
+            "source": str(folder / "clients.jsonl"),
+            "split": {"train": 0.6, "valid": 0.2, "test": 0.2},
+        },
+        "model": {"name": "decoder", "sequence_length": 8} | model,
+        "privacy": {"epsilon": 8.0, "delta": 1e-3, "clip_norm": 0.5, "accountant": "pld"},
+        "training": {
+            "rounds": 2,
+            "clients_per_round": 8,
+            "batch_size": 4,
+            "max_examples": 4,
+            "clients_per_bucket": 8,
+        },
+        "evaluation": {"every": 2, "declared_public": True, "sentences": 0},
+        "run": {"checkpoint_every": 1, "devices": 1},
+    }
+    for section, values in changes.items():
+        sections[section] = sections.get(section, {}) | values
+    return from_mapping(sections, "here")

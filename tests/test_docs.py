@@ -147,28 +147,43 @@ def _keys(value: Any) -> Iterator[str]:
             yield from _keys(inner)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("page", ["choosing_a_corpus.md", "language_models.md"])
+# A tiny model in place of the published one, and fewer clients, words and rounds than on the page.
+SMALL = {
+    '"distilbert/distilgpt2"': '"tiny"',
+    '"docstrings:jax,scipy"': '"docstrings:rich"',
+    "clients_per_round=500": "clients_per_round=20",
+    "progress=True": "progress=False",
+    "max_new_tokens=40": "max_new_tokens=8",
+    '"docstrings:jax,scipy,pandas"': '"docstrings:scipy"',
+    "4_000": "300",
+    "clients_per_round=200": "clients_per_round=20",
+    "rounds=60": "rounds=2",
+    "len(vocabulary)": "len(vocabulary), embedding=8, hidden=8, projection=8",
+}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param("docs/choosing_a_corpus.md", marks=pytest.mark.long),
+        pytest.param("docs/language_models.md", marks=pytest.mark.long),
+        pytest.param("README.md", marks=pytest.mark.slow),
+    ],
+)
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """With a tiny model in place of the published one, and fewer clients than on the page."""
-    text = (ROOT / "docs" / page).read_text("utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
     assert blocks
-    folder = tmp_path / "tiny"
-    if page == "language_models.md":
-        published_models.write_decoder(folder, "gpt2")
+    published_models.write_decoder(tmp_path / "tiny", "gpt2")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for code in blocks:
-        for shown, small in {
-            '"distilbert/distilgpt2"': repr(str(folder)),
-            '"docstrings:jax,scipy"': '"docstrings:rich"',
-            "clients_per_round=500": "clients_per_round=20",
-            "progress=True": "progress=False",
-            "max_new_tokens=40": "max_new_tokens=8",
-        }.items():
+        for shown, small in SMALL.items():
             code = code.replace(shown, small)
-        exec(code, names)
+        exec(textwrap.dedent(code), names)
+    if page == "README.md":
+        assert "epsilon = 8" in names["result"].privacy
+        assert names["result"].metrics["evaluation"]["count"] > 0
+        assert names["result"].metrics["sentences"]
 
 
 @pytest.mark.long
@@ -200,29 +215,6 @@ def test_a_first_session_is_as_short_as_was_promised(heading: str, most: int):
     # All of it is the user's: what it prints is shown in other blocks.
     assert all(line.startswith((">>> ", "... ")) for line in lines)
     assert 0 < len(lines) <= most
-
-
-@pytest.mark.slow
-def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """With fewer clients, words and rounds than on the page."""
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    assert example is not None
-    code = example[1]
-    for shown, small in {
-        '"docstrings:jax,scipy,pandas"': '"docstrings:scipy"',
-        "4_000": "300",
-        "clients_per_round=200": "clients_per_round=20",
-        "rounds=60": "rounds=2",
-        "len(vocabulary)": "len(vocabulary), embedding=8, hidden=8, projection=8",
-    }.items():
-        assert shown in code
-        code = code.replace(shown, small)
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(textwrap.dedent(code), names)
-    assert "epsilon = 8" in names["result"].privacy
-    assert names["result"].metrics["evaluation"]["count"] > 0
-    assert names["result"].metrics["sentences"]
 
 
 def _test_names(path: Path) -> set[str]:

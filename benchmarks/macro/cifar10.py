@@ -74,9 +74,7 @@ def main(config: Config) -> list[dict]:
         client=optax.sgd(0.1),
         server=optax.sgd(1.0),
         plan=plan,
-        cohort=jp.CohortSpec(
-            10, config.images, ladder=(config.images // 10,), clients_per_bucket=slots
-        ),
+        cohort=jp.CohortSpec(10, config.images, one_shape=True, clients_per_bucket=slots),
         execution=jp.Execution(mesh, config.chunk or None),
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -109,7 +109,7 @@ def door_of(mesh: Any, private: bool) -> Any:
         plan = jp.Plan.without_privacy(rounds=10, participation=participation)
     model = network()
     training = LocalTraining(model, optax.sgd(LEARNING_RATE))
-    spec = jp.CohortSpec(BATCH, STEPS * BATCH, ladder=(STEPS,), clients_per_bucket=cohort)
+    spec = jp.CohortSpec(BATCH, STEPS * BATCH, one_shape=True, clients_per_bucket=cohort)
     query = jp.Query("update", training, plan, spec, execution=jp.Execution(mesh, CLIENTS))
     return Door(query, jax.eval_shape(model.init, jax.random.key(0)))
 

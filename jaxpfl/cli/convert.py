@@ -8,25 +8,16 @@ from typing import Any
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="what to read; see jaxpfl.data.open")
-    parser.add_argument(
-        "out",
-        metavar="OUT",
-        type=Path,
-        help="a new folder; it is private, and complete or absent",
-    )
-    parser.add_argument(
-        "--vocabulary",
-        metavar="PUBLIC",
-        help="write token ids in place of the texts, for a word model of this vocabulary: a "
+    out = "a new folder; it is private, and complete or absent"
+    parser.add_argument("out", metavar="OUT", type=Path, help=out)
+    public = (
+        "write token ids in place of the texts, for a word model of this vocabulary: a "
         "vocabulary.json, a folder with tokens, TensorFlow Federated's "
-        "stackoverflow.word_count.tar.bz2, or any source of PUBLIC text, whose words are counted",
+        "stackoverflow.word_count.tar.bz2, or any source of PUBLIC text, whose words are counted"
     )
-    parser.add_argument(
-        "--vocab-size",
-        metavar="IDS",
-        type=int,
-        help="the model's vocab_size: the most frequent words, and four special ids",
-    )
+    parser.add_argument("--vocabulary", metavar="PUBLIC", help=public)
+    size = "the model's vocab_size: the most frequent words, and four special ids"
+    parser.add_argument("--vocab-size", metavar="IDS", type=int, help=size)
 
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:

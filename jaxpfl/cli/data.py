@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpfl.cli.common import add_path
 from jaxpfl.errors import InputError
 
 
@@ -14,27 +15,18 @@ def add(parser: argparse.ArgumentParser) -> None:
         "jaxpfl data list\n       jaxpfl data get NAME [--folder DIR]\n"
         "       jaxpfl data check FOLDER"
     )
-    parser.add_argument(
-        "action",
-        metavar="ACTION",
-        choices=("list", "get", "check"),
-        help="list: all data sets, and whether they are here; get: fetch one, or say where it is; "
-        "check: read all of a folder that `jaxpfl convert` wrote, and say whether it is whole",
+    action = (
+        "list: all data sets, and whether they are here; get: fetch one, or say where it is; "
+        "check: read all of a folder that `jaxpfl convert` wrote, and say whether it is whole"
     )
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="of a data set, for get; the folder, for check"
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        metavar="DIR",
-        help="where to put it (default: the folder that its environment variable names)",
-    )
-    parser.add_argument(
-        "--revision",
-        metavar="COMMIT",
-        help="of a data set on the Hugging Face hub, 40 hexadecimal digits (default: the newest)",
-    )
+    choices = ("list", "get", "check")
+    parser.add_argument("action", metavar="ACTION", choices=choices, help=action)
+    name = "of a data set, for get; the folder, for check"
+    parser.add_argument("name", metavar="NAME", nargs="?", help=name)
+    folder = "where to put it (default: the folder that its environment variable names)"
+    add_path(parser, "--folder", "DIR", folder)
+    commit = "of a data set on the Hugging Face hub, 40 hexadecimal digits (default: the newest)"
+    parser.add_argument("--revision", metavar="COMMIT", help=commit)
 
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -42,13 +34,13 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         if arguments.name is not None:
             raise InputError(f"jaxpfl data list: unexpected argument {arguments.name!r}")
         return _listed()
-    if arguments.action == "check":
-        if arguments.name is None:
-            raise InputError("jaxpfl data check: expected a FOLDER that `jaxpfl convert` wrote")
-        return _checked(Path(arguments.name))
     if arguments.name is None:
-        raise InputError("jaxpfl data get: expected a NAME; `jaxpfl data list` has them")
-    return _get(arguments)
+        wanted = {
+            "get": "a NAME; `jaxpfl data list` has them",
+            "check": "a FOLDER that `jaxpfl convert` wrote",
+        }
+        raise InputError(f"jaxpfl data {arguments.action}: expected {wanted[arguments.action]}")
+    return _get(arguments) if arguments.action == "get" else _checked(Path(arguments.name))
 
 
 def _listed() -> dict[str, Any]:

@@ -10,7 +10,6 @@ the bucket's capacity, the shards or the order of packing. Which client is in wh
 follows from the sizes of all, so that each of several processes can pack its own slots alone.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from hashlib import blake2b
@@ -68,9 +67,7 @@ class CohortSpec(Checked):
       max_examples: cap on a client's examples in a round; a client with more of them uses a new
         uniform subset each round.
       epochs: passes over these examples, each in a new order with a partly masked last batch.
-      ladder: allowed numbers of steps, increasing, the last at least `max_steps`. None: `max_steps`
-        and a quarter of it. Each rung costs a compilation, and padding steps take memory but are
-        not run, so that two rungs are enough.
+      one_shape: whether all buckets have `max_steps` steps.
       clients_per_bucket: capacity; bounds the memory that a bucket takes on host and device. None:
         as many as keep the devices of a query busy (`federated.Query`), and 64 elsewhere.
       stragglers: probability that a client, in a round, only does a number of epochs drawn
@@ -85,22 +82,10 @@ class CohortSpec(Checked):
     batch_size: PositiveInt
     max_examples: PositiveInt
     epochs: PositiveInt = 1
-    ladder: tuple[PositiveInt, ...] | None = None
+    one_shape: bool = False
     clients_per_bucket: PositiveInt | None = None
     stragglers: Fraction = 0.0
     drop_stragglers: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ladder is None:
-            return
-        rungs = self.ladder
-        if not rungs or any(low >= high for low, high in itertools.pairwise(rungs)):
-            raise InputError(f"ladder must be increasing numbers of steps, found {self.ladder}")
-        if rungs[-1] < self.max_steps:
-            raise InputError(
-                f"ladder ends at {rungs[-1]} steps, but a client can take {self.max_steps}"
-            )
 
     @property
     def capacity(self) -> int:
@@ -114,10 +99,13 @@ class CohortSpec(Checked):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """The ladder in use, increasing."""
-        if self.ladder is not None:
-            return tuple(self.ladder)
-        return tuple(sorted({-(-self.max_steps // 4), self.max_steps}))
+        """The ladder: a quarter of `max_steps`, and `max_steps`.
+
+        Each rung costs a compilation, and padding steps take memory but are not run, so that two
+        are enough.
+        """
+        most = self.max_steps
+        return (most,) if self.one_shape else tuple(sorted({-(-most // 4), most}))
 
 
 @dataclass(eq=False, repr=False)
@@ -132,14 +120,14 @@ class Cohort:
         clients are dealt to the blocks in turn, so that devices have similar work.
       states: `(clients) -> (client_states, is_new)` of clients' indices, whose rows are zeros for
         the index -1; None where clients keep nothing.
-      blocks: the numbers of the blocks that the buckets consist of, in this order; None = all. Of
-        other blocks' clients no example is read.
+      blocks: the numbers, all different, of the blocks that the buckets consist of, in this order;
+        None = all. Of other blocks' clients no example is read.
       examples: slots that hold an example, of what the latest iteration has yielded. PRIVATE.
       run_slots: its slots in steps that are run, up to a client's last example. PRIVATE.
 
     Raises:
       InputError: an index is out of range or occurs twice, `shards` does not divide the capacity,
-        a block is not one of the shards, or no column is numeric.
+        or no column is numeric.
     """
 
     population: Population
@@ -162,8 +150,6 @@ class Cohort:
         if capacity % checks.positive_int("shards", shards):
             raise InputError(f"clients_per_bucket = {capacity} is no multiple of {shards} shards")
         wanted = np.arange(shards) if blocks is None else np.asarray(blocks, np.int64)
-        if len(np.unique(wanted)) != len(wanted) or not np.isin(wanted, np.arange(shards)).all():
-            raise InputError(f"blocks must be different ones of {shards} shards, found {blocks}")
         self._columns = self.population.numeric()
         if not self._columns:
             found = self.population.described()

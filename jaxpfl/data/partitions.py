@@ -1,25 +1,15 @@
 """Partitions: data that has no clients is dealt to made-up ones.
 
-    iid             every client has a random, equal share
-    dirichlet       each label is spread over the clients in random, uneven proportions
-    pathological    every client has examples of few labels only
-
-They are named as in Flower's `flwr_datasets.partitioner`. The examples are those of a source in
-which every example is a client of its own (`PATH?client=*`), or columns in memory:
-
-    reviews = jp.data.open("reviews.jsonl?client=*&columns=label")
-    clients = jp.data.partition(reviews, jp.data.Dirichlet(clients=100, by="label", alpha=0.3))
-
-or, wherever a source is named,
-`reviews.jsonl?client=*&columns=label&partition=dirichlet&clients=100&alpha=0.3`.
+The schemes are named as in Flower's `flwr_datasets.partitioner`. The examples are those of a source
+in which every example is a client of its own (`PATH?client=*`), or columns in memory.
 
 A made-up client is made of whole original clients, so what protects it protects each of them, too.
 The reverse is not true, so the population has a `fingerprint`, and with it a ledger, of its own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +22,8 @@ _TRIES = 1_000
 
 
 @dataclass(frozen=True)
-class Iid(Checked):
-    """Every client has a random share; sizes differ by at most one.
+class Scheme(Checked):
+    """A way to deal examples to clients; its fields are public.
 
     Attributes:
       clients: the number of clients.
@@ -41,18 +31,30 @@ class Iid(Checked):
     """
 
     clients: PositiveInt
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = field(default=0, kw_only=True)
 
     def deal(self, population: Population) -> np.ndarray:
-        examples = _enough(population, self.clients, 1)
-        order_N = _generator(self).permutation(examples)
+        """The index of each example's client, int64 [examples]."""
+        raise NotImplementedError
+
+    def _generator(self) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=self.seed))
+
+
+class Iid(Scheme):
+    """Every client has a random share; sizes differ by at most one."""
+
+    def deal(self, population: Population) -> np.ndarray:
+        _require_examples(population, self.clients)
+        examples = population.num_examples
+        order_N = self._generator().permutation(examples)
         client_N = np.empty(examples, np.int64)
         client_N[order_N] = np.arange(examples) % self.clients
         return client_N
 
 
 @dataclass(frozen=True)
-class Dirichlet(Checked):
+class Dirichlet(Scheme):
     """Each label is dealt in proportions over the clients that a symmetric Dirichlet draws.
 
     Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural Networks", section
@@ -60,23 +62,19 @@ class Dirichlet(Checked):
     drawn again until no client has fewer than `min_examples`.
 
     Attributes:
-      clients: the number of clients.
       by: the column of labels.
       alpha: the concentration: 0.1 gives a client few labels, 100 nearly equal shares of all.
       min_examples: the least number of examples of a client.
-      seed: determines the partition.
     """
 
-    clients: PositiveInt
     by: str = "label"
     alpha: Positive = 0.5
     min_examples: NonNegativeInt = 1
-    seed: NonNegativeInt = 0
 
     def deal(self, population: Population) -> np.ndarray:
-        _enough(population, self.clients, self.min_examples)
+        _require_examples(population, self.clients * max(self.min_examples, 1))
         labels, label_N = _labels(population, self.by)
-        generator = _generator(self)
+        generator = self._generator()
         counts_L = np.bincount(label_N)
         for _ in range(_TRIES):
             share_LxC = generator.dirichlet(np.full(self.clients, self.alpha), labels)
@@ -94,26 +92,22 @@ class Dirichlet(Checked):
 
 
 @dataclass(frozen=True)
-class Pathological(Checked):
+class Pathological(Scheme):
     """Every client has examples of `labels` labels only, as in McMahan et al. 2017, section 3.
 
     Labels are assigned in turn, so that each occurs at about as many clients; a label's examples
     are dealt equally to the clients that have it.
 
     Attributes:
-      clients: the number of clients.
       by: the column of labels.
       labels: the number of labels of a client.
-      seed: determines the partition.
     """
 
-    clients: PositiveInt
     by: str = "label"
     labels: PositiveInt = 2
-    seed: NonNegativeInt = 0
 
     def deal(self, population: Population) -> np.ndarray:
-        _enough(population, self.clients, 1)
+        _require_examples(population, self.clients)
         found, label_N = _labels(population, self.by)
         if not self.labels <= found <= self.labels * self.clients:
             raise InputError(
@@ -121,7 +115,7 @@ class Pathological(Checked):
                 f"column {self.by!r}, which has {found} labels: expected labels of a client <= "
                 "labels in all <= clients x labels of a client"
             )
-        generator = _generator(self)
+        generator = self._generator()
         has_LxC = np.zeros((found, self.clients), np.int64)
         for client in range(self.clients):
             # The labels that the fewest clients have, ties at random.
@@ -134,10 +128,6 @@ class Pathological(Checked):
         sizes_LxC += has_LxC * (np.cumsum(has_LxC, axis=1) <= rest_Lx1)
         return _by_label(label_N, sizes_LxC, generator)
 
-
-Scheme: TypeAlias = Iid | Dirichlet | Pathological
-"""A way to deal examples to clients; its fields are public. `deal` gives the index of each
-example's client, int64 [examples]."""
 
 SCHEMES = {"iid": Iid, "dirichlet": Dirichlet, "pathological": Pathological}
 """The schemes by the name that `partition=` has in a source."""
@@ -176,19 +166,12 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
     return from_rows(scheme.deal(examples), ids, examples.columns, name=name, unit=unit)
 
 
-def _generator(scheme: "Scheme") -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=scheme.seed))
-
-
-def _enough(population: Population, clients: int, least: int) -> int:
-    examples = population.num_examples
-    if examples < clients * max(least, 1):
+def _require_examples(population: Population, least: int) -> None:
+    if population.num_examples < least:
         # Without the number: how many examples a population has is private.
         raise InputError(
-            f"partition: {clients} clients with at least {max(least, 1)} examples each need "
-            f"{clients * max(least, 1)} examples, and {population.name!r} has fewer"
+            f"partition: so many clients need {least} examples, and {population.name!r} has fewer"
         )
-    return examples
 
 
 def _labels(population: Population, by: str) -> tuple[int, np.ndarray]:

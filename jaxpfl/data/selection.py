@@ -2,16 +2,8 @@
 
 Where a modeller would want to see examples of some kind, a generative model is trained on exactly
 these examples, and the modeller sees what it generates. Source: Augenstein et al. 2020 ("Generative
-models for effective ML on private, decentralized datasets"), Table 1 and section 2.1.
-
-| task | examples used                                                  | here                  |
-|------|----------------------------------------------------------------|-----------------------|
-| T1   | a random share                                                 | `random_examples`     |
-| T2   | those that the primary model classified wrongly (or rightly)   | `classified_examples` |
-| T3   | words out of vocabulary                                        | `text.metrics.oov`    |
-| T4   | all of the users on whose data the primary model is bad (good) | `examples_of_users`   |
-| T5   | a random share, to be labelled by humans                       | `random_examples`     |
-| T6   | those unlike a public corpus, by likelihoods                   | a comparison of them  |
+models for effective ML on private, decentralized datasets"), Table 1 and section 2.1. T3 is
+`text.metrics.oov`, T5 is T1 to be labelled by humans, T6 a comparison of likelihoods.
 
 A criterion is bool [examples] and PRIVATE; criteria combine by & and |. In a deployment every
 client applies the criterion to its own data, with public constants. `Population.keeping` returns

@@ -195,7 +195,11 @@ def _new(folder: Path) -> Iterator[Path]:
                 f"{partial}: another process is writing here; wait for it, or choose another folder"
             ) from None
         try:
-            files.empty_directory(partial)
+            for left in partial.iterdir():
+                if left.is_dir():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
             yield partial
             os.rename(partial, folder)
         except BaseException:

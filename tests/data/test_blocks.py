@@ -208,15 +208,14 @@ def test_check_reads_all_and_says_so(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("edges", "ids", "message"),
     [
-        ({"tokens": ([0, 3, 2, 4], [1, 2, 3, 4], 50)}, "one after the other"),
-        ({"tokens": ([0, 1, 2, 4], [1, 2, 50, 4], 50)}, "not below 50"),
+        ([0, 3, 2, 4], [1, 2, 3, 4], "one after the other"),
+        ([0, 1, 2, 4], [1, 2, 50, 4], "not below 50"),
     ],
 )
-def test_check_finds_what_makes_no_sense(columns, message, tmp_path):
-    edges, ids, size = columns["tokens"]
-    held = Sequences(np.array(ids, np.uint16), np.array(edges), {"vocabulary_size": size})
+def test_check_finds_what_makes_no_sense(edges, ids, message, tmp_path):
+    held = Sequences(np.array(ids, np.uint16), np.array(edges), {"vocabulary_size": 50})
     Population({"tokens": held}, [0, 1, 3], ["a", "b"]).save(tmp_path / "saved")
     with pytest.raises(CorruptFile, match=message):
         check(tmp_path / "saved", progress=False)

@@ -103,14 +103,14 @@ def test_every_client_is_packed_once_with_all_it_may_use(sizes, spec, shards, da
 
 
 def test_a_clients_batches_depend_on_its_address_alone():
-    """Not on who else takes part, the order given, the capacity, the shards or the ladder."""
+    """Not on who else takes part, the order given, the capacity, the shards or the shape."""
     sizes = [3, 30, 11, 0, 18, 7, 9, 2]
     population = population_of(sizes)
     reference = batches_of(packed(population, range(8), CohortSpec(4, 12, 2)))
     variants = [
         (range(7, -1, -1), CohortSpec(4, 12, 2), 1),
         (range(8), CohortSpec(4, 12, 2, clients_per_bucket=2), 2),
-        (range(8), CohortSpec(4, 12, 2, ladder=(1, 2, 3, 9)), 4),
+        (range(8), CohortSpec(4, 12, 2, one_shape=True), 4),
         ([4, 1], CohortSpec(4, 12, 2), 1),
     ]
     for chosen, spec, shards in variants:
@@ -268,12 +268,12 @@ def test_a_process_reads_only_the_examples_of_its_own_blocks(tmp_path, monkeypat
     assert abs(first - second) < 0.1 * (first + second)
 
 
-def test_ladder_bounds_the_number_of_shapes():
-    """Of cohorts of every size: the number of compilations is at most the ladder's length."""
+def test_the_number_of_shapes_is_bounded():
+    """Of cohorts of every size: the number of compilations is at most two."""
     population = population_of(np.random.default_rng(1).integers(0, 70, 200))
     for spec in (
         CohortSpec(4, 50, clients_per_bucket=16),
-        CohortSpec(4, 50, ladder=(2, 5, 9, 13), clients_per_bucket=16),
+        CohortSpec(4, 50, one_shape=True, clients_per_bucket=16),
     ):
         shapes = set()
         for round, size in enumerate([1, 2, 10, 50, 200]):
@@ -306,8 +306,6 @@ def test_stats_count_what_was_packed():
         ([-1], {}, r"must lie in 0 \.\. 1"),
         ([0.5], {}, "whole numbers"),
         ([0], {"shards": 3}, "no multiple of 3 shards"),
-        ([0], {"shards": 2, "blocks": (2,)}, "blocks must be different ones of 2 shards"),
-        ([0], {"shards": 2, "blocks": (0, 0)}, "blocks must be different ones of 2 shards"),
         ([0], {"seed": -1}, "seed"),
         ([0], {"round": 1.0}, "round"),
     ],
@@ -324,12 +322,12 @@ def test_bad_cohort_is_refused_before_the_first_bucket(clients, options, expecte
 
 
 def test_text_alone_and_impossible_shapes_are_refused():
-    """TRUST 7, 9: the ladder must hold the four steps that a client can take."""
+    """TRUST 7, 9."""
     population = from_clients({"a": {"text": ["x"]}})
     with pytest.raises(InputError, match="needs a numeric column, found text: text"):
         Cohort(population, [0], CohortSpec(1, 1), seed=0, round=0)
     wrong = {"batch_size": (0, 1.0), "max_examples": (-1,), "epochs": (True,)}
-    wrong |= {"clients_per_bucket": ("4",), "ladder": ((), (4, 2), (0, 4), (1, 3), (1.0, 4))}
+    wrong |= {"clients_per_bucket": ("4", 0)}
     for field, values in wrong.items():
         for value in values:
             with pytest.raises(InputError):

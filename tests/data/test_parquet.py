@@ -6,6 +6,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import jaxpfl as jp
+from jaxpfl import checks
 from jaxpfl.data.readers.fields import Fields
 from jaxpfl.data.readers.parquet_files import read_parquet
 from jaxpfl.errors import CorruptFile, InputError
@@ -45,7 +46,8 @@ def test_a_damaged_footer_does_not_end_the_process(tmp_path):
     assert refused
 
 
-def test_a_row_group_larger_than_memory_is_refused(tmp_path, small_machine):
+def test_a_row_group_larger_than_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "machine_memory", lambda: 2**26)
     path = tmp_path / "a.parquet"
     zeros = pa.array(np.zeros(10_000_000, np.int64))
     parquet.write_table(pa.table({"client": zeros, "x": zeros}), path, row_group_size=10**7)

@@ -191,18 +191,15 @@ def test_a_long_name_is_read_and_no_header_beyond_the_cap(written, monkeypatch, 
         read_plain_text(path)
 
 
-def test_bytes_that_are_not_utf8_are_refused_by_place(written):
+def test_bytes_that_are_not_utf8_and_files_without_examples_are_refused(written):
     """TRUST 8."""
     with pytest.raises(InputError, match=r"a\.txt\.gz, line 2: byte 2 is not valid UTF-8") as error:
         read_plain_text(written("a.txt.gz", b"canary-7f3\nx\xffcanary-7f3"))
     no_trace(error.value, SECRET)
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.tar.xz"])
-def test_file_without_examples_is_refused(written, name):
-    content = tar(member("empty.txt"), member("README", b"x")) if ".tar" in name else b" \n\n"
-    with pytest.raises(InputError, match="has no examples"):
-        read_plain_text(written(name, content))
+    archive = tar(member("empty.txt"), member("README", b"x"))
+    for name, content in (("a.txt", b" \n\n"), ("a.tar.xz", archive)):
+        with pytest.raises(InputError, match="has no examples"):
+            read_plain_text(written(name, content))
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.tar.gz", "a.tar.xz"])

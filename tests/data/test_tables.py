@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import jaxpfl as jp
+from jaxpfl import checks
 from jaxpfl.data import grouping
 from jaxpfl.data.readers import compressed, text_tables
 from jaxpfl.errors import InputError
@@ -406,7 +407,8 @@ def test_columns_may_have_any_width_of_type(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["x.jsonl.gz", "x.csv.gz", "x.parquet"])
-def test_rows_that_exceed_memory_together_are_refused(tmp_path, small_machine, form):
+def test_rows_that_exceed_memory_together_are_refused(tmp_path, monkeypatch, form):
+    monkeypatch.setattr(checks, "machine_memory", lambda: 2**26)
     path = write(tmp_path, form, [{"client": "u", "text": "a" * 100_000}] * 500)
     with pytest.raises(InputError, match=f"{form}: its rows, in memory, would take"):
         jp.data.open(path)

@@ -50,97 +50,79 @@ def change(table: str, what: str, where: str) -> list[tuple[str, tuple]]:
     return [(f"UPDATE {table} SET {what} WHERE {where}", ())]
 
 
+def blob(content) -> list[tuple[str, tuple]]:
+    return [(BAD_BLOB, (content,))]
+
+
+TWICE = "INSERT INTO client_metadata VALUES ('d', 'train', 3)"
+NOT_UTF8 = f"client_id = CAST('d{SECRET}' || x'ff' AS TEXT)", "client_id = 'd'"
+VIEW = ("ALTER TABLE examples RENAME TO o", "CREATE VIEW examples AS SELECT * FROM o")
 # In order: a has rows 6-9, b none, d 1-3, the secret one 4-5.
-DEFECTS = {
-    "truncated": ([(BAD_BLOB, (row(1)[:-3],))], CorruptFile, "client 3, row 5: .*truncated"),
-    "garbage": ([(BAD_BLOB, (SECRET.encode(),))], CorruptFile, "client 3, row 5: "),
-    "empty": ([(BAD_BLOB, (b"",))], InputError, 'client 3, row 5: it has no feature "x"'),
-    "extra": (
-        [(BAD_BLOB, (example({"x": 1, "t": b"", SECRET: 1}),))],
-        InputError,
-        "client 3, row 5: it has a feature that is not declared; declared are x, t",
-    ),
-    "UTF-8": (
-        [(BAD_BLOB, (example({"x": 1, "t": b"rosebud \xff"}),))],
-        InputError,
-        'client 3, row 5: feature "t": byte 9 is not valid UTF-8',
-    ),
-    "number": ([(BAD_BLOB, (7,))], InputError, "client 3, row 5: .* must be a blob"),
+DAMAGED = {
+    "truncated": (blob(row(1)[:-3]), "client 3, row 5: .*truncated"),
+    "garbage": (blob(SECRET.encode()), "client 3, row 5: "),
     "too few": (
         change("client_metadata", "num_examples = 5", "client_id = 'a'"),
-        CorruptFile,
         "client 0" + _OTHER_NUMBER,
     ),
-    "too many": (delete("examples", "rowid = 5"), CorruptFile, "client 3" + _OTHER_NUMBER),
-    "no examples": (
-        delete("examples", "client_id = 'd'"),
-        CorruptFile,
+    "too many": (delete("examples", "rowid = 5"), "client 3" + _OTHER_NUMBER),
+    "no examples": (delete("examples", "client_id = 'd'"), "client 2" + _OTHER_NUMBER),
+    "id a blob": (change("examples", "client_id = x'61'", "rowid = 7"), "client 0" + _OTHER_NUMBER),
+    "negative": (
+        change("client_metadata", "num_examples = -1", "client_id = 'd'"),
         "client 2" + _OTHER_NUMBER,
     ),
-    "id a blob": (
-        change("examples", "client_id = x'61'", "rowid = 7"),
-        CorruptFile,
-        "client 0" + _OTHER_NUMBER,
-    ),
+    "twice": ([(TWICE, ())], "client 2" + _NOT_ONCE),
     **{
         f"unnamed {client}": (
             delete("client_metadata", f"client_id LIKE '{client}%'"),
-            CorruptFile,
             f"client {index}{_NOT_ONCE}",
         )
         for client, index in (("a", 0), ("d", 2), (SECRET, 3))
     },
-    "twice": (
-        [("INSERT INTO client_metadata VALUES ('d', 'train', 3)", ())],
-        CorruptFile,
-        "client 2" + _NOT_ONCE,
+}
+OF_ANOTHER_KIND = {
+    "empty": (blob(b""), 'client 3, row 5: it has no feature "x"'),
+    "extra": (
+        blob(example({"x": 1, "t": b"", SECRET: 1})),
+        "client 3, row 5: it has a feature that is not declared; declared are x, t",
     ),
-    "negative": (
-        change("client_metadata", "num_examples = -1", "client_id = 'd'"),
-        CorruptFile,
-        "client 2" + _OTHER_NUMBER,
+    "UTF-8": (
+        blob(example({"x": 1, "t": b"rosebud \xff"})),
+        'client 3, row 5: feature "t": byte 9 is not valid UTF-8',
     ),
+    "number": (blob(7), "client 3, row 5: .* must be a blob"),
     "no number": (
         change("client_metadata", "num_examples = 'rosebud'", "client_id = 'd'"),
-        InputError,
         "table 'client_metadata' must hold texts as ids, and whole numbers",
     ),
     "id not UTF-8": (
-        [
-            each
-            for table in ("client_metadata", "examples")
-            for each in change(
-                table, f"client_id = CAST('d{SECRET}' || x'ff' AS TEXT)", "client_id = 'd'"
-            )
-        ],
-        InputError,
+        [*change("client_metadata", *NOT_UTF8), *change("examples", *NOT_UTF8)],
         "client 2: its id is not valid UTF-8",
     ),
-    "no table": ([("DROP TABLE client_metadata", ())], InputError, "no table 'client_metadata'"),
+    "no table": ([("DROP TABLE client_metadata", ())], "no table 'client_metadata'"),
     "no column": (
         [("ALTER TABLE examples RENAME COLUMN client_id TO other", ())],
-        InputError,
         "table 'examples' has no column 'client_id'",
     ),
     "own rowid": (
         [("ALTER TABLE examples ADD COLUMN rowid INTEGER", ())],
-        InputError,
         "'examples' must be a plain table with SQLite's own rowid",
     ),
-    "view": (
-        [
-            ("ALTER TABLE examples RENAME TO other", ()),
-            ("CREATE VIEW examples AS SELECT * FROM other", ()),
-        ],
-        InputError,
-        "no table 'examples'",
-    ),
-    "no clients": (delete("client_metadata", "1"), InputError, "has no clients"),
+    "view": ([(each, ()) for each in VIEW], "no table 'examples'"),
+    "no clients": (delete("client_metadata", "1"), "has no clients"),
 }
 
 
-@pytest.mark.parametrize("after, kind, what", DEFECTS.values(), ids=DEFECTS)
-def test_defects_are_named_by_file_client_and_row(after, kind, what, tmp_path):
+@pytest.mark.parametrize(
+    "after, what, kind",
+    [
+        pytest.param(*case, kind, id=name)
+        for kind, cases in ((CorruptFile, DAMAGED), (InputError, OF_ANOTHER_KIND))
+        for name, case in cases.items()
+    ],
+)
+def test_defects_are_named_by_file_client_and_row(after, what, kind, tmp_path):
     path = write_file(tmp_path / "some.sqlite", clients(FOUR), after=after)
     with pytest.raises(kind, match=what) as caught:
         read(path)

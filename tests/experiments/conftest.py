@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,17 @@ def write_lines(path: Path, words: list[str], clients: int, rows: int, own: str 
                 file.write(json.dumps({"client": f"canaryid{number}", "text": text}) + "\n")
 
 
+def changed_config(path: Path, *changes: tuple[str, str]) -> Any:
+    """A config with parts of its text replaced."""
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    changed = path.with_name("changed.yaml")
+    changed.write_text(text)
+    return load(changed)
+
+
 @pytest.fixture(scope="session")
 def pipeline_config(tmp_path_factory) -> Path:
     """The path of a config; its data lies beside it."""
@@ -56,6 +68,29 @@ def pipeline_config(tmp_path_factory) -> Path:
     write_lines(folder / "vocabulary.jsonl", NEAR + FAR, 40, 5)
     path = folder / "pipeline.yaml"
     path.write_text(PIPELINE.format(folder=folder))
+    return path
+
+
+TINY = """\
+data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl",
+        split: {{train: 0.7, valid: 0.15, test: 0.15}}}}
+model: {{name: cifg_lm, vocab_size: 24, embedding: 8, hidden: 8, projection: 8, sequence_length: 8}}
+privacy: {{noise_multiplier: 1.0, delta: 1e-3, clip_norm: 0.5, accountant: rdp}}
+training: {{rounds: 7, clients_per_round: 8, batch_size: 4, max_examples: 8, clients_per_bucket: 8,
+           server: {{name: nesterov, learning_rate: 0.5}}}}
+evaluation: {{every: 3, declared_public: true, max_examples: 50, sentences: 2}}
+run: {{checkpoint_every: 2, reproducible_noise: true, devices: 2}}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory) -> Path:
+    """The path of a config; its data lies beside it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    write_lines(folder / "public.jsonl", NEAR, 40, 5)
+    write_lines(folder / "clients.jsonl", NEAR, 60, 3, "canarytext{}")
+    path = folder / "tiny.yaml"
+    path.write_text(TINY.format(folder=folder))
     return path
 
 

@@ -1,8 +1,9 @@
-"""Processes that end in the middle of a run."""
+"""Processes that end in the middle of a run, and files that are damaged."""
 
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,22 @@ def crashed_and_resumed(config: Any, out: Path, at: Collection[int]) -> dict[str
             else:
                 carry_out.run(config, out, progress=False)
     return carry_out.resume(out, progress=False).record
+
+
+def damages(
+    folder: Path, every: int | None = None
+) -> Iterator[tuple[str, Path, Callable[[Path], Any]]]:
+    """What may happen to a file: a flipped bit, at its ends and middle or in every n-th byte."""
+
+    def flip(position: int, path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[position] ^= 1
+        path.write_bytes(bytes(content))
+
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        size = path.stat().st_size
+        places = {0, size // 2, size - 1} if every is None else range(0, size, every)
+        for place in places if size else ():
+            yield f"flip {place} of {path.name}", path, partial(flip, place)
+        yield f"truncate {path.name}", path, lambda p: p.write_bytes(p.read_bytes()[:-1] or b"x")
+        yield f"remove {path.name}", path, Path.unlink

@@ -12,15 +12,10 @@ from jaxpfl.experiments import registry
 from jaxpfl.experiments.audit import AuditSettings, audit
 from jaxpfl.privacy import Guarantee
 from jaxpfl.privacy.auditing import Bound
+from tests.experiments import test_dry_run
 
-TINY = """\
-data: {source: "$NOT_SET/clients.jsonl?client=who", public: "docstrings:numpy", clients: 500,
-       split: {train: 0.8, valid: 0.1, test: 0.1}}
-model: {name: cifg_lm, vocab_size: 44, embedding: 8, hidden: 8, projection: 8, sequence_length: 8}
-privacy: {noise_multiplier: 1.0, delta: 1.0e-4, clip_norm: 0.5}
-training: {rounds: 3, clients_per_round: 100, batch_size: 4, max_examples: 8}
-evaluation: {every: 0}
-"""
+TINY = test_dry_run.TINY.replace("clients: 5000", "clients: 500").replace("1.0e-5", "1.0e-4")
+TINY = TINY.replace("clients_per_round: 16", "clients_per_round: 100")
 FRED = """\
 prefinetune: {epochs: 1}
 fred:
@@ -90,14 +85,3 @@ def test_a_config_without_privacy_is_refused(tiny):
     overrides += ["--privacy.delta", "null"]
     with pytest.raises(InputError, match="no epsilon to audit"):
         audit(registry.load(tiny, overrides), FEW, progress=False)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "name", ["quickstart", "gan_inversion", "popri_small", "oov_concatenation"]
-)
-def test_shipped_configs_are_not_flagged(name, monkeypatch):
-    from jaxpfl.experiments.config import shipped
-
-    config = registry.load(shipped.find(name))
-    assert not audit(config, AuditSettings(runs=2, rounds=4), progress=False)["exceeded"]

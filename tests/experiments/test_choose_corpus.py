@@ -12,33 +12,17 @@ from jaxpfl.experiments import choose_corpus
 from jaxpfl.experiments.choose_corpus import named, table
 from jaxpfl.privacy import Ledger
 from jaxpfl.text.embed import embed
+from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.statements import of_lines
-
-TOPICS = {
-    "cooking": ["boil the rice in salted water", "chop the onion and fry it", "bake the bread"],
-    "sailing": ["hoist the main sail", "the wind turns to the north", "drop the anchor in the bay"],
-    "chess": ["the rook takes the knight", "castle before the queen moves", "a pawn on the rank"],
-}
-
-
-def write(path, clients, topic, per_client=4, own=""):
-    """Texts of a topic; `own`, within every one, makes of a quotation the clients' own words."""
-    lines = []
-    for client in range(clients):
-        for number in range(per_client):
-            text = f"{TOPICS[topic][(client + number) % 3]} {client % 5} {number}"
-            words = text.split()
-            parts = [" ".join(words[start : start + 3]) for start in range(0, len(words), 3)]
-            text = f" {own} ".join(parts).replace("  ", " ")
-            lines.append(json.dumps({"client": f"person {client}", "text": text}))
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
 
 
 @pytest.fixture
 def sources(tmp_path):
-    private = write(tmp_path / "private.jsonl", 60, "sailing", own="aye")
-    public = [write(tmp_path / f"{topic}.jsonl", 40, topic) for topic in TOPICS]
+    """The private clients, and two public corpora."""
+    write_lines(tmp_path / "private.jsonl", NEAR, 60, 4, "canarytext{}")
+    for name, words in (("far", FAR), ("near", NEAR)):
+        write_lines(tmp_path / f"{name}.jsonl", words, 40, 4)
+    private, *public = (str(tmp_path / f"{name}.jsonl") for name in ("private", "far", "near"))
     return private, public
 
 
@@ -57,7 +41,7 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(tmp_path, capsys, s
     )  # fmt: skip
     assert code == 0
     assert record["private"]
-    assert record["candidates"][0]["candidate"] == "sailing"
+    assert record["candidates"][0]["candidate"] == "near"
     assert f"unit = {unit}" in record["statement"]
     assert {str(path.relative_to(out)) for path in out.rglob("*")} == {
         "fred.json", "fred.png", "moments.npz", "ledger.jsonl", "private",
@@ -95,9 +79,9 @@ def test_only_examples_that_are_used_are_embedded(tmp_path, capsys, sources, mon
 
 def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
     """TRUST 40: ids, texts and the true number of clients stay inside."""
-    private = write(tmp_path / "private.jsonl", 173, "chess")
-    public = write(tmp_path / "public.jsonl", 40, "cooking")
-    out = tmp_path / "out"
+    private, public, out = tmp_path / "private.jsonl", tmp_path / "public.jsonl", tmp_path / "out"
+    write_lines(private, NEAR, 173, 4, "canarytext{}")
+    write_lines(public, FAR, 40, 4)
     code, _ = fred(
         capsys, "--private", private, "--candidates", public, "--epsilon", 0.5, "--delta", 1e-3,
         "--embedder", "hashed:8", "--out", out,
@@ -108,7 +92,7 @@ def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
     for path in written:
         # In hashes and in fractions any three digits occur by chance.
         content = re.sub(rb"[0-9a-f]{12,}|[0-9]+[.][0-9]+", b"", path.read_bytes())
-        for secret in (b"person 17", b"castle", b"173"):
+        for secret in (b"canaryid", b"canarytext", b"173"):
             assert secret not in content or path.suffix in (".npz", ".png"), path
 
 

@@ -244,12 +244,6 @@ def test_every_config_passes_a_dry_run(path, tmp_path, monkeypatch, published, u
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_config_passes_a_dry_run_with_its_noise(path, published):
-    check(path)
-
-
 def test_a_model_larger_than_memory_is_refused_before_anything_is_written(tmp_path, capsys):
     """TRUST 39: FreD is charged before the rounds, and must not be for a run that cannot be."""
     command = ["run", "quickstart", "--out", str(tmp_path / "run"), "--model.hidden", str(10**9)]

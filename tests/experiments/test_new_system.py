@@ -68,14 +68,6 @@ def test_killed_anywhere_it_ends_alike_at_one_charge(config_path, tmp_path):
     assert "NOT PRIVATE" in (out / "report.html").read_text()
 
 
-def test_an_unknown_key_is_refused_with_the_nearest_name(config_path, tmp_path, capsys):
-    config_path.write_text(config_path.read_text().replace("column:", "colum:"))
-    assert cli.main(["run", str(config_path), "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert "colum" in error and "'column'" in error and str(config_path) in error
-    assert not (tmp_path / "out" / "config.yaml").exists()
-
-
 def test_its_dry_run_states_what_the_run_costs(config_path, tmp_path):
     config = registry.load(config_path)
     record = carry_out.run(config, tmp_path / "out", progress=False).record

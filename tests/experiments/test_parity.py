@@ -21,7 +21,7 @@ from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.encoder.network import Encoder
 from tests.experiments.conftest import FAR, NEAR, write_lines
-from tests.published_models import SIZES, write_adapters, write_tokeniser
+from tests.published_models import SIZES, federated_training, write_adapters, write_tokeniser
 
 torch = pytest.importorskip("torch", reason="torch is not installed; see `make parity`")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -85,36 +85,6 @@ def folder(tmp_path_factory) -> Path:
         (folder / kind / "generation_config.json").unlink(missing_ok=True)
     write_adapters(folder / "adapters", folder / "llama")
     return folder
-
-
-@pytest.fixture
-def training(folder):
-    """Makes the config of DP-FedAvg on a published model."""
-
-    def make(model: dict[str, Any]) -> Any:
-        return from_mapping(
-            {
-                "data": {
-                    "source": str(folder / "clients.jsonl"),
-                    "split": {"train": 0.6, "valid": 0.2, "test": 0.2},
-                },
-                "model": {"name": "decoder", "sequence_length": 12} | model,
-                "privacy": {"epsilon": 8.0, "delta": 1e-3, "clip_norm": 0.5, "accountant": "pld"},
-                "training": {
-                    "rounds": 2,
-                    "clients_per_round": 8,
-                    "batch_size": 4,
-                    "max_examples": 4,
-                    "clients_per_bucket": 8,
-                    "client": {"name": "sgd", "learning_rate": 0.3},
-                },
-                "evaluation": {"every": 2, "declared_public": True, "sentences": 0},
-                "run": {"checkpoint_every": 1, "devices": 1},
-            },
-            "here",
-        )
-
-    return make
 
 
 @pytest.fixture
@@ -194,11 +164,13 @@ def _of_adapters(base: Path, trained: Path) -> Any:
     ],
 )
 def test_an_exported_run_scores_on_torch_what_its_record_says(
-    training, folder, tmp_path, kind, options, base
+    folder, tmp_path, kind, options, base
 ):
     if "adapters" in options:
         options = options | {"adapters": str(folder / "adapters"), "int8": True}
-    config = training({"path": str(folder / kind)} | options)
+    model = {"path": str(folder / kind), "sequence_length": 12} | options
+    client = {"name": "sgd", "learning_rate": 0.3}
+    config = federated_training(folder, model, training={"client": client})
     run, out = carry_out.run(config, tmp_path / "run", progress=False), tmp_path / "exported"
     export(run.out, out, progress=False)
     _names_no_place(out, folder, tmp_path)

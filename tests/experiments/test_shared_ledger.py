@@ -70,27 +70,6 @@ def test_fred_on_the_source_and_a_run_on_its_training_split_share_one_ledger(fol
     assert fred.endswith("if nothing else is released from these clients")
 
 
-def test_the_second_run_on_a_ledger_does_not_say_eight_alone(folder, capsys):
-    """TRUST 29: the same config twice on the same clients costs more than either says it would."""
-    statements = [
-        carried_out(capsys, "run", folder / "run.yaml", "--out", folder / name)
-        for name in ("first", "second")
-    ]
-    ledger = Ledger.read(folder / "shared.jsonl")
-    assert len(ledger) == 2 * 2
-    assert len({charge.identity for charge in ledger.charges}) == 4
-    total = ledger.spent(1e-3)
-    assert total > 9
-    assert epsilons(statements[0]) == [8.0]
-    assert statements[0].endswith("if nothing else is released from these clients")
-    assert epsilons(statements[1]) == [8.0, pytest.approx(total, rel=1e-3)]
-    page = (folder / "second" / "report.html").read_text()
-    assert statements[1] in page
-    # Asked again, the first run says what became of its ledger.
-    again = carried_out(capsys, "resume", folder / "first")
-    assert epsilons(again) == epsilons(statements[1])
-
-
 def test_a_run_without_privacy_that_no_budget_has_room_for_says_so(folder, capsys):
     """And not that its delta, which it has none of, is wrong."""
     carried_out(capsys, "run", folder / "run.yaml", "--out", folder / "first")

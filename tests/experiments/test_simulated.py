@@ -68,21 +68,16 @@ def test_a_dry_run_says_that_the_noise_is_simulated(config):
     assert LABEL in said.replace("\\u2019", "'")
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (
-            {"simulated": {**SIMULATED, "clients_per_round": 4}},
-            "simulated.clients_per_round must be at least",
-        ),
-        ({"simulated": {**SIMULATED, "delta": 0}}, r"simulated\.delta"),
-        ({"privacy": {"private": False}}, "simulated must be absent where privacy.private"),
-        (
-            {"privacy": {**CONFIG["privacy"], "sampling": "cyclic", "noise": "banded"}},
-            "cannot be simulated by fewer clients",
-        ),
-    ],
-)
+BANDED = {**CONFIG["privacy"], "sampling": "cyclic", "noise": "banded"}
+REFUSED = [
+    ({"simulated": {**SIMULATED, "clients_per_round": 4}}, "clients_per_round must be at least"),
+    ({"simulated": {**SIMULATED, "delta": 0}}, r"simulated\.delta"),
+    ({"privacy": {"private": False}}, "simulated must be absent where privacy.private"),
+    ({"privacy": BANDED}, "cannot be simulated by fewer clients"),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), REFUSED)
 def test_a_config_that_cannot_be_simulated_is_refused(config, changes, expected):
     with pytest.raises(InputError, match=expected):
         dry_run(config(data={**CONFIG["data"], "clients": 40}, **changes))

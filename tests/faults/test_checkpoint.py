@@ -19,6 +19,7 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.records import artifacts, checkpoint
 from jaxpfl.experiments.records.checkpoint import Checkpoints
+from tests.experiments.crashes import damages
 
 
 def _state(value: float):
@@ -75,30 +76,11 @@ def test_a_checkpoint_restores_to_the_same_bits_and_structure(tmp_path):
     _assert_is_round(restored, 4)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(bytes(content))
-
-
-def _damages(folder: Path):
-    for path in _files(folder):
-        size = path.stat().st_size
-        for position in {0, size // 2, size - 1} if size else ():
-            yield f"flip {path.name}", path, lambda p, at=position: _flip(p, at)
-        yield f"truncate {path.name}", path, lambda p: p.write_bytes(p.read_bytes()[:-1] or b"x")
-        yield f"remove {path.name}", path, lambda p: p.unlink()
-
-
 def test_every_damage_is_found_and_the_previous_step_taken(tmp_path, checkpoints):
     """TRUST 35: flips, truncation, missing files -> found by SHA-256; the message names both."""
     latest = tmp_path / "round_00000002"
     number = 0
-    for name, path, damage in _damages(latest):
+    for name, path, damage in damages(latest):
         content = path.read_bytes()
         damage(path)
         messages = []

@@ -9,14 +9,10 @@ from contextlib import suppress
 import pytest
 
 from jaxpfl import cli
-from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine import rounds
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.signals import Interrupted
-from jaxpfl.experiments.sweep.config import Point
-from jaxpfl.experiments.sweep.directory import PointFolder
-from jaxpfl.experiments.sweep.points import carry_out_point
 from jaxpfl.experiments.systems import workspace
 from jaxpfl.experiments.systems.federated_training import study
 from jaxpfl.federated.release import prepared_query
@@ -73,24 +69,6 @@ def test_a_signal_after_the_last_round_still_stops_what_would_follow(
     assert caught.value.number == signal.SIGTERM
     carry_out.resume(out, progress=False)
     assert_same(out, straight)
-
-
-def test_a_signal_in_a_round_that_fails_stops_what_would_follow(tiny_config, tmp_path, monkeypatch):
-    """The failure of the point is recorded, and the next point of its sweep does not begin."""
-    real = prepared_query.Cohort
-
-    def failing(*arguments, round, **options):
-        if round == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-            raise BudgetExhausted("the budget is spent")
-        return real(*arguments, round=round, **options)
-
-    folder = PointFolder(tmp_path / "sweep" / "points" / "a")
-    monkeypatch.setattr(prepared_query, "Cohort", failing)
-    with pytest.raises(Interrupted, match="after the point a") as caught:
-        carry_out_point(Point("a", {}, config_of(tiny_config)), folder, None, {})
-    assert caught.value.number == signal.SIGTERM
-    assert "budget is spent" in folder.state().error
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -21,10 +21,10 @@ from jaxpfl.federated.release.identity import traced
 from tests.federated.cohorts import keys, no_noise
 from tests.federated.own_functions import FUNCTIONS
 
-# Batches of two: ladders, so that a bucket's shape follows from its largest client.
+# Batches of two, and two shapes: which one a bucket has follows from its largest client.
 SPECS = {
-    "default ladder": CohortSpec(2, 16, clients_per_bucket=32),
-    "each step a rung": CohortSpec(2, 16, ladder=tuple(range(1, 9)), clients_per_bucket=64),
+    "two shapes": CohortSpec(2, 16, clients_per_bucket=32),
+    "large buckets": CohortSpec(2, 16, clients_per_bucket=64),
     "two epochs": CohortSpec(2, 8, epochs=2, clients_per_bucket=32),
 }
 CLIP = 1.0
@@ -48,7 +48,7 @@ def clients_of(sizes, seed=0):
     return {f"client {i}": 3 * rng.normal(size=n) for i, n in enumerate(sizes)}
 
 
-QUICK = [("default ladder", 1), ("each step a rung", 32)]
+QUICK = [("two shapes", 1), ("large buckets", 32)]
 LAYOUTS = [
     pytest.param(name, chunk, marks=() if (name, chunk) in QUICK else pytest.mark.long)
     for name in SPECS
@@ -185,7 +185,7 @@ def test_nothing_that_a_client_is_handed_depends_on_others(adversary, layout, ch
 
 
 def test_whole_functions_get_one_public_shape():
-    query = Query("q", whole_adversary, no_noise(), SPECS["each step a rung"])
+    query = Query("q", whole_adversary, no_noise(), SPECS["large buckets"])
     assert query.cohort.rungs == (8,)
 
 

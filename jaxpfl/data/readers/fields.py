@@ -18,7 +18,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -110,17 +109,33 @@ class Fields:
         """
         columns = {}
         for name in self.names:
+            values = found[name]
+            if isinstance(values, pa.ChunkedArray):
+                values = values.combine_chunks()
             try:
-                column = found[name]
-                if isinstance(column, pa.ChunkedArray):
-                    column = column.combine_chunks()
-                if not isinstance(column, pa.Array):
-                    column = self._of_python(name, column, typed)
-                columns[name] = self._checked(name, column)
-            except _FaultError as fault:
-                where = numbers[fault.index]
-                raise row_error(source, where, name, fault.expected, fault.found) from None
+                columns[name] = self._column(name, values, typed)
+            except _FaultError:
+                row, fault = self._first_fault(name, values, typed)
+                raise row_error(source, numbers[row], name, *fault) from None
+            self._types[name] = columns[name].type
         return Rows(source, numbers, columns)
+
+    def _first_fault(self, name: str, values: Any, typed: bool) -> tuple[int, tuple[str, str]]:
+        """The index of the first row that does not fit, and what was expected and found there."""
+
+        def fault(rows: int) -> Any:
+            try:
+                self._column(name, values[:rows], typed)
+            except _FaultError as error:
+                return error.args
+            return None
+
+        # The shortest beginning that does not fit ends with it.
+        sizes = range(1, len(values) + 1)
+        row = bisect_left(sizes, True, key=lambda rows: fault(rows) is not None)
+        if row:
+            self._types[name] = self._column(name, values[:row], typed).type
+        return row, fault(row + 1)
 
     def _expected(self, name: str) -> str:
         use, known = self._uses[name][-1], self._types.get(name)
@@ -134,72 +149,52 @@ class Fields:
             # Ids of both kinds may be mixed.
             values = [str(each) if type(each) is int else each for each in values]
         array = _array(values)
-        if array is not None:
-            return array
-        # The shortest beginning that has no type ends with the first value that is wrong.
-        sizes = range(len(values) + 1)
-        bad = bisect_left(sizes, True, key=lambda n: _array(values[:n]) is None) - 1
-        if bad:
-            self._checked(name, _array(values[:bad]))
-        inexact = {type(each) for each in values[: bad + 1]} <= {int, float}
-        found = type(values[bad]).__name__
-        raise _FaultError(bad, INEXACT if inexact else self._expected(name), found)
+        if array is None:
+            inexact = set(map(type, values)) <= {int, float}
+            expected = INEXACT if inexact else self._expected(name)
+            raise _FaultError(expected, type(values[-1]).__name__)
+        return array
 
     def _parsed(self, name: str, texts: list[str]) -> list[Any]:
         known = self._types.get(name)
         first = (kind for kind in (bool, float, str) if _parse(kind, texts[:1]) is not None)
-        kind = next(first) if known is None else _kind_of(known)
-        values = _parse(kind, texts)
-        if values is not None:
-            return values
-        bad = next(index for index, text in enumerate(texts) if _parse(kind, [text]) is None)
-        # What is expected follows from the rows before, if there are any.
-        if before := _parse(kind, texts[:bad]):
-            self._checked(name, _array(before))
-        what = "another string" if texts[bad].strip() else "an empty string"
-        raise _FaultError(bad, self._expected(name), what)
+        values = _parse(next(first) if known is None else _kind_of(known), texts)
+        if values is None:
+            what = "another string" if texts[-1].strip() else "an empty string"
+            raise _FaultError(self._expected(name), what)
+        return values
 
-    def _checked(self, name: str, column: Any) -> pa.Array:
-        """The column in a type of `Rows`, the widest of all blocks so far."""
+    def _column(self, name: str, values: Any, typed: bool) -> pa.Array:
+        """The values in a type of `Rows`, the widest of all blocks so far."""
+        column = values if isinstance(values, pa.Array) else self._of_python(name, values, typed)
         uses, expected = set(self._uses[name]), self._expected(name)
         if column.null_count:
-            raise _FaultError(_first(column.is_null()), expected, "no value")
+            raise _FaultError(expected, "no value")
         found = name_of_type(column.type)
         plain = _plain(column) if _can_be_plain(column.type) else None
         if plain is None or any(_kind_of(plain.type) not in _KINDS[use] for use in uses):
-            raise _FaultError(0, expected, found)
+            raise _FaultError(expected, found)
         kind = _kind_of(plain.type)
         if "client" in uses and kind is str:
-            empty = pc.call_function("equal", [plain, pa.scalar("", plain.type)])
-            if (first := _first(empty)) >= 0:
-                raise _FaultError(first, _EXPECTED["client"], "an empty string")
+            lengths = pc.call_function("binary_length", [plain])
+            if pc.call_function("min", [lengths]).as_py() == 0:
+                raise _FaultError(_EXPECTED["client"], "an empty string")
         if uses == {"client"}:
             return plain.cast(pa.large_string())
         if "label" in uses and kind is int:
             values = plain.to_numpy()
-            if (first := _first((values < 0) | (values >= 2**31))) >= 0:
-                raise _FaultError(first, expected, "another number")
+            if ((values < 0) | (values >= 2**31)).any():
+                raise _FaultError(expected, "another number")
         both = _wider(self._types.get(name, plain.type), plain.type)
         if both is None:
-            raise _FaultError(0, expected, found)
-        self._types[name] = both
-        return _widened(plain, both)
+            raise _FaultError(expected, found)
+        with contextlib.suppress(pa.ArrowInvalid):  # whose message quotes the value
+            return plain.cast(both)
+        raise _FaultError(INEXACT, "a larger one")
 
 
 class _FaultError(Exception):
-    """The first row of a column that does not fit: its index, what was expected and found."""
-
-    def __init__(self, index: int, expected: str, found: str) -> None:
-        self.index, self.expected, self.found = index, expected, found
-
-
-def _widened(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    with contextlib.suppress(pa.ArrowInvalid):  # whose message quotes the value
-        return column.cast(type_)
-    flat = column.flatten() if _is_list(column.type) else column
-    values = flat.to_numpy().reshape(len(column), -1)
-    large = ((values < -(2**53)) | (values > 2**53)).any(axis=1)
-    raise _FaultError(_first(large), INEXACT, "a larger one")
+    """A row does not fit, the last one of a column if those before it do: expected and found."""
 
 
 def _parse(kind: type, texts: list[str]) -> list[Any] | None:
@@ -216,13 +211,6 @@ def _parse(kind: type, texts: list[str]) -> list[Any] | None:
         except ValueError:
             continue
     return None
-
-
-def _first(flags: Any) -> int:
-    """The index of the first true flag, of Arrow or numpy; -1 if there is none."""
-    if isinstance(flags, pa.Array):
-        flags = flags.to_numpy(zero_copy_only=False)
-    return int(np.argmax(flags)) if flags.any() else -1
 
 
 def row_error(source: str, number: int, name: str, expected: str, found: str) -> InputError:
@@ -266,8 +254,8 @@ def _plain(column: pa.Array) -> pa.Array | None:
         return column.cast(pa.int64())
     if is_text(type_) or pa.types.is_dictionary(type_):
         return column.cast(pa.large_string())
-    if pa.types.is_uint64(type_) and (first := _first(column.to_numpy() >= 2**63)) >= 0:
-        raise _FaultError(first, INEXACT, "a larger one")
+    if pa.types.is_uint64(type_) and (column.to_numpy() >= 2**63).any():
+        raise _FaultError(INEXACT, "a larger one")
     if pa.types.is_integer(type_):
         return column.cast(pa.int64())
     if pa.types.is_floating(type_):
@@ -279,8 +267,8 @@ def _plain_list(column: pa.Array) -> pa.Array | None:
     lengths = pc.call_function("list_value_length", [column]).to_numpy(zero_copy_only=False)
     if not len(lengths):
         return None
-    if (other := _first(lengths != lengths[0])) >= 0 or not lengths[0]:
-        raise _FaultError(max(other, 0), _EXPECTED[list], "a longer or shorter list")
+    if not lengths[0] or (lengths != lengths[0]).any():
+        raise _FaultError(_EXPECTED[list], "a longer or shorter list")
     values = column.flatten()
     if values.null_count:
         return None

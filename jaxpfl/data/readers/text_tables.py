@@ -35,42 +35,32 @@ _TSV = (".tsv", ".tsv.gz")
 _Row = tuple[int, Mapping[str, Any], int]
 
 
-def _is_csv(path: Path) -> bool:
-    return path.name.endswith((".csv", ".csv.gz", *_TSV))
-
-
 def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows]:
     """The rows of a file, in blocks."""
     numbers: list[int] = []
     found: list[Mapping[str, Any]] = []
-    left = _BLOCK_CHARACTERS
-    typed = not _is_csv(path)
+    number, left = 0, _BLOCK_CHARACTERS
+    is_csv = path.name.endswith((".csv", ".csv.gz", *_TSV))
 
     def block() -> Rows:
         columns = {name: [row.get(name) for row in found] for name in fields.names}
-        return fields.rows(str(path), numbers, columns, typed)
+        return fields.rows(str(path), numbers, columns, typed=not is_csv)
 
-    for number, row, size in _rows(path, fields, encoding):
-        numbers.append(number)
-        found.append(row)
-        left -= size
-        if left < 0:
-            yield block()
-            numbers, found, left = [], [], _BLOCK_CHARACTERS
-    if found:
-        yield block()
-
-
-def _rows(path: Path, fields: Fields, encoding: str | None) -> Iterator[_Row]:
-    number = 0
     try:
         with errors_of(path), open_binary(path) as file:
-            read = _csv_rows if _is_csv(path) else _json_rows
+            read = _csv_rows if is_csv else _json_rows
             for number, row, size in read(path, file, fields, encoding):
-                yield number, row, size
+                numbers.append(number)
+                found.append(row)
+                left -= size
+                if left < 0:
+                    yield block()
+                    numbers, found, left = [], [], _BLOCK_CHARACTERS
     except CorruptFile as error:
         behind = f" after row {number}" if number else ""
         raise CorruptFile(f"{error}{behind}") from None
+    if found:
+        yield block()
 
 
 def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) -> Iterator[_Row]:

@@ -72,8 +72,8 @@ class Query:
       cohort: how a client's examples are capped and batched. Without a number of clients per bucket
         it gets 64 of them, or more if these do not fill the chunks of all devices and the plan has
         so many; it is a multiple of the devices (or of the copies of the model on them). Of blocks
-        of examples it gets no more than twice those of the plan. For a whole client function its
-        ladder is `max_steps` alone.
+        of examples it gets no more than twice those of the plan. For a whole client function all
+        buckets have one shape.
       columns: the columns that `client_fn` reads; None = all numeric ones.
       prepare: what each client computes once from its own data before the first round, such as the
         mean of its embeddings: a map from the population to one with as many clients. The result
@@ -114,7 +114,7 @@ class Query:
             object.__setattr__(self, "cohort", fitting)
         if not isinstance(self.client_fn, Stepping):
             # One public shape: which of several a client gets would depend on other clients.
-            one_shape = dataclasses.replace(self.cohort, ladder=(self.cohort.max_steps,))
+            one_shape = dataclasses.replace(self.cohort, one_shape=True)
             object.__setattr__(self, "cohort", one_shape)
         if self.plan.noise_kind == "exact":
             if self.plan.unit == "example":

@@ -87,7 +87,7 @@ def secure_release(
     cohort = cohort or CohortSpec(32, 256)
     # One client a bucket, in one shape: how a client's update is rounded must not depend on how
     # many examples others have.
-    alone = dataclasses.replace(cohort, clients_per_bucket=1, ladder=(cohort.max_steps,))
+    alone = dataclasses.replace(cohort, clients_per_bucket=1, one_shape=True)
     query = Query(label, client_fn, plan, alone, execution=Execution(client_mesh(1)))
     broadcast = arrays(query, broadcast)
     prepared = PreparedQuery.of(query, broadcast, clients)

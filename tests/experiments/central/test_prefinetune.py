@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,31 +15,14 @@ from jaxpfl.experiments.central.prefinetune import (
     prefinetune,
 )
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
+from tests.experiments.central.test_training import Linear, flat
 
 SETTINGS = PrefinetuneConfig(
     examples=50, epochs=3, batch_size=8, trials=3, learning_rates=(0.01, 0.3)
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Linear:
-    """Least squares on columns x [B, 3] and y [B], small enough to be followed by hand."""
-
-    name: str = "linear"
-
-    def init(self, key: jax.Array) -> Any:
-        del key
-        return {"w": jnp.zeros(3)}
-
-    def loss(self, params: Any, batch: Any, mask: jax.Array) -> Any:
-        residuals = jnp.where(mask, batch["x"] @ params["w"] - batch["y"], 0.0)
-        count = jnp.sum(mask, dtype=jnp.float32)
-        total = jnp.sum(residuals**2)
-        sums = {"loss_sum": total, "correct": jnp.zeros(()), "count": count}
-        return total / jnp.maximum(count, 1.0), sums
-
-    def evaluate(self, params: Any, batch: Any, mask: jax.Array) -> Any:
-        return self.loss(params, batch, mask)[1]
+START = {"kernel": np.zeros(3, np.float32), "bias": np.zeros((), np.float32)}
 
 
 def _corpus(train: int = 45, valid: int = 5) -> Corpus:
@@ -52,12 +33,13 @@ def _corpus(train: int = 45, valid: int = 5) -> Corpus:
 
 
 def _loss(w: np.ndarray, columns: Any) -> float:
-    return float(np.mean((columns["x"] @ w - columns["y"]) ** 2))
+    return float(np.mean((columns["x"] @ w[:3] + w[3] - columns["y"]) ** 2))
 
 
 def _reference(corpus: Corpus, settings: PrefinetuneConfig, seed: int) -> tuple[np.ndarray, dict]:
     """The same in float64 numpy, one step at a time."""
     x, y = (np.asarray(corpus.train[name], np.float64) for name in ("x", "y"))
+    x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
     valid = {name: np.asarray(column, np.float64) for name, column in corpus.valid.items()}
 
     def epoch(w, v, rate, number):
@@ -71,7 +53,7 @@ def _reference(corpus: Corpus, settings: PrefinetuneConfig, seed: int) -> tuple[
 
     trials = []
     for rate in learning_rates(settings, seed):
-        w, v = epoch(np.zeros(3), np.zeros(3), rate, 1)
+        w, v = epoch(np.zeros(4), np.zeros(4), rate, 1)
         trials.append((_loss(w, valid), rate, w, v))
     _, rate, w, v = min(trials, key=lambda trial: trial[0])
     kept = [(_loss(w, valid), 1, w)]
@@ -85,9 +67,9 @@ def _reference(corpus: Corpus, settings: PrefinetuneConfig, seed: int) -> tuple[
 @pytest.mark.parametrize("seed", range(5))
 def test_it_is_sgd_with_momentum_and_keeps_what_validates_best(seed):
     corpus = _corpus()
-    found = prefinetune(Linear(), {"w": np.zeros(3, np.float32)}, corpus, SETTINGS, seed=seed)
+    found = prefinetune(Linear(), START, corpus, SETTINGS, seed=seed)
     expected, how = _reference(corpus, SETTINGS, seed)
-    np.testing.assert_allclose(found.params["w"], expected, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(flat(found.params), expected, rtol=2e-4, atol=2e-5)
     assert found.record["learning_rate"] == how["rate"]
     assert found.record["best_epoch"] == how["best"]
     assert found.record["valid_loss"] == pytest.approx(how["loss"], rel=1e-3)
@@ -101,21 +83,22 @@ def test_the_best_epoch_is_not_always_the_last():
     corpus = _corpus()
     away = Corpus("away", corpus.train, {**corpus.valid, "y": np.zeros(5, np.float32)})
     settings = dataclasses.replace(SETTINGS, trials=1, learning_rates=(0.01, 0.01))
-    start = {"w": np.zeros(3, np.float32)}
-    found = prefinetune(Linear(), start, away, settings, seed=0)
+    found = prefinetune(Linear(), START, away, settings, seed=0)
     losses = [epoch["valid_loss"] for epoch in found.record["epochs"]]
     assert found.record["best_epoch"] == 1 + int(np.argmin(losses)) < 3
-    assert _loss(found.params["w"], away.valid) == pytest.approx(min(losses), rel=1e-4)
-    np.testing.assert_array_equal(start["w"], np.zeros(3))
+    assert _loss(flat(found.params), away.valid) == pytest.approx(min(losses), rel=1e-4)
+    np.testing.assert_array_equal(flat(START), np.zeros(4))
 
 
 def test_equal_seeds_give_equal_bits_and_progress_counts_every_epoch():
     calls = []
     runs = [
-        prefinetune(
-            Linear(), {"w": np.zeros(3, np.float32)}, _corpus(), SETTINGS, seed=seed,
-            callback=lambda done, loss: calls.append((done, loss)),
-        ).params["w"]
+        flat(
+            prefinetune(
+                Linear(), START, _corpus(), SETTINGS, seed=seed,
+                callback=lambda done, loss: calls.append((done, loss)),
+            ).params
+        )
         for seed in (0, 0, 1)
     ]  # fmt: skip
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -137,11 +120,10 @@ def test_rates_are_log_uniform_between_the_ends():
 
 
 def test_a_diverged_trial_loses_and_if_all_diverge_it_is_said():
-    start = {"w": np.zeros(3, np.float32)}
     some = dataclasses.replace(SETTINGS, trials=6, learning_rates=(1e-2, 1e12))
-    found = prefinetune(Linear(), start, _corpus(400, 5), some, seed=0)
+    found = prefinetune(Linear(), START, _corpus(400, 5), some, seed=0)
     assert not all(np.isfinite(trial["valid_loss"]) for trial in found.record["trials"])
-    assert np.all(np.isfinite(found.params["w"]))
+    assert np.all(np.isfinite(flat(found.params)))
     every = dataclasses.replace(SETTINGS, learning_rates=(1e12, 1e13))
     with pytest.raises(InputError, match="'toy'"):
-        prefinetune(Linear(), start, _corpus(400, 5), every, seed=0)
+        prefinetune(Linear(), START, _corpus(400, 5), every, seed=0)

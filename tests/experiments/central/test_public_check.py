@@ -15,6 +15,7 @@ from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.central.public_check import PrivateContent, content
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.systems.federated_training.study import prepare
+from tests.experiments.conftest import changed_config
 
 WORDS = [f"word{number}" for number in range(400)]
 
@@ -127,14 +128,6 @@ def test_evaluation_clients_are_compared_client_by_client(private):
             check.refuse_clients(same, "evaluation")
 
 
-def _pipeline(pipeline_config, tmp_path, old, new):
-    text = pipeline_config.read_text()
-    assert old in text
-    path = tmp_path / "changed.yaml"
-    path.write_text(text.replace(old, new))
-    return registry.load(path)
-
-
 def test_a_config_that_calls_the_clients_public_is_refused(pipeline_config, tmp_path):
     folder = pipeline_config.parent
     clients = f"{folder}/clients.jsonl"
@@ -146,7 +139,7 @@ def test_a_config_that_calls_the_clients_public_is_refused(pipeline_config, tmp_
         (f"{folder}/far.jsonl", str(copy), "fred.candidates.far"),
     ):
         with pytest.raises(InputError, match=re.escape(f"{what} = {new!r} holds the private")):
-            prepare(_pipeline(pipeline_config, tmp_path, old, new))
+            prepare(changed_config(pipeline_config, (old, new)))
 
 
 def test_a_corpus_for_public_models_that_is_a_copy_is_refused(synthetic_config, tmp_path):

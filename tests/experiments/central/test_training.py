@@ -80,7 +80,7 @@ def _reference(columns: Any, settings: Training, seed: int) -> tuple[np.ndarray,
     return w, losses
 
 
-def _flat(params: Any) -> np.ndarray:
+def flat(params: Any) -> np.ndarray:
     return np.concatenate([params["kernel"], params["bias"][None]])
 
 
@@ -89,7 +89,7 @@ def test_it_is_adamw_with_clipping_and_a_cosine(changed):
     settings, columns = dataclasses.replace(SETTINGS, **changed), _columns()
     found = fit(MODEL, START, columns, settings, seed=3)
     expected, losses = _reference(columns, settings, 3)
-    np.testing.assert_allclose(_flat(found.params), expected, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(flat(found.params), expected, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(found.record["train_loss"], losses, rtol=1e-4)
     np.testing.assert_array_equal(START["kernel"], np.ones(3))
 
@@ -100,7 +100,7 @@ def test_devices_change_nothing_but_rounding():
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     valid = _columns(7, 1)
     dealt = fit(MODEL, START, columns, SETTINGS, seed=0, mesh=mesh)
-    np.testing.assert_allclose(_flat(dealt.params), _flat(whole.params), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(flat(dealt.params), flat(whole.params), rtol=1e-5, atol=1e-6)
     alone = fit(MODEL, START, columns, SETTINGS, seed=0, valid=valid)
     dealt = fit(MODEL, START, columns, SETTINGS, seed=0, valid=valid, mesh=mesh)
     np.testing.assert_allclose(dealt.record["valid_loss"], alone.record["valid_loss"], rtol=1e-5)
@@ -151,7 +151,7 @@ def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path, monkeypatch, kill_a
     _watch(monkeypatch, lambda done, _: started.append(done))
     found = fit(MODEL, START, columns, settings, **given)
     assert started[0] > 6 * (kill_after // 6)
-    np.testing.assert_array_equal(_flat(found.params), _flat(expected.params))
+    np.testing.assert_array_equal(flat(found.params), flat(expected.params))
     assert found.record == expected.record
     # Finished: nothing is done again.
     _watch(monkeypatch, kill)
@@ -169,7 +169,7 @@ def test_dispatches_of_any_length_give_the_same(monkeypatch):
     _watch(monkeypatch, lambda done, _: dispatched.append(done))
     found = fit(MODEL, START, columns, SETTINGS, seed=0)
     assert dispatched == list(range(1, 19))
-    np.testing.assert_array_equal(_flat(found.params), _flat(expected.params))
+    np.testing.assert_array_equal(flat(found.params), flat(expected.params))
 
 
 def test_decay_spares_biases_norms_and_embeddings():

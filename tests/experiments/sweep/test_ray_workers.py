@@ -9,25 +9,12 @@ import yaml
 from jaxpfl import cli
 from tests.experiments.sweep.three_points import BASE
 
+# So that two runs of a point come to the same numbers.
 CONFIG = {
     **BASE,
     "training": BASE["training"] | {"rounds": 1},
-    # So that two runs of a point come to the same numbers.
     "run": {"reproducible_noise": True, "devices": 2},
 }
-
-
-@pytest.fixture
-def path(tmp_path):
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(CONFIG))
-    grid = {
-        "base": "base.yaml",
-        "metric": "loss",
-        "grid": {"training.clients_per_round": [5, 10, 20]},
-    }
-    path = tmp_path / "a grid.yaml"
-    path.write_text(yaml.safe_dump(grid))
-    return path
 
 
 def sweep(path, out, *options):
@@ -52,6 +39,7 @@ def test_without_ray_it_says_how_to_get_it(path, tmp_path, capsys):
 @pytest.mark.long
 def test_two_workers_of_ray_come_to_the_same_numbers(path, tmp_path, capsys):
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'jaxpfl[ray]')")
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(CONFIG))
     mapping = yaml.safe_load(path.read_text())
     # Refused only when the data is read.
     mapping["cases"] = {"good": {}, "bad": {"data.source": "digits?clients=no"}}

@@ -225,14 +225,11 @@ def test_bad_sweeps(write, change, message):
         load_sweep(write(change))
 
 
-@pytest.mark.parametrize(
-    ("change", "seeds", "message"),
-    [
+def test_seeds_that_cannot_be(write):
+    for change, seeds, message in (
         ({}, 0, "--seeds must be at least 1"),
         ({}, 10**12, "at most 1000 points"),
         ({"cases": {"a": {"run.seed": 1}}}, 2, "run.seed .*in grid .*case 'a'"),
-    ],
-)
-def test_seeds_that_cannot_be(write, change, seeds, message):
-    with pytest.raises(InputError, match=message):
-        load_sweep(write(change), seeds=seeds)
+    ):
+        with pytest.raises(InputError, match=message):
+            load_sweep(write(change), seeds=seeds)

@@ -4,6 +4,7 @@ Every field is PUBLIC, as in all configs.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from jaxpfl.algorithms.candidate_scores import ScoreKind
@@ -32,6 +33,8 @@ FED_AVG = "fed_avg"
 WRITING = ("generator", *SCORING)
 """The methods that write a synthetic corpus."""
 
+_FINE_TUNING = partial(Training, epochs=3, batch_size=32, learning_rate=0.001)
+
 
 @dataclass(frozen=True)
 class CorpusConfig(Checked):
@@ -51,9 +54,7 @@ class CorpusConfig(Checked):
     texts: PositiveInt = 4_000
     tokens: PositiveInt = 32
     spans: bool = False
-    fine_tuning: Training = field(
-        default_factory=lambda: Training(epochs=3, batch_size=32, learning_rate=0.001)
-    )
+    fine_tuning: Training = field(default_factory=_FINE_TUNING)
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,7 @@ class EvolutionConfig(EvolutionSettings):
 
     max_texts: PositiveInt = 8
     fill_model: str | None = None
-    fine_tuning: Training = field(
-        default_factory=lambda: Training(epochs=3, batch_size=32, learning_rate=0.001)
-    )
+    fine_tuning: Training = field(default_factory=_FINE_TUNING)
 
 
 @dataclass(frozen=True)

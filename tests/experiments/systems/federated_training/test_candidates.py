@@ -2,7 +2,6 @@
 
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +19,7 @@ from jaxpfl.experiments.systems.federated_training.page import ranking
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
-
-
-def _load(path: Path, *changes: tuple[str, str]):
-    text = path.read_text()
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    changed = path.with_name("changed.yaml")
-    changed.write_text(text)
-    return registry.load(changed)
+from tests.experiments.conftest import FAR, NEAR, changed_config
 
 
 def _texts(values: Any, vocabulary: Vocabulary) -> list[str]:
@@ -37,17 +27,18 @@ def _texts(values: Any, vocabulary: Vocabulary) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def candidates(pipeline_config) -> Candidates:
-    candidates = prepare(registry.load(pipeline_config)).candidates
-    assert candidates is not None
-    return candidates
+def prepared(pipeline_config) -> Any:
+    return prepare(registry.load(pipeline_config))
 
 
 @pytest.fixture(scope="module")
-def vocabulary(pipeline_config) -> Vocabulary:
-    vocabulary = prepare(registry.load(pipeline_config)).vocabulary
-    assert vocabulary is not None
-    return vocabulary
+def candidates(prepared) -> Candidates:
+    return prepared.candidates
+
+
+@pytest.fixture(scope="module")
+def vocabulary(prepared) -> Vocabulary:
+    return prepared.vocabulary
 
 
 def _corpus(candidates, name, vocabulary, examples=80, seed=0):
@@ -56,8 +47,6 @@ def _corpus(candidates, name, vocabulary, examples=80, seed=0):
 
 
 def test_every_candidate_gives_as_many_examples_and_a_mixture_its_shares(candidates, vocabulary):
-    from tests.experiments.conftest import FAR
-
     for name, share in (("near", 0.0), ("far", 1.0), ("mostly far", 0.7)):
         corpus = _corpus(candidates, name, vocabulary)
         assert [len(part["tokens"]) for part in (corpus.train, corpus.valid)] == [64, 16]
@@ -73,7 +62,7 @@ def test_training_and_held_out_examples_are_different_rows(pipeline_config, cand
     texts = [f"row {number}" for number in range(100)]
     vocabulary = Vocabulary.from_texts(texts, 200, source="rows")
     rows = Population({"text": texts}, np.array([0, 100]), ["one"])
-    config = _load(pipeline_config, ("far.jsonl", "near.jsonl"))
+    config = changed_config(pipeline_config, ("far.jsonl", "near.jsonl"))
     fresh = Candidates(config, None, PrivateContent(rows))
     fresh.population = lambda source: rows  # pyright: ignore[reportAttributeAccessIssue]
     corpus = _corpus(fresh, "near", vocabulary, examples=100)
@@ -104,7 +93,7 @@ def test_moments_of_a_mixture_are_those_of_its_parts(pipeline_config, candidates
 
 def test_public_clients_are_a_corpus_and_take_no_other_part(pipeline_config):
     near = str(pipeline_config.parent / "near.jsonl")
-    config = _load(
+    config = changed_config(
         pipeline_config,
         ("train: 0.7, valid: 0.15, test: 0.15", "train: 0.3, valid: 0.15, test: 0.15, public: 0.4"),
         (f'near: "{near}"', 'near: "split:public"'),
@@ -121,11 +110,9 @@ def test_public_clients_are_a_corpus_and_take_no_other_part(pipeline_config):
 def test_without_a_public_corpus_the_vocabulary_is_the_candidates(pipeline_config):
     """TRUST 8: from text that is public; never from the clients."""
     public = str(pipeline_config.parent / "vocabulary.jsonl")
-    config = _load(pipeline_config, (f', public: "{public}"', ""))
+    config = changed_config(pipeline_config, (f', public: "{public}"', ""))
     vocabulary = prepare(config).vocabulary
     assert vocabulary is not None
-    from tests.experiments.conftest import FAR, NEAR
-
     assert set(vocabulary.tokens[4:]) == set(NEAR + FAR)
     assert "near" in vocabulary.source
     assert not any("canary" in token for token in vocabulary.tokens)
@@ -150,7 +137,7 @@ def test_without_a_public_corpus_the_vocabulary_is_the_candidates(pipeline_confi
 def test_settings_that_do_not_fit_are_refused(pipeline_config, old, new, words):
     """TRUST 9, 10, 11: for the sections of the pipeline."""
     with pytest.raises(InputError) as caught:
-        _load(pipeline_config, (old, new))
+        changed_config(pipeline_config, (old, new))
     assert words in str(caught.value)
     assert "changed.yaml" in str(caught.value)
 
@@ -164,27 +151,19 @@ def test_every_candidate_has_a_folder_of_its_own(name):
     assert repr(name) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("kept", "words"),
-    [
-        ("fred", "fred needs a prefinetune section"),
-        ("prefinetune", "prefinetune needs a fred section"),
-        ("one", "at least two"),
-    ],
-)
-def test_a_stage_without_the_others_is_refused_where_it_means_nothing(pipeline_config, kept, words):
+def test_a_stage_without_the_others_is_refused_where_it_means_nothing(pipeline_config):
     text = pipeline_config.read_text()
     fred, prefinetune = text.index("fred:"), text.index("prefinetune:")
-    if kept == "fred":
-        text = text[:prefinetune]
-    elif kept == "prefinetune":
-        text = text[:fred] + text[prefinetune:]
-    else:
-        text = text.replace('    far: "', '    # "').replace('    "mostly far":', "    #")
-    path = pipeline_config.with_name("part.yaml")
-    path.write_text(text)
-    with pytest.raises(InputError, match=words):
-        registry.load(path)
+    one = text.replace('    far: "', '    # "').replace('    "mostly far":', "    #")
+    for part, words in (
+        (text[:prefinetune], "fred needs a prefinetune section"),
+        (text[:fred] + text[prefinetune:], "prefinetune needs a fred section"),
+        (one, "at least two"),
+    ):
+        path = pipeline_config.with_name("part.yaml")
+        path.write_text(part)
+        with pytest.raises(InputError, match=words):
+            registry.load(path)
 
 
 def test_rank_correlations_are_those_of_distances_and_losses():

@@ -134,10 +134,7 @@ def _histograms(ledger: Ledger, names: tuple[str, ...]) -> list[Charge]:
 
 
 def test_so_many_are_sampled_that_the_wanted_number_matches(straight, config):
-    study, record = (
-        prepare(config),
-        json.loads((straight / "result.json").read_text()),
-    )
+    study, record = prepare(config), json.loads((straight / "result.json").read_text())
     for run in record["runs"].values():
         wanted = round(config.training.clients_per_round / run["share"])
         assert run["plan"]["clients_per_round"] == min(len(study.clients), wanted)

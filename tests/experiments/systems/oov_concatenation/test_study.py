@@ -2,15 +2,13 @@
 
 import html
 import json
-import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
-from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
+from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.config.sections import ScaledUpConfig
 from jaxpfl.experiments.report.page import page_lines
 from jaxpfl.experiments.systems.oov_concatenation import page as oov_page
@@ -119,21 +117,6 @@ def test_every_number_says_what_it_is_of(straight, config_path):
     assert len(of_lines([line.replace(vocabulary, "") for line in shown], [vocabulary])) >= 2
     for page in (straight / "report.html", *sorted((straight / "runs").glob("*/report.html"))):
         assert of_page(page.read_text(), [vocabulary]) == []
-
-
-def test_another_start_or_config_is_refused_on_resume(config_path, straight, tmp_path):
-    """Its rounds would repeat their noise on other sums."""
-    out = tmp_path / "study"
-    shutil.copytree(straight, out)
-    arrays = out / "artifacts" / "character_start" / "arrays.npz"
-    arrays.write_bytes(arrays.read_bytes()[:-1] + b"x")
-    with pytest.raises(CorruptFile, match="character_start.*was altered"):
-        carry_out.resume(out, progress=False)
-    shutil.rmtree(out / "artifacts")
-    config = registry.load(config_path, ["--run.seed", "1"])
-    (out / "config.yaml").write_text(reader.to_yaml(config))
-    with pytest.raises(InputError, match="the field 'config'"):
-        carry_out.resume(out, progress=False)
 
 
 def test_a_study_that_was_cut_off_ends_in_the_same_bits(config_path, straight, tmp_path):

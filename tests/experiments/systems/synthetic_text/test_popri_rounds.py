@@ -31,33 +31,24 @@ def test_the_best_response_of_each_prompt_unless_it_is_empty():
 @pytest.mark.long
 def test_the_nearest_round_writes_after_the_best_responses(synthetic_config, tmp_path, monkeypatch):
     """The round of the smallest distance writes, also where more texts are asked for afterwards."""
-    measured = []
+    measured, chosen, written_by = [], [], []
+    tuned_of, attached = CorpusWriter.tuned, corpus_writer.with_adapters
 
-    def measuring(self, samples, scorer, ask, distance, hooks):
+    def tuned(self, directory, releases, asked, distance=None, on_round=lambda _: None):
         def counted(texts):
             measured.append(texts)
             return DISTANCES[len(measured) - 1]
 
-        return tuned(self, samples, scorer, ask, counted, hooks)
-
-    tuned = CorpusWriter._tuned_by_scores
-    monkeypatch.setattr(CorpusWriter, "_tuned_by_scores", measuring)
-    chosen = []
-    attached = corpus_writer.with_adapters
+        writer, samples = tuned_of(self, directory, releases, asked, counted, on_round)
+        written_by.append((writer.digest(), samples))
+        return writer, samples
 
     def with_adapters(generator, settings, params):
         chosen.append(attached(generator, settings, params))
         return chosen[-1]
 
+    monkeypatch.setattr(CorpusWriter, "tuned", tuned)
     monkeypatch.setattr(corpus_writer, "with_adapters", with_adapters)
-    written_by = []
-    texts_of = CorpusWriter.texts
-
-    def texts(self, writer, samples, *rest):
-        written_by.append((writer.digest(), samples))
-        return texts_of(self, writer, samples, *rest)
-
-    monkeypatch.setattr(CorpusWriter, "texts", texts)
     run = tmp_path / "run"
     carry_out.run(synthetic_config("popri", *OURS), run, progress=False)
     record = json.loads((run / "result.json").read_text())

@@ -131,22 +131,18 @@ def test_adapters_are_merged_and_weights_rounded_as_the_section_says(published, 
     assert np.abs(difference).max() <= 2
 
 
-@pytest.mark.parametrize(
-    ("generator", "downstream", "message"),
-    [
-        (
-            {"hidden_size": 16},
-            {},
-            "here: generator.hidden_size must be absent where generator.path is given",
-        ),
-        ({"pretraining": {}}, {}, "generator.pretraining must be absent where generator.path"),
-        ({}, {"corpora": ["far"]}, "downstream.corpora must be absent where downstream.path"),
-        ({}, {"int8": True}, "downstream.int8 must be false, found true"),
-        ({"path": "bert"}, {}, "must hold a decoder, found a bert, which writes no texts"),
-        ({}, {"chat": True}, "downstream.chat"),
-        ({"path": "nowhere"}, {}, "generator.path: model .*nowhere' was not found"),
-    ],
-)
+REFUSED = [
+    ({"hidden_size": 16}, {}, "here: generator.hidden_size must be absent where generator.path"),
+    ({"pretraining": {}}, {}, "generator.pretraining must be absent where generator.path"),
+    ({}, {"corpora": ["far"]}, "downstream.corpora must be absent where downstream.path"),
+    ({}, {"int8": True}, "downstream.int8 must be false, found true"),
+    ({"path": "bert"}, {}, "must hold a decoder, found a bert, which writes no texts"),
+    ({}, {"chat": True}, "downstream.chat"),
+    ({"path": "nowhere"}, {}, "generator.path: model .*nowhere' was not found"),
+]
+
+
+@pytest.mark.parametrize(("generator", "downstream", "message"), REFUSED)
 def test_sections_that_are_refused_say_why(
     published, folders, tmp_path, monkeypatch, generator, downstream, message
 ):

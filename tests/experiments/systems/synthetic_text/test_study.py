@@ -326,9 +326,6 @@ def test_what_was_altered_or_cut_off_is_not_gone_on_with(synthetic_config, tmp_p
     secret.unlink()
     with pytest.raises(CorruptFile, match=r"secret\.json: is missing"):
         carry_out.resume(out, progress=False)
-    secret.write_text(json.dumps({"words": [1, 2, 3, 4], "reproducible": False}))
-    with pytest.raises(InputError, match="was replaced"):
-        carry_out.resume(out, progress=False)
     secret.write_bytes(words)
     text = (out / "config.yaml").read_text()
     (out / "config.yaml").write_text(text.replace("rejected_rank: 3", "rejected_rank: 2"))
@@ -359,3 +356,18 @@ def test_a_release_made_again_on_another_machine_is_charged_and_stated(
     assert record["metrics"]["epsilon"] == pytest.approx(ledger.spent(1e-3), rel=1e-6)
     assert record["metrics"]["epsilon"] > 8.3
     assert "epsilon = 8," not in record["privacy"]
+
+
+@pytest.mark.parametrize("stamp", ["NOT PRIVATE: trained", "NOT PRIVATE: the noise can be drawn"])
+def test_a_study_that_is_not_private_says_so_everywhere(synthetic_config, tmp_path, stamp):
+    """TRUST 11, 21: without noise, and with noise that follows from the seed."""
+    changes = ("--training.rounds", "1", *SAME_NOISE)
+    if "trained" in stamp:
+        changes = ("--training.rounds", "1", "--privacy.private", "false")
+        changes += ("--privacy.epsilon", "null", "--privacy.delta", "null")
+    record = carry_out.run(synthetic_config("popri", *changes), tmp_path, progress=False).record
+    assert record["private"] is False and record["privacy"].startswith("NOT PRIVATE")
+    assert (record["metrics"]["epsilon"] is None) == ("trained" in stamp)
+    assert record["stamp"].startswith(stamp)
+    assert "NOT PRIVATE" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "config.yaml").read_text().startswith(f"# {stamp}")

@@ -17,61 +17,36 @@ from jaxpfl.experiments.systems.synthetic_text.run import Run
 from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.text.embed import embedder
 
+LARGER = "--simulated.population 100000 --simulated.delta 1e-6 --simulated.clients_per_round 1000"
+LOOK = "--popri.reward moments"
+REFUSED = [
+    ("popri", "--vocab_size 256", "vocab_size must be above 256, found 256"),
+    ("popri", "--generator.heads 3", "hidden_size must be a multiple of heads = 3"),
+    ("popri", "--evaluation.declared_public False --evaluation.every 0", "declared"),
+    ("popri", "--privacy.adaptive True", "privacy.adaptive must be false"),
+    ("popri", "--privacy.sampling cyclic --privacy.noise banded", "must be 'poisson' or 'fixed'"),
+    ("fed_avg", "--privacy.noise banded", "needs sampling = 'cyclic'"),
+    ("popri", "--privacy.delta 0.45", "delta = 0.45 is not below 1 / population"),
+    ("popri", "--training.clients_per_round 61", "exceeds the population"),
+    ("popri", "--embedder hashd:32", "did you mean 'hashed'"),
+    ("popri", "--data.split.valid 0 --data.split.test 0.4", "data.split.valid"),
+    ("public", "--data.split.valid 0.4 --data.split.test 0", "data.split.test"),
+    ("private_evolution", "--popri.format.shots 5", "evolution selects 4 .*popri.format.shots"),
+    ("popri", "--popri.reward votes", "popri.reward"),
+    ("public", LARGER, "whose clients send nothing"),
+    ("popri", "--popri.samples [nowhere]", "popri.samples must be among"),
+    ("popri", f"{LOOK} --privacy.sampling fixed", "must be 'poisson' with popri.reward 'moments'"),
+    ("popri", f"{LOOK} --privacy.accountant rdp", "privacy.accountant must be absent or 'pld'"),
+    ("popri", "--corpus.spans True", "popri.format.stop must be '' .* found '.n'"),
+]
 
-@pytest.mark.parametrize(
-    ("method", "changes", "message"),
-    [
-        ("popri", ("--vocab_size", "256"), "vocab_size must be above 256, found 256"),
-        ("popri", ("--generator.heads", "3"), "hidden_size must be a multiple of heads = 3"),
-        ("popri", ("--evaluation.declared_public", "False", "--evaluation.every", "0"), "declared"),
-        ("popri", ("--privacy.adaptive", "True"), "privacy.adaptive must be false"),
-        (
-            "popri",
-            ("--privacy.sampling", "cyclic", "--privacy.noise", "banded"),
-            "must be 'poisson' or 'fixed'",
-        ),
-        ("fed_avg", ("--privacy.noise", "banded"), "needs sampling = 'cyclic'"),
-        ("popri", ("--privacy.delta", "0.45"), "delta = 0.45 is not below 1 / population"),
-        ("popri", ("--training.clients_per_round", "61"), "exceeds the population"),
-        ("popri", ("--embedder", "hashd:32"), "did you mean 'hashed'"),
-        ("popri", ("--data.split.valid", "0", "--data.split.test", "0.4"), "data.split.valid"),
-        ("public", ("--data.split.valid", "0.4", "--data.split.test", "0"), "data.split.test"),
-        (
-            "private_evolution",
-            ("--popri.format.shots", "5"),
-            "evolution selects 4 .*popri.format.shots",
-        ),
-        ("popri", ("--popri.reward", "votes"), "popri.reward"),
-        (
-            "public",
-            (
-                "--simulated.population",
-                "100000",
-                "--simulated.delta",
-                "1e-6",
-                "--simulated.clients_per_round",
-                "1000",
-            ),
-            "whose clients send nothing",
-        ),
-        ("popri", ("--popri.samples", "[nowhere]"), "popri.samples must be among"),
-        (
-            "popri",
-            ("--popri.reward", "moments", "--privacy.sampling", "fixed"),
-            "privacy.sampling must be 'poisson' with popri.reward 'moments'",
-        ),
-        (
-            "popri",
-            ("--popri.reward", "moments", "--privacy.accountant", "rdp"),
-            "privacy.accountant must be absent or 'pld'",
-        ),
-        ("popri", ("--corpus.spans", "True"), "popri.format.stop must be '' .* found '.n'"),
-    ],
-)
+
+@pytest.mark.parametrize(("method", "changes", "message"), REFUSED)
 def test_configs_that_are_refused_say_why(synthetic_config, tmp_path, method, changes, message):
     """TRUST 9, 10, 12, SPEC C.3 (delta = 0.45): before a directory or a ledger is touched."""
     with pytest.raises(InputError, match=message):
-        carry_out.run(synthetic_config(method, *changes), tmp_path / "run", progress=False)
+        config = synthetic_config(method, *changes.split())
+        carry_out.run(config, tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "config.yaml").exists()
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
