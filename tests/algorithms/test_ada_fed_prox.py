@@ -32,7 +32,7 @@ from tests.federated.test_local_training import DIM
 from tests.plans import flat_plan
 
 cohorts = memory.cohorts
-RISE, SHARE, ROUNDS, SERVER = 0.3, 0.2, 12, 3.0
+RISE, SHARE, ROUNDS, SERVER = 0.3, 0.2, 12, 5.0
 
 
 def ada_fed_prox(execution=None, **changes):
@@ -81,7 +81,7 @@ def test_rounds_are_what_a_plain_loop_gives(execution, cohorts, tmp_path):
     found = asked(ada_fed_prox(execution), memory.population(), tmp_path)
     assert len({tuple(each) for each in cohorts}) > 2
     w, rises, mus = by_hand(cohorts)
-    assert mus[-1] > 0
+    assert max(mus) > 0
     np.testing.assert_allclose(flat(found.state.params), w, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose([each["mu"] for each in found.metrics], mus, atol=1e-6)
     np.testing.assert_allclose([each["rise"] for each in found.metrics], rises, atol=1e-5)
