@@ -18,6 +18,7 @@ PositiveInt = Annotated[int, checks.positive_int]
 NonNegativeInt = Annotated[int, checks.non_negative_int]
 Positive = Annotated[float, checks.positive]
 NonNegative = Annotated[float, checks.non_negative]
+Fraction = Annotated[float, checks.fraction]
 OpenFraction = Annotated[float, checks.open_fraction]
 PositiveFraction = Annotated[float, checks.positive_fraction]
 

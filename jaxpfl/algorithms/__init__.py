@@ -3,6 +3,10 @@
 fed_avg            DP-FedAvg
 fed_sgd            DP-SGD: protects single examples
 scaffold           SCAFFOLD: clients correct the drift of their steps
+ada_fed_prox       AdaFedProx: a penalty that follows the loss
+fed_dyn            FedDyn: clients move a regulariser of their own
+fed_buff           FedBuff: clients of different speed send changes of older models
+ifca               IFCA: several models, each client trains the one that fits it best
 fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
 fred               a private Frechet distance from clients' data to public corpora
 federated_metrics  accuracies of users, released with privacy
@@ -23,6 +27,7 @@ from jaxpfl import lazy
 if TYPE_CHECKING:
     from jaxpfl.algorithms import frechet as frechet
     from jaxpfl.algorithms import gaussian_moments as gaussian_moments
+    from jaxpfl.algorithms.ada_fed_prox import ada_fed_prox as ada_fed_prox
     from jaxpfl.algorithms.base import Algorithm as Algorithm
     from jaxpfl.algorithms.base import run_rounds as run_rounds
     from jaxpfl.algorithms.candidate_scores import Scorer as Scorer
@@ -32,11 +37,14 @@ if TYPE_CHECKING:
     from jaxpfl.algorithms.fed_avg_gan import GANState as GANState
     from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining as GeneratorTraining
     from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan as fed_avg_gan
+    from jaxpfl.algorithms.fed_buff import fed_buff as fed_buff
+    from jaxpfl.algorithms.fed_dyn import fed_dyn as fed_dyn
     from jaxpfl.algorithms.fed_sgd import fed_sgd as fed_sgd
     from jaxpfl.algorithms.federated_metrics import MetricsPlan as MetricsPlan
     from jaxpfl.algorithms.federated_metrics import federated_metrics as federated_metrics
     from jaxpfl.algorithms.fred import FredPlan as FredPlan
     from jaxpfl.algorithms.fred import fred as fred
+    from jaxpfl.algorithms.ifca import ifca as ifca
     from jaxpfl.algorithms.one_look import MomentRewards as MomentRewards
     from jaxpfl.algorithms.popri import PopriSettings as PopriSettings
     from jaxpfl.algorithms.popri import popri as popri

@@ -8,14 +8,17 @@ import jax
 import jax.numpy as jnp
 import optax
 from dp_accounting import ComposedDpEvent, DpEvent
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl import checks
+from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.federated.clients.client import ClientFn
 from jaxpfl.federated.clients.optimizers import require_optimizer, updated
-from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Release, Releaser
-from jaxpfl.models.base import initialised
+from jaxpfl.models.base import Model, initialised
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import RunSecret
@@ -87,6 +90,30 @@ def require_parts(model: object, plan: object, **optimisers: object) -> None:
     checks.instance("plan", plan, Plan, "a jaxpfl.Plan")
     for name, optimiser in optimisers.items():
         require_optimizer(name, optimiser)
+
+
+def update_query(
+    model: Model,
+    client: ClientFn,
+    plan: Plan,
+    cohort: CohortSpec | None = None,
+    execution: Execution | None = None,
+) -> Query:
+    """The query for clients' updates of a model: by default batches of 16, at most 256 examples."""
+    return Query(
+        "update",
+        client,
+        plan,
+        CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort,
+        columns=None if model.columns is None else tuple(model.columns),
+        execution=Execution() if execution is None else execution,
+    )
+
+
+def placed(query: Query, state: State) -> State:
+    """A first state on all devices of a query."""
+    mesh = query.execution.devices.local_mesh
+    return jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
 
 
 @partial(jax.jit, static_argnames=("optimizer",), donate_argnames=("params", "state"))

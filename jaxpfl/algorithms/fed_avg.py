@@ -15,20 +15,22 @@ Optimization", Algorithm 1; restated by Augenstein et al. 2020, Algorithm 2.
 The sum is unweighted and n is the planned cohort size, a public constant.
 """
 
+import contextlib
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.algorithms.base import (
     UNTRAINED,
     Algorithm,
     copied,
     initial_params,
+    placed,
     require_parts,
     server_step,
+    update_query,
 )
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
@@ -36,7 +38,7 @@ from jaxpfl.federated.clients.client import ClientFn, Stepping
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.optimizers import require_optimizer
 from jaxpfl.federated.mesh import shardings
-from jaxpfl.federated.release.query import Execution, Query
+from jaxpfl.federated.release.query import Execution
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
@@ -73,7 +75,8 @@ def fed_avg(
       model: what is trained: one of `jaxpfl.models`, or your own, `models.from_functions`.
       client: the clients' optimiser, e.g. `optax.sgd(0.5)`; or what a client computes, which is
         `federated.LocalTraining` with settings, as in FedProx and FedNova, or a client function of
-        your own that gets the parameters (with `frozen`, both) and returns their change.
+        your own that gets the parameters (with `frozen`, both) and returns their change, or None in
+        place of that of a parameter that is to stay as it is.
       server: the server's optimiser, e.g. `optax.sgd(1.0, momentum=0.9, nesterov=True)`; plain
         averaging is `optax.sgd(1.0)`.
       plan: privacy of the whole run.
@@ -99,24 +102,15 @@ def fed_avg(
     require_parts(model, plan, server=server)
     if isinstance(client, LocalTraining) and client.adapters != (frozen is not None):
         raise InputError("a LocalTraining must have adapters = True with `frozen`, and only then")
-    execution = Execution() if execution is None else execution
-    cohort = CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort
-    update = Query(
-        "update",
-        client,
-        plan,
-        cohort,
-        columns=None if model.columns is None else tuple(model.columns),
-        execution=execution,
-    )
-    everywhere = NamedSharding(execution.devices.local_mesh, PartitionSpec())
+    update = update_query(model, client, plan, cohort, execution)
     if frozen is None:
         first_params = initial_params(model, start)
     elif start is None:
         raise InputError("start must hold the adapters of the frozen model, found none")
     else:
         first_params = copied(start)
-        frozen = jax.device_put(frozen, shardings(model, execution.devices.local_mesh, frozen))
+        mesh = update.execution.devices.local_mesh
+        frozen = jax.device_put(frozen, shardings(model, mesh, frozen))
 
     def whole(params):
         return params if frozen is None else adapter_trees.join(params, frozen)
@@ -124,24 +118,33 @@ def fed_avg(
     def init(key):
         params = first_params(key)
         state = FedAvgState(params, server.init(params), jnp.float32(plan.clip_norm))
-        return jax.device_put(state, everywhere)
+        return placed(update, state)
 
     def step(state, release, round):
         broadcast = state.params if frozen is None else (state.params, frozen)
         if isinstance(client, LocalTraining):
             broadcast = client.scheduled(broadcast, round)
         found = release(update, broadcast, clip_norm=used_clip_norm(plan, state.clip_norm))
-        shapes, sent = (jax.tree.map(jnp.shape, tree) for tree in (state.params, found.value))
-        if shapes != sent:
-            raise InputError(f"client must return a change shaped like {shapes}, found {sent}")
+        change = _whole(state.params, found.value)
         params, server_state, update_norm = server_step(
-            server, state.params, state.server, found.value, -plan.denominator
+            server, state.params, state.server, change, -plan.denominator
         )
         metrics = {"clip_norm": state.clip_norm, "update_norm": update_norm}
         return FedAvgState(params, server_state, found.clip_norm), metrics
 
     begins_as = UNTRAINED if start is None else "before the rounds"
     return Algorithm("fed_avg", init, step, (update,), lambda state: whole(state.params), begins_as)
+
+
+def _whole(params: Any, change: Any) -> Any:
+    """The change, with zeros where it has None."""
+    shapes, sent = (jax.tree.map(jnp.shape, tree) for tree in (params, change))
+    found = None
+    with contextlib.suppress(ValueError):  # of another structure
+        found = jax.tree.map(lambda p, d: jnp.zeros_like(p) if d is None else d, params, change)
+    if jax.tree.map(jnp.shape, found) != shapes:
+        raise InputError(f"client must return a change shaped like {shapes}, found {sent}")
+    return found
 
 
 def used_clip_norm(plan: Plan, clip_norm: jax.Array) -> jax.Array | None:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks
-from jaxpfl.checked import Checked, PositiveInt
+from jaxpfl.checked import Checked, Fraction, PositiveInt
 from jaxpfl.data.columns import Column
 from jaxpfl.data.mapped import Mapped
 from jaxpfl.data.population import Population, check_client_indices
@@ -29,8 +29,9 @@ from jaxpfl.errors import InputError
 CLIENTS_PER_BUCKET = 64
 """The least capacity that is chosen for buckets: with less, most time goes to starting programs."""
 
-# Separates these draws from every other use of the same seed.
-_PURPOSE = int.from_bytes(b"examples", "big")
+# Separate these draws from every other use of the same seed.
+_EXAMPLES = int.from_bytes(b"examples", "big")
+_STRAGGLERS = int.from_bytes(b"straggle", "big")
 
 
 class Bucket(NamedTuple):
@@ -69,6 +70,10 @@ class CohortSpec(Checked):
       one_shape: whether all buckets have `max_steps` steps.
       clients_per_bucket: capacity; bounds the memory that a bucket takes on host and device. None:
         as many as keep the devices of a query busy (`federated.Query`), and 64 elsewhere.
+      stragglers: probability that a client, in a round, only does a number of epochs drawn
+        uniformly from 1 to `epochs`, whatever its examples (Li et al. 2020, "Federated Optimization
+        in Heterogeneous Networks", section 5.2).
+      drop_stragglers: whether these send zeros instead. They count as clients, and the noise stays.
 
     Raises:
       InputError: a value out of range.
@@ -79,6 +84,8 @@ class CohortSpec(Checked):
     epochs: PositiveInt = 1
     one_shape: bool = False
     clients_per_bucket: PositiveInt | None = None
+    stragglers: Fraction = 0.0
+    drop_stragglers: bool = False
 
     @property
     def capacity(self) -> int:
@@ -163,33 +170,41 @@ class Cohort:
         self.examples = self.run_slots = 0
         keys = client_keys(self.population, chosen, self.seed)
         used = np.minimum(offsets[chosen + 1] - offsets[chosen], spec.max_examples)
-        steps = spec.epochs * -(-used // spec.batch_size)
+        epochs = self._epochs(keys)
+        steps = epochs * -(-used // spec.batch_size)
         # Ties by index: the order in which the cohort was given changes nothing.
         largest_first = np.lexsort((chosen, -steps))
-        chosen, keys, steps = chosen[largest_first], keys[largest_first], steps[largest_first]
+        chosen, keys, epochs, steps = (
+            each[largest_first] for each in (chosen, keys, epochs, steps)
+        )
         capacity, rungs, packed = spec.capacity, spec.rungs, len(self._slots)
         for start in range(0, len(chosen), capacity):
-            clients_b, keys_b = (each[start : start + capacity] for each in (chosen, keys))
-            steps_b = steps[start : start + capacity]
+            clients_b, keys_b, epochs_b, steps_b = (
+                each[start : start + capacity] for each in (chosen, keys, epochs, steps)
+            )
             # Of the largest client of all blocks: a bucket has one shape wherever it is packed.
             rung = next(rung for rung in rungs if rung >= steps_b[0])
             there = self._here < len(clients_b)
             here, slots = self._here[there], self._slots[there]
-            clients_b, keys_b, steps_b = clients_b[here], keys_b[here], steps_b[here]
+            clients_b, keys_b, epochs_b, steps_b = (
+                each[here] for each in (clients_b, keys_b, epochs_b, steps_b)
+            )
 
             mask = np.zeros((packed, rung * spec.batch_size), bool)
             rows = np.zeros((packed, rung * spec.batch_size), np.int64)
             sizes_b = offsets[clients_b + 1] - offsets[clients_b]
             # Most of a cohort may hold one example each, which has only one order.
             single_b = sizes_b == 1
-            places = np.ix_(slots[single_b], np.arange(spec.epochs) * spec.batch_size)
-            mask[places], rows[places] = True, offsets[clients_b[single_b], None]
-            for slot, client, words, size in zip(
-                *(each[sizes_b > 1] for each in (slots, clients_b, keys_b, sizes_b)), strict=True
+            client, epoch = np.nonzero(np.arange(spec.epochs) < epochs_b[single_b, None])
+            places = slots[single_b][client], epoch * spec.batch_size
+            mask[places], rows[places] = True, offsets[clients_b[single_b]][client]
+            for slot, client, words, size, passes in zip(
+                *(each[sizes_b > 1] for each in (slots, clients_b, keys_b, sizes_b, epochs_b)),
+                strict=True,
             ):
-                orders = _orders((self.seed, self.round), words, int(size), spec)
-                width = -(-len(orders[0]) // spec.batch_size) * spec.batch_size
+                orders = _orders((self.seed, self.round), words, int(size), spec)[:passes]
                 for epoch, order in enumerate(orders):
+                    width = -(-len(order) // spec.batch_size) * spec.batch_size
                     place = slice(epoch * width, epoch * width + len(order))
                     mask[slot, place] = True
                     rows[slot, place] = order + offsets[client]
@@ -217,6 +232,17 @@ class Cohort:
             self.run_slots += int(bucket.steps.sum()) * spec.batch_size
             yield bucket
 
+    def _epochs(self, keys: np.ndarray) -> np.ndarray:
+        """The epochs of each client, int [cohort], drawn from its own words and the round."""
+        spec, counter = self.spec, (self.seed, self.round)
+        epochs = np.full(len(keys), spec.epochs)
+        for client in range(len(keys) if spec.stragglers else 0):
+            generator = _generator(_STRAGGLERS, counter, keys[client])
+            if generator.random() < spec.stragglers:
+                fewer = generator.integers(1, spec.epochs, endpoint=True)
+                epochs[client] = 0 if spec.drop_stragglers else fewer
+        return epochs
+
 
 def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> np.ndarray:
     """Words from which clients' draws follow, uint32 [clients, 2].
@@ -234,14 +260,19 @@ def _orders(
     address: tuple[int, int], words: np.ndarray, size: int, spec: CohortSpec
 ) -> list[np.ndarray]:
     """The client's examples in the order of each epoch: [epochs][min(size, max_examples)]."""
-    seed, round = address
-    key = np.array([seed % 2**64, _PURPOSE], np.uint64)
-    own = words.astype(np.uint64)
-    counter = np.array([0, seed >> 64, round, own[0] << np.uint64(32) | own[1]], np.uint64)
-    generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
+    generator = _generator(_EXAMPLES, address, words)
     # For a large client, the cost of `choice` depends on the cap and not on the client's size.
     kept = generator.choice(size, min(size, spec.max_examples), replace=False)
     return [kept] + [generator.permutation(kept) for _ in range(1, spec.epochs)]
+
+
+def _generator(purpose: int, address: tuple[int, int], words: np.ndarray) -> np.random.Generator:
+    """Of one client, by its words, and of a (seed, round)."""
+    seed, round = address
+    key = np.array([seed % 2**64, purpose], np.uint64)
+    own = words.astype(np.uint64)
+    counter = np.array([0, seed >> 64, round, own[0] << np.uint64(32) | own[1]], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def _gather(column: Column, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from jaxpfl.federated.clients.local_training import Proximal as Proximal
     from jaxpfl.federated.clients.local_training import per_step as per_step
     from jaxpfl.federated.clients.optimizers import optimizer as optimizer
+    from jaxpfl.federated.clients.personal import APFL as APFL
     from jaxpfl.federated.clients.personal import Ditto as Ditto
+    from jaxpfl.federated.clients.personal import PersonalParts as PersonalParts
     from jaxpfl.federated.flow.check import InformationFlow as InformationFlow
     from jaxpfl.federated.mesh import client_mesh as client_mesh
     from jaxpfl.federated.release.one_release import OneRelease as OneRelease

@@ -1,4 +1,4 @@
-"""SCAFFOLD and Ditto against plain loops in float64: unequal clients that take part at times."""
+"""SCAFFOLD, FedDyn, Ditto, APFL against plain loops in float64, cohorts that differ by round."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Ditto, Execution, client_mesh
+from jaxpfl.federated import APFL, Ditto, Execution, client_mesh
 from jaxpfl.federated.release.prepared_query import PreparedQuery
 from tests.algorithms.asking import asked, asking
 from tests.algorithms.systems import Linear
@@ -89,17 +89,14 @@ def flat(tree):
     return np.concatenate([np.asarray(tree["w"]), np.asarray(tree["b"])[..., None]], axis=-1)
 
 
-def states_of(releaser):
-    (states,) = releaser.client_states
-    return flat(states.rows(np.arange(NUMBER))[0])
-
-
-def run(algorithm, folder):
+def run(algorithm, folder, read=flat):
+    """The last state, and what `read` makes of the clients' own."""
     with asking(algorithm, population(), folder) as releaser:
         state = algorithm.init(jax.random.key(0))
         for round in range(1, ROUNDS + 1):
             state, _ = releaser.step(algorithm.step, state, round)
-        return jax.device_get(state), states_of(releaser)
+        (states,) = releaser.client_states
+        return jax.device_get(state), read(states.rows(np.arange(NUMBER))[0])
 
 
 @pytest.mark.parametrize("execution", LAYOUTS)
@@ -150,7 +147,7 @@ def _all_but(client):
     return kept
 
 
-def test_scaffold_costs_what_fed_avg_costs():
+def test_scaffold_and_fed_dyn_cost_what_fed_avg_costs():
     private = flat_plan(
         population=1_000,
         clients_per_round=100,
@@ -162,10 +159,10 @@ def test_scaffold_costs_what_fed_avg_costs():
     algorithm = scaffold(plan=private)
     client = optax.sgd(RATE)
     expected = jp.algorithms.fed_avg(Linear(), client=client, server=optax.sgd(1.0), plan=private)
-    assert algorithm.event() == expected.event()
-    scales = algorithm.queries[0].client_fn.scales
+    assert algorithm.event() == expected.event() == fed_dyn(1.0, plan=private).event()
+    scales = algorithm.queries[0].client_fn.parts.scales
     # Each part's noise in its own clip norms: z_1^-2 + z_2^-2 = z^-2.
-    z = [1 / scales.params, 1 / (scales.variate * VARIATE_CLIP)]
+    z = [1 / scales[0], 1 / (scales[1] * VARIATE_CLIP)]
     assert sum(each**-2 for each in z) == pytest.approx(1.0)
 
 
@@ -186,53 +183,107 @@ def test_unusable_settings_are_refused():
     ):
         with pytest.raises(InputError, match=message):
             scaffold(**changes)
+    with pytest.raises(InputError, match="alpha"):
+        fed_dyn(0.0)
 
 
-def ditto_by_hand(drawn, pull, sign=1.0):
-    w, own = np.zeros(DIM + 1), {}
+def fed_dyn_by_hand(drawn, alpha, sign=1.0):
+    w, h, own = np.zeros(DIM + 1), np.zeros(DIM + 1), np.zeros((NUMBER, DIM + 1))
     for cohort in drawn:
         total = np.zeros(DIM + 1)
         for client in cohort:
-            local, mine = w.copy(), own.get(client, w).copy()
+            y = w.copy()
             for _ in range(steps_of(client)):
-                local -= RATE * slope(client, local)
-                mine -= RATE * (slope(client, mine) + sign * pull * (mine - w))
-            own[client] = mine
-            total += clipped(local - w, CLIP)
-        w = w + total / TAKEN
-    return w, own
+                y -= RATE * (slope(client, y) - sign * own[client] + alpha * (y - w))
+            sent = clipped(y - w, CLIP)
+            own[client] -= alpha * sent
+            total += sent
+        h = h - alpha * total / NUMBER
+        w = w + total / TAKEN - h / alpha
+    return w, h, own
 
 
-@pytest.mark.parametrize("execution", LAYOUTS)
-def test_ditto_is_what_a_plain_loop_gives(execution, cohorts, tmp_path):
-    algorithm = jp.algorithms.fed_avg(
-        Linear(),
-        client=Ditto(Linear(), optax.sgd(RATE), pull=2.0),
+def fed_dyn(alpha, execution=None, **changes):
+    settings = dict(
+        client=optax.sgd(RATE),
         server=optax.sgd(1.0),
         plan=plan(),
         cohort=COHORT,
         execution=execution,
     )
-    state, own = run(algorithm, tmp_path)
-    w, expected = ditto_by_hand(cohorts, 2.0)
+    return jp.algorithms.fed_dyn(Linear(), alpha=alpha, **{**settings, **changes})
+
+
+@pytest.mark.parametrize("execution", LAYOUTS)
+def test_fed_dyn_is_what_a_plain_loop_gives(execution, cohorts, tmp_path):
+    state, own = run(fed_dyn(0.7, execution), tmp_path)
+    assert len({tuple(each) for each in cohorts}) > 2
+    w, h, expected = fed_dyn_by_hand(cohorts, 0.7)
+    np.testing.assert_allclose(flat(state.params), w, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(0.7 * flat(state.server[0]), h, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+    # The terms' mean is the server's, because clients move by what they sent.
+    np.testing.assert_allclose(own.sum(axis=0) / NUMBER, h, rtol=1e-5, atol=1e-6)
+    assert np.abs(flat(state.params) - fed_dyn_by_hand(cohorts, 0.7, sign=-1.0)[0]).max() > 1e-3
+
+
+def personal_by_hand(drawn, client, sign=1.0):
+    """Ditto and APFL: the shared parameters, and those of each client that was asked."""
+    w, own = np.zeros(DIM + 1), {}
+    for cohort in drawn:
+        total = np.zeros(DIM + 1)
+        for each in cohort:
+            local, v = w.copy(), own.get(each, w).copy()
+            for _ in range(steps_of(each)):
+                if isinstance(client, Ditto):
+                    step = slope(each, v) + sign * client.pull * (v - w)
+                else:
+                    mixed = client.mix * v + sign * (1 - client.mix) * local
+                    step = client.mix * slope(each, mixed)
+                v -= RATE * step
+                local -= RATE * slope(each, local)
+            own[each] = v
+            total += clipped(local - w, CLIP)
+        w = w + total / TAKEN
+    return w, own
+
+
+def averaged(client, execution=None, **changes):
+    return jp.algorithms.fed_avg(
+        Linear(), client=client, server=optax.sgd(1.0),
+        plan=plan(**changes), cohort=COHORT, execution=execution,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("execution", LAYOUTS)
+@pytest.mark.parametrize(
+    "client", [Ditto(Linear(), optax.sgd(RATE), pull=2.0), APFL(Linear(), optax.sgd(RATE), mix=0.3)]
+)
+def test_ditto_and_apfl_are_what_a_plain_loop_gives(client, execution, cohorts, tmp_path):
+    state, own = run(averaged(client, execution), tmp_path)
+    w, expected = personal_by_hand(cohorts, client)
     np.testing.assert_allclose(flat(state.params), w, rtol=1e-5, atol=1e-6)
     assert len(expected) > 3
-    wrong = ditto_by_hand(cohorts, 2.0, sign=-1.0)[1]
-    for client, found in expected.items():
-        np.testing.assert_allclose(own[client], found, rtol=1e-5, atol=1e-6)
+    wrong = personal_by_hand(cohorts, client, sign=-1.0)[1]
+    for each, found in expected.items():
+        np.testing.assert_allclose(own[each], found, rtol=1e-5, atol=1e-6)
+        share = 1.0 if isinstance(client, Ditto) else 0.3
+        np.testing.assert_allclose(
+            client.own_model(flat(state.params), own[each]),
+            share * found + (1 - share) * w,
+            rtol=1e-5,
+            atol=1e-6,
+        )
     assert max(np.abs(own[each] - wrong[each]).max() for each in expected) > 1e-3
 
 
-def test_what_ditto_releases_is_what_fed_avg_releases(tmp_path):
-    """To the bit, and with another pull, too: nothing of a client's own model is sent."""
-    found = []
-    for number, client in enumerate(
-        [optax.sgd(RATE), *(Ditto(Linear(), optax.sgd(RATE), pull=pull) for pull in (0.0, 2.0))]
-    ):
-        algorithm = jp.algorithms.fed_avg(
-            Linear(), client=client, server=optax.sgd(1.0),
-            plan=plan(clients_per_round=NUMBER), cohort=COHORT,
-        )  # fmt: skip
+def test_what_ditto_and_apfl_release_is_what_fed_avg_releases(tmp_path):
+    """To the bit, and with another weight, too: nothing of a client's own model is sent."""
+    sgd, found = optax.sgd(RATE), []
+    own = [kind(Linear(), sgd, **{by: weight}) for kind, by in ((Ditto, "pull"), (APFL, "mix"))
+           for weight in (0.0, 1.0)]  # fmt: skip
+    for number, client in enumerate([sgd, *own]):
+        algorithm = averaged(client, clients_per_round=NUMBER)
         found.append(asked(algorithm, population(), tmp_path, ledger=f"{number}").state.params)
     for other in found[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, found[0])

@@ -29,15 +29,15 @@ def packed(population, clients, spec, **options):
     return list(Cohort(population, clients, spec, **{"seed": 0, "round": 0, **options}))
 
 
-def client_of(seed=0) -> dict[tuple[int, ...], int]:
+def client_of(seed=0, number=100) -> dict[tuple[int, ...], int]:
     """Client by the words that its draws follow from."""
-    words = client_keys(population_of([0] * 100), np.arange(100), seed)
+    words = client_keys(population_of([0] * number), np.arange(number), seed)
     return {tuple(key): number for number, key in enumerate(words.tolist())}
 
 
-def batches_of(buckets, seed=0) -> dict[int, list[list[int]]]:
+def batches_of(buckets, seed=0, number=100) -> dict[int, list[list[int]]]:
     """Client -> its batches in order, without padding."""
-    found, known = {}, client_of(seed)
+    found, known = {}, client_of(seed, number)
     for bucket in buckets:
         for slot in np.flatnonzero(bucket.weight):
             steps = [
@@ -116,6 +116,31 @@ def test_a_clients_batches_depend_on_its_address_alone():
     for chosen, spec, shards in variants:
         found = batches_of(packed(population, list(chosen), spec, shards=shards))
         assert found == {client: reference[client] for client in chosen}
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_stragglers_do_fewer_epochs_whatever_their_examples(dropped):
+    epochs, number = 4, 4000
+    sizes = [1 + 2 * (i % 2) for i in range(number)]
+    population = population_of(sizes)
+
+    def of(clients, spec, round=0):
+        return batches_of(packed(population, range(clients), spec, round=round), number=number)
+
+    settings = {"stragglers": 0.6, "drop_stragglers": dropped}
+    spec = CohortSpec(1, 3, epochs, **settings, clients_per_bucket=400)
+    found, whole = of(number, spec), of(number, CohortSpec(1, 3, epochs))
+    for parity in (0, 1):
+        done = np.array([len(found[i]) / sizes[i] for i in range(parity, number, 2)])
+        share = 0.6 * np.array([int(dropped), *[(1 - dropped) / epochs] * epochs])
+        share[epochs] += 0.4
+        counts = np.bincount(done.astype(int), minlength=epochs + 1)
+        np.testing.assert_allclose(counts / len(done), share, atol=4 * 0.5 / len(done) ** 0.5)
+    # What is left is what the client would have done first.
+    assert all(found[i] == whole[i][: len(found[i])] for i in range(number))
+    again = of(50, spec)
+    assert again == {i: found[i] for i in range(50)}
+    assert of(50, spec, round=1) != again
 
 
 def test_the_order_of_the_cohort_changes_no_bit():

@@ -216,22 +216,43 @@ class AlgorithmConfig(Checked):
 
     Attributes:
       mu: of fed_prox and ditto, how strongly a client's model is pulled to the shared one.
+      alpha: of fed_dyn, the same.
+      mix: of apfl, the weight of a client's own model.
+      rise_clip: of ada_fed_prox, the bound on the rise of a client's mean loss.
       variate_clip: of scaffold, the L2 bound on the change of a client's control variate.
+      longest_delay: of fed_buff, in rounds.
     """
 
-    name: Literal["fed_avg", "fed_prox", "fed_nova", "scaffold", "ditto"] = "fed_avg"
+    name: Literal[
+        "fed_avg", "fed_prox", "ada_fed_prox", "fed_nova", "scaffold", "fed_dyn", "fed_buff",
+        "ditto", "apfl",
+    ] = "fed_avg"  # fmt: skip
     mu: Positive | None = None
+    alpha: Positive | None = None
+    mix: OpenFraction | None = None
+    rise_clip: Positive | None = None
     variate_clip: Positive | None = None
+    longest_delay: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field, names in (("mu", ("fed_prox", "ditto")), ("variate_clip", ("scaffold",))):
+        for field, names in _NEEDED_BY.items():
             found = getattr(self, field)
             if (found is not None) != (self.name in names):
                 raise InputError(
                     f"training.algorithm.{field} must be given for {' and '.join(names)}, and for "
                     f"nothing else, found {found} for {self.name}"
                 )
+
+
+_NEEDED_BY = {
+    "mu": ("fed_prox", "ditto"),
+    "alpha": ("fed_dyn",),
+    "mix": ("apfl",),
+    "rise_clip": ("ada_fed_prox",),
+    "variate_clip": ("scaffold",),
+    "longest_delay": ("fed_buff",),
+}
 
 
 @dataclass(frozen=True)
@@ -262,11 +283,16 @@ class TrainingConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        plain = (self.client.name, self.schedule) == ("sgd", "constant")
-        if self.algorithm.name == "scaffold" and not plain:
+        name = self.algorithm.name
+        if name == "scaffold" and self.client.name != "sgd":
             raise InputError(
-                "training.algorithm scaffold needs training.client.name sgd and training.schedule "
-                f"constant, found {self.client.name} and {self.schedule}"
+                f"training.algorithm scaffold needs training.client.name sgd, found "
+                f"{self.client.name}"
+            )
+        constant = ("scaffold", "ada_fed_prox", "fed_dyn", "fed_buff")
+        if name in constant and self.schedule != "constant":
+            raise InputError(
+                f"training.algorithm {name} needs training.schedule constant, found {self.schedule}"
             )
 
 

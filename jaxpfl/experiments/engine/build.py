@@ -8,8 +8,11 @@ from typing import Any
 import optax
 from dp_accounting import DpEvent
 
+from jaxpfl.algorithms.ada_fed_prox import ada_fed_prox
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg import fed_avg
+from jaxpfl.algorithms.fed_buff import fed_buff
+from jaxpfl.algorithms.fed_dyn import fed_dyn
 from jaxpfl.algorithms.scaffold import scaffold
 from jaxpfl.data import open as open_population
 from jaxpfl.data.cohort import CohortSpec
@@ -28,7 +31,7 @@ from jaxpfl.experiments.config.sections import (
 )
 from jaxpfl.federated.clients.local_training import LocalTraining, Proximal, per_step
 from jaxpfl.federated.clients.optimizers import optimizer
-from jaxpfl.federated.clients.personal import Ditto
+from jaxpfl.federated.clients.personal import APFL, Ditto
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release.query import Execution
 from jaxpfl.models import (
@@ -155,6 +158,7 @@ def build_fed_avg(
     model: Model, training: TrainingConfig, plan: Plan, start: Any = None, frozen: Any = None
 ) -> Algorithm:
     """Builds what a section `training` names; `start`, `frozen` as in `algorithms.fed_avg`."""
+    named, client = training.algorithm, build_optimizer(training.client)
     shared: dict[str, Any] = {
         "server": build_optimizer(training.server),
         "plan": plan,
@@ -162,12 +166,17 @@ def build_fed_avg(
         "execution": build_execution(training),
         "start": start,
     }
-    named = training.algorithm
+    if named.name in ("scaffold", "ada_fed_prox", "fed_buff") and frozen is not None:
+        raise InputError(f"training.algorithm {named.name} trains whole models, no adapters")
     if named.variate_clip is not None:
-        if frozen is not None:
-            raise InputError("training.algorithm scaffold trains whole models, no adapters")
         rate = training.client.learning_rate
         return scaffold(model, learning_rate=rate, variate_clip=named.variate_clip, **shared)
+    if named.rise_clip is not None:
+        return ada_fed_prox(model, client=client, rise_clip=named.rise_clip, **shared)
+    if named.longest_delay is not None:
+        return fed_buff(model, client=client, longest=named.longest_delay, **shared)
+    if named.alpha is not None:
+        return fed_dyn(model, client=client, alpha=named.alpha, frozen=frozen, **shared)
     client = _build_client(model, training, adapters=frozen is not None)
     algorithm = fed_avg(model, client=client, frozen=frozen, **shared)
     return algorithm._replace(name=named.name)
@@ -183,6 +192,8 @@ def _build_client(model: Model, training: TrainingConfig, adapters: bool) -> Loc
     optimiser, mu = build_optimizer(training.client), algorithm.mu
     if mu is not None and algorithm.name == "ditto":
         return Ditto(model, optimiser, adapters, schedule=schedule, pull=mu)
+    if algorithm.mix is not None:
+        return APFL(model, optimiser, adapters, schedule=schedule, mix=algorithm.mix)
     return LocalTraining(
         model,
         optimiser,

@@ -129,15 +129,23 @@ class LocalTraining(OfModel):
         return local, self.optimizer.init(local), drawn
 
     def step(
-        self, params: PyTree, state: PyTree, batch: Batch, mask: jax.Array, key: jax.Array
+        self,
+        params: PyTree,
+        state: PyTree,
+        batch: Batch,
+        mask: jax.Array,
+        key: jax.Array,
+        more: PyTree = None,
     ) -> PyTree:
-        """One step of the optimiser on one batch."""
+        """One step of the optimiser on one batch, to whose gradient `more` is added."""
         local, optimizer_state, drawn = state
         start, base = self._given(params)
         gradients = gradient(self.model, local, batch, mask, key, base)
         if self.penalty is not None:
             pull = jax.grad(self.penalty)(local, start)
             gradients = jax.tree.map(jnp.add, gradients, pull)
+        if more is not None:
+            gradients = jax.tree.map(jnp.add, gradients, more)
         drawn = drawn and (drawn[0] + 1, drawn[1])
         return *self._stepped(params, local, gradients, optimizer_state), drawn
 

@@ -1,33 +1,42 @@
-"""Models that clients keep for themselves, trained beside the one that they share."""
+"""Models, or parts of them, that clients keep for themselves and that are never sent.
+
+Each is a client function of `fed_avg`, releases what it releases, clipped changes of the shared
+parameters, and costs what it costs. `own_model(params, own)` is the model that a client uses, from
+the shared parameters and from what it keeps (`Stateful`).
+"""
 
 import dataclasses
-from typing import Any
+import re
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
 
 from jaxpfl import checks
-from jaxpfl.federated.clients.client import Batch
-from jaxpfl.federated.clients.local_training import LocalTraining, gradient
+from jaxpfl.errors import InputError
+from jaxpfl.federated.clients.client import Batch, Examples, contribution
+from jaxpfl.federated.clients.local_training import LocalTraining, OfModel, gradient
 
 PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Ditto(LocalTraining):
-    """FedAvg's client function, which also trains a model v of the client's own.
+class _Beside(LocalTraining):
+    """FedAvg's client function, which also trains parameters v of the client's own.
 
-    Source: Li, Hu, Beirami, Smith 2021, "Ditto: Fair and Robust Federated Learning Through
-    Personalization", Algorithm 1. v begins as the first parameters w that the client gets. For each
-    batch it takes a step on the batch's loss + `pull` / 2 ||v - w||^2. It is never sent.
-
-    Attributes:
-      pull: lambda.
+    v begins as the first parameters that the client gets. Each batch is a step for both.
     """
 
-    pull: float = 0.1
+    def _slope(self, start: PyTree, local: PyTree, own: PyTree, gradient_at: Any) -> PyTree:
+        """The gradient of v, by `gradient_at(params)`, of a batch's loss.
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pull", checks.non_negative("pull", self.pull))
+        Args:
+          start, local: the shared parameters as they were broadcast, and as they are before this
+            step.
+        """
+        raise NotImplementedError
 
     def client_state(self, params: PyTree) -> PyTree:
         """v of a client that was never asked."""
@@ -43,8 +52,10 @@ class Ditto(LocalTraining):
         """One step of both models on one batch."""
         shared, own, optimizer_state = state
         (start, base), keys = self._given(params), jax.random.split(key)
-        slope = gradient(self.model, own, batch, mask, keys[0], base)
-        slope = jax.tree.map(lambda g, v, w: g + self.pull * (v - w), slope, own, start)
+        slope = self._slope(
+            *(start, shared[0], own),
+            lambda at: gradient(self.model, at, batch, mask, keys[0], base),
+        )
         own, optimizer_state = self._stepped(params, own, slope, optimizer_state)
         return super().step(params, shared, batch, mask, keys[1]), own, optimizer_state
 
@@ -56,3 +67,153 @@ class Ditto(LocalTraining):
         """v."""
         del params, sent
         return state[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ditto(_Beside):
+    """A model v of the client's own, which is pulled to the shared one.
+
+    Source: Li, Hu, Beirami, Smith 2021, "Ditto: Fair and Robust Federated Learning Through
+    Personalization", Algorithm 1. A step of v is on the batch's loss + `pull` / 2 ||v - w||^2,
+    where w is the broadcast.
+
+    Attributes:
+      pull: lambda.
+    """
+
+    pull: float = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pull", checks.non_negative("pull", self.pull))
+
+    def own_model(self, params: PyTree, own: PyTree) -> PyTree:
+        """v."""
+        del params
+        return own
+
+    def _slope(self, start: PyTree, local: PyTree, own: PyTree, gradient_at: Any) -> PyTree:
+        del local
+        return jax.tree.map(lambda g, v, w: g + self.pull * (v - w), gradient_at(own), own, start)
+
+
+@dataclasses.dataclass(frozen=True)
+class APFL(_Beside):
+    """A mixture of a model v of the client's own and the shared one w: mix v + (1 - mix) w.
+
+    Source: Deng, Kamani, Mahdavi 2020, "Adaptive Personalized Federated Learning", Algorithm 1,
+    with a constant weight for all clients. A step of v is on the batch's loss of the mixture with w
+    as it is trained on this client.
+
+    Attributes:
+      mix: alpha.
+    """
+
+    mix: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mix", checks.fraction("mix", self.mix))
+
+    def own_model(self, params: PyTree, own: PyTree) -> PyTree:
+        """The mixture."""
+        return jax.tree.map(lambda v, w: self.mix * v + (1 - self.mix) * w, own, params)
+
+    def _slope(self, start: PyTree, local: PyTree, own: PyTree, gradient_at: Any) -> PyTree:
+        del start
+        return jax.tree.map(lambda g: self.mix * g, gradient_at(self.own_model(local, own)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Passing(OfModel):
+    """A whole client function that passes over its batches several times.
+
+    Each device must hold the whole model, because clients take different times.
+    """
+
+    def shardings(self, mesh: Mesh, params: PyTree) -> PyTree:
+        """Refuses devices that share a copy of the model, which alone are asked for places."""
+        raise InputError(
+            f"{type(self).__name__} needs devices that hold the whole model each, found "
+            f"{mesh.shape['model']} that share a copy"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PersonalParts(Passing):
+    """A part of the parameters that stays with the client, such as a head; the rest is shared.
+
+    Source: Arivazhagan, Aggarwal, Singh, Choudhary 2019, "Federated Learning with Personalization
+    Layers" (FedPer), Algorithms 1 and 2, where both parts are trained at once; Collins, Hassani,
+    Mokhtari, Shakkottai 2021, "Exploiting Shared Representations for Personalized Federated
+    Learning" (FedRep), Algorithm 1, where the own part is trained first.
+
+    The own part begins as that of the first parameters. No change of it is sent, and no noise is
+    added to it: on the server it stays as it began.
+
+    Attributes:
+      optimizer: any optax optimiser; its state starts anew in every pass.
+      own: a regular expression that is found in the paths of the client's own parameters, such as
+        "head" in "head/kernel".
+      first: passes over all batches that train the own part alone, before one that trains the
+        shared part alone (FedRep); 0 = one pass that trains both (FedPer).
+    """
+
+    optimizer: optax.GradientTransformation
+    own: str
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first", checks.non_negative_int("first", self.first))
+
+    def client_state(self, params: PyTree) -> PyTree:
+        """The own part of a client that was never asked."""
+        return self._part(params, "own")
+
+    def __call__(
+        self, params: PyTree, own: PyTree, examples: Examples, key: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        """The change of the shared part, and the own part."""
+        local = start = self.own_model(params, own)
+        phases = ((self.first, "own"), (1, "shared")) if self.first else ((1, "both"),)
+        for (passes, part), phase in zip(phases, jax.random.split(key, len(phases)), strict=True):
+            training = LocalTraining(self.model, self._only(part))
+
+            def one_pass(index: jax.Array, local: PyTree, phase=phase, training=training) -> PyTree:
+                change = contribution(training, local, examples, jax.random.fold_in(phase, index))
+                return jax.tree.map(jnp.add, local, change)
+
+            local = jax.lax.fori_loop(0, passes, one_pass, local)
+        change = jax.tree.map(jnp.subtract, local, start)
+        return self._part(change, "shared"), self._part(local, "own")
+
+    def own_model(self, params: PyTree, own: PyTree) -> PyTree:
+        """The shared part of `params` with the own part."""
+        return jax.tree.map(lambda leaf, mine: leaf if mine is None else mine, params, own)
+
+    def _labels(self, params: PyTree) -> PyTree:
+        """Of each parameter, whose it is: "own" or "shared"."""
+
+        def label(path: Any, leaf: Any) -> str:
+            del leaf
+            found = re.search(self.own, jax.tree_util.keystr(path, simple=True, separator="/"))
+            return "own" if found else "shared"
+
+        labels = jax.tree_util.tree_map_with_path(label, params)
+        if len(set(jax.tree.leaves(labels))) != 2:
+            raise InputError(
+                f"own must match some parameters and not all, {self.own!r} matches "
+                f"{'all' if 'own' in jax.tree.leaves(labels) else 'none'}"
+            )
+        return labels
+
+    def _part(self, params: PyTree, part: Literal["own", "shared"]) -> PyTree:
+        """The parameters of a part, and None in place of the others."""
+        return jax.tree.map(
+            lambda leaf, label: leaf if label == part else None, params, self._labels(params)
+        )
+
+    def _only(self, part: str) -> optax.GradientTransformation:
+        """The optimiser for a part, which leaves the other as it is, or for both."""
+        if part == "both":
+            return self.optimizer
+        parts = {"own": optax.set_to_zero(), "shared": optax.set_to_zero()}
+        return optax.multi_transform({**parts, part: self.optimizer}, self._labels)

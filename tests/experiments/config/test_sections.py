@@ -16,7 +16,7 @@ from jaxpfl.experiments.config.sections import (
 )
 from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.federated import Ditto, Proximal, per_step
+from jaxpfl.federated import APFL, Ditto, Proximal, per_step
 from jaxpfl.models import MLP
 from tests.plans import flat_without_privacy
 
@@ -181,8 +181,18 @@ def test_an_algorithm_is_chosen_by_its_name_and_has_its_own_settings(tmp_path):
     clip = "--training.algorithm.variate-clip"
     variates = _load(tmp_path, TEXT, name, "scaffold", clip, "2")
     assert variates.training.algorithm == AlgorithmConfig("scaffold", variate_clip=2.0)
-    refused = _refused(tmp_path, TEXT, name, "scaffold", clip, "2", "--training.schedule", "linear")
-    assert "schedule" in refused
+    for kind, field, value in (
+        ("scaffold", "variate-clip", "2"),
+        ("ada_fed_prox", "rise-clip", "0.5"),
+        ("fed_dyn", "alpha", "0.1"),
+        ("fed_buff", "longest-delay", "3"),
+    ):
+        own = [name, kind, f"--training.algorithm.{field}", value]
+        training = _load(tmp_path, TEXT, *own).training
+        assert getattr(training.algorithm, field.replace("-", "_")) == float(value)
+        plan = flat_without_privacy(population=99, clients_per_round=9, rounds=4, clip_norm=1.0)
+        assert build_fed_avg(MLP(4, 3), training, plan).name == kind
+        assert "schedule" in _refused(tmp_path, TEXT, *own, "--training.schedule", "linear")
     with pytest.raises(InputError, match="not for a GAN"):
         registry.load(shipped.find("gan_inversion"), ["--training.schedule", "linear"])
 
@@ -194,6 +204,7 @@ def test_an_algorithm_is_chosen_by_its_name_and_has_its_own_settings(tmp_path):
         ({"algorithm": AlgorithmConfig("fed_prox", 0.5)}, Proximal(0.5), None, None),
         ({"algorithm": AlgorithmConfig("fed_nova")}, None, per_step, None),
         ({"algorithm": AlgorithmConfig("ditto", 0.5)}, None, None, None),
+        ({"algorithm": AlgorithmConfig("apfl", mix=0.5)}, None, None, None),
         ({"schedule": "linear"}, None, None, 0.25),
         ({"schedule": "cosine"}, None, None, (1 - 0.5**0.5) / 2),
     ],
@@ -205,8 +216,10 @@ def test_clients_compute_what_the_config_says(settings, penalty, transform, last
     (query,) = build_fed_avg(MLP(4, 3), training, plan).queries
     client: Any = query.client_fn
     assert (client.penalty, client.transform) == (penalty, transform)
-    if settings.get("algorithm", AlgorithmConfig()).name == "ditto":
-        assert (type(client), client.pull) == (Ditto, 0.5)
+    name = settings.get("algorithm", AlgorithmConfig()).name
+    if name in ("ditto", "apfl"):
+        own = (Ditto, "pull") if name == "ditto" else (APFL, "mix")
+        assert (type(client), getattr(client, own[1])) == (own[0], 0.5)
     if last is None:
         assert client.scheduled(0, 4) == 0
     else:

@@ -1,0 +1,103 @@
+"""IFCA: clients of several kinds, each of which trains the model that fits its data best.
+
+Source: Ghosh, Chung, Yin, Ramchandran 2020, "An Efficient Framework for Clustered Federated
+Learning", Algorithm 1, model averaging.
+
+    for each round t:
+        sample a cohort                                 each client with probability q
+        for each client i in the cohort:
+            j = argmin_j  loss of theta_j on its own examples
+            send k blocks, zeros but for block j:  clip_S(LocalTraining(theta_j) - theta_j)
+        theta_j = server optimiser(theta_j, -release_j / n)        for each of the k models
+
+Released is one noisy sum of k blocks in each round, with noise on all. Of a contribution one block
+is not zero, so that its norm is S at most, and it costs what that of `fed_avg` costs. How many
+clients chose a model is private: its block is divided by n, the planned cohort, as in the paper's
+gradient averaging. A count of each cluster would take a part of the contribution's norm, and the
+quotient of two noisy sums is worst for the smallest cluster. Where clusters are equal, a server's
+rate of k makes up for it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpfl import checks
+from jaxpfl.algorithms.base import Algorithm, require_parts
+from jaxpfl.algorithms.fed_avg import fed_avg
+from jaxpfl.federated.clients.client import Examples, contribution
+from jaxpfl.federated.clients.local_training import LocalTraining
+from jaxpfl.federated.clients.personal import Passing
+from jaxpfl.models.base import Model
+from jaxpfl.privacy.plan import Plan
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Several:
+    """k models: parameters with an axis [k] before their own. It is initialised, not trained."""
+
+    model: Model
+    clusters: int
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        return self.model.columns
+
+    def init(self, key: jax.Array) -> PyTree:
+        """k drawn models."""
+        drawn = [self.model.init(each) for each in jax.random.split(key, self.clusters)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+
+
+@dataclasses.dataclass(frozen=True)
+class BestFitting(Passing):
+    """IFCA's client function: chooses one of the broadcast models by its loss, and trains it."""
+
+    training: LocalTraining
+
+    def __call__(self, models: PyTree, examples: Examples, key: jax.Array) -> PyTree:
+        """Changes [k, ...], zeros but for those of the chosen model."""
+
+        def add(index: jax.Array, loss_K: jax.Array) -> jax.Array:
+            batch = {name: column[index] for name, column in examples.batches.items()}
+            sums = jax.vmap(lambda params: self.model.evaluate(params, batch, examples.mask[index]))
+            return loss_K + sums(models)["loss_sum"]
+
+        clusters = len(jax.tree.leaves(models)[0])
+        chosen = jnp.argmin(jax.lax.fori_loop(0, examples.steps, add, jnp.zeros(clusters)))
+        start = jax.tree.map(lambda leaf: leaf[chosen], models)
+        change = contribution(self.training, start, examples, key)
+        return jax.tree.map(lambda all_, d: jnp.zeros_like(all_).at[chosen].set(d), models, change)
+
+
+def ifca(
+    model: Model,
+    *,
+    clusters: int,
+    client: optax.GradientTransformation,
+    server: optax.GradientTransformation,
+    plan: Plan,
+    **settings: Any,
+) -> Algorithm:
+    """Returns IFCA for `clusters` copies of `model` under `plan`.
+
+    Args:
+      clusters: k. The parameters, of `start` too, have an axis [k] before their own.
+      client: the clients' optimiser.
+      server, plan, settings: as for `fed_avg`.
+
+    Raises:
+      InputError: an argument is of another kind or out of range.
+
+    State and metrics are those of `fed_avg`. Which model a client uses it finds by its own data.
+    """
+    require_parts(model, plan, client=client, server=server)
+    several: Any = _Several(model, checks.positive_int("clusters", clusters))
+    choosing = BestFitting(model, LocalTraining(model, client))
+    made = fed_avg(several, client=choosing, server=server, plan=plan, **settings)
+    return made._replace(name="ifca")

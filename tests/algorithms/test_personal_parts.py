@@ -1,0 +1,94 @@
+"""FedPer and FedRep against plain loops in float64, with cohorts that differ by round."""
+
+import numpy as np
+import optax
+import pytest
+
+import jaxpfl as jp
+from jaxpfl.errors import InputError
+from jaxpfl.federated import Execution, PersonalParts, client_mesh
+from tests.algorithms import test_client_memory as memory
+from tests.algorithms.systems import Linear
+from tests.algorithms.test_client_memory import (
+    CLIP,
+    COHORT,
+    LAYOUTS,
+    NUMBER,
+    RATE,
+    ROUNDS,
+    TAKEN,
+    averaged,
+    clipped,
+    flat,
+    run,
+    slope,
+    steps_of,
+)
+from tests.federated.test_local_training import DIM
+from tests.plans import flat_plan
+
+cohorts = memory.cohorts
+OWN = np.arange(DIM + 1) == DIM  # b, beside w
+
+
+def parts(first, own="^b$"):
+    return PersonalParts(Linear(), optax.sgd(RATE), own, first)
+
+
+def by_hand(drawn, first, sign=1.0, order=1):
+    """The shared part, and the own part of each client that was asked."""
+    w, own = np.zeros(DIM + 1), {}
+    # FedPer: one pass for both parts. FedRep: the own part, then the shared one.
+    phases = [OWN] * first + [~OWN] if first else [OWN | ~OWN]
+    for cohort in drawn:
+        total = np.zeros(DIM + 1)
+        for client in cohort:
+            local = np.where(OWN, own.get(client, 0.0), w)
+            for moved in phases[::order]:
+                for _ in range(steps_of(client)):
+                    local -= RATE * moved * np.where(OWN, sign, 1.0) * slope(client, local)
+            own[client] = local[-1]
+            total += clipped((local - w) * ~OWN, CLIP)
+        w = w + total / TAKEN
+    return w, own
+
+
+@pytest.mark.parametrize("execution", LAYOUTS)
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_rounds_are_what_a_plain_loop_gives(first, execution, cohorts, tmp_path):
+    client = parts(first)
+    state, own = run(averaged(client, execution), tmp_path, read=lambda rows: rows["b"])
+    assert len({tuple(each) for each in cohorts}) > 2
+    w, expected = by_hand(cohorts, first)
+    # What the server has in place of the own part stays as it began.
+    np.testing.assert_allclose(flat(state.params), w, rtol=1e-5, atol=1e-6)
+    for each, found in expected.items():
+        np.testing.assert_allclose(own[each], found, rtol=1e-5, atol=1e-6)
+    model = client.own_model(state.params, {"w": None, "b": own[1]})
+    np.testing.assert_allclose(flat(model), [*w[:-1], expected[1]], rtol=1e-5, atol=1e-6)
+    for wrong in [{"sign": -1.0}] + [{"order": -1}] * (first > 0):
+        assert np.abs(flat(state.params) - by_hand(cohorts, first, **wrong)[0]).max() > 1e-3
+
+
+def test_no_noise_is_added_to_what_stays_with_clients(tmp_path):
+    noisy = flat_plan(
+        population=NUMBER, clients_per_round=TAKEN, rounds=ROUNDS, clip_norm=CLIP,
+        noise_multiplier=1.0, delta=1e-2,
+    )  # fmt: skip
+    algorithm = jp.algorithms.fed_avg(
+        Linear(), client=parts(1), server=optax.sgd(1.0), plan=noisy, cohort=COHORT
+    )
+    params = run(algorithm, tmp_path, read=lambda rows: rows)[0].params
+    assert params["b"] == 0
+    assert np.abs(params["w"]).min() > 1e-3
+
+
+@pytest.mark.parametrize(("own", "found"), [("nothing", "none"), ("", "all")])
+def test_a_pattern_that_matches_no_parameter_or_all_is_refused(own, found, tmp_path):
+    with pytest.raises(InputError, match=f"own must match .* {found}"):
+        run(averaged(parts(0, own)), tmp_path)
+
+
+def test_devices_that_share_a_model_are_refused(tmp_path):
+    with pytest.raises(InputError, match="whole model"):
+        run(averaged(parts(1), Execution(client_mesh(2, model=2))), tmp_path)
