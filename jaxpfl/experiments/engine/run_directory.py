@@ -2,8 +2,11 @@
 
 run.json                 what the run is, written before its first charge, compared on resume
 private/secret.json      16 bytes as four words, mode 0600, until the run is finished
-metrics.jsonl, tensorboard/, private/rounds.jsonl          see `observers`
+metrics.jsonl, tensorboard/                                see `observers`
+private/rounds.jsonl     see `engine.rounds`
+private/client_states    see `federated.release.client_states`
 checkpoints/             see `records.checkpoint`
+run.lock                 see `files.lock`
 result.json              statement and last metrics, written when the run stops
 
 A killed run needs its secret to draw the cohorts and the noise of its rounds again, bit for bit and

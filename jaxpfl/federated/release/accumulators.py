@@ -49,7 +49,7 @@ def _joined(parts: list[jax.Array]) -> DoubleWord:
     Each pass keeps the exact sum, and makes every part but the last a rounding error of those after
     it (Ogita, Rump, Oishi 2005, "Accurate sum and dot product", Algorithm 4.3). The error after
     three passes is some 2^-72 of the largest part, so that equal sums have equal bits, whatever
-    their parts, unless these nearly cancel.
+    their parts, unless these nearly cancel. The parts of `Compensated` are rounded before.
     """
     parts = list(parts)
     for _ in range(3 if len(parts) > 2 else 0):
