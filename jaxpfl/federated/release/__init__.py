@@ -14,8 +14,8 @@ It may be imported by `hosts`, `audits` and everyone above. To trust a release, 
     identity           everything that a release depends on
     information_flow   proves that a release tells nothing but its noisy sum; with `federated.flow`
 
-and of `privacy`: `plan`, `participation`, `clipping`, `mechanisms`, `exact_noise`, `keys`, `secret`,
-`ledger`, `chain`, `sources`; then
-`federated.clients.client`, which hands a client function its own examples, and `federated.mesh`.
+and of `privacy`: `plan`, `participation`, `clipping`, `mechanisms`, `exact_noise`, `keys`,
+`secret`, `ledger`, `chain`, `sources`; then `federated.clients.client`, which hands a client
+function its own examples, and `federated.mesh`.
 `one_release` and `secure_release` are ways to ask once, without an algorithm.
 """
