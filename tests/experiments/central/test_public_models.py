@@ -82,7 +82,11 @@ def test_a_decoder_is_pretrained_once_and_found_again(sources, tmp_path, monkeyp
     record = json.loads((folder / "record.json").read_text())
     assert record["corpora"] == ["near", "far"]
     assert record["valid_loss"][-1] < 0.9 * np.log(280)
-    monkeypatch.setattr(PublicModels, "_pretrained", None)
+
+    def trained(*_):
+        raise AssertionError("it is trained again")
+
+    monkeypatch.setattr(PublicModels, "_pretrained", trained)
     again = models(sources, tmp_path).decoder("tiny", TINY, 24)
     assert again.model == first.model
     jax.tree.map(np.testing.assert_array_equal, again.params, first.params)

@@ -32,6 +32,7 @@ def test_a_run_goes_on_without_tensorboard(tmp_path, monkeypatch, installed):
         cost,
         Progress("test", progress=False),
         done=0,
+        kept=None,
         confirm=confirmed.append,
     ) as found:
         for round in range(3):
