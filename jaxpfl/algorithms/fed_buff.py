@@ -65,7 +65,7 @@ class DelayedTraining(Passing):
 
     def __call__(self, history: PyTree, examples: Examples, key: jax.Array) -> PyTree:
         """The change of older parameters, divided by sqrt(1 + delay)."""
-        drawn, key = jax.random.split(key)
+        drawn, key = (jax.random.fold_in(key, number) for number in range(2))
         delay = jnp.clip(self.delay(drawn), 0, len(jax.tree.leaves(history)[0]) - 1)
         start = jax.tree.map(lambda leaf: leaf[delay], history)
         change = contribution(self.training, start, examples, key)
@@ -103,7 +103,7 @@ def fed_buff(
     kept = checks.non_negative_int("longest", longest) + 1
 
     def uniform(key: jax.Array) -> jax.Array:
-        return jax.random.randint(key, (), 0, kept)
+        return jnp.int32(kept * jax.random.uniform(key))
 
     training = DelayedTraining(model, LocalTraining(model, client), delay or uniform)
     update = update_query(model, training, plan, **settings)
