@@ -158,7 +158,9 @@ def test_adaptive_clipping_moves_the_clip_norm_by_what_was_released(tmp_path):
     found = asked(chosen, population(), tmp_path)
     used = [float(public["clip_norm"]) for public in found.metrics]
     assert used[0] == CLIP
-    assert len({*used, float(found.state.clip_norm)}) == 4
+    # By a factor between exp(-0.1) and exp(0.1), where the noise of few clients leads beyond.
+    steps = np.diff(np.log([*used, float(found.state.clip_norm)]))
+    assert (np.abs(steps) < 0.1 + 1e-5).all() and (steps != 0).any()
     assert len(found.ledger) == 3
 
 
