@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,9 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.training import batches
-from jaxpfl.federated.clients.client import Examples, Stateful, computed, first_state, kept
+from jaxpfl.federated.clients.client import Examples, computed, first_state, kept
 from jaxpfl.federated.clients.local_training import LocalTraining
+from jaxpfl.federated.clients.personal import Personalising
 from jaxpfl.models.base import Params
 
 
@@ -66,20 +68,22 @@ class Personal:
     Called with the index of a client, it returns the parameters of its own model.
 
     Attributes:
-      client: `federated.Ditto`, for the own model of a client that takes part once; or another
-        `federated.LocalTraining`, for the parameters that it trains (fine-tuning).
+      client: `federated.Ditto`, `APFL` or `PersonalParts`, for the own model of a client that takes
+        part once; or a plain `federated.LocalTraining`, for what it trains (fine-tuning).
       params: the shared ones.
       examples: of the same clients as are scored, but not what they are scored on.
       cohort: batch size, epochs and most examples of this training.
     """
 
-    client: LocalTraining
+    client: LocalTraining | Personalising
     params: Params
     examples: Population
     cohort: CohortSpec
 
     def __post_init__(self) -> None:
-        checks.instance("client", self.client, LocalTraining, "such as jaxpfl.federated.Ditto(...)")
+        if type(self.client) is not LocalTraining:
+            hint = "such as jaxpfl.federated.Ditto(...)"
+            checks.instance("client", self.client, Personalising, hint)
 
     def __call__(self, client: int) -> Params:
         """Trains on at most `max_examples` of the client's examples, in a new order each epoch."""
@@ -101,9 +105,9 @@ class Personal:
 
 
 @partial(jax.jit, static_argnums=0)
-def _trained(client: LocalTraining, params: Params, examples: Examples, key: jax.Array) -> Params:
+def _trained(client: Any, params: Params, examples: Examples, key: jax.Array) -> Params:
     first = first_state(client, params)
     sent, state = computed(client, params, first, examples, key)
-    if isinstance(client, Stateful):
-        return kept(client, params, state, sent)
+    if isinstance(client, Personalising):
+        return client.own_model(params, kept(client, params, state, sent))
     return jax.tree.map(jnp.add, params, sent)

@@ -7,7 +7,7 @@ the shared parameters and from what it keeps (`Stateful`).
 
 import dataclasses
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,23 @@ from jax.sharding import Mesh
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.client import Batch, Examples, contribution
+from jaxpfl.federated.clients.client import Batch, Examples, Stateful, contribution
 from jaxpfl.federated.clients.local_training import LocalTraining, OfModel, gradient
 
 PyTree = Any
 
 
+@runtime_checkable
+class Personalising(Stateful, Protocol):
+    """A `Stateful` client function whose clients have models of their own."""
+
+    def own_model(self, params: PyTree, own: PyTree, /) -> PyTree:
+        """The model that a client uses, from the shared parameters and what it keeps."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
-class _Beside(LocalTraining):
+class _WithOwnModel(LocalTraining):
     """FedAvg's client function, which also trains parameters v of the client's own.
 
     v begins as the first parameters that the client gets. Each batch is a step for both.
@@ -70,7 +79,7 @@ class _Beside(LocalTraining):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ditto(_Beside):
+class Ditto(_WithOwnModel):
     """A model v of the client's own, which is pulled to the shared one.
 
     Source: Li, Hu, Beirami, Smith 2021, "Ditto: Fair and Robust Federated Learning Through
@@ -97,7 +106,7 @@ class Ditto(_Beside):
 
 
 @dataclasses.dataclass(frozen=True)
-class APFL(_Beside):
+class APFL(_WithOwnModel):
     """A mixture of a model v of the client's own and the shared one w: mix v + (1 - mix) w.
 
     Source: Deng, Kamani, Mahdavi 2020, "Adaptive Personalized Federated Learning", Algorithm 1,

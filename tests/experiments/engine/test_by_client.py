@@ -10,9 +10,9 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.data.selection import random_examples
-from jaxpfl.federated import Ditto, LocalTraining, Proximal
+from jaxpfl.federated import APFL, Ditto, LocalTraining, PersonalParts, Proximal
 from tests.algorithms.systems import Linear
-from tests.algorithms.test_client_memory import slope
+from tests.algorithms.test_client_memory import plan, slope
 from tests.algorithms.test_fed_avg_variants import BATCH, EPOCHS, RATE, SIZES, population
 from tests.federated.test_local_training import DIM
 
@@ -83,6 +83,29 @@ def test_own_models_are_those_of_a_plain_loop(client, pull, most):
     np.testing.assert_allclose(found.scores["loss"], expected, rtol=1e-4, atol=1e-7)
     without = own(SIZES.index(0))
     jax.tree.map(np.testing.assert_array_equal, without, PARAMS)
+
+
+def test_the_model_that_a_client_uses_is_scored_and_not_what_it_keeps():
+    """APFL keeps v and uses a mixture; FedPer keeps a part. What FedDyn keeps is no model."""
+    cohort = jp.CohortSpec(BATCH, 12, epochs=EPOCHS)
+    mixing = APFL(Linear(), optax.sgd(RATE), mix=0.25)
+    found = evaluation(population()).by_client(jp.Personal(mixing, PARAMS, population(), cohort))
+    for client, loss in zip(found.clients, found.scores["loss"], strict=True):
+        own, local = WEIGHTS.copy(), WEIGHTS.copy()
+        for _ in range(EPOCHS * -(-SIZES[client] // BATCH)):
+            at = 0.25 * own + 0.75 * local
+            own, local = own - RATE * 0.25 * slope(client, at), local - RATE * slope(client, local)
+        # The shared part of the mixture is what was broadcast.
+        assert loss == pytest.approx(mean_loss(client, 0.25 * own + 0.75 * WEIGHTS), rel=1e-4)
+    parts = PersonalParts(Linear(), optax.sgd(RATE), own="b")
+    model = jp.Personal(parts, PARAMS, population(), cohort)(1)
+    np.testing.assert_array_equal(model["w"], PARAMS["w"])
+    assert model["b"] != PARAMS["b"]
+    dynamic = jp.algorithms.fed_dyn(
+        Linear(), client=optax.sgd(RATE), server=optax.sgd(1.0), plan=plan(), alpha=1.0
+    )
+    with pytest.raises(jp.InputError, match="Ditto"):
+        jp.Personal(dynamic.queries[0].client_fn, PARAMS, population(), cohort)
 
 
 def test_own_models_see_one_part_of_the_examples_and_are_scored_on_the_other():
