@@ -243,7 +243,7 @@ def test_by_example_everyone_is_sampled_as_one_who_matches(config, tmp_path):
         ('public: "split:public"', 'public: "docstrings:numpy"', "data.public must be"),
         ("low: 25, high: 75", "low: 80, high: 75", "percentiles with 0 < low <= high < 100"),
         ("epsilon: 4.0}", "at_least: 3}", "selection.epsilon is required"),
-        ("image_shape: [8, 8, 1]", "image_shape: [28, 28, 1]", "found [8, 8, 1]"),
+        ("image_shape: [8, 8, 1]", "image_shape: [28, 28, 1]", "has [8, 8, 1]"),
         ("population: 1000000", "population: 10", "scaled_up.population is 10"),
     ],
 )
