@@ -164,10 +164,13 @@ def computed(
         found = client_part(client_fn, "__call__", broadcast, *own, examples, key)
         return found if isinstance(client_fn, Stateful) else (found, None)
 
+    # Before the loop, for the reason of `key_of`'s.
+    key_S = jax.vmap(jax.random.fold_in, (None, 0))(key, 1 + jnp.arange(len(examples.mask)))
+
     def advance(index: jax.Array, state: PyTree) -> PyTree:
         batch = {name: column[index] for name, column in examples.batches.items()}
-        step_key, mask = jax.random.fold_in(key, index + 1), examples.mask[index]
-        found = client_part(client_fn, "step", broadcast, state, batch, mask, step_key)
+        given = state, batch, examples.mask[index], key_S[index]
+        found = client_part(client_fn, "step", broadcast, *given)
         if longest is None:
             return found
         # A choice and no product with zero: the others' steps may compute NaN from padding.
@@ -179,6 +182,15 @@ def computed(
     last = examples.steps if longest is None else longest
     state = jax.lax.fori_loop(0, last, advance, start)
     return client_part(client_fn, "finish", broadcast, state), state
+
+
+def key_of(key: jax.Array, words_2: jax.Array) -> jax.Array:
+    """A client's own key: the query's, into which the two words of the client are folded.
+
+    A loop, because XLA for CPUs computes what is not one anew for each element of what a client
+    draws, which a client function that splits its key makes exponentially many times.
+    """
+    return jax.lax.fori_loop(0, 2, lambda i, own: jax.random.fold_in(own, words_2[i]), key)
 
 
 def kept(client_fn: ClientFn, broadcast: PyTree, computed: PyTree, sent: PyTree) -> PyTree:

@@ -18,7 +18,7 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
+from jaxpfl.federated.clients.client import ClientFn, Examples, contribution, key_of
 from jaxpfl.federated.mesh import client_mesh, require_one_process
 from jaxpfl.federated.release.one_release import OneRelease
 from jaxpfl.federated.release.prepared_query import PreparedQuery
@@ -129,6 +129,5 @@ def _messages(
 def _update(client_fn: ClientFn, broadcast: PyTree, bucket: Bucket, key: jax.Array) -> PyTree:
     """The contribution of a bucket's one client. PRIVATE."""
     alone = jax.tree.map(lambda leaf: leaf[0], bucket)
-    own_key = jax.random.fold_in(jax.random.fold_in(key, alone.key[0]), alone.key[1])
     examples = Examples(alone.batches, alone.mask, alone.steps)
-    return contribution(client_fn, broadcast, examples, own_key)
+    return contribution(client_fn, broadcast, examples, key_of(key, alone.key))

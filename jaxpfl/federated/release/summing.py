@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
-from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept
+from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept, key_of
 from jaxpfl.federated.double_word import is_pair
 from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
 from jaxpfl.federated.release.accumulators import Accumulator
@@ -140,7 +140,7 @@ def accumulate(
 
             def one_client(bucket, longest):
                 examples = Examples(bucket.batches, bucket.mask, bucket.steps)
-                own_key = jax.random.fold_in(jax.random.fold_in(key, bucket.key[0]), bucket.key[1])
+                own_key = key_of(key, bucket.key)
                 state, client_fn = bucket.client_states, engine.client_fn
                 if state is not None:
                     first = first_state(client_fn, broadcast)
