@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated import client_mesh
+from jaxpfl.federated import ClientSteps, client_mesh
 from jaxpfl.federated.release.accumulators import FixedPoint
 from jaxpfl.privacy import AdaptiveClip
 from jaxpfl.privacy.clipping import clip_factors
@@ -190,20 +190,34 @@ def test_fixed_point_refuses_a_chunk_whose_low_halves_could_wrap():
         )
 
 
-def test_client_keys_belong_to_clients():
+def drawn(key):
+    """Drawn as a user may do it: of a key that was split, which once took XLA for CPUs for ever."""
+    first, second = jax.random.split(key)
+    scale = jax.random.randint(second, (), 1, 5).astype(jnp.float32)
+    return scale * jax.random.normal(first, (DIM,))
+
+
+def draws(broadcast, examples, key):
+    return {"a": drawn(key)}
+
+
+draws_by_step = ClientSteps(
+    lambda broadcast, key: {"a": jnp.zeros(DIM)},
+    lambda broadcast, state, batch, mask, key: {"a": state["a"] + drawn(key)},
+    lambda broadcast, state: state,
+)
+
+
+@pytest.mark.parametrize("client_fn", [draws, draws_by_step], ids=["whole", "by step"])
+def test_client_keys_belong_to_clients(client_fn):
     """A client draws the same wherever it is packed, and other clients draw otherwise."""
-
-    def draws(broadcast, examples, key):
-        return {"a": jax.random.uniform(key, (DIM,)) + 0.0 * examples.batches["x"][0, 0]}
-
     values = np.zeros((4, DIM), np.float32)
-    bucket = bucket_of(values)
+    bucket, settings = bucket_of(values), dict(client_fn=client_fn, chosen=no_noise(clip_norm=1e3))
     alone = []
     for client in range(4):
         single = bucket_of(values[:1], 2)._replace(key=np.array([[0, client]] * 2, np.uint32))
-        alone.append(summed([single], client_fn=draws, chosen=no_noise(clip_norm=100.0)))
-    together = summed([bucket], client_fn=draws, chosen=no_noise(clip_norm=100.0))
-    np.testing.assert_allclose(sum(alone), together, rtol=1e-6)
+        alone.append(summed([single], **settings))
+    np.testing.assert_allclose(sum(alone), summed([bucket], **settings), rtol=1e-6)
     assert len({row.tobytes() for row in alone}) == 4
 
 

@@ -165,11 +165,13 @@ def computed(
         return found if isinstance(client_fn, Stateful) else (found, None)
 
     # Before the loop, for the reason of `key_of`'s.
-    key_S = jax.vmap(jax.random.fold_in, (None, 0))(key, 1 + jnp.arange(len(examples.mask)))
+    keys_S = jax.vmap(jax.random.fold_in, (None, 0))(key, 1 + jnp.arange(len(examples.mask)))
+    words_SxW = jax.random.key_data(keys_S)
 
     def advance(index: jax.Array, state: PyTree) -> PyTree:
         batch = {name: column[index] for name, column in examples.batches.items()}
-        given = state, batch, examples.mask[index], key_S[index]
+        own = jax.random.wrap_key_data(words_SxW[index], impl=jax.random.key_impl(key))
+        given = state, batch, examples.mask[index], own
         found = client_part(client_fn, "step", broadcast, *given)
         if longest is None:
             return found
