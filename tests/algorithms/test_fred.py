@@ -119,6 +119,19 @@ def test_released_moments_survive_a_file(tmp_path):
     assert again.moments.count == found.moments.count
 
 
+def test_two_queries_of_a_divided_plan_cost_what_the_plan_costs():
+    """The second one, of another embedding, releases no count, and has noise by its share."""
+    plan = plan_of(epsilon=2.0)
+    first, second = plan.divided(0.2)
+    assert math.hypot(first.mu, second.mu) == pytest.approx(plan.mu, rel=1e-12)
+    assert second.multipliers[1] == pytest.approx(2 * first.multipliers[1], rel=1e-12)
+    assert first.multipliers[0] == plan.multipliers[0]
+    labels = [query.label for query in fred(second, units=30, dimension=4, column="judge").queries]
+    assert labels == ["judge sum", "judge second"]
+    with pytest.raises(InputError, match="share"):
+        plan.divided(1.0)
+
+
 def test_bad_plans_are_refused():
     """TRUST 9, 11, 12."""
     for bad in (

@@ -57,7 +57,8 @@ class FredPlan:
 
     Attributes:
       multipliers: noise multipliers of count, mean and covariance. The count's is infinite where
-        `population` is declared public, because the count is then not released.
+        it is not released: where `population` is declared public, and in a second query of the same
+        units, see `divided`.
       delta: delta of the guarantee.
       clip_norm: c, the largest L2 norm of an embedding and of a centred embedding.
       unit: what the guarantee protects: a whole "client", or one "example" as in the paper.
@@ -96,14 +97,13 @@ class FredPlan:
                 )
             return
         names, declared = ("count", "mean", "covariance"), self.population is not None
-        if math.isinf(self.multipliers[0]) != declared:
+        if declared and not math.isinf(self.multipliers[0]):
             raise InputError(
-                "the count's noise multiplier must be infinite exactly where population is "
-                f"declared public, found {self.multipliers[0]:g} with population = "
-                f"{self.population}"
+                "the count's noise multiplier must be infinite where population is declared "
+                f"public, found {self.multipliers[0]:g} with population = {self.population}"
             )
         for name, multiplier in zip(names, self.multipliers, strict=True):
-            if name != "count" or not declared:
+            if name != "count" or not math.isinf(multiplier):
                 checks.positive(f"the noise multiplier of the {name}", multiplier)
         checks.open_fraction("delta", self.delta)
         if self.population is not None and self.delta >= 1 / self.population:
@@ -182,6 +182,20 @@ class FredPlan:
             delta=delta,
             simulates=LargerPopulation(larger, larger, self.delta),
         )
+
+    def divided(self, share: float) -> tuple[Self, Self]:
+        """Two queries of the same units, of different embeddings, that together cost as much.
+
+        Args:
+          share: of mu^2 of mean and covariance, which the second query receives. It releases no
+            count: it uses the first one's.
+        """
+        checks.open_fraction("share", share)
+        count, *others = self.multipliers
+        first = (count, *(z / math.sqrt(1 - share) for z in others))
+        second = (math.inf if self.private else 0.0, *(z / math.sqrt(share) for z in others))
+        replaced = dataclasses.replace
+        return replaced(self, multipliers=first), replaced(self, multipliers=second)
 
     def client_fn(self, moment: Moment) -> ClientMoment:
         return ClientMoment(moment, self.clip_norm, average=self.unit == "client")

@@ -19,7 +19,7 @@ over them. The query is charged once; its answer scores any number of corpora an
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.federated.clients.moments import from_half, half_shape
+from jaxpfl.federated.clients.moments import Moment, from_half, half_shape
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
@@ -50,7 +50,7 @@ class MomentNoise(NamedTuple):
     """The standard deviations and biases that noise causes in the released moments; public.
 
     Attributes:
-      count: standard deviation of the count, in units; 0 where the count was declared public.
+      count: standard deviation of the count, in units; 0 where this query did not release it.
       mean: standard deviation of each coordinate of the mean.
       diagonal, off_diagonal: standard deviation of the covariance's entries before the projection.
       mean_bias: expected increase of ||m - p||^2 due to the noise, d mean^2.
@@ -136,16 +136,19 @@ class FredState(NamedTuple):
     half: jax.Array
 
 
-def fred(plan: FredPlan, *, units: int, dimension: int) -> Algorithm:
+def fred(plan: FredPlan, *, units: int, dimension: int, column: str = "embedding") -> Algorithm:
     """Returns the query of the moments as an algorithm of one round; its state is `FredState`.
 
-    It reads the column "embedding", float [examples, d], which `text.embed.embed` adds. `moments`
-    computes the released moments from the final state, and `fred.scores` the candidates' distances.
+    `moments` computes the released moments from the final state, and `fred.scores` the candidates'
+    distances.
 
     Args:
-      plan: what is released and at which noise.
+      plan: what is released and at which noise. Where it neither releases nor declares the count,
+        the state before the round has it.
       units: the number of clients, or of examples where the example is the unit.
       dimension: d, the dimension of an embedding.
+      column: of the population, float [examples, d]: `text.embed.embed` adds "embedding". Queries
+        of another one are named after it.
 
     Raises:
       InputError: the plan declares another number of units, or its delta is too large for them.
@@ -162,10 +165,10 @@ def fred(plan: FredPlan, *, units: int, dimension: int) -> Algorithm:
             f"of {plan.delta:g} is not: choose a smaller delta"
         )
     queries = tuple(
-        _query(plan, moment, released)
+        _query(plan, moment, released, column)
         for moment, released in zip(plan.moments, plan.plans(units), strict=True)
     )
-    of = {query.label: query for query in queries}
+    of = dict(zip(plan.moments, queries, strict=True))
 
     def init(key):
         del key  # nothing is random
@@ -176,8 +179,8 @@ def fred(plan: FredPlan, *, units: int, dimension: int) -> Algorithm:
     def step(state, release, round):
         del round
         origin_D = jnp.zeros(dimension, jnp.float32)
-        count = jnp.float32(plan.population or 0)
-        if plan.population is None:
+        count = state.count if plan.population is None else jnp.float32(plan.population)
+        if "count" in of:
             count = release(of["count"], origin_D).value
         state = FredState(count, release(of["sum"], origin_D).value, state.half)
         centre_D = jnp.asarray(_mean(plan, state)[1], jnp.float32)
@@ -195,7 +198,7 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     stds = [z * s for z, s in zip(plan.multipliers, plan.sensitivities, strict=True)]
     mean_std = stds[1] / count
     noise = MomentNoise(
-        count=stds[0] if plan.population is None else 0.0,
+        count=0.0 if math.isinf(stds[0]) else stds[0],
         mean=mean_std,
         diagonal=stds[2] / count,
         off_diagonal=stds[2] / count / math.sqrt(2),
@@ -253,7 +256,7 @@ def private_moments(
     return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 
-def _query(plan: FredPlan, moment: Any, released: Plan) -> Query:
+def _query(plan: FredPlan, moment: Moment, released: Plan, column: str) -> Query:
     """The query of one moment, in one round in which all clients take part."""
     execution = Execution()
     by_client = plan.unit == "client"
@@ -262,7 +265,7 @@ def _query(plan: FredPlan, moment: Any, released: Plan) -> Query:
     # Of examples one block at a time: two would be added in plain float32, which rounds.
     clients_per_device = 32 if by_client else 1
     return Query(
-        moment,
+        moment if column == "embedding" else f"{column} {moment}",
         plan.client_fn(moment),
         released,
         CohortSpec(
@@ -270,7 +273,7 @@ def _query(plan: FredPlan, moment: Any, released: Plan) -> Query:
             max_examples=max_examples,
             clients_per_bucket=clients_per_device * execution.replicas,
         ),
-        columns=("embedding",),
+        columns=(column,),
         execution=execution,
     )
 

@@ -45,7 +45,7 @@ Moment = Literal["count", "sum", "second"]
 
 @dataclasses.dataclass(frozen=True)
 class ClientMoment:
-    """A client function by steps: one moment of the column "embedding".
+    """A client function by steps: one moment of the embeddings, the only column that it is given.
 
     Attributes:
       moment: "count", "sum" or "second".
@@ -76,7 +76,7 @@ class ClientMoment:
     ) -> "_Total":
         del key  # nothing is drawn
         grid = _Grid.of(self.clip_norm, mask_B.shape[0])
-        rows_BxD = batch["embedding"].astype(jnp.float32)
+        (rows_BxD,) = (column.astype(jnp.float32) for column in batch.values())
         rows_BxD, valid_B = _clipped(rows_BxD, mask_B, self.clip_norm)
         count = total.count + jnp.sum(valid_B.astype(jnp.float32))
         if self.moment == "count":

@@ -10,7 +10,7 @@ from typing import Literal
 from jaxpfl.algorithms.candidate_scores import ScoreKind
 from jaxpfl.algorithms.popri import PopriSettings
 from jaxpfl.algorithms.private_evolution import EvolutionSettings
-from jaxpfl.checked import Checked, PositiveInt
+from jaxpfl.checked import Checked, OpenFraction, PositiveInt
 from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import DecoderModelConfig, Training
@@ -72,8 +72,12 @@ class PopriConfig(PopriSettings):
       corpus: whether prompts are made of "all" of these corpora, or of the one that is "nearest" to
         the clients by FreD. With the reward "moments" this choice costs nothing: the one release
         shows it.
-      checkpoint: which round's adapters write the corpus: the "last", or those whose texts are
-        "nearest" to the validation clients, which are declared public, by Frechet distance.
+      checkpoint: which round's adapters write the corpus: the "last", those whose texts are
+        "nearest" to the validation clients, which are declared public, by Frechet distance; or, of
+        one look, those that a second embedder has "judged" to be nearest to the training clients,
+        by its part of the one release.
+      judge: the embedder of that judge, which no reward sees.
+      judge_share: its share of the look's squared ratio of sensitivity to noise, mu^2.
       final_prompts: what the corpus's prompts are made of: the "samples", as published, or the
         "best_responses" of the last round, one of each prompt, which is ours.
     """
@@ -82,16 +86,20 @@ class PopriConfig(PopriSettings):
     score: ScoreKind = "per_prompt"
     samples: tuple[str, ...] | None = None
     corpus: Literal["all", "nearest"] = "all"
-    checkpoint: Literal["last", "nearest"] = "last"
+    checkpoint: Literal["last", "nearest", "judged"] = "last"
+    judge: str = "hashed:128"
+    judge_share: OpenFraction = 0.1
     final_prompts: Literal["samples", "best_responses"] = "samples"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.corpus == "nearest" and self.reward != "moments":
-            raise InputError(
-                "popri.corpus must be 'all' with popri.reward 'scores', found 'nearest': only the "
-                "moments of one look show it; `jaxpfl fred` is a release of its own"
-            )
+        if self.reward != "moments":
+            for name, found in (("corpus", "nearest"), ("checkpoint", "judged")):
+                if getattr(self, name) == found:
+                    raise InputError(
+                        f"popri.{name} must not be {found!r} with popri.reward 'scores': only the "
+                        "moments of one look (popri.reward 'moments') show it"
+                    )
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,11 @@ class SyntheticTextConfig(Checked):
             raise InputError(
                 "evaluation.declared_public must be true, found false: methods are compared on "
                 "held-out clients, which costs no privacy only if these are declared public"
+            )
+        if self.popri.checkpoint == "judged" and self.popri.judge == self.embedder:
+            raise InputError(
+                f"popri.judge must be another embedder than {self.embedder!r}, which the rewards "
+                "see: tuning raises what they see, whether texts improve or not"
             )
         self._check_corpora()
         needed = ("test", "valid") if self.method in WRITING else ("test",)

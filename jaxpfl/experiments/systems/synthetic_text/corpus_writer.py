@@ -31,7 +31,14 @@ from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.systems.synthetic_text.config import EVOLVING, SyntheticTextConfig
-from jaxpfl.experiments.systems.synthetic_text.look import NEAREST, Look, fred_plan
+from jaxpfl.experiments.systems.synthetic_text.look import (
+    EMBEDDING,
+    JUDGE,
+    NEAREST,
+    Look,
+    fred_plan,
+    parts_of,
+)
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
@@ -49,8 +56,8 @@ Distance = Callable[[list[str]], float]
 """The Frechet distance of texts to those of clients that are declared public."""
 
 DISTANCES = "distances"
-"""The artifact of `popri.checkpoint` "nearest": the distance of what was written with 0, 1, ...
-tunings."""
+"""The artifact of `popri.checkpoint` "nearest" and "judged": the distances of what was written with
+0, 1, ... tunings, and the chosen number of them."""
 
 # How often the generator is asked for private evolution's first texts, since some may be empty.
 _ATTEMPTS = 8
@@ -65,8 +72,10 @@ def question(config: SyntheticTextConfig, plan: Plan) -> Scorer | Look:
     """What clients are asked; the method must be one in which they score texts."""
     if not config.one_look:
         return scorer(config, plan)
-    clients, dimension = plan.population, loaded_embedder(config.embedder).dimension
-    return Look(fred_plan(config, clients), clients, dimension)
+    parts = parts_of(config, fred_plan(config, plan.population))
+    plans = {column: each for column, (each, _) in parts.items()}
+    embedders = {column: loaded_embedder(name) for column, (_, name) in parts.items()}
+    return Look(plans, embedders, plan.population)
 
 
 def scorer(config: SyntheticTextConfig, plan: Plan) -> Scorer:
@@ -278,10 +287,10 @@ class CorpusWriter:
             if settings.corpus == "nearest":
                 names = settings.samples or tuple(self.config.corpora or {})
                 corpora = {name: self.public.texts([name]) for name in names}
-                scored = partial(asked.nearest, released, corpora, self.function)
+                scored = partial(asked.nearest, released[EMBEDDING], corpora)
                 nearest = releases.load_or_compute(NEAREST, scored)["names"][0]
                 samples = corpora[str(nearest)]
-            rewards = MomentRewards(released, self.config.training.rounds)
+            rewards = MomentRewards(released[EMBEDDING], self.config.training.rounds)
         else:
             rewards = asked
 
@@ -306,13 +315,16 @@ class CorpusWriter:
             prompts = prompts_of(self.generator, samples, settings.prompts, settings, seed, number)
             key = PublicDraws("popri", seed).key("responses", number)
             last, _ = respond(writers[-1], prompts, settings, key, self.progress)
-            written = [*(found.responses for found in rounds), last]
-            return {"distances": np.array([distance(list(chain(*texts))) for texts in written])}
+            written = [list(chain(*texts)) for texts in (*(r.responses for r in rounds), last)]
+            if settings.checkpoint == "judged":
+                assert isinstance(asked, Look), "the config checks it"
+                return asked.judged(asked.released(releases)[JUDGE], written)
+            distances = np.array([distance(texts) for texts in written])
+            return {"distances": distances, "chosen": np.array(distances.argmin())}
 
         chosen = -1
-        if settings.checkpoint == "nearest":
-            distances = releases.load_or_compute(DISTANCES, measured)["distances"]
-            chosen = int(np.argmin(distances))
+        if settings.checkpoint != "last":
+            chosen = int(releases.load_or_compute(DISTANCES, measured)["chosen"])
         best = settings.final_prompts == "best_responses"
         return writers[chosen], best_responses(rounds[-1]) if best else samples
 

@@ -4,13 +4,19 @@
 `algorithms.one_look`. The release is FreD's query: three charges, which compose to one Gaussian
 mechanism. All rounds, whatever is chosen by their texts, and the choice of the corpus that prompts
 are made of (`popri.corpus: nearest`) are post-processing of it.
+
+Tuning goes on to raise the reward when texts no longer improve, so the reward's embedder cannot say
+when to stop. A second JUDGE can (`popri.checkpoint: judged`): a share of the same epsilon releases
+mean and covariance of another embedding, which no reward sees, in two more charges.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
@@ -27,6 +33,9 @@ from jaxpfl.text.embed import Embedder
 
 MOMENTS, NEAREST = "moments", "nearest_corpus"
 """The artifacts of the release and of the choice of a corpus."""
+
+EMBEDDING, JUDGE = "embedding", "judge"
+"""The columns of what clients are asked for."""
 
 # Of each corpus, so many texts are embedded, up to twice as many.
 _CORPUS_TEXTS = 2_000
@@ -63,39 +72,94 @@ def joint_plan(plan: FredPlan, clients: int) -> Plan:
     )
 
 
+def parts_of(config: SyntheticTextConfig, plan: FredPlan) -> dict[str, tuple[FredPlan, str]]:
+    """What each column's part of the look releases, and the name of its embedder."""
+    popri = config.popri
+    if popri.checkpoint != "judged":
+        return {EMBEDDING: (plan, config.embedder)}
+    first, second = plan.divided(popri.judge_share)
+    return {EMBEDDING: (first, config.embedder), JUDGE: (second, popri.judge)}
+
+
 @dataclass(frozen=True)
 class Look:
-    """The query of the moments, and what follows from its release.
+    """The queries of the moments, and what follows from their release.
 
     Attributes:
-      plan: as `fred_plan` made it.
+      plans: by column; together they cost what `fred_plan` says. The first releases the count.
+      embedders: by column.
       clients: their number.
-      dimension: of an embedding.
     """
 
-    plan: FredPlan
+    plans: Mapping[str, FredPlan]
+    embedders: Mapping[str, Embedder]
     clients: int
-    dimension: int
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        return fred(self.plan, units=self.clients, dimension=self.dimension)
+        """One round, whose state is a `FredState` for each column."""
+        parts = {
+            name: fred(plan, units=self.clients, dimension=embedder.dimension, column=name)
+            for (name, plan), embedder in zip(
+                self.plans.items(), self.embedders.values(), strict=True
+            )
+        }
+
+        def init(key):
+            return {name: part.init(key) for name, part in parts.items()}
+
+        def step(state, release, round):
+            count, after = jnp.float32(0), {}
+            for name, part in parts.items():
+                after[name], _ = part.step(state[name]._replace(count=count), release, round)
+                count = after[name].count
+            return after, {}
+
+        queries = chain.from_iterable(part.queries for part in parts.values())
+        return Algorithm("one look", init, step, tuple(queries))
 
     @property
     def queries(self) -> tuple[Query, ...]:
         return self.algorithm.queries
 
-    def released(self, releases: Releases) -> PrivateMoments:
-        """The clients' moments; asks the clients unless the release is stored."""
+    def released(self, releases: Releases) -> dict[str, PrivateMoments]:
+        """The clients' moments by column; asks the clients unless the release is stored."""
 
         def asked() -> dict[str, np.ndarray]:
             state = self.algorithm.init(jax.random.key(0))
-            return moments(self.plan, releases.ask(self.algorithm.step, state, 1)[0]).arrays()
+            after, _ = releases.ask(self.algorithm.step, state, 1)
+            found = {name: moments(plan, after[name]) for name, plan in self.plans.items()}
+            return {f"{c}.{n}": a for c, each in found.items() for n, a in each.arrays().items()}
 
-        return PrivateMoments.of_arrays(releases.load_or_compute(MOMENTS, asked), self.plan)
+        arrays, found = releases.load_or_compute(MOMENTS, asked), {}
+        for name, plan in self.plans.items():
+            start = f"{name}."
+            own = {key.removeprefix(start): a for key, a in arrays.items() if key.startswith(start)}
+            found[name] = PrivateMoments.of_arrays(own, plan)
+        return found
+
+    def judged(
+        self, released: PrivateMoments, written: Sequence[Sequence[str]]
+    ) -> dict[str, np.ndarray]:
+        """The second judge's distances of each round's texts from the clients; costs nothing.
+
+        Returns:
+          The "distances" without the noise's bias, and the "chosen" round, of the least.
+        """
+        embed, clip_norm = self.embedders[JUDGE], self.plans[JUDGE].clip_norm
+        found = score(
+            released,
+            {
+                str(number): frechet_moments(np.asarray(embed(texts)), clip_norm)
+                for number, texts in enumerate(written)
+            },
+        )
+        distances = {int(each.name): each.corrected for each in found}
+        in_order = np.array([distances[number] for number in range(len(written))])
+        return {"distances": in_order, "chosen": np.array(int(found[0].name))}
 
     def nearest(
-        self, released: PrivateMoments, corpora: Mapping[str, Sequence[str]], embed: Embedder
+        self, released: PrivateMoments, corpora: Mapping[str, Sequence[str]]
     ) -> dict[str, np.ndarray]:
         """The public corpora by their Frechet distance from the clients, the nearest first.
 
@@ -104,14 +168,16 @@ class Look:
         Returns:
           The "names", and the other fields of their `fred.Score`s.
         """
-        found = {}
+        found, embed = {}, self.embedders[EMBEDDING]
         for name, texts in corpora.items():
             every = max(1, len(texts) // _CORPUS_TEXTS)
-            found[name] = frechet_moments(np.asarray(embed(texts[::every])), self.plan.clip_norm)
+            vectors = np.asarray(embed(texts[::every]))
+            found[name] = frechet_moments(vectors, self.plans[EMBEDDING].clip_norm)
         columns = map(np.array, zip(*score(released, found), strict=True))
         return dict(zip(("names", *Score._fields[1:]), columns, strict=True))
 
     def floats_per_client(self) -> tuple[int, int]:
         """How many float32 numbers a client receives and sends, in all."""
-        # The count, the mean, and half of the covariance.
-        return self.dimension, 1 + self.dimension + self.dimension * (self.dimension + 1) // 2
+        sizes = [each.dimension for each in self.embedders.values()]
+        # The count, and of each the mean and half of the covariance.
+        return sum(sizes), 1 + sum(size + size * (size + 1) // 2 for size in sizes)

@@ -37,6 +37,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections.append(Section("From the synthetic corpus", table=table))
     if "corpora" in record:
         sections.append(_corpora(record["corpora"], record["trained_on"]))
+    if "distances" in record.get("checkpoint", {}):
+        sections.append(_checkpoints(record))
     cost, when = record["cost"], "in its only round" if look else "in a round"
     return Page(
         title=f"Synthetic text: {record['method']}{look}",
@@ -65,6 +67,19 @@ def _corpora(scores: dict[str, list[Any]], source: str) -> Section:
     )
     table = Table(("corpus", "distance", "interval"), rows, numbers=(1, 2), ours=0)
     return Section("The nearest public corpus", text, table=table)
+
+
+def _checkpoints(record: dict[str, Any]) -> Section:
+    found, source = record["checkpoint"], f"the {record['validated_on']}"
+    if found["chosen"] == "judged":
+        source = f"the {record['trained_on']}, by moments that no reward saw"
+    rows = [(str(number), f"{each:.4f}") for number, each in enumerate(found["distances"])]
+    text = (
+        "The adapters whose texts are nearest wrote the corpus. Frechet distances of their texts "
+        f"from {source}:"
+    )
+    table = Table(("after round", "distance"), rows, (0, 1), ours=found["round"])
+    return Section("When to stop", text, table=table)
 
 
 def _fid(history: list[dict[str, Any]], mark: str) -> Any:

@@ -28,10 +28,9 @@ from jaxpfl.experiments.systems.synthetic_text.config import FED_AVG, SCORING, W
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     DISTANCES,
     CorpusWriter,
-    loaded_embedder,
     question,
 )
-from jaxpfl.experiments.systems.synthetic_text.look import NEAREST, Look
+from jaxpfl.experiments.systems.synthetic_text.look import EMBEDDING, NEAREST, Look
 from jaxpfl.experiments.systems.synthetic_text.study import Prepared
 from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.models import count_parameters
@@ -198,9 +197,9 @@ class Run:
             found["corpora"] = {name: values.tolist() for name, values in scores.items()}
         if popri.checkpoint == "last":
             return {**found, "checkpoint": {"round": self.config.training.rounds}}
-        distances = releases.load_or_compute(DISTANCES, missing)["distances"]
-        by = {"round": int(distances.argmin()), "distances": distances.tolist()}
-        return {**found, "checkpoint": by}
+        measured = releases.load_or_compute(DISTANCES, missing)
+        by = {"round": int(measured["chosen"]), "distances": measured["distances"].tolist()}
+        return {**found, "checkpoint": {"chosen": popri.checkpoint, **by}}
 
     def releases(self, asked: Scorer | Look | None) -> Releases:
         """The store of the rounds' artifacts; with a question it can ask the clients."""
@@ -208,11 +207,18 @@ class Run:
         if asked is None:
             return Releases.without_clients(directory, described)
         kept = at_most(self.clients, config.training.max_examples, config.data.split_seed)
-        few, function = self.clients.keeping(kept), loaded_embedder(config.embedder)
-        memory, key = self.workspace.memory, ("embedded", few.content, function.name)
+        few, functions = self.clients.keeping(kept), {EMBEDDING: self.writer.function}
+        if isinstance(asked, Look):
+            functions = asked.embedders
+        names = [function.name for function in functions.values()]
+        memory, key = self.workspace.memory, ("embedded", few.content, *names)
         if key not in memory:
             memory.clear()
-            memory[key] = embed(few, function, progress=self.workspace.progress)
+            columns = {
+                name: embed(few, function, progress=self.workspace.progress).columns["embedding"]
+                for name, function in functions.items()
+            }
+            memory[key] = few.with_columns(columns)
         found = Releases.of_clients(
             directory,
             described,

@@ -54,7 +54,12 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     loaded_embedder,
     scorer,
 )
-from jaxpfl.experiments.systems.synthetic_text.look import fred_plan, joint_plan
+from jaxpfl.experiments.systems.synthetic_text.look import (
+    EMBEDDING,
+    fred_plan,
+    joint_plan,
+    parts_of,
+)
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
@@ -104,21 +109,26 @@ class Study(base.Study):
             rounds |= self._describe_downstream(model, params)
         if method in SCORING:
             dimension, notes = embedding_size(config.embedder)
-            if dimension is not None and config.one_look:
-                with tracing("the release of the moments"):
-                    rounds["moments"] = moments_release(self.look, len(self.clients), dimension)
-            elif dimension is not None:
+            if dimension is not None and not config.one_look:
                 rounds["scores"] = self._describe_scores(dimension)
             if not config.one_look and self.plan.adjacency == "add_or_remove_one":
                 questions = partial(ScoreCanaries, config.score, config.evolution.max_texts)
         if method == "popri" and found["generator"][0] is not None:
             models["adapters"] = self._describe_adapters(*found["generator"][:2])
+        number, together = len(self.clients), {}
         if config.one_look:
-            releases["moments"] = PlannedRelease.of_moments(self.look, len(self.clients))
+            for column_, (plan, embedder) in parts_of(config, self.look).items():
+                what = "moments" if column_ == EMBEDDING else f"moments of the {column_}"
+                releases[what] = PlannedRelease.of_moments(plan, number)
+                dimension, notes = embedding_size(embedder)
+                if dimension is not None:
+                    with tracing(f"the release of the {what}"):
+                        rounds[what] = moments_release(plan, number, dimension)
+            together = {"one look": self.look.guarantee()} if len(releases) > 1 else {}
         elif self.sends:
             releases["rounds"] = PlannedRelease.of_rounds(self.plan, questions)
         corpora = {f"corpora.{name}": source for name, source in (config.corpora or {}).items()}
-        return Description(models, rounds, releases, corpora, notes=notes)
+        return Description(models, rounds, releases, corpora, together, notes)
 
     def _shapes(self, name: str) -> tuple[Any, Params, Sized]:
         """A public model and its parameters as shapes; None for a published one not at hand."""
@@ -201,4 +211,6 @@ def prepare(config: SyntheticTextConfig) -> Prepared:
     CorpusWriter(config).public.refuse_private(parts["train"])
     if config.method in WRITING:
         loaded_embedder(config.embedder)
+    if config.one_look:
+        loaded_embedder(config.popri.judge)
     return study

@@ -52,7 +52,7 @@ def test_the_nearest_round_writes_after_the_best_responses(synthetic_config, tmp
     run = tmp_path / "run"
     carry_out.run(synthetic_config("popri", *OURS), run, progress=False)
     record = json.loads((run / "result.json").read_text())
-    assert record["checkpoint"] == {"round": 1, "distances": DISTANCES}
+    assert record["checkpoint"] == {"chosen": "nearest", "round": 1, "distances": DISTANCES}
     digests = [writer.digest() for writer in chosen]
     assert len(set(digests)) == len(digests) == 3
     digest, samples = written_by[0]

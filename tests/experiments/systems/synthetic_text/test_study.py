@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from jaxpfl import files
+from jaxpfl.algorithms.frechet import Reference
+from jaxpfl.algorithms.frechet import moments as frechet_moments
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.export import export
@@ -19,7 +22,7 @@ from jaxpfl.experiments.systems.synthetic_text import run as running
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.progress import Progress
-from jaxpfl.text.embed import embed
+from jaxpfl.text.embed import embed, embedder
 from tests.experiments import canaries
 from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import certified, same_but_heads
@@ -36,8 +39,12 @@ METHODS = {
     "pre_text": ("--evolution.form", "pre_text", "--evolution.threshold", "0.5"),
     "pe_sft": (),
     "popri": (),
-    "one_look": ("--popri.reward", "moments", "--popri.corpus", "nearest"),
+    "one_look": (
+        *("--popri.reward", "moments", "--popri.corpus", "nearest"),
+        *("--popri.checkpoint", "judged", "--popri.judge", "hashed:16"),
+    ),
 }
+NEAREST_ALONE = METHODS["one_look"][:4]
 ALSO = {"dp_ftrl": "fed_avg", "pre_text": "private_evolution", "one_look": "popri"}
 SLOW = ("dp_ftrl", "generator")
 LONG = ("pe_sft", "pre_text", "private_evolution", "fed_avg")
@@ -78,7 +85,8 @@ def test_the_noise_of_a_larger_population_is_named_in_every_statement(
     synthetic_config, tmp_path, name
 ):
     larger = ("--simulated.population", "100000", "--simulated.delta", "1e-6")
-    method, changes = ALSO.get(name, name), METHODS[name]
+    method = ALSO.get(name, name)
+    changes = NEAREST_ALONE if name == "one_look" else METHODS[name]
     small = synthetic_config(method).training.clients_per_round
     more = (*larger, "--simulated.clients_per_round", str(10 * small))
     config = synthetic_config(method, *changes, *more)
@@ -142,7 +150,7 @@ def test_every_method_runs_and_has_its_page(finished, name):
     ("name", "kinds"),
     [
         ("popri", ["poisson_sampled"] * 2),
-        ("one_look", ["gaussian"] * 3),
+        ("one_look", ["gaussian"] * 5),
         pytest.param("private_evolution", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         pytest.param("pre_text", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         pytest.param("pe_sft", ["poisson_sampled"] * 2, marks=pytest.mark.long),
@@ -274,15 +282,38 @@ def test_one_look_chooses_the_nearest_corpus_at_no_further_cost(finished):
     scores = outcome.record["corpora"]
     assert scores["names"] == ["near", "far"]
     assert scores["corrected"] == sorted(scores["corrected"])
-    assert [charge["label"] for charge in charges(outcome.out / "ledger.jsonl")] == [
-        f"one look {part}" for part in ("count", "sum", "second")
-    ]
+    parts = ("count", "sum", "second", "judge sum", "judge second")
+    labels = [charge["label"] for charge in charges(outcome.out / "ledger.jsonl")]
+    assert labels == [f"one look {part}" for part in parts]
     assert "The nearest public corpus" in (outcome.out / "report.html").read_text()
+
+
+def test_a_judge_that_no_reward_sees_chooses_the_round(finished):
+    """By the distances of what each round wrote from the released moments of its own embedder."""
+    outcome = finished("one_look")
+    found, artifacts = outcome.record["checkpoint"], outcome.out / "artifacts"
+    released = files.read_npz(artifacts / "moments" / "arrays.npz")
+    plan = FredPlan.without_privacy()  # whose clip norm is the study's
+    judge = PrivateMoments.of_arrays(
+        {name: released[f"judge.{name}"] for name in ("count", "mean", "covariance", "noise")}, plan
+    )
+    assert judge.moments.dimension == 16 and judge.noise.mean > 0
+    assert judge.moments.count == released["embedding.count"]
+    written = [
+        files.read_npz(artifacts / f"round_{number}_responses" / "arrays.npz")["texts"]
+        for number in (1, 2)
+    ]
+    moments = [np.asarray(embedder("hashed:16")(texts.ravel().tolist())) for texts in written]
+    distances = Reference(judge.moments).distances([frechet_moments(m, 1.0) for m in moments])
+    # All are moved by the noise's bias, which hardly differs between rounds.
+    assert np.diff(found["distances"][:2]) == pytest.approx(np.diff(distances), abs=0.05)
+    assert found["distances"][found["round"]] == min(found["distances"])
+    assert "When to stop" in (outcome.out / "report.html").read_text()
 
 
 @pytest.mark.long
 def test_one_look_is_released_once_wherever_it_is_killed(synthetic_config, tmp_path):
-    """Its three charges are made together, and rounds and later texts ask nobody."""
+    """Its charges are made together, and rounds and later texts ask nobody."""
     config = synthetic_config("popri", *METHODS["one_look"], *SAME_NOISE)
     whole = carry_out.run(config, tmp_path / "whole", progress=False).out
     parts = tmp_path / "parts"
@@ -296,9 +327,9 @@ def test_one_look_is_released_once_wherever_it_is_killed(synthetic_config, tmp_p
     carry_out.resume(parts, progress=False)
     for path in ("corpus.jsonl", "ledger.jsonl", "artifacts/moments/arrays.npz"):
         assert same_but_heads(parts / path, whole / path), path
-    assert len(charges(parts / "ledger.jsonl")) == 3
+    assert len(charges(parts / "ledger.jsonl")) == 5
     export(parts, tmp_path / "more", texts=40, progress=False)
-    assert len(charges(parts / "ledger.jsonl")) == 3
+    assert len(charges(parts / "ledger.jsonl")) == 5
 
 
 def test_a_look_that_a_budget_has_no_room_for_is_not_begun(synthetic_config, tmp_path):

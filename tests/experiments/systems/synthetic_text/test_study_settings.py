@@ -37,6 +37,9 @@ REFUSED = [
     ("popri", "--popri.samples [nowhere]", "popri.samples must be among"),
     ("popri", f"{LOOK} --privacy.sampling fixed", "must be 'poisson' with popri.reward 'moments'"),
     ("popri", f"{LOOK} --privacy.accountant rdp", "privacy.accountant must be absent or 'pld'"),
+    ("popri", "--popri.checkpoint judged", "popri.checkpoint must not be 'judged'"),
+    ("popri", f"{LOOK} --popri.checkpoint judged --embedder hashed:128", "another embedder"),
+    ("popri", f"{LOOK} --popri.checkpoint judged --popri.judge hashd:8", "did you mean 'hashed'"),
     ("popri", "--corpus.spans True", "popri.format.stop must be '' .* found '.n'"),
 ]
 
