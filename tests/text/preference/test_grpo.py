@@ -66,7 +66,7 @@ def test_loss_and_gradient_are_the_formulas(tau, clip):
     slope = jax.grad(lambda policy: jnp.sum(found(policy)["loss"]))
     np.testing.assert_allclose(slope(given), slopes, rtol=1e-4, atol=1e-6)
     # A reward of the wrong sign is another loss.
-    flipped = found(given, known._replace(advantage_BxG=-groups.advantage_NxG))["loss"]
+    flipped = found(given, known._replace(advantage_BxG=-known.advantage_BxG))["loss"]
     assert np.max(np.abs(flipped - expected[:, 0])) > 0.1
 
 
