@@ -244,12 +244,13 @@ def fred(target: Target) -> Iterator[Program]:
 
 
 def _pairs(mesh: Any, batch: int, prompt: int, response: int) -> tuple[Any, Any, Any]:
-    """Shapes of a microbatch of pairs: rows, reference log-probabilities, weights."""
+    """Shapes of a microbatch of pairs: rows, what their loss knows, weights."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from jaxpfl.text.preference.pairs import Rows
+    from jaxpfl.text.preference.groups import Rows
+    from jaxpfl.text.preference.losses import Known
 
     dealt = NamedSharding(mesh, PartitionSpec("data"))
 
@@ -258,9 +259,9 @@ def _pairs(mesh: Any, batch: int, prompt: int, response: int) -> tuple[Any, Any,
 
     row, side = whole(prompt + 2 * response), whole(2, response)
     rows = Rows(row, row, row, side, side)
-    reference = jax.ShapeDtypeStruct((batch, 2), jnp.float32, sharding=dealt)
+    reference = jax.ShapeDtypeStruct((batch, 2, response), jnp.float32, sharding=dealt)
     weight = jax.ShapeDtypeStruct((batch,), jnp.float32, sharding=dealt)
-    return rows, reference, weight
+    return rows, Known(reference), weight
 
 
 def _axes(target: Target) -> dict[str, int]:
@@ -282,10 +283,8 @@ def dpo(target: Target) -> Iterator[Program]:
     )
     adapters, base = adapter_trees.split(params)
     batch = 12 * mesh.shape["data"]
-    rows, reference, weight = _pairs(mesh, batch, 256, 64)
-    traced = optimisation._gradients.trace(
-        model, "dpo", 0.01, adapters, base, rows, reference, weight
-    )
+    objective, given = optimisation.PreferenceSettings().objective, _pairs(mesh, batch, 256, 64)
+    traced = optimisation._gradients.trace(model, objective, adapters, base, *given)
     work = f"{batch} pairs of 256 + 2 x 64 tokens"
     yield Program("gradients", traced, model=_bytes(params), work=work)
 

@@ -162,15 +162,15 @@ def generation(config: Config, model, params) -> dict:
 
 def tuning(config: Config, model, params) -> dict:
     """The reference's log-probabilities, and the epochs of DPO."""
+    from jaxpfl.text.preference.groups import Groups
     from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
-    from jaxpfl.text.preference.pairs import Pairs
 
     generator = np.random.default_rng(1)
 
-    def drawn(tokens: int) -> np.ndarray:
-        return generator.integers(0, model.vocab_size, (config.prompts, tokens), np.int32)
+    def drawn(*shape: int) -> np.ndarray:
+        return generator.integers(0, model.vocab_size, (config.prompts, *shape), np.int32)
 
-    pairs = Pairs(drawn(config.prompt_tokens), drawn(config.new_tokens), drawn(config.new_tokens))
+    pairs = Groups(drawn(config.prompt_tokens), drawn(2, config.new_tokens))
     settings = PreferenceSettings(
         epochs=config.epochs, batch_size=config.batch_size, microbatch_size=config.part
     )

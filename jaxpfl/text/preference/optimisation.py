@@ -1,17 +1,8 @@
-"""Preference optimisation of a decoder's LoRA adapters by DPO or IPO.
+"""Preference optimisation of a decoder's LoRA adapters by DPO, IPO or GRPO (`losses`).
 
-Sources: Rafailov et al. 2023, "Direct Preference Optimization", equation 7; Azar et al. 2024, "A
-General Theoretical Paradigm to Understand Learning from Human Preferences" (IPO), equation 17; the
-settings are those of POPri (Hou et al. 2025, appendix). With y_w chosen over y_l for prompt x and
-log pi(y | x) the SUM of the response's token log-probabilities (in both losses, as both papers
-have it; some libraries take IPO's mean),
-
-    h    = log pi(y_w|x) / pi_ref(y_w|x) - log pi(y_l|x) / pi_ref(y_l|x)
-    DPO  = -log sigmoid(tau h)
-    IPO  = (h - 1 / (2 tau))^2
-
-The reference is the model without its adapters, which shares the base arrays. Its log-probabilities
-are computed once.
+The settings are those of POPri (Hou et al. 2025, appendix). The reference is the model without its
+adapters, which shares the base arrays; the model that wrote the responses is the one that is given.
+Their log-probabilities are computed once.
 """
 
 import dataclasses
@@ -26,16 +17,17 @@ import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpfl.checked import Checked, NonNegative, Positive, PositiveInt
+from jaxpfl.checked import Checked, NonNegative, Positive, PositiveFraction, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models import adapter_trees
-from jaxpfl.models.base import Params
+from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
 from jaxpfl.text.microbatches import dealt, filled, placed
-from jaxpfl.text.preference.log_probabilities import check_fits, log_probabilities, sums
-from jaxpfl.text.preference.pairs import Pairs, Rows, lengths, padded_lengths, rows
+from jaxpfl.text.preference.groups import Groups, Rows, lengths, rows, widths
+from jaxpfl.text.preference.log_probabilities import check_fits, log_probabilities, of_tokens
+from jaxpfl.text.preference.losses import Known, Objective, measured
 
 
 @dataclass(frozen=True)
@@ -43,17 +35,20 @@ class PreferenceSettings(Checked):
     """How adapters are tuned; the defaults are POPri's.
 
     Attributes:
-      loss: "dpo" or "ipo".
-      tau: the weight of staying close to the reference model; beta in the DPO paper.
-      epochs: passes over the pairs, each in a new order.
-      batch_size: pairs in a step.
+      loss: "dpo" or "ipo", of pairs, or "grpo", of all responses to a prompt.
+      tau: the weight of staying close to the reference model; beta in the papers of DPO and GRPO.
+      clip_ratio: of GRPO, epsilon in its paper: a token's ratio counts between 1 - clip_ratio and
+        1 + clip_ratio.
+      epochs: passes over the groups, each in a new order.
+      batch_size: groups (pairs, with DPO and IPO) in a step.
       learning_rate, final_learning_rate: of AdamW, in the first and the last step of a cosine
         schedule.
       weight_decay: of the adapters, multiplied by the learning rate.
       clip_norm: the gradient's global L2 norm is clipped to this, unless it is None. (The paper
         gives no value; the trainer of the released code uses 1.)
-      microbatch_size: pairs on the accelerator at a time; a batch's gradient is accumulated over
-        its microbatches. None means the whole batch.
+      microbatch_size: groups on the accelerator at a time, each a row of the prompt and all of its
+        responses; a batch's gradient is accumulated over its microbatches. None means the whole
+        batch.
       multiple: rows are padded to a multiple of this many tokens.
       remat: stores one array per layer for the backward pass and recomputes the rest, see
         `Decoder.remat`: less memory, a third more time.
@@ -61,8 +56,9 @@ class PreferenceSettings(Checked):
         keeps the model's. Adapters are float32.
     """
 
-    loss: Literal["dpo", "ipo"] = "dpo"
+    loss: Literal["dpo", "ipo", "grpo"] = "dpo"
     tau: Positive = 0.01
+    clip_ratio: PositiveFraction = 0.2
     epochs: PositiveInt = 2
     batch_size: PositiveInt = 24
     learning_rate: Positive = 8e-7
@@ -79,9 +75,13 @@ class PreferenceSettings(Checked):
         compute = model.compute if self.dtype is None else self.dtype
         return dataclasses.replace(model, compute=compute, remat=model.remat or self.remat)
 
-    def steps(self, pairs: int) -> int:
-        """The number of optimiser steps of a tuning on this many pairs."""
-        return self.epochs * -(-pairs // self.batch_size)
+    @property
+    def objective(self) -> Objective:
+        return Objective(self.loss, self.tau, self.clip_ratio)
+
+    def steps(self, groups: int) -> int:
+        """The number of optimiser steps of a tuning on this many groups."""
+        return self.epochs * -(-groups // self.batch_size)
 
     def optimizer(self, steps: int) -> optax.GradientTransformation:
         """AdamW for `steps` steps, after clipping."""
@@ -92,25 +92,6 @@ class PreferenceSettings(Checked):
         if self.clip_norm is None:
             return adamw
         return optax.chain(optax.clip_by_global_norm(self.clip_norm), adamw)
-
-
-def log_ratio(policy_Nx2: Array, reference_Nx2: Array) -> Array:
-    """h of the equations at the head of this file, from log-probabilities: float32 [N], nats."""
-    chosen_N, rejected_N = (policy_Nx2[:, i] - reference_Nx2[:, i] for i in (0, 1))
-    return chosen_N - rejected_N
-
-
-def dpo(h_N: Array, tau: float) -> Array:
-    """DPO's loss of each pair: float32 [N]; finite, with finite gradients, for finite input."""
-    return jax.nn.softplus(-tau * h_N)
-
-
-def ipo(h_N: Array, tau: float) -> Array:
-    """IPO's loss of each pair: float32 [N], in squared nats."""
-    return jnp.square(h_N - 1.0 / (2.0 * tau))
-
-
-_LOSSES = {"dpo": dpo, "ipo": ipo}
 
 
 class Carried(NamedTuple):
@@ -131,10 +112,10 @@ class Tuned:
 
     Attributes:
       params: base and adapters.
-      record: for every step its "loss", "margin" (mean of tau h over the batch, the difference of
-        DPO's implicit rewards) and "accuracy" (share of pairs with h > 0), all before the step;
-        "padding", the share of places without a token; "shapes", the number of compiled programs;
-        and "steps".
+      record: for every step its "loss", and of pairs "margin" (mean of tau h over the batch, the
+        difference of DPO's implicit rewards) and "accuracy" (share of pairs with h > 0), of GRPO
+        "kl" and "clipped" (`losses.grpo`), all before the step; "padding", the share of places
+        without a token; "shapes", the number of compiled programs; and "steps".
       optimizer: the optimiser's state after the last step.
     """
 
@@ -146,74 +127,73 @@ class Tuned:
 def tune(
     model: Decoder,
     params: Params,
-    pairs: Pairs,
+    groups: Groups,
     settings: PreferenceSettings = PreferenceSettings(),
     *,
     seed: int,
-    reference: np.ndarray | None = None,
     carried: Carried | None = None,
     mesh: Mesh | None = None,
     progress: bool = False,
 ) -> Tuned:
-    """Tunes the adapters of `model` on preference pairs; the base does not change.
+    """Tunes the adapters of `model` on responses to prompts; the base does not change.
 
     The optimiser's state covers the adapters only, and is new in each call unless it is `carried`.
-    A batch is drawn from all pairs; its microbatches are formed by length, so that little of them
+    A batch is drawn from all groups; its microbatches are formed by length, so that little of them
     is padding.
 
     Args:
       params: with adapters (`lora.attach`); they are not changed.
-      seed: for the order of the pairs; the same seed gives the same parameters on the same
+      groups: with advantages for GRPO, or else pairs.
+      seed: for the order of the groups; the same seed gives the same parameters on the same
         hardware.
-      reference: float32 [N, 2], `log_probabilities` by the model without adapters; None computes
-        them.
       carried: the optimiser of an earlier tuning, which is continued; it is not changed.
       mesh: the devices along its axis "data" share each microbatch. Parameters on the mesh keep
         their sharding; others are copied to all of its devices.
 
     Raises:
-      InputError: the model has no adapters, or as `log_probabilities` raises it.
+      InputError: the model has no adapters, the groups are not the loss's, or as
+        `log_probabilities` raises it.
     """
     if model.lora is None:
         raise InputError("the model has no adapters to tune: attach them first (lora.attach)")
-    check_fits(model, pairs)
+    responses = groups.responses_NxGxT.shape[1]
+    if settings.loss == "grpo" and groups.advantage_NxG is None:
+        raise InputError("loss 'grpo' needs groups with the responses' advantages, found none")
+    if settings.loss != "grpo" and responses != 2:
+        raise InputError(
+            f"loss {settings.loss!r} needs pairs, 2 responses to a prompt, found {responses}"
+        )
+    check_fits(model, groups)
     model = settings.computing(model)
     params = placed(params, mesh)
     size = min(settings.microbatch_size or settings.batch_size, settings.batch_size)
-    if reference is None:
-        bare, base = lora.detach(model, params)
-        reference = log_probabilities(
-            bare,
-            base,
-            pairs,
-            microbatch_size=size,
-            multiple=settings.multiple,
-            mesh=mesh,
-            progress=progress,
-        )
-    if reference.shape != (len(pairs), 2):
-        raise InputError(
-            f"reference must be log-probabilities [{len(pairs)} pairs, 2], found shape "
-            f"{reference.shape}"
-        )
+    by = partial(
+        log_probabilities,
+        groups=groups,
+        microbatch_size=size,
+        multiple=settings.multiple,
+        mesh=mesh,
+        progress=progress,
+    )
+    written = by(model, params) if settings.loss == "grpo" else None
+    known = Known(by(*lora.detach(model, params)), written, groups.advantage_NxG)
 
     adapters, base = adapter_trees.split(params)
     # A copy, because the arguments of a step are donated.
     adapters = jax.tree.map(jnp.copy, adapters)
-    steps = settings.steps(len(pairs))
+    steps = settings.steps(len(groups))
     scheduled = steps if carried is None else carried.steps
     if carried is None:
         state = jax.jit(settings.optimizer(steps).init)(adapters)
     else:
         state = jax.tree.map(jnp.copy, carried.state)
     state = jax.device_put(state, None if mesh is None else NamedSharding(mesh, PartitionSpec()))
-    width_N, response = padded_lengths(pairs, settings.multiple)
-    tokens_N = np.sum(lengths(pairs), axis=1)
+    width_N, tokens_N = widths(groups, settings.multiple), np.sum(lengths(groups), axis=1)
 
     batches = []
     for epoch in range(settings.epochs):
-        order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(len(pairs))
-        batches += np.split(order, range(settings.batch_size, len(pairs), settings.batch_size))
+        order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(len(groups))
+        batches += np.split(order, range(settings.batch_size, len(groups), settings.batch_size))
     history, shapes, places, tokens = [], set(), 0, 0
     for batch in track(batches, "tuning", progress=progress):
         batch = batch[np.argsort(-width_N[batch], kind="stable")]
@@ -224,15 +204,15 @@ def tune(
             width = int(np.max(width_N[chosen]))
             shapes.add((len(indices), width))
             places, tokens = places + len(indices) * width, tokens + int(np.sum(tokens_N[chosen]))
-            read = dealt(rows(pairs[indices], width, response), mesh)
             weight_B = (real_B / len(batch)).astype(np.float32)
-            given = dealt((reference[indices], weight_B), mesh)
-            found = _gradients(model, settings.loss, settings.tau, adapters, base, read, *given)
+            here = jax.tree.map(lambda each, indices=indices: each[indices], known)
+            given = dealt((rows(groups[indices], width), here, weight_B), mesh)
+            found = _gradients(model, settings.objective, adapters, base, *given)
             total = found if total is None else _sum(total, found)
         assert total is not None
-        (loss, metrics), gradients = total
+        (_, metrics), gradients = total
         adapters, state = _apply(settings, scheduled, adapters, state, gradients)
-        history.append({"loss": loss, **metrics})
+        history.append(metrics)
 
     record: dict[str, Any] = {
         name: [float(entry[name]) for entry in jax.device_get(history)] for name in history[0]
@@ -241,26 +221,23 @@ def tune(
     return Tuned(adapter_trees.join(adapters, base), record, state)
 
 
-@partial(jax.jit, static_argnames=("model", "loss", "tau"))
+@partial(jax.jit, static_argnames=("model", "objective"))
 def _gradients(
     model: Decoder,
-    loss: str,
-    tau: float,
+    objective: Objective,
     adapters: Params,
     base: Params,
     read: Rows,
-    reference_Bx2: Array,
+    known: Known,
     weight_B: Array,
 ) -> tuple[tuple[Array, dict[str, Array]], Params]:
     """A microbatch's contribution to the batch's loss and metrics, and to the gradient."""
 
     def share(adapters: Params) -> tuple[Array, dict[str, Array]]:
-        h_B = log_ratio(sums(model, adapter_trees.join(adapters, base), read), reference_Bx2)
-        metrics = {
-            "margin": tau * jnp.sum(weight_B * h_B),
-            "accuracy": jnp.sum(jnp.where(h_B > 0, weight_B, 0.0)),
-        }
-        return jnp.sum(weight_B * _LOSSES[loss](h_B, tau)), metrics
+        policy_BxGxT = of_tokens(model, adapter_trees.join(adapters, base), read)
+        found = measured(objective, policy_BxGxT, known, read.target_BxGxT != PAD)
+        metrics = {name: jnp.sum(weight_B * each_B) for name, each_B in found.items()}
+        return metrics["loss"], metrics
 
     return jax.value_and_grad(share, has_aux=True)(adapters)
 

@@ -1,4 +1,4 @@
-"""From texts to pairs of token ids: prompts that are cut, and responses with their ends."""
+"""From texts to groups of token ids: prompts that are cut, and responses with their ends."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,8 @@ import numpy as np
 from jaxpfl.errors import InputError
 from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import prompt_ids
-from jaxpfl.text.preference.pairs import Pairs, pairs_of
+from jaxpfl.text.preference.groups import Groups, groups_of
 from jaxpfl.text.tokenisers.base import Tokeniser
-
-Responses = tuple[Sequence[str], Sequence[bool]]
-"""A response to each prompt, and whether it ended by itself and was not cut."""
 
 
 def prompt_room(tokeniser: Tokeniser, tokens: int) -> int:
@@ -45,39 +42,50 @@ def last_tokens(tokeniser: Tokeniser, prompts: Sequence[str], tokens: int) -> li
     return found
 
 
-def pairs_of_texts(
+def groups_of_texts(
     tokeniser: Tokeniser,
     prompts: Sequence[str],
-    chosen: Responses,
-    rejected: Responses,
+    texts_NxG: np.ndarray,
+    ended_NxG: np.ndarray,
+    advantage_NxG: np.ndarray | None = None,
     *,
     format: FewShot,
     prompt_tokens: int,
     response_tokens: int,
-) -> Pairs:
-    """Pairs of token ids from N prompts and two responses to each.
+) -> Groups:
+    """Groups of token ids from N prompts and G responses to each.
 
     A response that ended by itself is followed by its end: the format's stop string, including what
     precedes that in a prompt, or else end-of-text, if the tokeniser has one. The end is left out
     where it does not fit into the row.
+
+    Args:
+      ended_NxG: bool; whether a response ended by itself and was not cut.
+      advantage_NxG: see `Groups`.
     """
     prompt_rows = prompt_ids(tokeniser, prompts)
     longest = prompt_tokens + response_tokens
-    room = [longest - min(len(row), prompt_tokens) for row in prompt_rows]
-    return pairs_of(
+    room_N = [longest - min(len(row), prompt_tokens) for row in prompt_rows]
+    number = texts_NxG.shape[1]
+    room = np.repeat(room_N, number).tolist()
+    flat = _with_ends(tokeniser, texts_NxG.ravel().tolist(), ended_NxG.ravel(), room, format)
+    return groups_of(
         prompt_rows,
-        _with_ends(tokeniser, chosen, room, format),
-        _with_ends(tokeniser, rejected, room, format),
+        [flat[start : start + number] for start in range(0, len(flat), number)],
+        advantage_NxG,
         prompt_tokens=prompt_tokens,
         total_tokens=longest,
     )
 
 
 def _with_ends(
-    tokeniser: Tokeniser, responses: Responses, room: Sequence[int], format: FewShot
+    tokeniser: Tokeniser,
+    texts: list[str],
+    ended: np.ndarray,
+    room: list[int],
+    format: FewShot,
 ) -> list[np.ndarray]:
     """Token ids of responses, each with its end, unless it was cut or there is no room."""
-    texts, ended = responses
     rows = tokeniser.encode(texts)
     if format.stop:
         # Tokenised as one text, because a token may belong to both the response and its end.

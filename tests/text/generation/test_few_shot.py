@@ -6,7 +6,7 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
-from jaxpfl.text.preference.pairs import preferences
+from jaxpfl.text.preference.groups import preferences
 
 SAMPLES = [f"text number {i}" for i in range(7)]
 

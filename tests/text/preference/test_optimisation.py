@@ -17,16 +17,11 @@ from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.preference import log_probabilities as module
 from jaxpfl.text.preference import optimisation as preference
+from jaxpfl.text.preference.groups import Groups, advantages, groups_of
 from jaxpfl.text.preference.log_probabilities import log_probabilities
-from jaxpfl.text.preference.optimisation import (
-    Carried,
-    PreferenceSettings,
-    dpo,
-    ipo,
-    log_ratio,
-    tune,
-)
-from jaxpfl.text.preference.pairs import Pairs, pairs_of
+from jaxpfl.text.preference.losses import Known, Objective, dpo, ipo, log_ratio
+from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
+from tests.text.preference.test_losses import by_numpy
 
 CONFIGS = {
     "gpt2": DecoderConfig("gpt2", 31, 16, 2, 2, positions=24, initializer_range=0.3),
@@ -35,6 +30,7 @@ CONFIGS = {
 SETTINGS = PreferenceSettings(
     tau=0.3, batch_size=4, learning_rate=0.01, final_learning_rate=0.003, multiple=8
 )
+GRPO = dataclasses.replace(SETTINGS, loss="grpo")
 
 
 def _model(name: str = "llama", key: int = 0) -> tuple[Decoder, Any]:
@@ -56,122 +52,73 @@ def _ids(generator: np.random.Generator, most: int) -> np.ndarray:
     return generator.integers(0, 31, generator.integers(1, most + 1)).astype(np.int32)
 
 
-def _pairs(number: int = 7, seed: int = 0) -> Pairs:
+def _pairs(number: int = 7, seed: int = 0) -> Groups:
     generator = np.random.default_rng(seed)
-    return pairs_of(
-        *([_ids(generator, most) for _ in range(number)] for most in (9, 7, 7)),
-        prompt_tokens=8,
-        total_tokens=14,
-    )
+    prompts, *both = ([_ids(generator, most) for _ in range(number)] for most in (9, 7, 7))
+    return groups_of(prompts, [*zip(*both, strict=True)], prompt_tokens=8, total_tokens=14)
+
+
+def _groups() -> Groups:
+    """Seven prompts with four responses each, one with three and one with two."""
+    generator = np.random.default_rng(1)
+    prompts = [_ids(generator, 9) for _ in range(7)]
+    responses = [[_ids(generator, 7) for _ in range(4)] for _ in range(7)]
+    responses[2][1] = responses[5][0] = responses[5][3] = np.zeros(0, np.int32)
+    used = np.array([[len(response) > 0 for response in group] for group in responses])
+    _, advantage = advantages(generator.normal(size=(7, 4)), used)
+    return groups_of(prompts, responses, advantage, prompt_tokens=8, total_tokens=14)
 
 
 @partial(jax.jit, static_argnums=0)
-def _separately(model: Decoder, params: Any, pairs: tuple[np.ndarray, ...]) -> jax.Array:
-    """[N, 2]: each response in a row of its own, after its own copy of the prompt."""
-    tokens_2NxL, is_target_2NxL = pairs
-    hidden = model.hidden(params, tokens_2NxL[:, :-1])
+def _separately(model: Decoder, params: Any, copies: tuple[np.ndarray, ...]) -> jax.Array:
+    """[N, G, T]: each response in a row of its own, after its own copy of the prompt."""
+    tokens_MxL, place_NxGxT, is_token_NxGxT = copies
+    hidden = model.hidden(params, tokens_MxL[:, :-1])
     log_p = jax.nn.log_softmax(model.logits(params, hidden))
-    picked = jnp.take_along_axis(log_p, jnp.maximum(tokens_2NxL, 0)[:, 1:, None], axis=-1)
-    summed = jnp.sum(jnp.where(is_target_2NxL[:, 1:], picked[:, :, 0], 0.0), axis=-1)
-    return summed.reshape(-1, 2)
+    picked = jnp.take_along_axis(log_p, jnp.maximum(tokens_MxL, 0)[:, 1:, None], axis=-1)
+    placed = jnp.take_along_axis(picked[:, :, 0], place_NxGxT.reshape(len(tokens_MxL), -1), axis=1)
+    return jnp.where(is_token_NxGxT, placed.reshape(place_NxGxT.shape), 0.0)
 
 
-def _copies(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of prompt and response [2 N, 15], and which of them belong to the response."""
-    tokens, is_target = [], []
-    for prompt, *responses in zip(
-        pairs.prompt_NxP, pairs.chosen_NxT, pairs.rejected_NxT, strict=True
-    ):
+def _copies(groups: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens of prompt and response [N G, 20], and where those of the response are predicted."""
+    tokens, is_token = [], groups.responses_NxGxT >= 0
+    place = np.zeros(is_token.shape, np.int32)
+    for row, prompt in enumerate(groups.prompt_NxP):
         prompt = prompt[prompt >= 0]
-        for response in responses:
-            response = response[response >= 0]
-            rest = 15 - len(prompt) - len(response)
-            tokens.append([*prompt, *response, *[-1] * rest])
-            is_target.append([False] * len(prompt) + [True] * len(response) + [False] * rest)
-    return np.array(tokens, np.int32), np.array(is_target)
-
-
-def _numpy_loss(name: str, policy: np.ndarray, reference: np.ndarray, tau: float) -> Any:
-    """Loss [N] and its gradient by the policy's [N, 2], in float64."""
-    h = (policy[:, 0] - policy[:, 1]) - (reference[:, 0] - reference[:, 1])
-    if name == "dpo":
-        x = tau * h
-        # -log(1 / (1 + exp(-x))), by the side on which nothing overflows.
-        tail = np.log1p(np.exp(-np.abs(x)))
-        loss = np.where(x > 0, tail, tail - x)
-        e = np.exp(-np.abs(x))
-        slope = -tau * np.where(x > 0, e / (1 + e), 1 / (1 + e))
-    else:
-        loss, slope = (h - 1 / (2 * tau)) ** 2, 2 * (h - 1 / (2 * tau))
-    return loss, np.stack([slope, -slope], axis=1)
-
-
-@pytest.mark.parametrize("name", ["dpo", "ipo"])
-@pytest.mark.parametrize("tau", [0.01, 0.5])
-@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
-def test_losses_and_gradients_are_the_formulas(name, tau, scale):
-    generator = np.random.default_rng(0)
-    policy, reference = generator.normal(size=(2, 50, 2)).astype(np.float32) * np.float32(scale)
-    # Where nothing has moved, and the largest margins of either sign.
-    policy[0] = reference[0]
-    policy[1:3], reference[1:3] = [[1e4, 0], [0, 1e4]], 0
-    expected, slopes = _numpy_loss(name, policy.astype(float), reference.astype(float), tau)
-    loss = {"dpo": dpo, "ipo": ipo}[name]
-
-    def total(policy, reference):
-        return jnp.sum(loss(log_ratio(policy, reference), tau))
-
-    given = jnp.asarray(policy), jnp.asarray(reference)
-    found = loss(log_ratio(*given), tau)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * tau * scale)
-    gradients = jax.grad(total, (0, 1))(*given)
-    np.testing.assert_allclose(gradients[0], slopes, rtol=1e-4, atol=1e-6 * scale)
-    np.testing.assert_allclose(gradients[1], -slopes, rtol=1e-4, atol=1e-6 * scale)
-    assert np.all(np.isfinite(gradients[0]))
-    if name == "dpo":
-        assert float(found[0]) == pytest.approx(np.log(2), rel=1e-6)
+        for number, response in enumerate(groups.responses_NxGxT[row]):
+            ids = [*prompt, *response[response >= 0]]
+            tokens.append([*ids, *[-1] * (20 - len(ids))])
+            place[row, number] = len(prompt) - 1 + np.arange(len(response))
+    return np.array(tokens, np.int32), np.where(is_token, place, 0), is_token
 
 
 @pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.long), "llama"])
 def test_a_shared_prompt_is_as_good_as_a_copy_each(name):
     model, params = _model(name)
     pairs = _pairs()
-    assert len(np.unique(np.sum(pairs.chosen_NxT >= 0, axis=1))) > 2
+    assert len(np.unique(np.sum(pairs.responses_NxGxT >= 0, axis=2))) > 2
     found = log_probabilities(model, params, pairs, microbatch_size=3, multiple=8)
     expected = _separately(model, params, _copies(pairs))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-    assert np.all(found < 0)
+    assert np.all((found < 0) == (pairs.responses_NxGxT >= 0))
 
 
 def test_end_of_text_counts_and_padding_does_not():
     model, params = _model()
-    prompt, ended = np.array([[3, 4]], np.int32), np.array([[5, 6, 0]], np.int32)
-    pairs = Pairs(prompt, ended, np.array([[5, 6, -1]], np.int32))
-    ((chosen, rejected),) = log_probabilities(model, params, pairs)
+    both = np.array([[[5, 6, 0], [5, 6, -1]]], np.int32)
+    pairs = Groups(np.array([[3, 4]], np.int32), both)
+    ((chosen, rejected),) = log_probabilities(model, params, pairs).sum(axis=2)
     hidden = model.hidden(params, jnp.asarray([[3, 4, 5, 6]]))
     end = jax.nn.log_softmax(model.logits(params, hidden)[0, -1])[0]
     assert float(chosen - rejected) == pytest.approx(float(end), rel=1e-4)
-
-
-def _loss_by_chain_rule(name: str, model: Decoder, params: Any, pairs: Pairs, tau: float) -> Any:
-    """Mean loss, and its gradient by the adapters: the formulas' slopes in float64 numpy times
-    the gradients of log-probabilities of separate rows."""
-    adapters, base = adapter_trees.split(params)
-    bare, _ = lora.detach(model, params)
-    reference = np.asarray(_separately(bare, base, _copies(pairs)), np.float64)
-
-    def policy(adapters):
-        return _separately(model, adapter_trees.join(adapters, base), _copies(pairs))
-
-    found, pull = jax.vjp(policy, adapters)
-    loss, slopes = _numpy_loss(name, np.asarray(found, np.float64), reference, tau)
-    return np.mean(loss), pull(jnp.asarray(slopes / len(pairs), jnp.float32))[0]
 
 
 @pytest.mark.parametrize(
     ("name", "tau", "logits"),
     [
         ("dpo", 0.3, 2**26),
+        ("grpo", 0.3, 2**26),
         pytest.param("dpo", 0.31, 31 * 7 * 3, marks=pytest.mark.long),
         pytest.param("ipo", 0.3, 2**26, marks=pytest.mark.long),
     ],
@@ -179,23 +126,22 @@ def _loss_by_chain_rule(name: str, model: Decoder, params: Any, pairs: Pairs, ta
 def test_gradients_of_adapters_are_the_formulas(name, tau, logits, monkeypatch):
     """In one block of logits and in several (a new tau has a new program)."""
     monkeypatch.setattr(module, "_LOGITS_AT_ONCE", logits)
-    model, params = _model()
-    pairs = _pairs()
-    loss, gradients = _loss_by_chain_rule(name, model, params, pairs, tau)
-    bare, base = lora.detach(model, params)
-    reference = log_probabilities(bare, base, pairs, multiple=8)
-    read = preference.rows(pairs, 24, 8)
-    (found, _), found_gradients = preference._gradients(
-        model,
-        name,
-        tau,
-        adapter_trees.split(params)[0],
-        base,
-        read,
-        reference,
-        jnp.full(len(pairs), 1 / len(pairs), jnp.float32),
+    (model, params), groups = _model(), _groups() if name == "grpo" else _pairs()
+    (adapters, base), read = adapter_trees.split(params), _copies(groups)
+    # The responses were written by a model that has moved since.
+    written = _separately(model, jax.tree.map(lambda leaf: 0.9 * leaf, params), read)
+    reference = _separately(*lora.detach(model, params), read)
+    policy, pull = jax.vjp(
+        lambda given: _separately(model, adapter_trees.join(given, base), read), adapters
     )
-    assert float(found) == pytest.approx(loss, rel=1e-4)
+    objective, known = Objective(name, tau, 0.2), Known(reference, written, groups.advantage_NxG)
+    expected, slopes = by_numpy(objective, np.asarray(policy, np.float64), known, read[2])
+    weight = jnp.full(len(groups), 1 / len(groups), jnp.float32)
+    given = adapters, base, preference.rows(groups, 40), known, weight
+    (_, found), found_gradients = preference._gradients(model, objective, *given)
+    for metric, each in expected.items():
+        assert float(found[metric]) == pytest.approx(np.mean(each), rel=1e-3) != 0
+    gradients = pull(jnp.asarray(slopes / len(groups), jnp.float32))[0]
     scale = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(gradients))
     for ours, theirs in zip(
         jax.tree.leaves(found_gradients), jax.tree.leaves(gradients), strict=True
@@ -203,15 +149,12 @@ def test_gradients_of_adapters_are_the_formulas(name, tau, logits, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * scale)
 
 
-def _preferring(number: int, seed: int) -> Pairs:
+def _preferring(number: int, seed: int) -> Groups:
     """Chosen responses are of the tokens 1 .. 15, rejected ones of 16 .. 30."""
     generator = np.random.default_rng(seed)
     shape = (number, 5)
-    return Pairs(
-        generator.integers(1, 31, shape).astype(np.int32),
-        generator.integers(1, 16, shape).astype(np.int32),
-        generator.integers(16, 31, shape).astype(np.int32),
-    )
+    prompt, *both = (generator.integers(*ends, shape) for ends in ((1, 31), (1, 16), (16, 31)))
+    return Groups(prompt.astype(np.int32), np.stack(both, axis=1).astype(np.int32))
 
 
 def evaluate(policy, reference, settings):
@@ -255,21 +198,25 @@ def test_the_reference_is_the_model_without_its_adapters():
     model, params = _model()
     pairs, few = _pairs(), dataclasses.replace(SETTINGS, epochs=1, batch_size=7)
     bare, base = lora.detach(model, params)
-    separate = _separately(bare, base, _copies(pairs))
     found = tune(model, params, pairs, few, seed=0).record
-    given = tune(model, params, pairs, few, seed=0, reference=np.asarray(separate)).record
-    np.testing.assert_allclose(found["loss"], given["loss"], rtol=1e-4)
     policy = _separately(model, params, _copies(pairs))
-    h = log_ratio(policy, separate)
+    h = log_ratio(policy, _separately(bare, base, _copies(pairs)))
+    assert found["loss"][0] == pytest.approx(float(jnp.mean(dpo(h, 0.3))), rel=1e-4)
     assert found["margin"][0] == pytest.approx(0.3 * float(jnp.mean(h)), rel=1e-3)
     assert found["accuracy"][0] == pytest.approx(float(jnp.mean(h > 0)))
+    # GRPO takes the adapters that it is given for those that wrote the responses.
+    found = tune(model, params, _groups(), GRPO, seed=0).record
+    assert found["clipped"][0] == 0 < found["clipped"][-1]
+    assert found["kl"][0] > 0
 
 
 @pytest.mark.long
-def test_microbatches_and_devices_change_nothing_but_rounding():
-    """Seven pairs in batches of four: the last batch and microbatch are not full."""
+@pytest.mark.parametrize("loss", ["dpo", "grpo"])
+def test_microbatches_and_devices_change_nothing_but_rounding(loss):
+    """Seven pairs or groups in batches of four: the last batch and microbatch are not full."""
     model, params = _model()
-    pairs, one_width = _pairs(), dataclasses.replace(SETTINGS, multiple=24)
+    pairs = _pairs() if loss == "dpo" else _groups()
+    one_width = dataclasses.replace(SETTINGS, loss=loss, multiple=40)
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     whole = tune(model, params, pairs, one_width, seed=0)
     again = tune(model, params, pairs, one_width, seed=0)
@@ -317,51 +264,50 @@ def test_a_carried_optimiser_goes_on_where_it_was():
 @pytest.mark.long
 def test_few_shapes_and_little_padding():
     model, params = _model()
-    pairs, zeros = _pairs(24), np.zeros((24, 2), np.float32)
+    pairs = _pairs(24)
     settings = dataclasses.replace(SETTINGS, epochs=1, batch_size=8, microbatch_size=2)
-    found = tune(model, params, pairs, settings, seed=0, reference=zeros).record
+    found = tune(model, params, pairs, settings, seed=0).record
     assert found["shapes"] <= 3
     wide = dataclasses.replace(settings, multiple=24)
-    whole = tune(model, params, pairs, wide, seed=0, reference=zeros).record
+    whole = tune(model, params, pairs, wide, seed=0).record
     assert whole["shapes"] == 1
-    tokens = sum(np.sum(a >= 0) for a in (pairs.prompt_NxP, pairs.chosen_NxT, pairs.rejected_NxT))
+    tokens = sum(np.sum(a >= 0) for a in (pairs.prompt_NxP, pairs.responses_NxGxT))
     assert whole["padding"] == pytest.approx(1 - tokens / (24 * 24))
     assert 0 < found["padding"] < whole["padding"]
 
 
 def test_prompts_lose_their_beginning_and_responses_their_end():
     ids = np.arange(10, dtype=np.int32)
-    pairs = pairs_of([ids], [ids], [ids[:2]], prompt_tokens=4, total_tokens=7)
+    pairs = groups_of([ids], [(ids, ids[:2])], prompt_tokens=4, total_tokens=7)
     np.testing.assert_array_equal(pairs.prompt_NxP, [[6, 7, 8, 9]])
-    np.testing.assert_array_equal(pairs.chosen_NxT, [[0, 1, 2]])
-    np.testing.assert_array_equal(pairs.rejected_NxT, [[0, 1]])
+    rest = [-1] * 5
+    np.testing.assert_array_equal(pairs.responses_NxGxT, [[[0, 1, 2, *rest], [0, 1, -1, *rest]]])
 
 
 def test_bad_input_is_named():
     model, params = _model()
     pairs = _pairs()
-    row = np.array([[1, 2]], np.int32)
+    row, pair = np.array([[1, 2]], np.int32), np.ones((1, 2, 3), np.int32)
     wrong_mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
     for wrong, message in (
-        (lambda: Pairs(*[np.zeros((0, 1), np.int32)] * 3), "preference pair"),
-        (lambda: pairs_of([], [], []), "preference pair"),
-        (lambda: Pairs(row, row, np.repeat(row, 2, axis=0)), "rejected_NxT must be .*1 pairs"),
-        (lambda: Pairs(row.astype(np.int64), row, row), "prompt_NxP must be int32 .* found int64"),
+        (lambda: groups_of([], []), "at least one group"),
+        (lambda: Groups(row, np.ones((2, 2, 3), np.int32)), r"responses_NxGxT .*\[1, G, T\]"),
+        (lambda: Groups(row.astype(np.int64), pair), "prompt_NxP must be int32 .* found int64"),
+        (lambda: Groups(row, pair, np.ones((1, 3), np.float32)), r"advantage_NxG .*\[1, 2\]"),
         (
-            lambda: log_probabilities(model, params, Pairs(row, np.ones((1, 24), np.int32), row)),
-            "pair 0 has 26 tokens .* at most 24",
+            lambda: log_probabilities(model, params, Groups(row, np.ones((1, 2, 24), np.int32))),
+            "group 0 has 26 tokens .* at most 24",
         ),
+        (lambda: tune(model, params, pairs, GRPO, seed=0), "'grpo' needs .* advantages"),
+        (lambda: tune(model, params, _groups(), seed=0), "'dpo' needs pairs, .* found 4"),
         (lambda: tune(*lora.detach(model, params), pairs, seed=0), "no adapters to tune"),
-        (
-            lambda: tune(model, params, pairs, seed=0, reference=np.zeros((3, 2), np.float32)),
-            "reference .*7 pairs",
-        ),
         (lambda: tune(model, params, pairs, seed=0, mesh=wrong_mesh), "axis 'data'"),
         (lambda: PreferenceSettings(tau=0.0), "tau must be positive"),
-        (lambda: PreferenceSettings(loss="kto"), "loss must be one of 'dpo', 'ipo'"),
+        (lambda: PreferenceSettings(loss="kto"), "loss must be one of 'dpo', 'ipo', 'grpo'"),
+        (lambda: PreferenceSettings(clip_ratio=0.0), "clip_ratio must"),
         (lambda: PreferenceSettings(dtype="float16"), "dtype must be one of"),
         (
-            lambda: pairs_of([row[0]], [row[0]], [row[0]], prompt_tokens=4, total_tokens=4),
+            lambda: groups_of([row[0]], [[row[0]]], prompt_tokens=4, total_tokens=4),
             "total_tokens must be above prompt_tokens",
         ),
     ):

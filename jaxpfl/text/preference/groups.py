@@ -1,0 +1,215 @@
+"""Groups of responses to one prompt: which they are, and the rows in which a network reads them.
+
+Sources: POPri (Hou et al. 2025), Algorithm 1 and section 5: of a prompt's J responses the one with
+the highest score is chosen, and the one of rank l (5 of 10 in the paper) is rejected. In its
+ablation rejecting the last rank gives worse results than rejecting a middle one. Such a pair is a
+group of two. GRPO (Shao et al. 2024) takes all of a prompt's responses, each with its advantage.
+
+A row is [prompt | response 1 | response 2 | ...]: the prompt is read once, and because of `branch`
+no response sees another (`models.decoder.network.Decoder.hidden`). The last token of the prompt
+predicts the first token of every response.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpfl.checks import positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import PAD
+from jaxpfl.text.tokenisers.base import pad
+
+
+@dataclass(frozen=True)
+class Groups:
+    """N prompts, each with G responses, as token ids padded on the right. See `groups_of`.
+
+    The end-of-text of a response is one of its tokens. A response without tokens is none: it takes
+    part in nothing.
+
+    Attributes:
+      prompt_NxP, responses_NxGxT: int32. Of a pair (G = 2) the first response is the chosen one.
+      advantage_NxG: float32, see `advantages`; None for pairs.
+
+    Raises:
+      InputError: there are no groups, or an array is of another type or shape.
+    """
+
+    prompt_NxP: np.ndarray
+    responses_NxGxT: np.ndarray
+    advantage_NxG: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self):
+            raise InputError("there must be at least one group of responses, found none")
+        for name, kind, shape in (
+            ("prompt_NxP", "int32", (len(self), "P")),
+            ("responses_NxGxT", "int32", (len(self), "G", "T")),
+            ("advantage_NxG", "float32", self.responses_NxGxT.shape[:2]),
+        ):
+            array = getattr(self, name)
+            if array is None:
+                continue
+            fits = len(shape) == array.ndim and all(
+                isinstance(size, str) or size == found
+                for size, found in zip(shape, array.shape, strict=True)
+            )
+            if array.dtype != kind or not fits:
+                raise InputError(
+                    f"{name} must be {kind} [{', '.join(map(str, shape))}], found {array.dtype} "
+                    f"{list(array.shape)}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.prompt_NxP)
+
+    def __getitem__(self, rows: np.ndarray) -> "Groups":
+        advantage = None if self.advantage_NxG is None else self.advantage_NxG[rows]
+        return Groups(self.prompt_NxP[rows], self.responses_NxGxT[rows], advantage)
+
+
+def groups_of(
+    prompts: Sequence[np.ndarray],
+    responses: Sequence[Sequence[np.ndarray]],
+    advantage_NxG: np.ndarray | None = None,
+    *,
+    prompt_tokens: int = 256,
+    total_tokens: int = 512,
+) -> Groups:
+    """Groups of sequences of token ids, cut to length; the default lengths are POPri's.
+
+    A prompt keeps its last `prompt_tokens` tokens. A response keeps as many of its first tokens as
+    are possible with at most `total_tokens` in prompt and response together.
+
+    Args:
+      responses: G of each prompt; of a pair the chosen one and the rejected one.
+    """
+    positive_int("prompt_tokens", prompt_tokens)
+    positive_int("total_tokens", total_tokens)
+    if total_tokens <= prompt_tokens:
+        raise InputError(
+            f"total_tokens must be above prompt_tokens = {prompt_tokens}, found {total_tokens}"
+        )
+    prompts = [np.asarray(prompt)[-prompt_tokens:] for prompt in prompts]
+    cut = [
+        [np.asarray(response)[: total_tokens - len(prompt)] for response in group]
+        for prompt, group in zip(prompts, responses, strict=True)
+    ]
+    # A multiple of 8, so that few programs are compiled.
+    longest = max([1, *(len(response) for group in cut for response in group)])
+    padded = [pad(group, -(-longest // 8) * 8) for group in cut]
+    return Groups(pad(prompts, max([1, *map(len, prompts)])), np.array(padded), advantage_NxG)
+
+
+class Rows(NamedTuple):
+    """B groups as a network reads them, in rows of R places, and the T targets of each response.
+
+    Attributes:
+      tokens_BxR, positions_BxR, branch_BxR: int32, see `Decoder.hidden`.
+      place_BxGxT: int32, the place in the row that predicts the target.
+      target_BxGxT: int32, the responses' tokens, padded with `PAD`.
+    """
+
+    tokens_BxR: Any
+    positions_BxR: Any
+    branch_BxR: Any
+    place_BxGxT: Any
+    target_BxGxT: Any
+
+
+def lengths(groups: Groups) -> np.ndarray:
+    """The numbers of tokens of the prompt and of each response: int [N, 1 + G]."""
+    prompt_N = np.sum(groups.prompt_NxP != PAD, axis=1)
+    return np.column_stack([prompt_N, np.sum(groups.responses_NxGxT != PAD, axis=2)])
+
+
+def rows(groups: Groups, width: int) -> Rows:
+    """The rows of some groups, each with `width` places."""
+    shape = len(groups), width
+    tokens, positions, branch = (np.full(shape, fill, np.int32) for fill in (PAD, 0, 0))
+    place = np.zeros(groups.responses_NxGxT.shape, np.int32)
+    for row, (prompt, *responses) in enumerate(lengths(groups)):
+        tokens[row, :prompt] = groups.prompt_NxP[row, :prompt]
+        positions[row, :prompt] = np.arange(prompt)
+        start = prompt
+        for number, length in enumerate(responses):
+            here = slice(start, start + length)
+            tokens[row, here] = groups.responses_NxGxT[row, number, :length]
+            positions[row, here] = np.arange(prompt, prompt + length)
+            branch[row, here] = number + 1
+            place[row, number, 0] = prompt - 1
+            place[row, number, 1:length] = np.arange(start, start + length - 1)
+            start += length
+    return Rows(tokens, positions, branch, place, groups.responses_NxGxT)
+
+
+def widths(groups: Groups, multiple: int) -> np.ndarray:
+    """The places of each group's row, [N]: a `multiple`, so that few programs are compiled."""
+    return -(-np.sum(lengths(groups), axis=1) // multiple) * multiple
+
+
+def preferences(
+    scores_KxJ: np.ndarray, rejected_rank: int, candidates_KxJ: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The prompts with a pair, and the places, 0 .. J - 1, of their chosen and rejected response.
+
+    Responses are identified by their places, so that equal texts keep their own scores; equal
+    scores are ranked by place.
+
+    Args:
+      rejected_rank: the rank of the rejected response; the best has 1.
+      candidates_KxJ: bool; the responses that are ranked, None for all. A prompt with fewer than
+        `rejected_rank` of them has no pair.
+
+    Returns:
+      Three int64 [N], with N <= K.
+
+    Raises:
+      InputError: a rank that is not in 2 .. J, scores that are not [K, J] or not finite.
+    """
+    scores_KxJ = _checked(scores_KxJ)
+    responses = scores_KxJ.shape[1]
+    if not 2 <= positive_int("rejected_rank", rejected_rank) <= responses:
+        raise InputError(
+            f"rejected_rank must lie in 2 .. {responses}, the number of responses to a prompt, "
+            f"found {rejected_rank}"
+        )
+    if candidates_KxJ is None:
+        candidates_KxJ = np.ones(scores_KxJ.shape, bool)
+    ranked_KxJ = np.where(candidates_KxJ, scores_KxJ, -np.inf)
+    order_KxJ = np.argsort(-ranked_KxJ, axis=1, kind="stable")
+    (prompts_N,) = np.nonzero(candidates_KxJ.sum(axis=1) >= rejected_rank)
+    return prompts_N, order_KxJ[prompts_N, 0], order_KxJ[prompts_N, rejected_rank - 1]
+
+
+def advantages(scores_KxJ: np.ndarray, candidates_KxJ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The prompts that teach something, and their responses' advantages (DeepSeekMath, 4.1.2).
+
+    A candidate's advantage is (its score - the mean) / the standard deviation of its prompt's
+    candidates, with divisor n - 1, as in TRL. Other responses have the advantage 0.
+
+    Returns:
+      int64 [N], the prompts two of whose candidates have different scores, and float32 [N, J].
+
+    Raises:
+      InputError: scores that are not [K, J] or not finite.
+    """
+    scores_KxJ = _checked(scores_KxJ).astype(np.float64)
+    highest_K = np.max(np.where(candidates_KxJ, scores_KxJ, -np.inf), axis=1)
+    lowest_K = np.min(np.where(candidates_KxJ, scores_KxJ, np.inf), axis=1)
+    (prompts_N,) = np.nonzero(highest_K > lowest_K)
+    scores_NxJ = np.where(candidates_KxJ, scores_KxJ, np.nan)[prompts_N]
+    above_NxJ = scores_NxJ - np.nanmean(scores_NxJ, axis=1, keepdims=True)
+    found_NxJ = above_NxJ / np.nanstd(scores_NxJ, axis=1, ddof=1, keepdims=True)
+    return prompts_N, np.nan_to_num(found_NxJ).astype(np.float32)
+
+
+def _checked(scores_KxJ: np.ndarray) -> np.ndarray:
+    scores_KxJ = np.asarray(scores_KxJ)
+    if scores_KxJ.ndim != 2:
+        raise InputError(f"scores must be [prompts, responses], found shape {scores_KxJ.shape}")
+    if not np.isfinite(scores_KxJ).all():
+        raise InputError("scores must be finite numbers")
+    return scores_KxJ
