@@ -134,6 +134,8 @@ def _header(dtype: str = "<f8", shape: str = "(1,)", fortran: str = "False") -> 
 HOSTILE_ARRAYS = {
     "a shape of terabytes": _npz(_header(shape="(1000000000000,)")),
     "a product beyond 64 bits": _npz(_header(shape="(4294967296, 4294967296, 4294967296)")),
+    "texts of no bytes": _npz(_header(dtype="<U0", shape="(1000000000000,)"), b""),
+    "rows of 1e30 columns": _npz(_header(shape=f"(0, {10**30})"), b""),
     "a negative shape": _npz(_header(shape="(-1,)")),
     "objects": _npz(_header(dtype="|O")),
     "a text of gigabytes": _npz(_header(dtype="<U999999999")),
@@ -144,6 +146,7 @@ HOSTILE_ARRAYS = {
     "zeros by the million, packed": _npz(
         _header(shape="(10000000,)"), bytes(80_000_000), compression=zipfile.ZIP_DEFLATED
     ),
+    "an altered byte": _npz(_header(), b"\1" * 8).replace(b"\1" * 8, b"\1" * 7 + b"\2"),
     "a cut archive": _npz(_header())[:-5],
     "no archive": b"PK",
 }

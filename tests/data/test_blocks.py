@@ -14,7 +14,7 @@ from jaxpfl.data.columns import read
 from jaxpfl.data.content import content_hash, origin_hash
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import CorruptFile, InputError
-from tests.data.populations import sign
+from tests.data.populations import sign, sign_buffers
 
 CLIENTS, EACH = 40, 6
 SPEC = CohortSpec(batch_size=2, max_examples=4, clients_per_bucket=4)
@@ -238,11 +238,7 @@ def altered_and_resigned(folder, name, buffer, values):
     for index, value in values.items():
         content[index : index + len(value)] = value
     path.write_bytes(content)
-    found = BlockHashes()
-    found.update(content)
-    columns = json.loads((folder / "manifest.json").read_text())["columns"]
-    columns[name]["buffers"][buffer]["blocks"] = b"".join(found.sums).hex()
-    sign(folder, columns=columns)
+    sign_buffers(folder)
 
 
 @pytest.mark.parametrize("edge", [-(10**12), 10**12, 0])

@@ -8,7 +8,6 @@ import contextlib
 import io
 import json
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -18,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from jaxpfl import files
-from jaxpfl.data.blocks import BlockHashes
 from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
@@ -28,6 +26,7 @@ from jaxpfl.models.checkpoints import own_models
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+from tests.data import populations
 from tests.data.populations import sign, small
 from tests.data.tff_files import example, write_file
 from tests.federated.cohorts import plan
@@ -39,50 +38,33 @@ from tests.published_models import (
     write_tokeniser,
 )
 
+# Of a manifest that no hash makes fit again.
+_ERRORS = (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError)
+
 
 def population(folder: Path) -> None:
     small().save(folder / "saved")
 
 
-def _sign(path: Path, renew: Callable[[dict], object] = lambda manifest: None) -> None:
-    """Corrects a manifest's own hash, after `renew` has corrected what it says of other files."""
-    errors = (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError)
-    with contextlib.suppress(*errors):
-        manifest = json.loads(path.read_bytes())
-        renew(manifest)
-        sign(path.parent, **manifest)
-
-
 def sign_files(folder: Path) -> None:
     """A manifest of artifacts or of a checkpoint, with its files as they are."""
     (path,) = [*folder.glob("artifacts/one/manifest.json"), *folder.glob("round_*/manifest.json")]
-
-    def renew(manifest: dict) -> None:
+    with contextlib.suppress(*_ERRORS):
+        manifest = json.loads(path.read_bytes())
         for name, described in manifest["files"].items():
             held = path.parent / name
             described |= {"bytes": held.stat().st_size, "sha256": files.sha256_file(held)}
-
-    _sign(path, renew)
+        sign(path.parent, **manifest)
 
 
 def sign_manifest(folder: Path) -> None:
-    _sign(folder / "saved" / "manifest.json")
+    with contextlib.suppress(*_ERRORS):
+        sign(folder / "saved")
 
 
 def sign_buffers(folder: Path) -> None:
-    """With the sizes and hashes of all buffers as they are."""
-    saved = folder / "saved"
-
-    def renew(manifest: dict) -> None:
-        held = {name: manifest[name] for name in ("offsets", "client_ids")}
-        held |= {str(n): each["buffers"] for n, each in enumerate(manifest["columns"].values())}
-        for stem, buffers in held.items():
-            for path, each in zip(sorted(saved.glob(f"{stem}.*")), buffers, strict=True):
-                hashes = BlockHashes()
-                hashes.update(path.read_bytes())
-                each |= {"bytes": hashes.size, "blocks": b"".join(hashes.sums).hex()}
-
-    _sign(saved / "manifest.json", renew)
+    with contextlib.suppress(*_ERRORS):
+        populations.sign_buffers(folder / "saved")
 
 
 def run(folder: Path) -> None:
