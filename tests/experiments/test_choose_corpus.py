@@ -26,20 +26,19 @@ def sources(tmp_path):
     return private, public
 
 
-def fred(capsys, *arguments):
-    code = main(["fred", *map(str, arguments), "--json"])
-    return code, json.loads(capsys.readouterr().out)
+def fred(capsys, private, public, out, *more, epsilon=50):
+    """The record of a command that ends well."""
+    given = ["--private", private, "--candidates", *public, "--epsilon", epsilon, "--delta", 1e-3]
+    given += ["--embedder", "hashed:8", "--out", out, *more, "--json"]
+    assert main(["fred", *map(str, given)]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_the_nearest_corpus_is_first_and_its_cost_is_charged(tmp_path, capsys, sources, unit):
     private, public = sources
     out = tmp_path / "out"
-    code, record = fred(
-        capsys, "--private", private, "--candidates", *public, "--epsilon", 50, "--delta", 1e-3,
-        "--unit", unit, "--embedder", "hashed:8", "--out", out,
-    )  # fmt: skip
-    assert code == 0
+    record = fred(capsys, private, public, out, "--unit", unit)
     assert record["private"]
     assert record["candidates"][0]["candidate"] == "near"
     assert f"unit = {unit}" in record["statement"]
@@ -68,11 +67,8 @@ def test_only_examples_that_are_used_are_embedded(tmp_path, capsys, sources, mon
         return embed(population, function, **settings)
 
     monkeypatch.setattr(choose_corpus, "embed", spy)
-    code, record = fred(
-        capsys, "--private", private, "--candidates", *public, "--epsilon", 50, "--delta", 1e-3,
-        "--unit", unit, "--max-examples", 3, "--embedder", "hashed:8", "--out", tmp_path / "out",
-    )  # fmt: skip
-    assert code == 0
+    more = "--unit", unit, "--max-examples", 3
+    record = fred(capsys, private, public, tmp_path / "out", *more)
     assert embedded == [[3 if unit == "client" else 4] * 60]
     assert record["plan"]["max_examples"] == 3
 
@@ -82,11 +78,7 @@ def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
     private, public, out = tmp_path / "private.jsonl", tmp_path / "public.jsonl", tmp_path / "out"
     write_lines(private, NEAR, 173, 4, "canarytext{}")
     write_lines(public, FAR, 40, 4)
-    code, _ = fred(
-        capsys, "--private", private, "--candidates", public, "--epsilon", 0.5, "--delta", 1e-3,
-        "--embedder", "hashed:8", "--out", out,
-    )  # fmt: skip
-    assert code == 0
+    fred(capsys, private, [public], out, epsilon=0.5)
     written = [path for path in out.iterdir() if path.is_file()]
     assert {path.name for path in written} >= {"fred.json", "moments.npz", "ledger.jsonl"}
     for path in written:

@@ -9,7 +9,6 @@ import pytest
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.export import export
-from tests.data.tff_files import example, write_file
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 FEW = ["--training.rounds", "2", "--training.clients-per-round", "2", "--training.batch-size", "2",
@@ -59,27 +58,8 @@ def test_shakespeare_characters(fixtures, tmp_path):
     assert described["architecture"] == "LSTMLanguageModel"
 
 
-def write_cifar100(path: Path, clients: int = 3) -> str:
-    rng = np.random.default_rng(0)
-    held = {
-        str(client): [
-            example(
-                {
-                    "image": rng.integers(0, 256, (32, 32, 3)),
-                    "label": np.array(rng.integers(100)),
-                    "coarse_label": np.array(rng.integers(20)),
-                }
-            )
-            for _ in range(3)
-        ]
-        for client in range(clients)
-    }
-    write_file(path, held)
-    return f"{path}?dataset=cifar100"
-
-
-def test_evaluation_on_a_source_needs_no_clients_beside_it(tmp_path):
-    source = write_cifar100(tmp_path / "cifar100.sqlite")
+def test_evaluation_on_a_source_needs_no_clients_beside_it():
+    source = "cifar100.sqlite?dataset=cifar100"
     with pytest.raises(InputError, match=r"data\.split\.valid"):
         small("cifar100_resnet18", source, "--data.split.train", "0.5", "--data.split.test", "0.5")
     with pytest.raises(InputError, match=r"declared_public"):
