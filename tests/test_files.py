@@ -6,8 +6,6 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxpfl import checks, files
 from jaxpfl.errors import CorruptFile, InputError
@@ -78,25 +76,6 @@ def test_a_field_of_another_type_is_named_and_its_value_is_not(changed, sentence
     files.write_json(path, [RECORD])
     with pytest.raises(CorruptFile, match="must hold a JSON object, found a list"):
         files.read_record(path, FIELDS)
-
-
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-
-
-@given(_VALUES)
-def test_any_json_is_a_record_of_these_fields_or_refused(value):
-    try:
-        found = files.record_of(value, "here", FIELDS)
-    except CorruptFile as error:
-        assert str(error).startswith("here: ")
-    else:
-        assert {name: type(found[name]) for name in ("run", "rounds")} == {
-            "run": str,
-            "rounds": int,
-        }
 
 
 ARRAYS = {

@@ -70,9 +70,6 @@ def read(path, **options):
 def test_a_file_is_a_client_and_a_paragraph_an_example(written, name):
     path = written(name, TEXT)
     assert read(path) == {"a.txt": ["One line of two. And more.", "The énd\0."]}
-    assert read(path, split="sentences") == {
-        "a.txt": ["One line of two.", "And more.", "The énd\0."]
-    }
     assert read(path, split="lines") == {"a.txt": ["One line", "of two. And more.", "The énd\0."]}
     assert read_plain_text(path).unit == "text file"
 

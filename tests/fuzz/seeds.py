@@ -7,6 +7,7 @@ whoever made a file can do, too: a hash shows that it is as it was written, not 
 import contextlib
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -30,13 +31,8 @@ from tests.data import populations
 from tests.data.populations import sign, small
 from tests.data.tff_files import example, write_file
 from tests.federated.cohorts import plan
-from tests.published_models import (
-    in_shards,
-    write_adapters,
-    write_decoder,
-    write_encoder,
-    write_tokeniser,
-)
+from tests.published_models import in_shards, write_adapters, write_decoder, write_tokeniser
+from tests.text.masked_models import TINY_BERT
 
 # Of a manifest that no hash makes fit again.
 _ERRORS = (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError)
@@ -133,22 +129,7 @@ def sweep(folder: Path) -> None:
 
 
 def word_pieces(folder: Path) -> None:
-    import tokenizers
-    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-
-    ids = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "##n": 4, "7": 5}
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    steps = [normalizers.NFKC(), normalizers.Replace("``", '"'), normalizers.Lowercase()]
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.enable_padding(length=8)
-    tokenizer.enable_truncation(8)
-    tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    shutil.copy(TINY_BERT / "tokenizer.json", folder)
 
 
 def sentence_pieces(folder: Path) -> None:
@@ -184,11 +165,7 @@ def sharded(folder: Path) -> None:
 
 
 def sentences(folder: Path) -> None:
-    write_encoder(folder, "bert", causal=False)
-    stages = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    described = [{"path": path, "type": f"a.{kind}"} for path, kind in stages]
-    (folder / "modules.json").write_text(json.dumps(described))
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+    shutil.copytree(TINY_BERT, folder, dirs_exist_ok=True)
 
 
 ROWS = [
