@@ -35,10 +35,22 @@ def fred(capsys, private, public, out, *more, epsilon=50):
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
-def test_the_nearest_corpus_is_first_and_its_cost_is_charged(tmp_path, capsys, sources, unit):
+def test_the_nearest_corpus_is_first_and_its_cost_is_charged(
+    tmp_path, capsys, sources, monkeypatch, unit
+):
+    """Only examples that are used are embedded. With the unit example there is no cap: without one
+    example, another one would be let in."""
     private, public = sources
-    out = tmp_path / "out"
-    record = fred(capsys, private, public, out, "--unit", unit)
+    out, embedded = tmp_path / "out", []
+
+    def spy(population, function, **settings):
+        embedded.append(population.sizes().tolist())
+        return embed(population, function, **settings)
+
+    monkeypatch.setattr(choose_corpus, "embed", spy)
+    record = fred(capsys, private, public, out, "--unit", unit, "--max-examples", 3)
+    assert embedded == [[3 if unit == "client" else 4] * 60]
+    assert record["plan"]["max_examples"] == 3
     assert record["private"]
     assert record["candidates"][0]["candidate"] == "near"
     assert f"unit = {unit}" in record["statement"]
@@ -52,25 +64,8 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(tmp_path, capsys, s
     ledger = Ledger.read(out / "ledger.jsonl")
     assert ledger.unit == unit
     assert ledger.spent(1e-3) == pytest.approx(50, rel=1e-3)
-    plan = FredPlan.calibrated(epsilon=50, delta=1e-3, unit=unit)
+    plan = FredPlan.calibrated(epsilon=50, delta=1e-3, unit=unit, max_examples=3)
     assert PrivateMoments.load(out / "moments.npz", plan).moments.count == record["released_count"]
-
-
-@pytest.mark.parametrize("unit", ["client", "example"])
-def test_only_examples_that_are_used_are_embedded(tmp_path, capsys, sources, monkeypatch, unit):
-    """With the unit example there is no cap: without one example, another one would be let in."""
-    private, public = sources
-    embedded = []
-
-    def spy(population, function, **settings):
-        embedded.append(population.sizes().tolist())
-        return embed(population, function, **settings)
-
-    monkeypatch.setattr(choose_corpus, "embed", spy)
-    more = "--unit", unit, "--max-examples", 3
-    record = fred(capsys, private, public, tmp_path / "out", *more)
-    assert embedded == [[3 if unit == "client" else 4] * 60]
-    assert record["plan"]["max_examples"] == 3
 
 
 def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):

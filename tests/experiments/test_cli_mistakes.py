@@ -48,7 +48,6 @@ MISTAKES = [
     ("run grid.yaml", "grid.yaml jaxpfl sweep"),
     ("sweep run.yaml", "run.yaml jaxpfl run"),
     ("sweep absent.yaml", "absent.yaml no such file jaxpfl configs"),
-    ("sweep grid.yaml --training.round 5", "--training.round 'training.rounds'"),
     ("sweep grid.yaml --ray 2 --dry-run", "--ray --dry-run"),
     ("sweep grid.yaml --ray 0", "--ray at least 1"),
     ("resume absent", "absent no such directory"),

@@ -86,11 +86,6 @@ def begun(tmp_path):
     return to_round_5
 
 
-def _elsewhere(monkeypatch, name, value):
-    changed = {**identity.environment(), name: value}
-    monkeypatch.setattr(identity, "environment", lambda: changed)
-
-
 def test_correlated_noise_goes_on_only_where_it_began(tmp_path, monkeypatch, begun):
     """TRUST 33: it is made again by address; with anything else changed it is refused."""
     go_on = begun("banded")
@@ -102,7 +97,8 @@ def test_correlated_noise_goes_on_only_where_it_began(tmp_path, monkeypatch, beg
         ("versions", {"jaxlib": "0.0.0"}),
     ):
         with monkeypatch.context() as patched:
-            _elsewhere(patched, name, value)
+            changed = {**identity.environment(), name: value}
+            patched.setattr(identity, "environment", lambda changed=changed: changed)
             with pytest.raises(InputError, match="must be those of its first round"):
                 go_on()
     with pytest.raises(InputError, match="must be those of its first round"):

@@ -11,6 +11,9 @@ import pytest
 import jaxpfl as jp
 from jaxpfl import cli
 from jaxpfl.experiments.engine.on_round import Round
+from jaxpfl.experiments.engine.run_directory import RunDirectory
+from jaxpfl.experiments.records.checkpoint import Checkpoints
+from jaxpfl.experiments.registry import load
 from jaxpfl.privacy import Ledger, ReproducibleSeed, verify
 from tests.experiments.crashes import stopped
 
@@ -114,9 +117,6 @@ def test_the_highest_accuracy_the_first_of_equals_and_nothing_finite():
 @pytest.mark.parametrize("when", ["before the checkpoint", "after the checkpoint"])
 def test_a_killed_run_stops_at_the_round_at_which_it_would_have_stopped(tmp_path, straight, when):
     """Killed when it has stopped: the last checkpoint is of an earlier round, or of that one."""
-    from jaxpfl.experiments.engine.run_directory import RunDirectory
-    from jaxpfl.experiments.records.checkpoint import Checkpoints
-
     losses, params = straight
     best, last = early(losses, 2)
     owner, name = (Checkpoints, "save") if when.startswith("before") else (RunDirectory, "end")
@@ -134,8 +134,6 @@ def test_a_killed_run_stops_at_the_round_at_which_it_would_have_stopped(tmp_path
 
 def test_what_stopped_an_earlier_attempt_holds(tmp_path):
     """A function that forgets is asked again, and the run does not go on."""
-    from jaxpfl.experiments.engine.run_directory import RunDirectory
-
     with stopped(RunDirectory, "end"):
         run(tmp_path, lambda round: "stop" if round.number == 3 else None)
     assert run(tmp_path, lambda round: None, resume=True).rounds == 3
@@ -238,8 +236,6 @@ def test_a_config_stops_and_exports_the_best(tmp_path):
 
 
 def test_a_config_that_evaluates_nothing_keeps_nothing(tmp_path):
-    from jaxpfl.experiments.registry import load
-
     (tmp_path / "none.yaml").write_text(CONFIG.replace("every: 1", "every: 0") + "keep_best: {}\n")
     with pytest.raises(jp.InputError, match="evaluation.every must not be 0"):
         load(tmp_path / "none.yaml")

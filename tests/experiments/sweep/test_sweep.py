@@ -208,19 +208,13 @@ def test_an_interrupted_point_goes_on(two_points, tmp_path):
         ({"gap": {"from": "slow", "to": "fats"}}, "gap.to must be one of 'slow', 'fast', found 'f"),
         ({"gap": {"from": "slow", "to": "slow"}}, "gap must be .* two cases, found"),
         ({"gap": {"from": "slow", "to": "fast"}, "cases": None}, "gap.from must be one of"),
+        ({"seeds": 0}, "--seeds must be at least 1"),
+        ({"seeds": 10**12}, "at most 1000 points"),
+        ({"cases": {"a": {"run.seed": 1}}, "seeds": 2}, "run.seed .*in grid .*case 'a'"),
     ],
 )
 def test_bad_sweeps(write, change, message):
     """TRUST 10: before the first run, with file, point and field."""
+    seeds = {"seeds": change["seeds"]} if "seeds" in change else {}
     with pytest.raises(InputError, match=message):
-        load_sweep(write(change))
-
-
-def test_seeds_that_cannot_be(write):
-    for change, seeds, message in (
-        ({}, 0, "--seeds must be at least 1"),
-        ({}, 10**12, "at most 1000 points"),
-        ({"cases": {"a": {"run.seed": 1}}}, 2, "run.seed .*in grid .*case 'a'"),
-    ):
-        with pytest.raises(InputError, match=message):
-            load_sweep(write(change), seeds=seeds)
+        load_sweep(write({name: change[name] for name in change.keys() - seeds}), **seeds)
