@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -129,6 +130,14 @@ def _pictures_are_blank() -> Iterator[None]:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are drawn in this test."""
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", _draw)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs ignore SIGINT, and so do the tests that they run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 import jaxpfl as jp
 from jaxpfl import compilation_cache
+from tests.faults.runs import adding
 
 COMPILE = """
 from jaxpfl import compilation_cache
@@ -118,24 +118,9 @@ def without_a_cache(monkeypatch, tmp_path):
 def test_a_run_from_python_keeps_its_programs_and_leaves_jaxs_settings_alone(
     without_a_cache, tmp_path
 ):
-    def constant(broadcast, examples, key):
-        return jnp.full(3, 0.123456, jnp.float32)  # no other test compiles it
-
-    clients = jp.data.from_clients({f"client {i}": {"x": np.zeros((1, 1))} for i in range(4)})
-    plan = jp.Plan(
-        rounds=1, clip=jp.Clip(1.0), noise=jp.Noise(1.0), participation=jp.Poisson(4, 4), delta=0.1
-    )
-    asked = jp.Query("constant", constant, plan, jp.CohortSpec(1, 1))
-
-    def step(state, release, round):
-        return {"sum": release(asked).value}, {}
-
-    algorithm = jp.algorithms.Algorithm(
-        "constant", lambda key: {"sum": jnp.zeros(3)}, step, (asked,)
-    )
     settings = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
     before = [getattr(jax.config, name) for name in settings]
-    jp.run(algorithm, clients, ledger=tmp_path / "ledger.jsonl", out=tmp_path / "run")
+    jp.run(*adding(1), ledger=tmp_path / "ledger.jsonl", out=tmp_path / "run")
     kept = {file.name for file in without_a_cache.iterdir()}
     assert any("accumulate" in name for name in kept)
     assert [getattr(jax.config, name) for name in settings] == before

@@ -1,6 +1,5 @@
 """The tests cannot reach the network, nor can what they start."""
 
-import socket
 import subprocess
 import sys
 
@@ -19,36 +18,13 @@ assert failed and ctypes.get_errno() == errno.ENETUNREACH, (failed, ctypes.get_e
 """
 
 
-@pytest.mark.parametrize(
-    "reach",
-    [
-        lambda sender: sender.connect((offline.OUTSIDE, 9)),
-        lambda sender: sender.sendto(b"", (offline.OUTSIDE, 9)),
-        lambda sender: socket.getaddrinfo("jaxpfl.example.com", 443),
-        lambda sender: socket.create_connection(("jaxpfl.example.com", 443), timeout=5),
-    ],
-    ids=["connect", "sendto", "getaddrinfo", "create_connection"],
-)
-def test_what_a_test_asks_of_the_network_is_refused(reach):
-    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    with sender, pytest.raises((OSError, RuntimeError)):
-        reach(sender)
-
-
-def test_native_code_and_other_processes_are_refused_too():
+def test_neither_python_nor_native_code_nor_another_process_reaches_out():
+    assert not offline.reaches_out()
     try:
         exec(_CONNECT, {})
     except AssertionError:
         pytest.skip("this machine's kernel lets no process leave its network")
     subprocess.run([sys.executable, "-c", _CONNECT], check=True)
-
-
-def test_loopback_is_left():
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname(), timeout=10) as client,
-    ):
-        assert client.getpeername() == server.getsockname()
 
 
 def test_without_a_namespace_pythons_sockets_are_refused():

@@ -64,26 +64,7 @@ def release(client_fn: Any = lambda broadcast, examples, key: jnp.zeros(2), **ch
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "a file that is not there": (lambda: jp.data.open("absent.jsonl"), "absent.jsonl no such file"),
     "a number as a source": (lambda: jp.data.open(5), "source path int"),  # pyright: ignore
-    "an unknown kind of source": (
-        lambda: jp.data.open("foo:bar"),
-        "'foo:bar' expected huggingface",
-    ),
-    "no clients": (lambda: jp.data.from_clients({}), "at least one client"),
-    "columns of two lengths": (
-        lambda: jp.data.from_clients({"a": {"x": np.zeros(2), "y": np.zeros(3)}}),
-        "client 0 lengths 2 3",
-    ),
-    "clients with other columns": (
-        lambda: jp.data.from_clients({"a": {"x": np.zeros(2)}, "b": {"y": np.zeros(2)}}),
-        "client 1 'y' expected 'x'",
-    ),
-    "clients with other shapes": (
-        lambda: jp.data.from_clients({"a": {"x": np.zeros((2, 3))}, "b": {"x": np.zeros((2, 4))}}),
-        "client 1 'x' [4] expected [3]",
-    ),
-    "fractions above 1": (lambda: population().split({"a": 0.9, "b": 0.5}, seed=0), "at most 1"),
     "a partition by its name": (
         lambda: jp.data.partition(population(), "dirichlet"),  # pyright: ignore
         "scheme Dirichlet found 'dirichlet'",
@@ -151,10 +132,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "evaluation on the clients": (
         lambda: run(evaluation=jp.Evaluator(MODEL, jp.DeclaredPublic(population(), "mine"))),
         "mine private clients",
-    ),
-    "evaluation on clients that nobody declared public": (
-        lambda: jp.Evaluator(MODEL, population()),  # pyright: ignore
-        "DeclaredPublic",
     ),
     "declared public, but no population": (
         lambda: jp.DeclaredPublic([1]),  # pyright: ignore

@@ -4,24 +4,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 import jaxpfl
+from tests.test_docs import keys_of
 from tools import site_pages
 
 ROOT = Path(__file__).parents[1]
-
-
-def _keys(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield str(key)
-            yield from _keys(inner)
 
 
 def test_every_key_that_a_config_has_is_on_the_page_of_keys():
@@ -33,7 +25,7 @@ def test_every_key_that_a_config_has_is_on_the_page_of_keys():
         if "base" in config:
             continue
         for section, value in config.items():
-            inner = [key for key in _keys(value) if section not in named]
+            inner = [key for key in keys_of(value) if section not in named]
             if isinstance(value, dict) and named & set(value):
                 inner = list(value)
             for key in [section, *inner]:

@@ -24,8 +24,8 @@ def here() -> Target:
     return Here("here", "cpu", "", len(jax.devices()), 1e12, 1e12, 1e12)
 
 
-def test_products_are_counted_through_loops_and_shards():
-    mesh = Mesh(np.array(jax.devices()[:2]), ("clients",), axis_types=(AxisType.Auto,))
+def test_products_are_counted_through_loops_and_shards(here):
+    mesh = here.mesh(clients=2)
 
     def on_a_device(x_2x3, w_3x3):
         def layer(x, _):
@@ -60,8 +60,8 @@ def test_products_of_convolutions_and_narrow_types_are_counted():
     assert counted == {"float32": 2.0 * 2 * 6 * 6 * 5 * 27, "bfloat16": 2.0 * 4 * 4 * 6}
 
 
-def test_a_compiled_program_tells_its_collectives_memory_and_transfers_to_the_host():
-    mesh = Mesh(np.array(jax.devices()[:2]), ("clients",), axis_types=(AxisType.Auto,))
+def test_a_compiled_program_tells_its_collectives_memory_and_transfers_to_the_host(here):
+    mesh = here.mesh(clients=2)
     dealt = PartitionSpec("clients")
 
     def exchange(x):

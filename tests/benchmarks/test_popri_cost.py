@@ -9,31 +9,6 @@ from tests.experiments.conftest import NEAR, SYNTHETIC
 STUDY = SYNTHETIC.format(folder="nowhere", method="popri").replace("size: 300", "size: 280")
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("popri_cost")
-    (folder / "study.yaml").write_text(STUDY)
-    rng = np.random.default_rng(0)
-    lines = [" ".join(rng.choice(NEAR, 6)) for _ in range(150)]
-    (folder / "public.txt").write_text("\n".join(lines))
-    with pytest.MonkeyPatch.context() as patch:
-        # Devices are there already, and nothing is to be recorded.
-        patch.setattr(popri_cost.harness, "use_cpu_devices", lambda count: None)
-        patch.setattr(popri_cost.harness, "record", lambda name, rows: "nothing")
-        found = popri_cost.main(
-            popri_cost.Config(
-                study=folder / "study.yaml",
-                source=str(folder / "public.txt"),
-                texts=3,
-                paper_clients=True,
-                rounds=1,
-                calls=1,
-                repeats=1,
-            )
-        )
-    return {row["what"]: row for row in found}
-
-
 def test_floats_at_the_papers_size_are_those_of_its_table():
     clients = {}
     rows = popri_cost.at_papers_size(8, clients)
@@ -47,23 +22,32 @@ def test_floats_at_the_papers_size_are_those_of_its_table():
 
 
 @pytest.mark.slow
-def test_floats_of_the_study_follow_from_its_sizes(rows):
-    def floats(what):
-        return rows[what]["floats down"], rows[what]["floats up"]
-
+def test_a_tiny_study_is_measured_to_its_end(tmp_path, monkeypatch):
+    """Floats follow from the study's sizes; every method has a client's and a server's time."""
+    study, source = tmp_path / "study.yaml", tmp_path / "public.txt"
+    study.write_text(STUDY)
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(NEAR, 6)) for _ in range(150)]
+    source.write_text("\n".join(lines))
+    # Devices are there already, and nothing is to be recorded.
+    monkeypatch.setattr(popri_cost.harness, "use_cpu_devices", lambda count: None)
+    monkeypatch.setattr(popri_cost.harness, "record", lambda name, rows: "nothing")
+    config = popri_cost.Config(
+        study, str(source), texts=3, paper_clients=True, rounds=1, calls=1, repeats=1
+    )
+    found = popri_cost.main(config)
+    rows = {row["what"]: row for row in found}
     assert len(rows) == 6
-    assert floats("POPri") == (32 * 33 // 2, 32)
-    assert floats("PE, PE+SFT") == (8 * 32, 8)
     size = rows["DP-FedAvg, DP-FTRL"]["parameters"]
-    assert floats("DP-FedAvg, DP-FTRL") == (size, size)
-
-
-@pytest.mark.slow
-def test_every_method_has_a_clients_and_a_servers_time(rows):
-    for what in ("DP-FedAvg, DP-FTRL", "PE, PE+SFT", "POPri"):
-        assert rows[what]["client s"] > 0
-        assert rows[what]["server s"] > 0
-        assert ("own texts s" in rows[what]) == (what != "DP-FedAvg, DP-FTRL")
+    for what, floats in (
+        ("POPri", (32 * 33 // 2, 32)),
+        ("PE, PE+SFT", (8 * 32, 8)),
+        ("DP-FedAvg, DP-FTRL", (size, size)),
+    ):
+        row = rows[what]
+        assert (row["floats down"], row["floats up"]) == floats
+        assert row["client s"] > 0 and row["server s"] > 0
+        assert ("own texts s" in row) == (what != "DP-FedAvg, DP-FTRL")
     popri = rows["POPri"]
     phases = ("responses s", "embeddings s", "scores s", "tuning s")
     assert sum(popri[name] for name in phases) == pytest.approx(popri["server s"])

@@ -66,16 +66,8 @@ def test_what_fails_leaves_nothing(plays, tmp_path):
     assert set(tmp_path.iterdir()) == before
 
 
-@pytest.fixture
-def python_handlers():
-    """Tests that a shell started in the background ignore SIGINT, as all that they start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_after_a_signal_nothing_stays(number, plays, tmp_path, monkeypatch, python_handlers):
+def test_after_a_signal_nothing_stays(number, plays, tmp_path, monkeypatch, interruptible):
     before, seen = set(tmp_path.iterdir()), []
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     partial = tmp_path / ".out.partial"

@@ -124,22 +124,17 @@ def test_without_an_answer_one_sentence_says_so_and_nothing_is_left(server, tmp_
     assert names(tmp_path) == []
 
 
-def _point_at(server, monkeypatch, name):
-    """The data set's files are at the local server, under their own names."""
-    known = catalogue.data_sets()[name]
+def test_the_command_fetches_a_file_that_a_config_reads(server, tmp_path, monkeypatch, capsys):
+    row = example({"snippets": b"to be or not"})
+    stored = write_file(tmp_path / "made.sqlite", {"HAMLET": [row, row]}, split="train")
+    server.content = lzma.compress(stored.read_bytes(), lzma.FORMAT_ALONE)
+    known = catalogue.data_sets()["shakespeare"]
     moved = {
         file: Download(f"{server.url}/{each.url.rsplit('/', 1)[1]}")
         for file, each in known.downloads.items()
     }
     changed = dataclasses.replace(known, downloads=moved)
-    monkeypatch.setitem(catalogue.data_sets(), name, changed)
-
-
-def test_the_command_fetches_a_file_that_a_config_reads(server, tmp_path, monkeypatch, capsys):
-    row = example({"snippets": b"to be or not"})
-    stored = write_file(tmp_path / "made.sqlite", {"HAMLET": [row, row]}, split="train")
-    server.content = lzma.compress(stored.read_bytes(), lzma.FORMAT_ALONE)
-    _point_at(server, monkeypatch, "shakespeare")
+    monkeypatch.setitem(catalogue.data_sets(), "shakespeare", changed)
     monkeypatch.setenv("JAXPFL_TFF", str(tmp_path / "tff"))
     assert main(["data", "get", "shakespeare", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -70,9 +70,6 @@ def read(path, **options):
 def test_a_file_is_a_client_and_a_paragraph_an_example(written, name):
     path = written(name, TEXT)
     assert read(path) == {"a.txt": ["One line of two. And more.", "The énd\0."]}
-    assert read(path, split="sentences") == {
-        "a.txt": ["One line of two.", "And more.", "The énd\0."]
-    }
     assert read(path, split="lines") == {"a.txt": ["One line", "of two. And more.", "The énd\0."]}
     assert read_plain_text(path).unit == "text file"
 
@@ -90,13 +87,7 @@ def test_sources(written):
     assert open_population(path).num_examples == 3
     # Nothing is unpacked.
     assert list(path.parent.iterdir()) == [path]
-    long = open_population(f"{path}?split=sentences&min_examples=2")
-    assert long.client_ids.equals(open_population(str(path)).client_ids)
-    kept = zip(long.client_ids.to_pylist(), long.sizes(), strict=True)
-    assert [client for client, size in kept if size] == ["books/b.txt"]
     assert open_population(f"{written('a.txt', TEXT)}?split=lines").num_examples == 3
-    with pytest.raises(InputError, match="split must be one of .*'sentences'.* found 'sentence'"):
-        open_population(f"{path}?split=sentence")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ TOKENS = Sequences(np.arange(9, dtype=np.uint32), np.array([0, 2, 2, 9]), {"word
 POPULATIONS = {
     "all kinds": small(),
     "token ids": Population({"tokens": TOKENS}, [0, 1, 3], ["a", "b"]),
+    "no clients": Population({"x": np.zeros(0), "t": np.array([], "U1")}, [0], []),
     "no examples": Population(
         {"x": np.zeros((0, 3), np.int16), "t": np.array([], "U1")}, [0, 0], ["a"]
     ),

@@ -142,15 +142,14 @@ def test_any_arrangement_of_rows_and_splits(index, rows_at_once, tmp_path, monke
         assert max(len(batch.columns["x"]) for batch in stream.batches) <= max(3, rows_at_once)
 
 
-def test_clients_without_examples_stay_and_splits_are_named(path, tmp_path):
+def test_clients_without_examples_stay_and_splits_are_named(tmp_path):
     none = read(write_file(tmp_path / "none.sqlite", {"a": [], "b": []}))
     assert none.sizes().tolist() == [0, 0] and none.columns["x"].dtype == np.int64
-    population = read(path)
+    held_out = ("INSERT INTO client_metadata VALUES ('x', 'heldout', 0)", ())
+    path = write_file(tmp_path / "some.sqlite", clients(FOUR), after=[held_out])
+    population = read(path, split="train")
     assert population.client_ids.to_pylist() == ["a", "b", "d", f"{SECRET} c"]
     assert population.sizes().tolist() == [4, 0, 3, 2]
-    with sqlite3.connect(path) as connection:
-        connection.execute("INSERT INTO client_metadata VALUES ('x', 'heldout', 0)")
-    connection.close()
     for split, said in (("test", "no split 'test'"), (None, "no split is given")):
         with pytest.raises(InputError, match=f"{said}; it has 'heldout', 'train'"):
             read(path, split=split)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jaxpfl.privacy import certificate, verify
 from jaxpfl.privacy.chain import Chain
+from tests.experiments.canaries import public_files
 
 # What follows from the key of a ledger, by its name in JSON.
 _KEYED = {"ledger_head", "head", "key", "population", "seal"}
@@ -23,6 +24,26 @@ def same_but_heads(first: Path, second: Path) -> bool:
     if first.suffix != ".json":
         return first.read_bytes() == second.read_bytes()
     return _headless(first) == _headless(second)
+
+
+def assert_same_records(out: Path, straight: Path) -> set[str]:
+    """Two runs wrote the same public records, whose names are returned.
+
+    Attempts have dates, which pages show, too; of checkpoints, a resumed run keeps others.
+    """
+    found, expected = (
+        {
+            path.relative_to(folder).as_posix()
+            for path in public_files(folder)
+            if path.suffix in (".json", ".jsonl", ".npz", ".yaml")
+            and not {"checkpoints", "attempts.jsonl"} & {*path.parts}
+        }
+        for folder in (out, straight)
+    )
+    assert found == expected
+    for name in expected:
+        assert same_but_heads(out / name, straight / name), name
+    return expected
 
 
 def certified(out: Path) -> str:

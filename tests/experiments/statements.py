@@ -7,7 +7,7 @@ a count that is listed here. Whatever else is found is a fault, so that a new nu
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import unescape
-from typing import Any, NamedTuple
+from typing import Any
 
 SCOPES = (
     "this run", "on its ledger", "this point alone", "if nothing else is released",
@@ -34,21 +34,14 @@ COUNTS = re.compile(
 )
 
 
-class Block(NamedTuple):
-    """A table of a page, with the heading and the text before it."""
-
-    context: str
-    rows: list[list[str]]
-    headings: list[str]
-
-
 def _texts(tag: str, html: str) -> list[str]:
     """What stands in the elements of a tag, without the tags in it."""
     found = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", html, re.DOTALL)
     return [" ".join(unescape(re.sub(r"<[^>]*>", " ", each)).split()) for each in found]
 
 
-def _tables(html: str) -> list[Block]:
+def _tables(html: str) -> list[tuple[str, list[list[str]], list[str]]]:
+    """The tables of a page: the heading and the text before it, its rows and its headings."""
     tables, heading, said = [], "", ""
     for element in re.findall(r"<(?:h2|p|table)\b.*?</(?:h2|p|table)>", html, re.DOTALL):
         if element.startswith("<h2"):
@@ -57,7 +50,7 @@ def _tables(html: str) -> list[Block]:
             said = " ".join(_texts("p", element))
         else:
             rows = [_texts("td", row) for row in re.findall(r"<tr.*?</tr>", element, re.DOTALL)]
-            tables.append(Block(f"{heading} {said}", rows, _texts("th", element)))
+            tables.append((f"{heading} {said}", rows, _texts("th", element)))
     return tables
 
 
@@ -70,17 +63,17 @@ def of_page(html: str, data_sets: Sequence[str]) -> list[str]:
         for value, what in ((value, unescape(what)) for value, what in facts)
         if not _labelled(what, what, data_sets)
     ]
-    for table in tables:
-        for row in table.rows:
+    for said, rows, headings in tables:
+        for row in rows:
             for place, cell in enumerate(row):
-                heading = table.headings[place] if place < len(table.headings) else ""
+                heading = headings[place] if place < len(headings) else ""
                 if not NUMBER.search(_without(cell, data_sets)) or (place == 0 and not heading):
                     continue
                 if DRAWN.fullmatch(heading):
                     continue
-                context = " ".join([heading, table.context, *row])
+                context = " ".join([heading, said, *row])
                 if not _labelled(heading or row[0], context, data_sets, cell):
-                    faults.append(f"{cell!r} under {heading!r}, in {table.context!r}")
+                    faults.append(f"{cell!r} under {heading!r}, in {said!r}")
     faults += [
         f"statement {text!r}"
         for text in [*_texts("p", html), *_texts("div", html)]

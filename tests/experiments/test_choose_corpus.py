@@ -26,20 +26,31 @@ def sources(tmp_path):
     return private, public
 
 
-def fred(capsys, *arguments):
-    code = main(["fred", *map(str, arguments), "--json"])
-    return code, json.loads(capsys.readouterr().out)
+def fred(capsys, private, public, out, *more, epsilon=50):
+    """The record of a command that ends well."""
+    given = ["--private", private, "--candidates", *public, "--epsilon", epsilon, "--delta", 1e-3]
+    given += ["--embedder", "hashed:8", "--out", out, *more, "--json"]
+    assert main(["fred", *map(str, given)]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
-def test_the_nearest_corpus_is_first_and_its_cost_is_charged(tmp_path, capsys, sources, unit):
+def test_the_nearest_corpus_is_first_and_its_cost_is_charged(
+    tmp_path, capsys, sources, monkeypatch, unit
+):
+    """Only examples that are used are embedded. With the unit example there is no cap: without one
+    example, another one would be let in."""
     private, public = sources
-    out = tmp_path / "out"
-    code, record = fred(
-        capsys, "--private", private, "--candidates", *public, "--epsilon", 50, "--delta", 1e-3,
-        "--unit", unit, "--embedder", "hashed:8", "--out", out,
-    )  # fmt: skip
-    assert code == 0
+    out, embedded = tmp_path / "out", []
+
+    def spy(population, function, **settings):
+        embedded.append(population.sizes().tolist())
+        return embed(population, function, **settings)
+
+    monkeypatch.setattr(choose_corpus, "embed", spy)
+    record = fred(capsys, private, public, out, "--unit", unit, "--max-examples", 3)
+    assert embedded == [[3 if unit == "client" else 4] * 60]
+    assert record["plan"]["max_examples"] == 3
     assert record["private"]
     assert record["candidates"][0]["candidate"] == "near"
     assert f"unit = {unit}" in record["statement"]
@@ -53,28 +64,8 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(tmp_path, capsys, s
     ledger = Ledger.read(out / "ledger.jsonl")
     assert ledger.unit == unit
     assert ledger.spent(1e-3) == pytest.approx(50, rel=1e-3)
-    plan = FredPlan.calibrated(epsilon=50, delta=1e-3, unit=unit)
+    plan = FredPlan.calibrated(epsilon=50, delta=1e-3, unit=unit, max_examples=3)
     assert PrivateMoments.load(out / "moments.npz", plan).moments.count == record["released_count"]
-
-
-@pytest.mark.parametrize("unit", ["client", "example"])
-def test_only_examples_that_are_used_are_embedded(tmp_path, capsys, sources, monkeypatch, unit):
-    """With the unit example there is no cap: without one example, another one would be let in."""
-    private, public = sources
-    embedded = []
-
-    def spy(population, function, **settings):
-        embedded.append(population.sizes().tolist())
-        return embed(population, function, **settings)
-
-    monkeypatch.setattr(choose_corpus, "embed", spy)
-    code, record = fred(
-        capsys, "--private", private, "--candidates", *public, "--epsilon", 50, "--delta", 1e-3,
-        "--unit", unit, "--max-examples", 3, "--embedder", "hashed:8", "--out", tmp_path / "out",
-    )  # fmt: skip
-    assert code == 0
-    assert embedded == [[3 if unit == "client" else 4] * 60]
-    assert record["plan"]["max_examples"] == 3
 
 
 def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
@@ -82,11 +73,7 @@ def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
     private, public, out = tmp_path / "private.jsonl", tmp_path / "public.jsonl", tmp_path / "out"
     write_lines(private, NEAR, 173, 4, "canarytext{}")
     write_lines(public, FAR, 40, 4)
-    code, _ = fred(
-        capsys, "--private", private, "--candidates", public, "--epsilon", 0.5, "--delta", 1e-3,
-        "--embedder", "hashed:8", "--out", out,
-    )  # fmt: skip
-    assert code == 0
+    fred(capsys, private, [public], out, epsilon=0.5)
     written = [path for path in out.iterdir() if path.is_file()]
     assert {path.name for path in written} >= {"fred.json", "moments.npz", "ledger.jsonl"}
     for path in written:

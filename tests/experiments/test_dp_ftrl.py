@@ -17,11 +17,6 @@ from tests.faults.runs import in_round
 from tests.plans import flat_plan
 
 
-@pytest.fixture(scope="module")
-def clients():
-    return numbers(12)
-
-
 def algorithm(noise, client=None):
     """Epochs of three rounds."""
     plan = flat_plan(
@@ -40,67 +35,58 @@ def algorithm(noise, client=None):
     )
 
 
+def run(folder, name, made, **more):
+    """A run of digits' clients in the folder `name`, on a ledger of its own."""
+    held = {"ledger": folder / f"{name}.jsonl", "out": folder / name}
+    return jp.run(made, numbers(12), **held, **more)
+
+
+# A run whose noise can be drawn again.
+SEEDED = {"seed": jp.privacy.ReproducibleSeed(0), "every": 2}
+
+
 def _charged(path):
     return [(charge.round, charge.label) for charge in Ledger.read(path).charges]
 
 
-def test_run_charges_an_epoch_at_its_first_round(clients, tmp_path):
+def test_run_charges_an_epoch_at_its_first_round(tmp_path):
     made = algorithm("banded")
     plan = made.queries[0].plan
-    result = jp.run(made, clients, ledger=tmp_path / "ledger.jsonl", out=tmp_path / "run")
-    assert _charged(tmp_path / "ledger.jsonl") == [(1, "fed_avg"), (4, "fed_avg"), (7, "fed_avg")]
-    ledger = Ledger.read(tmp_path / "ledger.jsonl")
+    result = run(tmp_path, "run", made)
+    assert _charged(tmp_path / "run.jsonl") == [(1, "fed_avg"), (4, "fed_avg"), (7, "fed_avg")]
+    ledger = Ledger.read(tmp_path / "run.jsonl")
     assert {repr(charge.event) for charge in ledger.charges} == {repr(plan.charge_event())}
     assert ledger.spent(1e-3) == pytest.approx(plan.epsilon(), rel=1e-9)
     assert result.rounds == 7
     assert result.metrics["epsilon"] == pytest.approx(plan.epsilon())
 
 
-def test_a_round_of_an_epoch_that_cannot_be_paid_is_not_begun(clients, tmp_path):
+def test_a_round_of_an_epoch_that_cannot_be_paid_is_not_begun(tmp_path):
     """TRUST 30: two epochs fit, the third does not; six rounds were run."""
     made = algorithm("banded")
     plan = made.queries[0].plan
     limit = 0.5 * (plan.epsilon(6) + plan.epsilon(7))
     with pytest.raises(jp.BudgetExhausted):
-        jp.run(
-            made,
-            clients,
-            ledger=tmp_path / "ledger.jsonl",
-            out=tmp_path / "run",
-            budget=jp.Budget(limit, 1e-3),
-        )
+        run(tmp_path, "run", made, budget=jp.Budget(limit, 1e-3))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 6
 
 
 @pytest.fixture
-def begun(clients, tmp_path):
+def begun(tmp_path):
     """Runs up to a crash within round 5, the second of its epoch; returns what goes on."""
 
-    def run(noise):
+    def to_round_5(noise):
         def go_on(client=None, resume=True):
-            return jp.run(
-                algorithm(noise, client),
-                clients,
-                ledger=tmp_path / "parts.jsonl",
-                out=tmp_path / "parts",
-                seed=jp.privacy.ReproducibleSeed(0),
-                every=2,
-                resume=resume,
-            )
+            return run(tmp_path, "parts", algorithm(noise, client), **SEEDED, resume=resume)
 
         with in_round(5):
             go_on(resume=False)
         return go_on
 
-    return run
+    return to_round_5
 
 
-def _elsewhere(monkeypatch, name, value):
-    changed = {**identity.environment(), name: value}
-    monkeypatch.setattr(identity, "environment", lambda: changed)
-
-
-def test_correlated_noise_goes_on_only_where_it_began(clients, tmp_path, monkeypatch, begun):
+def test_correlated_noise_goes_on_only_where_it_began(tmp_path, monkeypatch, begun):
     """TRUST 33: it is made again by address; with anything else changed it is refused."""
     go_on = begun("banded")
     before = _charged(tmp_path / "parts.jsonl")
@@ -111,21 +97,15 @@ def test_correlated_noise_goes_on_only_where_it_began(clients, tmp_path, monkeyp
         ("versions", {"jaxlib": "0.0.0"}),
     ):
         with monkeypatch.context() as patched:
-            _elsewhere(patched, name, value)
+            changed = {**identity.environment(), name: value}
+            patched.setattr(identity, "environment", lambda changed=changed: changed)
             with pytest.raises(InputError, match="must be those of its first round"):
                 go_on()
     with pytest.raises(InputError, match="must be those of its first round"):
         go_on(optax.sgd(0.2))
     assert _charged(tmp_path / "parts.jsonl") == before
     again = go_on()
-    whole = jp.run(
-        algorithm("banded"),
-        clients,
-        ledger=tmp_path / "whole.jsonl",
-        out=tmp_path / "whole",
-        seed=jp.privacy.ReproducibleSeed(0),
-        every=2,
-    )
+    whole = run(tmp_path, "whole", algorithm("banded"), **SEEDED)
     jax.tree.map(np.testing.assert_array_equal, whole.params, again.params)
     assert Ledger.read(tmp_path / "parts.jsonl").charges == (
         Ledger.read(tmp_path / "whole.jsonl").charges
@@ -159,12 +139,7 @@ def test_with_independent_noise_a_change_costs_the_whole_epoch_again(tmp_path, b
     """Another client function goes on, and who takes part is drawn anew: one more Gaussian."""
     begun("independent")(optax.sgd(0.2))
     # Rounds 5, 6 of the second epoch, and the third: charged under another identity.
-    assert _charged(tmp_path / "parts.jsonl") == [
-        (1, "fed_avg"),
-        (4, "fed_avg"),
-        (4, "fed_avg"),
-        (7, "fed_avg"),
-    ]
+    assert [round for round, _ in _charged(tmp_path / "parts.jsonl")] == [1, 4, 4, 7]
     plan = algorithm("independent").queries[0].plan
     spent = Ledger.read(tmp_path / "parts.jsonl")
     assert {repr(charge.event) for charge in spent.charges} == {repr(plan.charge_event())}

@@ -35,11 +35,8 @@ def config_path(tmp_path, monkeypatch) -> Path:
     return path
 
 
-def test_it_takes_60_lines():
+def test_it_takes_60_lines_and_is_run_charged_and_reported(config_path, tmp_path, capsys):
     assert 0 < len(_block("python").splitlines()) <= 60
-
-
-def test_it_is_run_charged_and_reported(config_path, tmp_path, capsys):
     out = tmp_path / "out"
     assert cli.main(["run", str(config_path), "--out", str(out)]) == 0
     assert "mean: " in capsys.readouterr().out
@@ -50,6 +47,8 @@ def test_it_is_run_charged_and_reported(config_path, tmp_path, capsys):
     ledger = Ledger.read(out / "ledger.jsonl")
     assert len(ledger) == 1
     assert f"epsilon = {ledger.spent(1e-3):.3g}"[:12] in record["privacy"]
+    stated = dry_run(registry.load(config_path))["privacy"]["mean"]["epsilon"]
+    assert stated == pytest.approx(record["metrics"]["epsilon"])
     assert f"{record['metrics']['mean']:.3g}" in (out / "report.html").read_text()
     page = (out / "report.html").read_text()
     (out / "report.html").unlink()
@@ -66,13 +65,6 @@ def test_killed_anywhere_it_ends_alike_at_one_charge(config_path, tmp_path):
     assert resumed["metrics"]["mean"] == straight["metrics"]["mean"]
     assert len(Ledger.read(out / "ledger.jsonl")) == 1
     assert "NOT PRIVATE" in (out / "report.html").read_text()
-
-
-def test_its_dry_run_states_what_the_run_costs(config_path, tmp_path):
-    config = registry.load(config_path)
-    record = carry_out.run(config, tmp_path / "out", progress=False).record
-    stated = dry_run(config)["privacy"]["mean"]["epsilon"]
-    assert stated == pytest.approx(record["metrics"]["epsilon"])
 
 
 def test_a_sweep_over_it(config_path, tmp_path, capsys):

@@ -11,6 +11,9 @@ import pytest
 import jaxpfl as jp
 from jaxpfl import cli
 from jaxpfl.experiments.engine.on_round import Round
+from jaxpfl.experiments.engine.run_directory import RunDirectory
+from jaxpfl.experiments.records.checkpoint import Checkpoints
+from jaxpfl.experiments.registry import load
 from jaxpfl.privacy import Ledger, ReproducibleSeed, verify
 from tests.experiments.crashes import stopped
 
@@ -39,9 +42,10 @@ def run(out, on_round=(), *, every=1, evaluation: jp.Evaluator | None = EVALUATI
     """The server goes back from round 4 on, so that the loss falls, and rises again."""
     server = optax.sgd(lambda done: jax.numpy.where(jax.numpy.less(done, 3), 2.0, -2.0))
     algorithm = jp.algorithms.fed_avg(MODEL, client=optax.sgd(0.5), server=server, plan=PLAN)
+    more = {"seed": ReproducibleSeed(0), **more}
     return jp.run(
         algorithm, PARTS["train"], ledger=out / "ledger.jsonl", out=out, every=every,
-        seed=ReproducibleSeed(0), evaluation=evaluation, on_round=on_round, **more,
+        evaluation=evaluation, on_round=on_round, **more,
     )  # fmt: skip
 
 
@@ -104,13 +108,8 @@ def test_the_highest_accuracy_the_first_of_equals_and_nothing_finite():
         return found
 
     assert answers("accuracy", [0.1, 0.3, 0.3, 0.2, 0.4]) == ["keep", "keep", None, None, "keep"]
-    assert answers("loss", [None, 2.0, None, 1.0, 1.0], 1) == [
-        "keep",
-        "keep",
-        "stop",
-        "keep",
-        "stop",
-    ]
+    losses = [None, 2.0, None, 1.0, 1.0]
+    assert answers("loss", losses, 1) == ["keep", "keep", "stop", "keep", "stop"]
     skipped = Round(2, [{"evaluation": {"loss": 1.0}}, {}], None, lambda: "")
     assert jp.KeepBest()(skipped) is None
 
@@ -118,9 +117,6 @@ def test_the_highest_accuracy_the_first_of_equals_and_nothing_finite():
 @pytest.mark.parametrize("when", ["before the checkpoint", "after the checkpoint"])
 def test_a_killed_run_stops_at_the_round_at_which_it_would_have_stopped(tmp_path, straight, when):
     """Killed when it has stopped: the last checkpoint is of an earlier round, or of that one."""
-    from jaxpfl.experiments.engine.run_directory import RunDirectory
-    from jaxpfl.experiments.records.checkpoint import Checkpoints
-
     losses, params = straight
     best, last = early(losses, 2)
     owner, name = (Checkpoints, "save") if when.startswith("before") else (RunDirectory, "end")
@@ -138,8 +134,6 @@ def test_a_killed_run_stops_at_the_round_at_which_it_would_have_stopped(tmp_path
 
 def test_what_stopped_an_earlier_attempt_holds(tmp_path):
     """A function that forgets is asked again, and the run does not go on."""
-    from jaxpfl.experiments.engine.run_directory import RunDirectory
-
     with stopped(RunDirectory, "end"):
         run(tmp_path, lambda round: "stop" if round.number == 3 else None)
     assert run(tmp_path, lambda round: None, resume=True).rounds == 3
@@ -160,13 +154,7 @@ def test_functions_see_each_round_once_and_public_values_alone(tmp_path):
 
 def test_the_statement_says_what_was_spent_and_what_was_planned(tmp_path):
     """Of a run that is private; the page and the certificate, too."""
-    algorithm = jp.algorithms.fed_avg(
-        MODEL, client=optax.sgd(0.5), server=optax.sgd(1.0), plan=PLAN
-    )
-    found = jp.run(
-        algorithm, PARTS["train"], ledger=tmp_path / "ledger.jsonl", out=tmp_path,
-        on_round=lambda round: "stop" if round.number == 2 else None,
-    )  # fmt: skip
+    found = run(tmp_path, lambda round: "stop" if round.number == 2 else None, seed=0)
     assert found.privacy.startswith(cost(2))
     planned = f"only {cost(ROUNDS)} was certain beforehand"
     assert f"after 2 of {ROUNDS} rounds" in found.privacy and planned in found.privacy
@@ -203,17 +191,12 @@ def test_after_an_error_in_a_function_nothing_is_lost(tmp_path, straight):
 
 
 def test_there_must_be_scores_on_public_data(tmp_path):
-    """On the clients' own data there are none: such an evaluation is refused as always."""
     with pytest.raises(
         jp.InputError, match="needs the score 'loss' on data that is declared public"
     ):
         run(tmp_path / "none", jp.KeepBest(), evaluation=None)
     with pytest.raises(jp.InputError, match="score must be one of"):
         jp.KeepBest("update_norm")  # pyright: ignore
-    private = jp.Evaluator(MODEL, jp.DeclaredPublic(PARTS["train"], "mine"))
-    with pytest.raises(jp.InputError, match="mine"):
-        run(tmp_path / "private", jp.KeepBest(), evaluation=private)
-    assert not (tmp_path / "private").exists()
 
 
 CONFIG = """
@@ -253,8 +236,6 @@ def test_a_config_stops_and_exports_the_best(tmp_path):
 
 
 def test_a_config_that_evaluates_nothing_keeps_nothing(tmp_path):
-    from jaxpfl.experiments.registry import load
-
     (tmp_path / "none.yaml").write_text(CONFIG.replace("every: 1", "every: 0") + "keep_best: {}\n")
     with pytest.raises(jp.InputError, match="evaluation.every must not be 0"):
         load(tmp_path / "none.yaml")

@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -99,23 +98,6 @@ def study(synthetic_config, folder):
         return from_mapping(mapping, "here")
 
     return make
-
-
-def _tokens() -> np.ndarray:
-    return np.random.default_rng(5).integers(3, 300, (3, 20)).astype(np.int32)
-
-
-def _their_logits(theirs: Any) -> np.ndarray:
-    with torch.no_grad():
-        return theirs(input_ids=torch.tensor(_tokens().astype(np.int64))).logits.numpy()
-
-
-def _close(found: Any, expected: np.ndarray) -> None:
-    assert np.abs(np.asarray(found) - expected).max() < 1e-4
-
-
-def _logits(model: Any, params: Any) -> jax.Array:
-    return model.logits(params, model.hidden(params, _tokens()))
 
 
 def _scored(theirs: Any, tokenizer: Any, texts: list[str], tokens: int) -> dict[str, float]:
@@ -226,4 +208,9 @@ def test_an_exported_study_is_opened_whole(study, folder, tmp_path, method, gene
     assert not isinstance(model, Encoder)
     model, params = adapters.load(out / "generator_adapter", model, params)
     assert any(np.any(each["b"]) for each in adapter_trees.split(params)[0].values())
-    _close(_logits(model, params), _their_logits(_of_adapters(base, out / "generator_adapter")))
+    tokens = np.random.default_rng(5).integers(3, 300, (3, 20)).astype(np.int32)
+    theirs = _of_adapters(base, out / "generator_adapter")
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(tokens.astype(np.int64))).logits.numpy()
+    found = model.logits(params, model.hidden(params, tokens))
+    assert np.abs(np.asarray(found) - expected).max() < 1e-4

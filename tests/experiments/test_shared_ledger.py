@@ -7,26 +7,19 @@ import pytest
 
 from jaxpfl.cli import main
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
-from tests.experiments.conftest import NEAR, write_lines
 
-CONFIG = """\
-data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl",
-        split: {{train: 0.7, valid: 0.15, test: 0.15}}}}
-model: {{name: cifg_lm, vocab_size: 24, embedding: 4, hidden: 4, projection: 4, sequence_length: 6}}
-privacy: {{epsilon: 8.0, delta: 1e-3, clip_norm: 0.5, budget_epsilon: 30.0,
-          ledger: "{folder}/shared.jsonl"}}
-training: {{rounds: 2, clients_per_round: 8, batch_size: 4, max_examples: 4, clients_per_bucket: 8}}
-evaluation: {{every: 0, declared_public: false}}
-run: {{devices: 2}}
-"""
+# Of `tiny_config`: private, with a budget that its ledger keeps.
+PRIVATE = [
+    *("--privacy.epsilon", "8", "--privacy.noise_multiplier", "null"),
+    *("--privacy.accountant", "null", "--privacy.budget_epsilon", "30"),
+]
 
 
-@pytest.fixture
-def folder(tmp_path):
-    write_lines(tmp_path / "clients.jsonl", NEAR, 120, 3, "canarytext{}")
-    write_lines(tmp_path / "public.jsonl", NEAR, 30, 4)
-    (tmp_path / "run.yaml").write_text(CONFIG.format(folder=tmp_path))
-    return tmp_path
+def run_of(config, ledger, *more) -> list[str]:
+    """The command of a run on a ledger."""
+    changes = ["--training.rounds", "2", "--evaluation.every", "0", "--privacy.ledger", ledger]
+    changes += ["--evaluation.declared_public", "False", "--run.reproducible_noise", "False"]
+    return [*map(str, ["run", config, *changes, *more])]
 
 
 def carried_out(capsys, *arguments) -> str:
@@ -45,21 +38,23 @@ def spent(ledger: Ledger, runs: set[str]) -> float:
     return guarantee_of(own, 1e-3).epsilon()
 
 
-def test_fred_on_the_source_and_a_run_on_its_training_split_share_one_ledger(folder, capsys):
+def test_fred_on_the_source_and_a_run_on_its_training_split_share_one_ledger(
+    tiny_config, tmp_path, capsys
+):
     """TRUST 29: a split keeps the clients of its source, so both are charged to the one ledger."""
-    shared = folder / "shared.jsonl"
+    shared, data = tmp_path / "shared.jsonl", tiny_config.parent
     fred = carried_out(
-        capsys, "fred", "--private", folder / "clients.jsonl", "--candidates",
-        folder / "public.jsonl", "--epsilon", 4, "--delta", 1e-3, "--embedder", "hashed:8",
-        "--ledger", shared, "--out", folder / "fred",
+        capsys, "fred", "--private", data / "clients.jsonl", "--candidates",
+        data / "public.jsonl", "--epsilon", 4, "--delta", 1e-3, "--embedder", "hashed:8",
+        "--ledger", shared, "--out", tmp_path / "fred",
     )  # fmt: skip
     first = {charge.run for charge in Ledger.read(shared).charges}
-    run = carried_out(capsys, "run", folder / "run.yaml", "--out", folder / "run")
+    run = carried_out(capsys, *run_of(tiny_config, shared, *PRIVATE, "--out", tmp_path / "run"))
     ledger = Ledger.read(shared)
     second = {charge.run for charge in ledger.charges} - first
     assert (len(first), len(second)) == (1, 1)
     assert len(ledger) == 3 + 2
-    assert not (folder / "run" / "ledger.jsonl").exists()
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
     total = ledger.spent(1e-3)
     for found, expected in (
         (epsilons(fred), [spent(ledger, first)]),
@@ -70,15 +65,12 @@ def test_fred_on_the_source_and_a_run_on_its_training_split_share_one_ledger(fol
     assert fred.endswith("if nothing else is released from these clients")
 
 
-def test_a_run_without_privacy_that_no_budget_has_room_for_says_so(folder, capsys):
+def test_a_run_without_privacy_that_no_budget_has_room_for_says_so(tiny_config, tmp_path, capsys):
     """And not that its delta, which it has none of, is wrong."""
-    carried_out(capsys, "run", folder / "run.yaml", "--out", folder / "first")
-    text = (folder / "run.yaml").read_text()
-    private = re.search(r"privacy: \{.*?\}", text, re.S)[0]
-    ledger = folder / "shared.jsonl"
-    without = f'privacy: {{private: false, clip_norm: 0.5, ledger: "{ledger}"}}'
-    (folder / "without.yaml").write_text(text.replace(private, without))
-    # The budget is recorded in the ledger.
-    assert main(["run", str(folder / "without.yaml"), "--out", str(folder / "second")]) == 3
+    ledger = tmp_path / "shared.jsonl"
+    carried_out(capsys, *run_of(tiny_config, ledger, *PRIVATE, "--out", tmp_path / "first"))
+    without = ["--privacy.private", "False", "--privacy.noise_multiplier", "null"]
+    without += ["--privacy.delta", "null", "--out", tmp_path / "second"]
+    assert main(run_of(tiny_config, ledger, *without)) == 3
     assert "would exceed the budget" in capsys.readouterr().err
     assert len(Ledger.read(ledger).charges) == 2

@@ -12,13 +12,14 @@ from jaxpfl.experiments.dry_run import dry_run
 from jaxpfl.experiments.registry import load
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.statements import of_lines, of_page, of_record
-from tests.experiments.test_statements import CONFIG, DATA_SETS
+from tests.experiments.sweep.three_points import BASE
+from tests.experiments.test_statements import DATA_SETS
 
 LABEL = (
-    "SIMULATED: noise of 8 clients scaled as if 80 of 10,000 took part; no guarantee for "
+    "SIMULATED: noise of 10 clients scaled as if 100 of 10,000 took part; no guarantee for "
     "these clients' data"
 )
-SIMULATED = {"population": 10_000, "clients_per_round": 80, "delta": 1.0e-5}
+SIMULATED = {"population": 10_000, "clients_per_round": 100, "delta": 1.0e-5}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def config(tmp_path_factory):
 
     def written(**changes):
         (folder / "config.yaml").write_text(
-            yaml.safe_dump({**CONFIG, "simulated": SIMULATED, **changes})
+            yaml.safe_dump({**BASE, "simulated": SIMULATED, **changes})
         )
         return load(folder / "config.yaml")
 
@@ -64,11 +65,11 @@ def test_every_statement_of_a_simulated_run_has_the_label_and_both_epsilons(conf
 
 
 def test_a_dry_run_says_that_the_noise_is_simulated(config):
-    said = json.dumps(dry_run(config(data={**CONFIG["data"], "clients": 40})))
+    said = json.dumps(dry_run(config(data={**BASE["data"], "clients": 60})))
     assert LABEL in said.replace("\\u2019", "'")
 
 
-BANDED = {**CONFIG["privacy"], "sampling": "cyclic", "noise": "banded"}
+BANDED = {**BASE["privacy"], "sampling": "cyclic", "noise": "banded"}
 REFUSED = [
     ({"simulated": {**SIMULATED, "clients_per_round": 4}}, "clients_per_round must be at least"),
     ({"simulated": {**SIMULATED, "delta": 0}}, r"simulated\.delta"),
@@ -80,4 +81,4 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "expected"), REFUSED)
 def test_a_config_that_cannot_be_simulated_is_refused(config, changes, expected):
     with pytest.raises(InputError, match=expected):
-        dry_run(config(data={**CONFIG["data"], "clients": 40}, **changes))
+        dry_run(config(data={**BASE["data"], "clients": 60}, **changes))

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-import yaml
 
 import jaxpfl as jp
 from jaxpfl.experiments.report.page import page_lines
@@ -15,23 +14,14 @@ from jaxpfl.experiments.sweep.page import lines
 from jaxpfl.experiments.sweep.points import run_sweep
 from jaxpfl.experiments.systems.federated_training import page as federated_page
 from tests.experiments.statements import of_lines, of_page, of_record
+from tests.experiments.sweep.three_points import BASE, written
 
 TEST = "test clients of the digits (declared public)"
-SOURCE = "digits?clients=40"
+SOURCE = BASE["data"]["source"]
 DATA_SETS = [
     TEST,
     *(f"{part} clients of {SOURCE} (declared public)" for part in ("validation", "test")),
 ]
-CONFIG = {
-    "data": {"source": SOURCE, "split": {"train": 0.6, "valid": 0.2, "test": 0.2}},
-    "model": {"name": "classifier_cnn", "image_shape": [8, 8, 1], "classes": 10},
-    "privacy": {"epsilon": 8.0, "delta": 1.0e-3, "clip_norm": 0.5},
-    "training": {
-        "rounds": 2, "clients_per_round": 8, "clients_per_bucket": 8, "batch_size": 8,
-        "max_examples": 16,
-    },
-    "evaluation": {"declared_public": True, "every": 2},
-}  # fmt: skip
 
 
 def loss(params, batch):
@@ -71,14 +61,7 @@ def runs(tmp_path_factory):
 def swept(tmp_path_factory):
     """A sweep of two runs of a config."""
     folder = tmp_path_factory.mktemp("sweep")
-    (folder / "base.yaml").write_text(yaml.safe_dump(CONFIG))
-    grid = {
-        "base": "base.yaml",
-        "metric": "accuracy",
-        "grid": {"training.clients_per_round": [4, 8]},
-    }
-    (folder / "grid.yaml").write_text(yaml.safe_dump(grid))
-    sweep = load_sweep(folder / "grid.yaml")
+    sweep = load_sweep(written(folder, {"grid": {"training.clients_per_round": [4, 8]}}))
     return sweep, run_sweep(sweep, folder / "out", progress=False)
 
 

@@ -79,44 +79,26 @@ def test_the_private_folder_is_its_owners_only(finished):
         ]
 
 
-def test_the_secret_is_there_and_private_as_long_as_the_run_is_not_finished(tiny_config, tmp_path):
-    """TRUST 21, 40: mode 0600; on the disk before its first use, deleted at the end.
+def test_the_secret_stays_until_the_last_checkpoint_is_on_the_disk(tiny_config, tmp_path, capsys):
+    """TRUST 33, 35, 36: what is only in memory could not be made again without it.
 
-    Its noise follows from the seed, and the run says that it is not private."""
-    out, seen = tmp_path / "run", []
-    real = prepared_query.Cohort
-    path = out / "private" / "secret.json"
+    The disk is full: the run stops in one sentence, keeps its last good checkpoint, and goes on
+    later."""
+    out, real, message = tmp_path / "run", checkpoint.commit, os.strerror(errno.ENOSPC)
 
-    def looking(*arguments, **options):
-        seen.append(stat.S_IMODE(path.stat().st_mode))
-        return real(*arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(prepared_query, "Cohort", looking)
-        config = config_of(tiny_config, ["--training.rounds", "2"])
-        record = carry_out.run(config, out, progress=False).record
-    assert seen == [0o600] * 2
-    assert not path.exists()
-    assert record["privacy"].startswith("NOT PRIVATE") and not record["private"]
-    assert "NOT PRIVATE" in (out / "report.html").read_text()
-
-
-def test_the_secret_stays_until_the_last_checkpoint_is_on_the_disk(tiny_config, tmp_path):
-    """TRUST 33, 35: what is only in memory could not be made again without it."""
-    out, real = tmp_path / "run", checkpoint.commit
-
-    def failing(temporary, path, manifest):
-        if path.name == "round_00000002":
-            raise OSError(errno.EIO, "the disk is gone")
+    def full(temporary, path, manifest):
+        if path.name == "round_00000004":
+            raise OSError(errno.ENOSPC, message, str(temporary))
         real(temporary, path, manifest)
 
-    config = config_of(tiny_config, ["--training.rounds", "2"])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(checkpoint, "commit", failing)
-        with pytest.raises(OSError, match="the disk is gone"):
-            carry_out.run(config, out, progress=False)
+        patched.setattr(checkpoint, "commit", full)
+        assert main(["run", str(tiny_config), "--training.rounds", "4", "--out", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["round_00000002"]
     assert (out / "private" / "secret.json").exists()
-    assert carry_out.resume(out, progress=False).record["rounds"] == 2
+    assert carry_out.resume(out, progress=False).record["rounds"] == 4
     assert not (out / "private" / "secret.json").exists()
 
 
@@ -198,10 +180,6 @@ def _cost_of(config_path: Path, rounds: int) -> float:
     return plan.epsilon(rounds, "pld")
 
 
-def _rounds(out: Path) -> list[int]:
-    return [json.loads(line)["round"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypatch, capsys):
     """TRUST 30: exit code 3, the round that does not fit is neither sampled nor released."""
     sampled = []
@@ -218,7 +196,8 @@ def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypa
     assert main(["run", *given, "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "BudgetExhausted"
     assert sampled == [1, 2, 3]
-    assert _rounds(out) == [0, 1, 2, 3]
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 1, 2, 3]
     assert json.loads((out / "result.json").read_text())["rounds"] == 3
     assert (out / "checkpoints" / "round_00000003").is_dir()
     assert (out / "report.html").exists()
@@ -236,28 +215,6 @@ def test_private_evaluation_data_is_refused_by_the_library(finished):
         with pytest.raises(InputError, match="DeclaredPublic"):
             Evaluator(object(), private)  # type: ignore[arg-type]
     assert "7.25" not in repr(DeclaredPublic(held)) and "person" not in repr(DeclaredPublic(held))
-
-
-def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(
-    tiny_config, tmp_path, monkeypatch, capsys
-):
-    """TRUST 36: clean stop, last good checkpoint intact, no ledger loss."""
-    out = tmp_path / "run"
-    real, message = checkpoint.commit, os.strerror(errno.ENOSPC)
-
-    def full(temporary, *arguments):
-        if temporary.name.endswith("4"):
-            raise OSError(errno.ENOSPC, message, str(temporary))
-        real(temporary, *arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "commit", full)
-        assert main(["run", str(tiny_config), "--out", str(out)]) == 1
-    said = capsys.readouterr().err
-    assert message in said and "Traceback" not in said
-    assert [p.name for p in (out / "checkpoints").iterdir()] == ["round_00000002"]
-    outcome = carry_out.resume(out, progress=False)
-    assert outcome.record["rounds"] == 7
 
 
 def test_an_edited_head_of_the_config_does_not_take_the_stamp_off():

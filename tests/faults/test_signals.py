@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import time
 from contextlib import suppress
 
@@ -21,12 +22,7 @@ from tests.faults.runs import assert_same, charges_of, config_of
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
 
 
-@pytest.fixture(autouse=True)
-def interruptible():
-    """A shell's background jobs ignore SIGINT, and so do the tests that they run."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 def signalling(
@@ -43,30 +39,26 @@ def signalling(
     monkeypatch.setattr(owner, name, call)
 
 
-def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "name", "round", "said"),
+    [
+        (prepared_query, "Cohort", 3, "after round 3"),
+        # Else the next stage, or the next point of a sweep, would begin.
+        (RunDirectory, "end", None, "after the last round; .*run$"),
+    ],
+)
+def test_sigterm_saves_and_stops(
+    tiny_config, tmp_path, straight, monkeypatch, owner, name, round, said
+):
     """A stop signal ends the round, saves, and leaves a run that resumes to the same bits."""
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        signalling(patched, prepared_query, "Cohort", round=3)
-        with pytest.raises(Interrupted, match="after round 3") as caught:
+        signalling(patched, owner, name, round=round)
+        with pytest.raises(Interrupted, match=said) as caught:
             carry_out.run(config_of(tiny_config), out, progress=False)
     assert caught.value.number == signal.SIGTERM
-    assert (out / "checkpoints" / "round_00000003").is_dir()
-    assert (out / "private" / "secret.json").exists()
-    carry_out.resume(out, progress=False)
-    assert_same(out, straight)
-
-
-def test_a_signal_after_the_last_round_still_stops_what_would_follow(
-    tiny_config, tmp_path, straight, monkeypatch
-):
-    """Else the next stage, or the next point of a sweep, would begin."""
-    out = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        signalling(patched, RunDirectory, "end")
-        with pytest.raises(Interrupted, match=f"after the last round; .* {out}$") as caught:
-            carry_out.run(config_of(tiny_config), out, progress=False)
-    assert caught.value.number == signal.SIGTERM
+    assert (out / "checkpoints" / f"round_{round or 7:08d}").is_dir()
+    assert (out / "private" / "secret.json").exists() == (round is not None)
     carry_out.resume(out, progress=False)
     assert_same(out, straight)
 
@@ -107,6 +99,8 @@ def test_a_signal_before_the_first_round_leaves_a_run_to_resume(
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: interrupted") and last.endswith(f"jaxpfl resume {out}")
     assert not charges_of(out) if (out / "ledger.jsonl").exists() else owner is workspace
+    if owner is rounds:  # on the disk before its first use
+        assert stat.S_IMODE((out / "private" / "secret.json").stat().st_mode) == 0o600
     assert carry_out.resume(out, progress=False).record["rounds"] == 7
     assert_same(out, straight)
 

@@ -7,8 +7,8 @@ whoever made a file can do, too: a hash shows that it is as it was written, not 
 import contextlib
 import io
 import json
+import shutil
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from jaxpfl import files
-from jaxpfl.data.blocks import BlockHashes
 from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
@@ -28,61 +27,40 @@ from jaxpfl.models.checkpoints import own_models
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+from tests.data import populations
 from tests.data.populations import sign, small
 from tests.data.tff_files import example, write_file
 from tests.federated.cohorts import plan
-from tests.published_models import (
-    in_shards,
-    write_adapters,
-    write_decoder,
-    write_encoder,
-    write_tokeniser,
-)
+from tests.published_models import in_shards, write_adapters, write_decoder, write_tokeniser
+from tests.text.masked_models import TINY_BERT
+
+# Of a manifest that no hash makes fit again.
+_ERRORS = (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError)
 
 
 def population(folder: Path) -> None:
     small().save(folder / "saved")
 
 
-def _sign(path: Path, renew: Callable[[dict], object] = lambda manifest: None) -> None:
-    """Corrects a manifest's own hash, after `renew` has corrected what it says of other files."""
-    errors = (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError)
-    with contextlib.suppress(*errors):
-        manifest = json.loads(path.read_bytes())
-        renew(manifest)
-        sign(path.parent, **manifest)
-
-
 def sign_files(folder: Path) -> None:
     """A manifest of artifacts or of a checkpoint, with its files as they are."""
     (path,) = [*folder.glob("artifacts/one/manifest.json"), *folder.glob("round_*/manifest.json")]
-
-    def renew(manifest: dict) -> None:
+    with contextlib.suppress(*_ERRORS):
+        manifest = json.loads(path.read_bytes())
         for name, described in manifest["files"].items():
             held = path.parent / name
             described |= {"bytes": held.stat().st_size, "sha256": files.sha256_file(held)}
-
-    _sign(path, renew)
+        sign(path.parent, **manifest)
 
 
 def sign_manifest(folder: Path) -> None:
-    _sign(folder / "saved" / "manifest.json")
+    with contextlib.suppress(*_ERRORS):
+        sign(folder / "saved")
 
 
 def sign_buffers(folder: Path) -> None:
-    """With the sizes and hashes of all buffers as they are."""
-    saved = folder / "saved"
-
-    def renew(manifest: dict) -> None:
-        held = {name: manifest[name] for name in ("offsets", "client_ids")}
-        held |= {str(n): each["buffers"] for n, each in enumerate(manifest["columns"].values())}
-        for stem, buffers in held.items():
-            for path, each in zip(sorted(saved.glob(f"{stem}.*")), buffers, strict=True):
-                hashes = BlockHashes()
-                hashes.update(path.read_bytes())
-                each |= {"bytes": hashes.size, "blocks": b"".join(hashes.sums).hex()}
-
-    _sign(saved / "manifest.json", renew)
+    with contextlib.suppress(*_ERRORS):
+        populations.sign_buffers(folder / "saved")
 
 
 def run(folder: Path) -> None:
@@ -151,22 +129,7 @@ def sweep(folder: Path) -> None:
 
 
 def word_pieces(folder: Path) -> None:
-    import tokenizers
-    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-
-    ids = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "##n": 4, "7": 5}
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    steps = [normalizers.NFKC(), normalizers.Replace("``", '"'), normalizers.Lowercase()]
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.enable_padding(length=8)
-    tokenizer.enable_truncation(8)
-    tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    shutil.copy(TINY_BERT / "tokenizer.json", folder)
 
 
 def sentence_pieces(folder: Path) -> None:
@@ -202,11 +165,7 @@ def sharded(folder: Path) -> None:
 
 
 def sentences(folder: Path) -> None:
-    write_encoder(folder, "bert", causal=False)
-    stages = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    described = [{"path": path, "type": f"a.{kind}"} for path, kind in stages]
-    (folder / "modules.json").write_text(json.dumps(described))
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+    shutil.copytree(TINY_BERT, folder, dirs_exist_ok=True)
 
 
 ROWS = [

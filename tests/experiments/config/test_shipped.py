@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxpfl.cli import main
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.config import shipped
-from jaxpfl.experiments.config.reader import read_mapping
+from jaxpfl.experiments.config.reader import read_mapping, to_mapping
+from jaxpfl.experiments.engine.build import build_model
+from jaxpfl.experiments.sweep.config import load_sweep
+from jaxpfl.models import count_parameters
+from jaxpfl.text.character.words import char_lm
 
 FILES = sorted((Path(__file__).parents[3] / "configs").rglob("*.yaml"))
 
@@ -76,3 +81,27 @@ def test_the_command_lists_them_and_prints_one(capsys: pytest.CaptureFixture[str
         assert f"jaxpfl {shipped.about(name).command} {name}" in printed
     assert main(["configs", "quickstart"]) == 0
     assert capsys.readouterr().out == shipped.find("quickstart").read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_config_is_valid_and_says_how_it_is_run(path):
+    if "metric" in read_mapping(path):
+        configs = [point.config for point in load_sweep(path).points]
+    else:
+        configs = [registry.load(path)]
+    for config in configs:
+        assert registry.from_mapping(to_mapping(config), "again") == config
+    head = path.read_text().split("\n\n")[0]
+    for word in ("Command:", "Expected:"):
+        assert word in head, f"{path.name} does not say {word}"
+
+
+def test_the_language_models_at_full_size_have_the_papers_parameters():
+    config = registry.load(shipped.find("stackoverflow_oov_concatenation"))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    named = ("embedding", "hidden", "projection", "layers")
+    sizes = {name: getattr(config.characters.model, name) for name in named}
+    assert count_parameters(jax.eval_shape(char_lm(**sizes).init, key)) == 756_738
+    words = build_model(config.words.model, None)
+    # 1,422,250 and the four special tokens: a row of the embedding and a bias each.
+    assert count_parameters(jax.eval_shape(words.init, key)) == 1_422_250 + 4 * 97

@@ -10,7 +10,7 @@ from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments.engine.releases import Releases
 from jaxpfl.experiments.records.artifacts import Artifacts
 
-MADE = {"texts": np.array(["ä", ""]), "x": np.arange(6, dtype=np.float32)}
+MADE = {"x": np.arange(2.0)}
 
 
 def test_nothing_of_a_release_that_is_not_paid_for_is_written(tmp_path):
@@ -29,6 +29,4 @@ def test_nothing_of_a_release_that_is_not_paid_for_is_written(tmp_path):
         releases.load_or_compute("scores", lambda: MADE)
     assert os.listdir(tmp_path) == []
     releaser.paid = True
-    assert (
-        releases.load_or_compute("scores", lambda: MADE)["texts"].tolist() == MADE["texts"].tolist()
-    )
+    assert releases.load_or_compute("scores", lambda: MADE)["x"].tolist() == [0.0, 1.0]

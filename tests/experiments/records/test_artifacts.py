@@ -1,6 +1,8 @@
 """Artifacts: stored whole, found again, and refused where they are not this run's."""
 
 import os
+import shutil
+import unittest.mock
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -24,10 +26,6 @@ MADE = Artifact(
 CLIENTS = from_clients({f"client {i}": {"x": np.full(2, i, np.float32)} for i in range(3)})
 
 
-def never() -> Artifact:
-    raise AssertionError("computed again")
-
-
 def test_an_artifact_is_computed_once_and_read_to_the_same_bits(tmp_path):
     computed = []
 
@@ -37,7 +35,7 @@ def test_an_artifact_is_computed_once_and_read_to_the_same_bits(tmp_path):
 
     folder = tmp_path / "artifacts"
     first = Artifacts(folder, run="a").load_or_compute("round 1 texts", compute, {"seed": 0})
-    again = Artifacts(folder, run="a").load_or_compute("round 1 texts", never, {"seed": 0})
+    again = Artifacts(folder, run="a").load_or_compute("round 1 texts", pytest.fail, {"seed": 0})
     for found in (first, again, Artifacts(folder, run="a").find("round 1 texts", {"seed": 0})):
         assert found is not None
         assert found.record == {"loss": 1.5, "name": "ä", "pair": [1, 2], "diverged": None}
@@ -51,16 +49,13 @@ def test_an_artifact_is_computed_once_and_read_to_the_same_bits(tmp_path):
 
 def test_nothing_stored_is_none_and_makes_no_folder(tmp_path):
     assert Artifacts(tmp_path / "artifacts", run="a").find("one") is None
-    with pytest.raises(AssertionError):
-        Artifacts(tmp_path / "artifacts", run="a").load_or_compute("one", never)
+    with pytest.raises(pytest.fail.Exception):
+        Artifacts(tmp_path / "artifacts", run="a").load_or_compute("one", pytest.fail)
     assert os.listdir(tmp_path) == []
 
 
 def test_killed_at_any_instant_it_is_absent_or_whole(tmp_path):
     """TRUST 33: a copy of the folder before each system call that changes what stands there."""
-    import shutil
-    import unittest.mock
-
     copies: list[Path] = []
 
     def watched(function):
@@ -96,7 +91,9 @@ def test_every_damage_is_found_and_the_file_is_named(tmp_path):
         content = path.read_bytes()
         damage(path)
         with pytest.raises(CorruptFile, match=path.name):
-            assert not Artifacts(tmp_path, run="a").load_or_compute("one", never, {"seed": 0}), name
+            assert not Artifacts(tmp_path, run="a").load_or_compute(
+                "one", pytest.fail, {"seed": 0}
+            ), name
         path.write_bytes(content)
     (tmp_path / "one" / "more.txt").write_text("x")
     with pytest.raises(CorruptFile, match=r"more\.txt"):
@@ -107,18 +104,18 @@ def test_an_artifact_of_another_run_or_of_other_inputs_is_refused(tmp_path):
     """A resumed run must not repeat its noise on what follows from other artifacts."""
     Artifacts(tmp_path, run="a").save("one", MADE, {"seed": 0})
     with pytest.raises(InputError, match="belongs to run a, expected run b"):
-        Artifacts(tmp_path, run="b").load_or_compute("one", never, {"seed": 0})
+        Artifacts(tmp_path, run="b").load_or_compute("one", pytest.fail, {"seed": 0})
     with pytest.raises(InputError, match=r"one: was made from .*0.*, expected .*1"):
-        Artifacts(tmp_path, run="a").load_or_compute("one", never, {"seed": 1})
+        Artifacts(tmp_path, run="a").load_or_compute("one", pytest.fail, {"seed": 1})
     with pytest.raises(InputError, match="was made from"):
-        Artifacts(tmp_path, run="a").load_or_compute("one", never)
+        Artifacts(tmp_path, run="a").load_or_compute("one", pytest.fail)
 
 
 def test_objects_are_not_read(tmp_path):
     """TRUST 39: no pickle, not even with the right hash."""
     Artifacts(tmp_path, run="a").save("one", Artifact({}, {"x": np.array([{}], dtype=object)}))
     with pytest.raises(CorruptFile, match=r"arrays\.npz"):
-        Artifacts(tmp_path, run="a").load_or_compute("one", never)
+        Artifacts(tmp_path, run="a").load_or_compute("one", pytest.fail)
 
 
 def test_a_ledger_that_lost_an_artifacts_charge_is_refused(tmp_path):
@@ -135,13 +132,13 @@ def test_a_ledger_that_lost_an_artifacts_charge_is_refused(tmp_path):
         # Charges that come later do no harm.
         ledger.charge(event, "scores", run="b", round=1, identity="b")
     with Ledger(path, CLIENTS) as ledger:
-        Artifacts(folder, run="a", ledger=ledger).load_or_compute("scores", never)
+        Artifacts(folder, run="a", ledger=ledger).load_or_compute("scores", pytest.fail)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
     with (
         Ledger(path, CLIENTS) as ledger,
         pytest.raises(CorruptFile, match="cut off or replaced"),
     ):
-        Artifacts(folder, run="a", ledger=ledger).load_or_compute("scores", never)
+        Artifacts(folder, run="a", ledger=ledger).load_or_compute("scores", pytest.fail)
 
 
 def test_the_content_has_one_digest(tmp_path):

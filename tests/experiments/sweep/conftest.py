@@ -1,12 +1,11 @@
 """Sweeps whose points come to invented results at once."""
 
 import pytest
-import yaml
 
 from jaxpfl import files
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.sweep.config import load_sweep
-from tests.experiments.sweep.three_points import BASE
+from tests.experiments.sweep.three_points import BASE, written
 
 
 @pytest.fixture
@@ -30,15 +29,8 @@ def invented(monkeypatch):
 @pytest.fixture
 def path(tmp_path):
     """A sweep of three points; the base begins with seed 7."""
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE | {"run": {"seed": 7}}))
-    grid = {
-        "base": "base.yaml",
-        "metric": "accuracy",
-        "grid": {"training.clients_per_round": [5, 10, 20]},
-    }
-    path = tmp_path / "grid.yaml"
-    path.write_text(yaml.safe_dump(grid))
-    return path
+    three = {"grid": {"training.clients_per_round": [5, 10, 20]}}
+    return written(tmp_path, three, BASE | {"run": {"seed": 7}})
 
 
 @pytest.fixture

@@ -7,17 +7,14 @@ import math
 import re
 
 import pytest
-import yaml
 
 from jaxpfl.experiments.sweep import page as sweep_page
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.page import lines
 from jaxpfl.experiments.sweep.points import run_sweep
-from tests.experiments.sweep.three_points import BASE
+from tests.experiments.sweep.three_points import written
 
 SWEEP = {
-    "base": "base.yaml",
-    "metric": "accuracy",
     "gap": {"from": "public", "to": "best"},
     "cases": {"public": {}, "best": {"training.rounds": 1}, "ours": {"training.rounds": 2}},
     "grid": {"run.seed": [0, 1]},
@@ -42,9 +39,7 @@ def finished(tmp_path, invented, monkeypatch):
     monkeypatch.setattr(sweep_page, "write_page", kept)
 
     def carried_out(change, values, of_case=None):
-        (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
-        (tmp_path / "grid.yaml").write_text(yaml.safe_dump(SWEEP | change, sort_keys=False))
-        sweep = load_sweep(tmp_path / "grid.yaml")
+        sweep = load_sweep(written(tmp_path, SWEEP | change))
         results = {}
         for point, value in zip(sweep.points, values, strict=True):
             more = (of_case or {}).get(point.values["case"], {})

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import yaml
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.sweep import results
@@ -14,11 +13,9 @@ from jaxpfl.experiments.sweep.results import gap_closed, value_of
 from jaxpfl.federated.release import prepared_query, summing
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.crashes import stopped
-from tests.experiments.sweep.three_points import BASE
+from tests.experiments.sweep.three_points import written
 
 SWEEP = {
-    "base": "base.yaml",
-    "metric": "accuracy",
     "grid": {"training.clients_per_round": [5, 10], "run.seed": [0, 1]},
     "cases": {"slow": {"training.server.learning_rate": 0.1}, "fast": {}},
 }
@@ -30,13 +27,7 @@ def summary(sweep, values):
 
 @pytest.fixture
 def write(tmp_path):
-    def written(change=None):
-        (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
-        path = tmp_path / "grid.yaml"
-        path.write_text(yaml.safe_dump(SWEEP | (change or {}), sort_keys=False))
-        return path
-
-    return written
+    return lambda change={}: written(tmp_path, SWEEP | change)
 
 
 def test_points_are_the_product_in_order(write):
@@ -134,13 +125,13 @@ def test_a_metric_is_found_by_name():
         assert value_of({"metrics": {"evaluation": {"perplexity": value}}}, "perplexity") is None
 
 
+TWO_POINTS = {"grid": {"training.clients_per_round": [5, 10]}, "cases": None}
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
-    (folder / "base.yaml").write_text(yaml.safe_dump(BASE))
-    grid = SWEEP | {"grid": {"training.clients_per_round": [5, 10]}, "cases": None}
-    (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
-    sweep = load_sweep(folder / "grid.yaml")
+    sweep = load_sweep(written(folder, TWO_POINTS))
     return sweep, run_sweep(sweep, folder / "out", progress=False)
 
 
@@ -164,7 +155,7 @@ def test_every_point_has_its_own_noise_and_ledger(finished):
 @pytest.fixture
 def two_points(write):
     """Half of the points of `finished`."""
-    return load_sweep(write({"grid": {"training.clients_per_round": [5, 10]}, "cases": None}))
+    return load_sweep(write(TWO_POINTS))
 
 
 def test_points_share_compiled_code(finished, two_points, tmp_path, monkeypatch):
@@ -217,19 +208,13 @@ def test_an_interrupted_point_goes_on(two_points, tmp_path):
         ({"gap": {"from": "slow", "to": "fats"}}, "gap.to must be one of 'slow', 'fast', found 'f"),
         ({"gap": {"from": "slow", "to": "slow"}}, "gap must be .* two cases, found"),
         ({"gap": {"from": "slow", "to": "fast"}, "cases": None}, "gap.from must be one of"),
+        ({"seeds": 0}, "--seeds must be at least 1"),
+        ({"seeds": 10**12}, "at most 1000 points"),
+        ({"cases": {"a": {"run.seed": 1}}, "seeds": 2}, "run.seed .*in grid .*case 'a'"),
     ],
 )
 def test_bad_sweeps(write, change, message):
     """TRUST 10: before the first run, with file, point and field."""
+    seeds = {"seeds": change["seeds"]} if "seeds" in change else {}
     with pytest.raises(InputError, match=message):
-        load_sweep(write(change))
-
-
-def test_seeds_that_cannot_be(write):
-    for change, seeds, message in (
-        ({}, 0, "--seeds must be at least 1"),
-        ({}, 10**12, "at most 1000 points"),
-        ({"cases": {"a": {"run.seed": 1}}}, 2, "run.seed .*in grid .*case 'a'"),
-    ):
-        with pytest.raises(InputError, match=message):
-            load_sweep(write(change), seeds=seeds)
+        load_sweep(write({name: change[name] for name in change.keys() - seeds}), **seeds)

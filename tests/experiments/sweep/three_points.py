@@ -1,5 +1,7 @@
 """A sweep of three points, of which some fail, and what they come to."""
 
+import yaml
+
 BASE = {
     "data": {"source": "digits?clients=60", "split": {"train": 0.7, "valid": 0.1, "test": 0.2}},
     "model": {"name": "classifier_cnn", "image_shape": [8, 8, 1], "classes": 10},
@@ -7,6 +9,15 @@ BASE = {
     "training": {"rounds": 2, "clients_per_round": 10, "batch_size": 8, "max_examples": 16},
     "evaluation": {"declared_public": True, "every": 2},
 }
+
+
+def written(folder, sweep, base=BASE):
+    """The path of a sweep over accuracy; its base lies beside it."""
+    (folder / "base.yaml").write_text(yaml.safe_dump(base))
+    path = folder / "grid.yaml"
+    mapping = {"base": "base.yaml", "metric": "accuracy"} | sweep
+    path.write_text(yaml.safe_dump(mapping, sort_keys=False))
+    return path
 
 
 def result(config, _=None):

@@ -104,6 +104,8 @@ def test_public_clients_are_a_corpus_and_take_no_other_part(pipeline_config):
     ids = [set(part.client_ids.to_pylist()) for part in (
         public, experiment.train, experiment.valid, experiment.test)]  # fmt: skip
     assert sum(map(len, ids)) == len(set.union(*ids)) == 300
+    # FreD and the ledger are of the training clients alone.
+    assert experiment.clients.client_ids.equals(experiment.train.client_ids)
     assert 90 < len(public) < 150
 
 
@@ -154,16 +156,13 @@ def test_every_candidate_has_a_folder_of_its_own(name):
 def test_a_stage_without_the_others_is_refused_where_it_means_nothing(pipeline_config):
     text = pipeline_config.read_text()
     fred, prefinetune = text.index("fred:"), text.index("prefinetune:")
-    one = text.replace('    far: "', '    # "').replace('    "mostly far":', "    #")
     for part, words in (
-        (text[:prefinetune], "fred needs a prefinetune section"),
-        (text[:fred] + text[prefinetune:], "prefinetune needs a fred section"),
-        (one, "at least two"),
+        ([(text[prefinetune:], "")], "fred needs a prefinetune section"),
+        ([(text[fred:prefinetune], "")], "prefinetune needs a fred section"),
+        ([('    far: "', '    # "'), ('    "mostly far":', "    #")], "at least two"),
     ):
-        path = pipeline_config.with_name("part.yaml")
-        path.write_text(part)
         with pytest.raises(InputError, match=words):
-            registry.load(path)
+            changed_config(pipeline_config, *part)
 
 
 def test_rank_correlations_are_those_of_distances_and_losses():

@@ -21,7 +21,7 @@ from jaxpfl.experiments.systems.gan_inversion.study import prepare
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
 from tests.experiments.crashes import crashed_and_resumed
-from tests.experiments.ledgers import certified, same_but_heads
+from tests.experiments.ledgers import assert_same_records, certified
 from tests.experiments.statements import of_lines, of_page
 
 # Two models of several networks each, or four, are many programs to compile.
@@ -62,13 +62,21 @@ def straight(config, tmp_path_factory) -> Path:
     return out
 
 
-def _evaluator(config, study, folder):
-    return evaluator_module.image_evaluator(config, study.public, Artifacts(folder, run="test"))
+@pytest.fixture(scope="module")
+def study(config):
+    return prepare(config)
 
 
-def _selected(config, population, side, evaluator, thresholds):
-    settings = config.selection
-    return gan_inversion.selected_examples(population, side, evaluator, settings, thresholds)
+@pytest.fixture(scope="module")
+def evaluator(config, study, tmp_path_factory):
+    store = Artifacts(tmp_path_factory.mktemp("evaluator"), run="test")
+    return evaluator_module.image_evaluator(config, study.public, store)
+
+
+def _selected(study, side, evaluator, settings, thresholds):
+    """Of the clients, of whom half have inverted images."""
+    struck = invert_pixels(study.clients, 0.5, 0)
+    return gan_inversion.selected_examples(struck, side, evaluator, settings, thresholds)
 
 
 def test_one_ledger_has_every_release_of_the_study(straight):
@@ -87,7 +95,8 @@ def test_one_ledger_has_every_release_of_the_study(straight):
     # A GAN's own epsilon has the histograms in it that it was selected by.
     for name, run in record["runs"].items():
         assert run["epsilon"] > Plan.from_dict(run["plan"]).epsilon()
-        own = [charge for charge in ledger.charges if charge.label == _label(name)]
+        label = f"GAN {name.replace('_', ', ')} accuracy"
+        own = [charge for charge in ledger.charges if charge.label == label]
         behind = _histograms(ledger, ("before", "bug") if name.startswith("bug") else ("before",))
         assert len(own) == 3
         composed = guarantee_of([*own, *behind], 1e-3).epsilon()
@@ -103,6 +112,8 @@ def test_one_ledger_has_every_release_of_the_study(straight):
     # What was not released is in no public file.
     assert before["stamp"] and "correct_examples" not in json.dumps(record)
     assert record["thresholds"] == {"low": before["low"], "high": before["high"]}
+    assert certified(straight).count("ledger.jsonl: fits") == 1
+    assert "certificate.json" in (straight / "report.html").read_text()
 
 
 def test_every_number_says_what_it_is_of(straight):
@@ -118,11 +129,6 @@ def test_every_number_says_what_it_is_of(straight):
         assert of_page((run / "report.html").read_text(), [judges]) == []
 
 
-def _label(name: str) -> str:
-    phase, side = name.split("_")
-    return f"GAN {phase}, {side} accuracy"
-
-
 def _histograms(ledger: Ledger, names: tuple[str, ...]) -> list[Charge]:
     found = [
         charge
@@ -133,8 +139,8 @@ def _histograms(ledger: Ledger, names: tuple[str, ...]) -> list[Charge]:
     return found
 
 
-def test_so_many_are_sampled_that_the_wanted_number_matches(straight, config):
-    study, record = prepare(config), json.loads((straight / "result.json").read_text())
+def test_so_many_are_sampled_that_the_wanted_number_matches(straight, config, study):
+    record = json.loads((straight / "result.json").read_text())
     for run in record["runs"].values():
         wanted = round(config.training.clients_per_round / run["share"])
         assert run["plan"]["clients_per_round"] == min(len(study.clients), wanted)
@@ -150,14 +156,10 @@ def test_the_share_of_who_matches_follows_from_the_released_histogram():
     assert gan_inversion.matching_share(released, "low", {"low": 0.0, "high": 1.0}) == 0.05
 
 
-def test_selection_keeps_every_client_and_the_ledger(config, tmp_path):
+def test_selection_keeps_every_client_and_the_ledger(config, study, evaluator):
     """Who matches is told by nothing but which examples are left."""
-    study = prepare(config)
-    evaluator = _evaluator(config, study, tmp_path)
-    thresholds = {"low": 0.5, "high": 0.75}
-    struck = invert_pixels(study.clients, 0.5, 0)
-    low = _selected(config, struck, "low", evaluator, thresholds)
-    high = _selected(config, struck, "high", evaluator, thresholds)
+    settings = config.selection, {"low": 0.5, "high": 0.75}
+    low, high = (_selected(study, side, evaluator, *settings) for side in ("low", "high"))
     for held in (low, high):
         assert len(held) == len(study.clients)
         assert held.fingerprint == study.clients.fingerprint
@@ -168,9 +170,7 @@ def test_selection_keeps_every_client_and_the_ledger(config, tmp_path):
     assert np.mean(inverted[high.sizes() > 0]) < 0.2
 
 
-def test_the_evaluator_tells_inverted_images_from_normal_ones(config, tmp_path):
-    study = prepare(config)
-    evaluator = _evaluator(config, study, tmp_path)
+def test_the_evaluator_tells_inverted_images_from_normal_ones(study, evaluator):
     images = np.asarray(study.clients.columns["image"])
     normal, inverted = evaluator.score(images), evaluator.score(1.0 - images)
     assert normal["inverted_share"] < 0.02
@@ -192,10 +192,7 @@ def test_a_study_that_was_cut_off_ends_in_the_same_bits(config, straight, tmp_pa
     """Ends before an artifact or a checkpoint has its name, three times, and goes on from there."""
     out = tmp_path / "study"
     crashed_and_resumed(config, out, at=(3, 4, 9))
-    names = ["result.json", "ledger.jsonl", "artifacts/images/arrays.npz", "config.yaml"]
-    names += [f"runs/{run}/metrics.jsonl" for run in ("bug_low", "bug_high", "fixed_low")]
-    for name in names:
-        assert same_but_heads(out / name, straight / name), name
+    assert_same_records(out, straight)
     assert not list(out.rglob("*secret*"))
 
 
@@ -216,24 +213,13 @@ def test_a_histogram_is_neither_taken_from_another_plan_nor_without_its_charge(
         carry_out.resume(out, progress=False)
 
 
-def test_its_certificate_is_of_its_ledger(straight):
-    assert certified(straight).count("ledger.jsonl: fits") == 1
-    assert "certificate.json" in (straight / "report.html").read_text()
-
-
-def test_by_example_everyone_is_sampled_as_one_who_matches(config, tmp_path):
-    by_example = dataclasses.replace(
-        config, selection=dataclasses.replace(config.selection, by="example", at_least=2)
-    )
-    study = prepare(by_example)
-    evaluator = _evaluator(config, study, tmp_path)
-    struck = invert_pixels(study.clients, 0.5, 0)
-    wrong = _selected(by_example, struck, "low", evaluator, None)
-    right = _selected(by_example, struck, "high", evaluator, None)
+def test_by_example_everyone_is_sampled_as_one_who_matches(config, study, evaluator):
+    by_example = dataclasses.replace(config.selection, by="example", at_least=2)
+    wrong, right = (_selected(study, side, evaluator, by_example, None) for side in ("low", "high"))
     sizes = wrong.sizes() + right.sizes()
     assert np.all(sizes <= study.clients.sizes())
     assert wrong.sizes()[wrong.sizes() > 0].min() >= 2
-    assert gan_inversion.thresholds_of({}, by_example.selection) is None
+    assert gan_inversion.thresholds_of({}, by_example) is None
 
 
 @pytest.mark.parametrize(

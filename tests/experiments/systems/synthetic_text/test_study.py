@@ -25,7 +25,7 @@ from jaxpfl.progress import Progress
 from jaxpfl.text.embed import embed, embedder
 from tests.experiments import canaries
 from tests.experiments.crashes import stopped
-from tests.experiments.ledgers import certified, same_but_heads
+from tests.experiments.ledgers import assert_same_records, certified
 from tests.experiments.statements import of_lines, of_page
 
 # The package has a function of that name.
@@ -246,6 +246,23 @@ CRASHES = {
 }
 
 
+def died(config, out, crashes):
+    """Ends a run at each of these instants in turn, resumes it every time, and at last to its end.
+
+    What it charged is looked at on the way: each round at most once, wherever it was stopped.
+    """
+    for number, crash in enumerate(crashes):
+        with crash():
+            if number == 0:
+                carry_out.run(config, out, progress=False)
+                continue
+            carry_out.resume(out, progress=False)
+        if (out / "ledger.jsonl").exists():
+            found = [(each["round"], each["label"]) for each in charges(out / "ledger.jsonl")]
+            assert len(found) == len(set(found))
+    return carry_out.resume(out, progress=False)
+
+
 @pytest.mark.parametrize("method", ["popri", pytest.param("pe_sft", marks=pytest.mark.slow)])
 def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge(
     synthetic_config, tmp_path, method
@@ -254,23 +271,8 @@ def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge
     config = synthetic_config(method, *SAME_NOISE)
     whole = carry_out.run(config, tmp_path / "whole", progress=False)
     parts = tmp_path / "parts"
-    for number, crash in enumerate(CRASHES[method]):
-        with crash():
-            if number == 0:
-                carry_out.run(config, parts, progress=False)
-                continue
-            carry_out.resume(parts, progress=False)
-        # Each round is charged at most once, wherever it was stopped.
-        if (parts / "ledger.jsonl").exists():
-            rounds = [charge["round"] for charge in charges(parts / "ledger.jsonl")]
-            assert len(rounds) == len(set(rounds))
-    again = carry_out.resume(parts, progress=False)
-    for path in ("corpus.jsonl", "ledger.jsonl"):
-        assert same_but_heads(parts / path, whole.out / path)
-    for key in ("metrics", "history", "texts", "plane", "corpus_fid", "plan", "public_models"):
-        assert again.record[key] == whole.record[key], key
-    for path in sorted((whole.out / "artifacts").rglob("*.*")):
-        assert same_but_heads(parts / path.relative_to(whole.out), path), path
+    died(config, parts, CRASHES[method])
+    assert_same_records(parts, whole.out)
     assert not (parts / "private" / "secret.json").exists()
     # A finished study is found as it is.
     assert carry_out.resume(parts, progress=False).record["metrics"] == whole.record["metrics"]
@@ -318,15 +320,8 @@ def test_one_look_is_released_once_wherever_it_is_killed(synthetic_config, tmp_p
     whole = carry_out.run(config, tmp_path / "whole", progress=False).out
     parts = tmp_path / "parts"
     crashes = after(Ledger, "charge"), stored("moments"), stored("nearest_corpus")
-    for number, crash in enumerate((*crashes, stored("round_2_adapters"), before("result.json"))):
-        with crash():
-            if number == 0:
-                carry_out.run(config, parts, progress=False)
-            else:
-                carry_out.resume(parts, progress=False)
-    carry_out.resume(parts, progress=False)
-    for path in ("corpus.jsonl", "ledger.jsonl", "artifacts/moments/arrays.npz"):
-        assert same_but_heads(parts / path, whole / path), path
+    died(config, parts, (*crashes, stored("round_2_adapters"), before("result.json")))
+    assert_same_records(parts, whole)
     assert len(charges(parts / "ledger.jsonl")) == 5
     export(parts, tmp_path / "more", texts=40, progress=False)
     assert len(charges(parts / "ledger.jsonl")) == 5
