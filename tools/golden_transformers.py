@@ -37,6 +37,8 @@ GPT2 = dict(
     eos_token_id=None,
 )
 PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
+LOCAL = {"rope_type": "default", "rope_theta": 100.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
 # So short that every regime of the scaling occurs among the frequencies of a head.
 SCALED = {
     "rope_type": "llama3",
@@ -83,6 +85,19 @@ def models() -> dict[str, torch.nn.Module]:
         ),
         "roberta_causal": transformers.RobertaForCausalLM(
             transformers.RobertaConfig(**SIZES, pad_token_id=1, is_decoder=True)
+        ),
+        "qwen3": transformers.Qwen3ForCausalLM(
+            transformers.Qwen3Config(**llama, rope_parameters=PLAIN, head_dim=16)
+        ),
+        "gemma3": transformers.Gemma3ForCausalLM(
+            transformers.Gemma3TextConfig(
+                **llama | {"num_hidden_layers": 3},
+                head_dim=16,
+                query_pre_attn_scalar=24,
+                sliding_window=WINDOW,
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                rope_parameters={"full_attention": LINEAR, "sliding_attention": LOCAL},
+            )
         ),
     }
 

@@ -33,7 +33,7 @@ _MADE = {
     "gpt2": ("GPT2LMHeadModel", "GPT2Config"),
     "llama": ("LlamaForCausalLM", "LlamaConfig"),
     "mistral": ("MistralForCausalLM", "MistralConfig"),
-    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config"),
+    "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextConfig"),
     "bert": ("BertForMaskedLM", "BertConfig"),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig"),
 }
@@ -49,13 +49,12 @@ def _sizes(kind: str) -> dict[str, Any]:
         "bos_token_id": 1 if kind in STARTING else None,
     }
     sizes["n_positions" if kind == "gpt2" else "max_position_embeddings"] = 66
-    if kind in ("llama", "mistral", "qwen2"):
+    if kind in ("llama", "mistral", "gemma3_text"):
         sizes["num_key_value_heads"] = 1
-    if kind == "mistral":
+    if kind in ("mistral", "gemma3_text"):
         sizes["sliding_window"] = 5
-    if kind == "qwen2":
-        sizes |= {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
-        sizes["tie_word_embeddings"] = True
+    if kind == "gemma3_text":
+        sizes |= {"head_dim": 12, "layer_types": ["sliding_attention", "full_attention"]}
     if kind == "roberta":
         sizes["pad_token_id"] = 1
     return sizes
@@ -139,7 +138,7 @@ def _of_adapters(base: Path, trained: Path) -> Any:
 @pytest.mark.parametrize(
     ("kind", "options", "base"),
     [
-        ("qwen2", {}, None),
+        ("gemma3_text", {}, None),
         ("roberta", {"is_decoder": True}, None),
         ("gpt2", {"lora": {"rank": 2, "alpha": 4.0}}, "gpt2"),
         ("llama", {"lora": {"rank": 2, "alpha": 4.0}, "adapters": "adapters"}, "base"),

@@ -169,7 +169,7 @@ TARGETS: dict[str, Target] = {
     "tokenizer, sentence pieces": _tokeniser("tokenizer.json", seeds.sentence_pieces, 16),
     "tokenizer settings": _tokeniser("tokenizer_config.json", seeds.chat, 4),
     "chat template": Target("tokenizer_config.json", seeds.chat, read_template, 0.6),
-    "decoder config": _config(lambda folder: write_decoder(folder, "qwen2")),
+    "decoder config": _config(lambda folder: write_decoder(folder, "gemma3_text")),
     "encoder config": _config(lambda folder: write_encoder(folder, "roberta")),
     "weights": _weights("model.safetensors", lambda folder: write_decoder(folder, "llama"), 0.3),
     "weights index": _weights("model/model.safetensors.index.json", seeds.sharded, 1.5),

@@ -146,6 +146,11 @@ PUBLISHED = [
         ),
         7_241_732_096,
     ),
+    (
+        Decoder(DecoderConfig("qwen3", 151_936, 1_024, 28, 16, 8, 128, 3_072, tied=True)),
+        596_049_920,
+    ),
+    (Decoder(DecoderConfig("gemma3_text", 262_144, 1_152, 26, 4, 1, 256, 6_912)), 999_885_952),
     # Encoders without the pooler; a head without the tied output layer.
     (Encoder(EncoderConfig()), 108_891_648),
     (Encoder(EncoderConfig(), head=True), 109_514_298),

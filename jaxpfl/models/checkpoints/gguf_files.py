@@ -3,9 +3,9 @@
     convert("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")
 
 A file holds the network's sizes, its tensors in one of many quantised forms, the tokeniser and the
-chat template. Architectures: llama (SmolLM2 too) and qwen2. Tokenisers: byte-level BPE with the
-splits of `_SPLITS`. The package `gguf` makes numbers of quantised blocks. The head is read here,
-because that package believes the lengths that a file states, and so may read on without end.
+chat template. Architectures: llama (SmolLM2 too), qwen2 and qwen3. Tokenisers: byte-level BPE with
+the splits of `_SPLITS`. The package `gguf` makes numbers of quantised blocks. The head is read
+here, because that package believes the lengths that a file states, and so may read on without end.
 
 Source: ggml-org/ggml, docs/gguf.md, version 3 of the format.
 """
@@ -27,7 +27,7 @@ from jaxpfl.models.checkpoints.safetensors_files import write_folder
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 
-ARCHITECTURES = ("llama", "qwen2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Far above any published model's.
 _MOST_ENTRIES, _MOST_ITEMS = 2**16, 2**22
 _SCALARS = dict(enumerate(("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d")))

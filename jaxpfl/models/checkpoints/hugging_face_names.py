@@ -81,6 +81,18 @@ LLAMA_PROJECTIONS = {
     **{name: f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")},
     **{name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
+_LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+_HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+_NORMS = {
+    "qwen3": _LLAMA_NORMS | _HEAD_NORMS,
+    "gemma3_text": {
+        "attention_norm": "input_layernorm",
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+        **_HEAD_NORMS,
+    },
+}
 
 # The starts of the names of a head's tensors, which never have the model's prefix.
 _OUTSIDE = ("lm_head.", "cls.", "predictions.")
@@ -153,8 +165,8 @@ def _llama(model: Decoder) -> Iterator[Block]:
     yield Block("embed_tokens.weight", "embed.token")
     for layer in range(model.config.layers):
         before = f"layers.{layer}."
-        yield Block(f"{before}input_layernorm.weight", "layers.attention_norm.scale", layer)
-        yield Block(f"{before}post_attention_layernorm.weight", "layers.mlp_norm.scale", layer)
+        for ours, theirs in _NORMS.get(model.name, _LLAMA_NORMS).items():
+            yield Block(f"{before}{theirs}.weight", f"layers.{ours}.scale", layer)
         for ours, theirs in LLAMA_PROJECTIONS.items():
             yield Block(f"{before}{theirs}.weight", f"layers.{ours}.kernel", layer, transposed=True)
             if model.config.biased(ours):

@@ -5,7 +5,6 @@ products read memory. Those of one token are written for all layers at once, at 
 sequence: XLA updates the cache in place, and entries do not depend on when a sequence began.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -92,8 +91,7 @@ def attend_to_cache(
     """
     slots, heads, features = q_SxHxD.shape
     kv_heads = k_SxKxD.shape[1]
-    q = q_SxHxD * jnp.asarray(1 / math.sqrt(features), q_SxHxD.dtype)
-    q_SxKxGxD = q.reshape(slots, kv_heads, heads // kv_heads, features)
+    q_SxKxGxD = q_SxHxD.reshape(slots, kv_heads, heads // kv_heads, features)
     scores_SxKxGxC = jnp.matmul(q_SxKxGxD, keys_SxKxDxC, preferred_element_type=jnp.float32)
     scores_SxKxGxC = scores_SxKxGxC + barrier_SxC[:, None, None]
     # The new token is not joined to the cache, which would copy the cache.

@@ -4,12 +4,15 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
+
 from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
 from jaxpfl.checks import one_of, positive_float32
 from jaxpfl.errors import InputError
 
-Architecture = Literal["gpt2", "llama", "mistral", "qwen2"]
+Architecture = Literal["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma3_text"]
 MODEL_TYPES = get_args(Architecture)
+_WINDOWED = ("mistral", "gemma3_text")
 Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"]
 
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -41,15 +44,31 @@ _LLAMA_NAMES = _NAMES | {
     "rms_norm_eps": "norm_epsilon",
     "hidden_act": "activation",
 }
+_GEMMA_NAMES = {name: ours for name, ours in _LLAMA_NAMES.items() if ours != "activation"} | {
+    "hidden_activation": "activation",
+    "query_pre_attn_scalar": "query_scalar",
+    "rope_local_base_freq": "local_rope_theta",
+    "sliding_window_pattern": "window_period",
+}
+_FIELDS = {"gpt2": _GPT2_NAMES, "gemma3_text": _GEMMA_NAMES}
 # The values that transformers gives to fields which a config.json leaves out.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "llama": {"norm_epsilon": 1e-6, "positions": 2_048},
     "mistral": {"norm_epsilon": 1e-6, "positions": 131_072, "kv_heads": 8},
     "qwen2": {"norm_epsilon": 1e-6, "positions": 32_768, "kv_heads": 32},
+    "qwen3": {"norm_epsilon": 1e-6, "positions": 32_768, "kv_heads": 32, "head_size": 128},
+    "gemma3_text": {
+        "norm_epsilon": 1e-6,
+        "positions": 131_072,
+        "kv_heads": 4,
+        "head_size": 256,
+        "query_scalar": 256,
+        "rope_theta": 1e6,
+    },
 }
 # Variants that these networks do not compute: each field with the only value that is supported.
-_FIXED: dict[str, dict[str, bool]] = {
+_FIXED: dict[str, dict[str, bool | None]] = {
     "gpt2": {
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
@@ -57,6 +76,13 @@ _FIXED: dict[str, dict[str, bool]] = {
     },
     "llama": {"attention_bias": False, "mlp_bias": False},
     "qwen2": {"use_sliding_window": False},
+    "qwen3": {"attention_bias": False, "use_sliding_window": False},
+    "gemma3_text": {
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+    },
 }
 
 
@@ -114,7 +140,10 @@ class DecoderConfig(Checked):
     Attributes:
       model_type: "gpt2" (layer norms, learned positions, biases, one up and one down projection),
         "llama" (RMS norms, rotary positions, no biases, a gated up projection), "mistral" (llama
-        with a sliding window) or "qwen2" (llama with biases of the queries, keys and values).
+        with a sliding window), "qwen2" (llama with biases of the queries, keys and values), "qwen3"
+        (llama with norms of each head's queries and keys) or "gemma3_text" (qwen3 with scaled
+        embeddings, norms also after both blocks, whose scales are stored less one, and two kinds
+        of layers, see `window`).
       vocab_size: number of token ids.
       hidden_size: features of a token between the layers.
       kv_heads: heads of keys and values, each shared by `heads / kv_heads` heads of queries;
@@ -123,11 +152,17 @@ class DecoderConfig(Checked):
       inner_size: features inside the feed-forward block; 0 means four times `hidden_size`.
       positions: the number of tokens of the longest sequence.
       norm_epsilon: added to the variance in the norms.
-      activation: of the feed-forward block; "" means "gelu_new" (gpt2) or "silu".
-      tied: whether the output layer is the token embedding; None means True for gpt2 only.
-      rope_theta, rope_scaling: settings of the rotary positions (not in "gpt2").
-      window: a token sees itself and the `window - 1` tokens before it ("mistral" only); None for
-        all earlier tokens.
+      activation: of the feed-forward block; "" means "gelu_new" (gpt2), "gelu_pytorch_tanh"
+        (gemma3_text) or "silu".
+      tied: whether the output layer is the token embedding; None means True for gpt2 and
+        gemma3_text only.
+      rope_theta, rope_scaling: settings of the rotary positions (not in "gpt2"); a number as
+        scaling divides all frequencies ("linear" in transformers).
+      window: a token sees itself and the `window - 1` tokens before it ("mistral" and "gemma3_text"
+        only); None for all earlier tokens.
+      window_period, local_rope_theta: in "gemma3_text", layers whose number, from 1, is a multiple
+        of the period have no window; the others turn by this theta, without scaling.
+      query_scalar: scores are divided by its square root, in "gemma3_text"; 0 means `head_size`.
       initializer_range: standard deviation of random weights.
     """
 
@@ -144,13 +179,16 @@ class DecoderConfig(Checked):
     activation: str = ""
     tied: bool | None = None
     rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | float | None = None
     window: PositiveInt | None = None
+    window_period: PositiveInt = 6
+    local_rope_theta: float = 10_000.0
+    query_scalar: NonNegativeInt = 0
     initializer_range: float = 0.02
 
     def __post_init__(self):
         super().__post_init__()
-        gpt2 = self.model_type == "gpt2"
+        gpt2, gemma = self.model_type == "gpt2", self.model_type == "gemma3_text"
         if gpt2 or not self.head_size:
             check_multiple("hidden_size", self.hidden_size, "heads", self.heads)
         fill_in(
@@ -158,11 +196,14 @@ class DecoderConfig(Checked):
             kv_heads=self.heads,
             head_size=self.hidden_size // self.heads,
             inner_size=4 * self.hidden_size,
-            activation="gelu_new" if gpt2 else "silu",
+            activation="gelu_new" if gpt2 else "gelu_pytorch_tanh" if gemma else "silu",
         )
+        fill_in(self, query_scalar=self.head_size)
         if self.tied is None:
-            object.__setattr__(self, "tied", gpt2)
-        as_float32(self, "norm_epsilon", "rope_theta", "initializer_range")
+            object.__setattr__(self, "tied", gpt2 or gemma)
+        as_float32(self, "norm_epsilon", "rope_theta", "local_rope_theta", "initializer_range")
+        if not isinstance(self.rope_scaling, RopeScaling | None):
+            as_float32(self, "rope_scaling")
         one_of("activation", self.activation, get_args(Activation))
         if not isinstance(self.tied, bool):
             raise InputError(f"tied must be true or false, found {self.tied!r}")
@@ -172,8 +213,10 @@ class DecoderConfig(Checked):
             check_fixed(self, kv_heads=self.heads, head_size=size, rope_scaling=None)
         elif self.head_size % 2:
             raise InputError(f"head_size must be even for rotary positions, found {self.head_size}")
+        if not gemma:
+            check_fixed(self, window_period=6, local_rope_theta=1e4, query_scalar=self.head_size)
         if self.window is not None:
-            one_of("the model_type of a decoder with a window", self.model_type, ("mistral",))
+            one_of("the model_type of a decoder with a window", self.model_type, _WINDOWED)
 
     def biased(self, projection: str) -> bool:
         """Whether a linear map has biases."""
@@ -181,31 +224,47 @@ class DecoderConfig(Checked):
             self.model_type == "qwen2" and projection in ("q", "k", "v")
         )
 
+    @property
+    def kinds(self) -> list[tuple[float, RopeScaling | float | None, int | None]]:
+        """Theta, scaling and window of each kind of layers; see `kind_L`."""
+        if self.model_type != "gemma3_text":
+            return [(self.rope_theta, self.rope_scaling, self.window)]
+        local = (self.local_rope_theta, None, self.window)
+        return [(self.rope_theta, self.rope_scaling, None), local]
+
+    @property
+    def kind_L(self) -> np.ndarray | None:
+        """Bool, which layers are of the second kind; None if there is one kind alone."""
+        if len(self.kinds) == 1:
+            return None
+        return np.arange(1, self.layers + 1) % self.window_period != 0
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Reads the values of a config.json; fields that it does not have take their defaults."""
         model_type: Any = one_of("model_type", values.get("model_type"), MODEL_TYPES)
-        names = _GPT2_NAMES if model_type == "gpt2" else _LLAMA_NAMES
+        names = _FIELDS.get(model_type, _LLAMA_NAMES)
         given = read_fields(values, names, _FIXED.get(model_type, {}))
         for name, ours in names.items():
             if ours in ("vocab_size", "hidden_size", "layers", "heads") and ours not in given:
                 raise InputError(f"the field {name!r} is missing")
         given = _DEFAULTS[model_type] | given
-        if model_type != "gpt2":
+        if model_type == "gemma3_text":
+            given |= _period(values) | _two_ropes(values)
+        elif model_type != "gpt2":
             given |= _rope(values)
-        if model_type == "mistral":
+        if model_type in _WINDOWED:
             given["window"] = values.get("sliding_window", 4_096)
         return cls(model_type=model_type, **given)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of a config.json, as transformers reads them; the inverse of `from_dict`."""
         gpt2 = self.model_type == "gpt2"
-        names = _GPT2_NAMES if gpt2 else _LLAMA_NAMES
+        names = _FIELDS.get(self.model_type, _LLAMA_NAMES)
+        family = self.model_type.removesuffix("_text").capitalize()
         values: dict[str, Any] = {
             "model_type": self.model_type,
-            "architectures": [
-                "GPT2LMHeadModel" if gpt2 else f"{self.model_type.capitalize()}ForCausalLM"
-            ],
+            "architectures": ["GPT2LMHeadModel" if gpt2 else f"{family}ForCausalLM"],
             **{theirs: getattr(self, ours) for theirs, ours in names.items()},
             # The tokeniser's files name them. transformers would give absent ones ids of its own.
             "bos_token_id": None,
@@ -215,9 +274,11 @@ class DecoderConfig(Checked):
             values |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
             return values
         values |= _FIXED.get(self.model_type, {}) | {"rope_theta": self.rope_theta}
-        if self.rope_scaling is not None:
+        if isinstance(self.rope_scaling, RopeScaling):
             values["rope_scaling"] = {"rope_type": "llama3"} | asdict(self.rope_scaling)
-        if self.model_type == "mistral":
+        elif self.rope_scaling is not None:
+            values["rope_scaling"] = {"rope_type": "linear", "factor": self.rope_scaling}
+        if self.model_type in _WINDOWED:
             values["sliding_window"] = self.window
         return values
 
@@ -277,7 +338,9 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
     theta = (new or {}).get("rope_theta", values.get("rope_theta"))
     found: dict[str, Any] = {} if theta is None else {"rope_theta": theta}
     kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
-    one_of("rope_scaling.rope_type", kind, ("default", "llama3"))
+    one_of("rope_scaling.rope_type", kind, ("default", "linear", "llama3"))
+    if scaling and kind == "linear":
+        found["rope_scaling"] = positive_float32("rope_scaling.factor", scaling.get("factor"))
     if scaling and kind == "llama3":
         names = [field.name for field in fields(RopeScaling)]
         for name in names:
@@ -285,3 +348,31 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
                 raise InputError(f"the field 'rope_scaling.{name}' is missing")
         found["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in names})
     return found
+
+
+def _two_ropes(values: dict[str, Any]) -> dict[str, Any]:
+    """The same for Gemma 3, whose form of transformers 5 has an object for each kind of layers."""
+    both = values.get("rope_parameters") or {}
+    if not isinstance(both, dict):
+        raise InputError(f"rope_parameters must be an object, found {both!r}")
+    found = _rope(values | {"rope_parameters": both.get("full_attention")})
+    local = _rope({"rope_parameters": both.get("sliding_attention")})
+    if "rope_scaling" in local:
+        raise InputError("rope_parameters.sliding_attention must have no scaling")
+    return found | {f"local_{name}": theta for name, theta in local.items()}
+
+
+def _period(values: dict[str, Any]) -> dict[str, int]:
+    """Gemma 3's `window_period`, where `layer_types` tells it."""
+    kinds = values.get("layer_types")
+    if kinds is None:
+        return {}
+    names = ["full_attention", "sliding_attention"]
+    if isinstance(kinds, list) and len(kinds) == values.get("num_hidden_layers"):
+        period = [*kinds, names[0]].index(names[0]) + 1
+        if kinds == [names[i % period != 0] for i in range(1, len(kinds) + 1)]:
+            return {"window_period": period}
+    raise InputError(
+        f"layer_types must have, for every layer, {names[1]!r}, or {names[0]!r} where the layer's "
+        f"number is a multiple of the first such one's, found {kinds!r}"
+    )

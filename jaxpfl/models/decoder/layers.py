@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from jaxpfl.models.decoder.config import DecoderConfig, LoRA
+from jaxpfl.models.decoder.config import LoRA, RopeScaling
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -76,11 +76,14 @@ class Linear(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """Layer norm (scale and bias) or RMS norm (scale alone), computed in float32."""
+    """Layer norm (scale and bias) or RMS norm (scale alone), computed in float32.
 
-    def __init__(self, size: int, epsilon: float, *, centred: bool):
-        self.epsilon = epsilon
-        self.scale = nnx.Param(jnp.ones(size, jnp.float32))
+    The scale is stored less `offset`.
+    """
+
+    def __init__(self, size: int, epsilon: float, *, centred: bool, offset: float = 0.0):
+        self.epsilon, self.offset = epsilon, offset
+        self.scale = nnx.Param(jnp.full(size, 1 - offset, jnp.float32))
         self.bias = nnx.Param(jnp.zeros(size, jnp.float32)) if centred else None
 
     def __call__(self, x: Array) -> Array:
@@ -89,7 +92,10 @@ class Norm(nnx.Module):
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         y = wide * jax.lax.rsqrt(square + self.epsilon)
-        y = y * _along_last(self.scale[...].astype(jnp.float32), x.ndim)
+        scale = self.scale[...].astype(jnp.float32)
+        if self.offset:
+            scale = scale + self.offset
+        y = y * _along_last(scale, x.ndim)
         if self.bias is not None:
             y = y + _along_last(self.bias[...].astype(jnp.float32), x.ndim)
         return y.astype(x.dtype)
@@ -122,7 +128,7 @@ wide_matmul.defvjp(_wide_forward, _wide_backward)
 
 
 def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Array) -> Array:
-    """Grouped-query attention, softmax(q k^T / sqrt(D)) v, [B, L, H D] in the dtype of q.
+    """Grouped-query attention, softmax(q k^T) v, [B, L, H D] in the dtype of q.
 
     Head h of the queries reads head floor(h K / H) of the keys and values. `seen_BxLxM` is True
     where a query sees a key; the result of a query that sees none is finite and arbitrary.
@@ -131,9 +137,8 @@ def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Arr
     kv_heads, keys = k_BxMxKxD.shape[2], k_BxMxKxD.shape[1]
     group = heads // kv_heads
     # Heads before positions, and a group's queries in one matrix: plain matrix products.
-    q = q_BxLxHxD * jnp.asarray(1 / math.sqrt(features), q_BxLxHxD.dtype)
     q_BxKxGLxD = (
-        q.reshape(batch, length, kv_heads, group, features)
+        q_BxLxHxD.reshape(batch, length, kv_heads, group, features)
         .transpose(0, 2, 3, 1, 4)
         .reshape(batch, kv_heads, group * length, features)
     )
@@ -141,7 +146,7 @@ def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Arr
     barrier_BxLxM = jnp.where(seen_BxLxM, jnp.float32(0), jnp.float32(MASKED))
     scores_BxKxGxLxM = scores.reshape(batch, kv_heads, group, length, keys)
     scores_BxKxGxLxM = scores_BxKxGxLxM + barrier_BxLxM[:, None, None]
-    weights = jax.nn.softmax(scores_BxKxGxLxM, axis=-1).astype(q.dtype)
+    weights = jax.nn.softmax(scores_BxKxGxLxM, axis=-1).astype(q_BxLxHxD.dtype)
     attended = jnp.matmul(weights.reshape(scores.shape), v_BxMxKxD.transpose(0, 2, 1, 3))
     return (
         attended.reshape(batch, kv_heads, group, length, features)
@@ -150,16 +155,19 @@ def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Arr
     )
 
 
-def rotary_frequencies(config: DecoderConfig) -> np.ndarray:
-    """Radians per position, float32 [head_size / 2] (Su et al. 2021; Llama 3.1's scaling)."""
-    exponents = np.arange(0, config.head_size, 2, dtype=np.float64) / config.head_size
-    frequencies = config.rope_theta**-exponents
-    scaling = config.rope_scaling
-    if scaling is not None:
+def rotary_frequencies(size: int, theta: float, scaling: RopeScaling | float | None) -> np.ndarray:
+    """Radians per position of heads of `size` features, float32 [size / 2] (Su et al. 2021).
+
+    `scaling` is Llama 3.1's, or a divisor of all frequencies (Chen et al. 2023).
+    """
+    frequencies = theta ** -(np.arange(0, size, 2, dtype=np.float64) / size)
+    if isinstance(scaling, RopeScaling):
         turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         frequencies = frequencies * (kept + (1 - kept) / scaling.factor)
+    elif scaling is not None:
+        frequencies = frequencies / scaling
     return frequencies.astype(np.float32)
 
 

@@ -1,29 +1,33 @@
 """Decoder language models: GPT-2 (Radford et al. 2019) and those in the form of Llama.
 
-These are Llama 3 (Grattafiori et al. 2024), Mistral (Jiang et al. 2023), Qwen2 (Yang et al. 2024).
+These are Llama 3 (Grattafiori et al. 2024), Mistral (Jiang et al. 2023), Qwen2 and Qwen3 (Yang et
+al. 2024 and 2025), and Gemma 3 for text alone (Gemma Team 2025).
 
 With x = [B, L, H] the tokens of B sequences and Norm before every block:
 
     x  = E_token[t]                (+ E_position[l] in gpt2; elsewhere positions turn q and k)
+    x  = sqrt(H) E_token[t]        gemma3_text, and Norm after every block too, before the sum
     x <- x + W_o Attention(W_q n, W_k n, W_v n)      with n = Norm(x), in every layer
     x <- x + W_down act(W_up n)                      gpt2
     x <- x + W_down (act(W_gate n) * W_up n)         all others
     logits = Norm(x) W_head,    W_head = E_token^T if tied
 
-Attention is causal, and where there is a window (`DecoderConfig.window`) to the last tokens alone.
-The parameters of all layers are stacked, [layers, ...], and a scan goes over them, so that a model
+Qwen3 and Gemma 3 have a Norm of each head's queries and keys, before they are turned. Attention is
+causal, and where there is a window (`DecoderConfig.window`) to the last tokens alone. The
+parameters of all layers are stacked, [layers, ...], and a scan goes over them, so that a model
 compiles in the time of one layer. Dropout is left out. Rows are padded with `PAD` on the right;
 padding is never a target, and no real token sees it.
 """
 
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checked import Checked
@@ -44,7 +48,7 @@ from jaxpfl.models.layers.embedding import look_up
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward block, each with the norm before and the residual around it."""
+    """Attention and feed-forward block, each with its norms and the residual around it."""
 
     def __init__(self, model: "Decoder", key: Array):
         config, lora = model.config, model.lora
@@ -65,38 +69,58 @@ class Layer(nnx.Module):
             )
 
         self.head_size, self.activation = config.head_size, config.activation
-        self.attention_norm = _norm(config)
+        self.query_scale = 1 / math.sqrt(config.query_scalar)
+        gemma = config.model_type == "gemma3_text"
+        of_heads = gemma or config.model_type == "qwen3"
+        self.q_norm = _norm(config, config.head_size) if of_heads else None
+        self.k_norm = _norm(config, config.head_size) if of_heads else None
+        self.attention_norm, self.mlp_norm = _norm(config), _norm(config)
+        self.attention_out_norm = _norm(config) if gemma else None
+        self.mlp_out_norm = _norm(config) if gemma else None
         self.q = linear("q", hidden, queries)
         self.k = linear("k", hidden, keys)
         self.v = linear("v", hidden, keys)
         self.o = linear("o", queries, hidden, residual)
-        self.mlp_norm = _norm(config)
         self.gate = None if config.model_type == "gpt2" else linear("gate", hidden, inner)
         self.up = linear("up", hidden, inner)
         self.down = linear("down", inner, hidden, residual)
 
     def project(self, x: Array, angles: Array | None) -> tuple[Array, Array, Array]:
-        """Queries [B, L, heads, D], keys and values [B, L, kv_heads, D] of x [B, L, H]."""
+        """Scaled queries [B, L, heads, D], keys and values [B, L, kv_heads, D] of x [B, L, H]."""
         n = self.attention_norm(x)
         size = self.head_size
         parts = [linear(n) for linear in (self.q, self.k, self.v)]
         q, k, v = (y.reshape(*y.shape[:2], y.shape[2] // size, size) for y in parts)
+        q, k = _maybe(self.q_norm, q), _maybe(self.k_norm, k)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
-        return q, k, v
+        return q * jnp.asarray(self.query_scale, q.dtype), k, v
 
     def finish(self, x: Array, attended: Array) -> Array:
         """The layer's output from its input and the output of attention."""
-        x = x + self.o(attended)
+        x = x + _maybe(self.attention_out_norm, self.o(attended))
         n = self.mlp_norm(x)
         activation = ACTIVATIONS[self.activation]
         if self.gate is None:
-            return x + self.down(activation(self.up(n)))
-        return x + self.down(activation(self.gate(n)) * self.up(n))
+            inner = activation(self.up(n))
+        else:
+            inner = activation(self.gate(n)) * self.up(n)
+        return x + _maybe(self.mlp_out_norm, self.down(inner))
 
 
-def _norm(config: DecoderConfig) -> Norm:
-    return Norm(config.hidden_size, config.norm_epsilon, centred=config.model_type == "gpt2")
+def _norm(config: DecoderConfig, size: int = 0) -> Norm:
+    kind, offset = config.model_type, float(config.model_type == "gemma3_text")
+    size = size or config.hidden_size
+    return Norm(size, config.norm_epsilon, centred=kind == "gpt2", offset=offset)
+
+
+def _maybe(norm: Norm | None, x: Array) -> Array:
+    return x if norm is None else norm(x)
+
+
+def _of_kind(second: Array | None, views: list[Any]) -> Any:
+    """The arrays of a layer's kind; `second` is None or a bool."""
+    return views[0] if second is None else jax.tree.map(partial(lax.select_n, second), *views)
 
 
 @dataclass(frozen=True)
@@ -196,16 +220,16 @@ class Decoder(Checked, LossModel):
           branch_BxL: int32. A token sees only earlier tokens of branch 0 and of its own branch, so
             that one row can hold several continuations of one prompt (branch 0).
         """
-        x, seen_BxLxL, angles = self._start(params, tokens_BxL, positions_BxL, branch_BxL)
+        x, views = self._start(params, tokens_BxL, positions_BxL, branch_BxL)
 
-        def layer(x: Array, own: Params) -> tuple[Array, None]:
-            return self._one(x, own, seen_BxLxL, angles)[0], None
+        def layer(x: Array, slices: Any) -> tuple[Array, None]:
+            return self._one(x, slices, views)[0], None
 
         kept = jax.checkpoint_policies
         policy = kept.nothing_saveable if self.remat else kept.dots_with_no_batch_dims_saveable
         # Inside a scan, XLA cannot merge the recomputation with the forward pass.
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        x, _ = jax.lax.scan(body, x, params["layers"])
+        x, _ = lax.scan(body, x, (params["layers"], self.config.kind_L))
         return self._normed(params, x)
 
     def logits(self, params: Params, hidden: Array) -> Array:
@@ -225,21 +249,22 @@ class Decoder(Checked, LossModel):
         return masked_loss(logits_NxV, targets_N, targets_N != PAD)
 
     def _one(
-        self, x: Array, own: Params, seen_BxLxL: Array, angles: Array | None
+        self, x: Array, slices: tuple[Params, Array | None], views: list[Any]
     ) -> tuple[Array, tuple[Array, Array]]:
-        """The output of a layer of its own parameters, and its keys and values."""
-        network = nnx.merge(self._layer, own)
+        """The output of a layer of its own parameters and kind, and its keys and values."""
+        network = nnx.merge(self._layer, slices[0])
+        seen_BxLxL, angles = _of_kind(slices[1], views)
         q, k, v = network.project(x, angles)
         return network.finish(x, attend(q, k, v, seen_BxLxL)), (k, v)
 
     def prefill(self, params: Params, tokens_PxL: Array, room: int) -> Cache:
         """The cache of P sequences, int32 padded with -1, with room for `room` more tokens each."""
-        x, seen_PxLxL, angles = self._start(params, tokens_PxL)
+        x, views = self._start(params, tokens_PxL)
 
-        def layer(x: Array, own: Params) -> tuple[Array, tuple[Array, Array]]:
-            return self._one(x, own, seen_PxLxL, angles)
+        def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
+            return self._one(x, slices, views)
 
-        _, (k, v) = jax.lax.scan(layer, x, params["layers"])
+        _, (k, v) = lax.scan(layer, x, (params["layers"], self.config.kind_L))
         keys = jnp.pad(k.transpose(0, 1, 3, 4, 2), ((0, 0),) * 4 + ((0, room),))
         values = jnp.pad(v.transpose(0, 1, 3, 2, 4), ((0, 0),) * 3 + ((0, room), (0, 0)))
         return Cache(keys, values, jnp.sum(tokens_PxL != PAD, axis=1, dtype=jnp.int32))
@@ -249,20 +274,25 @@ class Decoder(Checked, LossModel):
 
         A sequence whose cache is full overwrites its last token.
         """
-        barrier_SxC = cache.barrier(self.config.window)
-        x, _, angles = self._start(params, tokens_S[:, None], cache.place_S[:, None])
+        x, views = self._start(params, tokens_S[:, None], cache.place_S[:, None])
+        # A new token sees the cache, not other new ones.
+        views = [
+            (cache.barrier(window), angles)
+            for (_, _, window), (_, angles) in zip(self.config.kinds, views, strict=True)
+        ]
 
         def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
-            network = nnx.merge(self._layer, slices[0])
+            own, second, keys, values = slices
+            network = nnx.merge(self._layer, own)
+            barrier_SxC, angles = _of_kind(second, views)
             q, k, v = (part[:, 0] for part in network.project(x, angles))
-            keys, values = slices[1:]
             attended_SxE = attend_to_cache(q, k, v, keys, values, barrier_SxC)
             # The cache is read here and written once for all layers: a scan that returned it
             # would copy it whole for every token.
             return network.finish(x, attended_SxE[:, None]), (k, v)
 
-        slices = (params["layers"], cache.keys, cache.values)
-        x, (k, v) = jax.lax.scan(layer, x, slices)
+        slices = (params["layers"], self.config.kind_L, cache.keys, cache.values)
+        x, (k, v) = lax.scan(layer, x, slices)
         return self.logits(params, self._normed(params, x)[:, 0]), cache.write(k, v)
 
     def _start(
@@ -271,8 +301,11 @@ class Decoder(Checked, LossModel):
         tokens_BxL: Array,
         positions_BxL: Array | None = None,
         branch_BxL: Array | None = None,
-    ) -> tuple[Array, Array, Array | None]:
-        """Embedded tokens [B, L, H], what is seen [B, L, L] and rotary angles [B, L, D/2]."""
+    ) -> tuple[Array, list[tuple[Array, Array | None]]]:
+        """Embedded tokens [B, L, H]; by kind of layers, what is seen [B, L, L] and rotary angles.
+
+        Angles are [B, L, D/2], or None in gpt2.
+        """
         batch, length = tokens_BxL.shape
         if positions_BxL is None and length > self.config.positions:
             raise InputError(
@@ -285,17 +318,22 @@ class Decoder(Checked, LossModel):
             seen_BxLxL &= own_BxLxL | (branch_BxL == 0)[:, None]
         if positions_BxL is None:
             positions_BxL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
-        if self.config.window is not None:
-            apart_BxLxL = positions_BxL[:, :, None] - positions_BxL[:, None]
-            seen_BxLxL &= apart_BxLxL < self.config.window
-        embed = params["embed"]
+        config, embed = self.config, params["embed"]
         x = look_up(embed["token"], jnp.maximum(tokens_BxL, 0))
-        if self.config.model_type == "gpt2":
+        if config.model_type == "gpt2":
             x = x + look_up(embed["position"], positions_BxL)
-            return x.astype(self.compute), seen_BxLxL, None
-        frequencies_E = jnp.asarray(rotary_frequencies(self.config))
-        angles = positions_BxL[:, :, None].astype(jnp.float32) * frequencies_E[None, None]
-        return x.astype(self.compute), seen_BxLxL, angles
+            return x.astype(self.compute), [(seen_BxLxL, None)]
+        if config.model_type == "gemma3_text":
+            # Rounded to the dtype of the embeddings, as the model was trained.
+            x = x * jnp.asarray(math.sqrt(config.hidden_size), x.dtype)
+        apart_BxLxL = positions_BxL[:, :, None] - positions_BxL[:, None]
+        views: list[tuple[Array, Array | None]] = []
+        for theta, scaling, window in config.kinds:
+            frequencies_E = jnp.asarray(rotary_frequencies(config.head_size, theta, scaling))
+            angles = positions_BxL[:, :, None].astype(jnp.float32) * frequencies_E[None, None]
+            near = seen_BxLxL if window is None else seen_BxLxL & (apart_BxLxL < window)
+            views.append((near, angles))
+        return x.astype(self.compute), views
 
     def shardings(self, mesh: Mesh, params: Params) -> Params:
         """The `NamedSharding` on a mesh of each parameter, an array or a shape.

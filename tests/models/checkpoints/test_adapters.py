@@ -41,7 +41,8 @@ def _equal(found, expected) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"), [("gpt2", SETTINGS), ("llama_untied", SETTINGS), ("gpt2", LoRA())]
+    ("kind", "settings"),
+    [("gpt2", SETTINGS), ("llama_untied", SETTINGS), ("gemma3", SETTINGS), ("gpt2", LoRA())],
 )
 def test_a_round_trip_is_exact_and_shares_the_base(kind, settings, tmp_path):
     base, (model, params) = _adapted(kind, settings)
@@ -195,6 +196,8 @@ THEIRS = {
     "llama_untied": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
 
 

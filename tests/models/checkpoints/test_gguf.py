@@ -39,8 +39,8 @@ MODELS = {
     "llama": DecoderConfig("llama", tied=True, **SIZES),
     "untied": DecoderConfig("llama", tied=False, **SIZES),
     "qwen2": DecoderConfig("qwen2", tied=False, **SIZES),
+    "qwen3": DecoderConfig("qwen3", tied=True, head_size=32, **SIZES),
 }
-NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, SIZES["layers"])
 
 
 def permuted(values: np.ndarray, heads: int) -> np.ndarray:
@@ -79,6 +79,7 @@ def write(path: Path, folder: Path, kind: Any, *, without: str = "", **entries: 
         f"{name}.feed_forward_length": config["intermediate_size"],
         f"{name}.attention.head_count": config["num_attention_heads"],
         f"{name}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{name}.attention.key_length": config["head_dim"],
         f"{name}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         f"{name}.rope.freq_base": config["rope_theta"],
         "tokenizer.ggml.model": "gpt2",
@@ -103,8 +104,9 @@ def write(path: Path, folder: Path, kind: Any, *, without: str = "", **entries: 
     for key, value in values.items():
         if value is not None:
             adders[type(value)](key, value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], config["num_hidden_layers"])
     for theirs, tensor in load_file(folder / "model.safetensors").items():
-        ours = NAMES.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        ours = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
         part = ours.split(".")[-2]
         if name == "llama" and part in heads:
@@ -174,7 +176,7 @@ def test_the_command_writes_a_folder_in_bfloat16(folders, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (dict(general__architecture="gemma"), "architecture must be llama or qwen2, found 'gemma'"),
+        (dict(general__architecture="gemma"), "must be llama or qwen2 or qwen3, found 'gemma'"),
         (dict(llama__block_count=None), "llama.block_count must be a whole number, found none"),
         (dict(llama__block_count=3), r"tensor 'blk.2.* is missing"),
         (dict(llama__block_count=10**9), "layers must be at most 1000"),

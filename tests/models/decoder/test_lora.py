@@ -15,7 +15,7 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
-from tests.models.decoder.test_network import BOTH, GPT2, LLAMA, TOKENS, drawn
+from tests.models.decoder.test_network import BOTH, GEMMA3, GPT2, LLAMA, TOKENS, drawn
 
 MASK = np.ones(3, bool)
 
@@ -141,7 +141,11 @@ def test_training_moves_adapters_alone(config):
 
 @pytest.mark.parametrize(
     ("config", "compute"),
-    [(GPT2, "float32"), pytest.param(LLAMA, "bfloat16", marks=pytest.mark.long)],
+    [
+        (GPT2, "float32"),
+        (GEMMA3, "float32"),
+        pytest.param(LLAMA, "bfloat16", marks=pytest.mark.long),
+    ],
 )
 def test_a_base_of_int8_or_bfloat16(config, compute):
     model = Decoder(config, compute=compute)

@@ -36,9 +36,27 @@ QWEN2 = DecoderConfig("qwen2", vocab_size=23, hidden_size=12, layers=2, heads=2,
 MISTRAL = DecoderConfig(
     "mistral", vocab_size=23, hidden_size=12, layers=2, heads=2, positions=40, window=3
 )
+GEMMA3 = DecoderConfig(
+    "gemma3_text",
+    vocab_size=23,
+    hidden_size=12,
+    layers=3,
+    heads=2,
+    kv_heads=1,
+    head_size=8,
+    positions=40,
+    rope_scaling=8.0,
+    window=3,
+    window_period=2,
+    local_rope_theta=30.0,
+    query_scalar=20,
+)
+QWEN3 = dataclasses.replace(QWEN2, model_type="qwen3")
 _KINDS = [pytest.param(GPT2, id="gpt2", marks=pytest.mark.long), pytest.param(LLAMA, id="llama")]
 BOTH = pytest.mark.parametrize("config", _KINDS)
-ALL = pytest.mark.parametrize("config", [*_KINDS, pytest.param(MISTRAL, id="mistral")])
+_GEMMA3 = pytest.param(GEMMA3, id="gemma3")
+WITH_GEMMA = pytest.mark.parametrize("config", [*_KINDS, _GEMMA3])
+ALL = pytest.mark.parametrize("config", [*_KINDS, pytest.param(MISTRAL, id="mistral"), _GEMMA3])
 TOKENS = np.array(
     [[3, 0, 22, 7, 7, 1, 9, 4], [5, 6, 2, 0, PAD, PAD, PAD, PAD], [8, 1, 1, 1, 1, 1, 22, PAD]],
     np.int32,
@@ -189,7 +207,7 @@ def test_branches_share_a_prompt_and_do_not_see_each_other(config):
         np.testing.assert_allclose(together[:3], alone[:3], rtol=1e-5, atol=1e-5)
 
 
-@BOTH
+@WITH_GEMMA
 def test_remat_changes_no_gradient(config):
     model = Decoder(config)
     params = drawn(model)
@@ -202,7 +220,7 @@ def test_remat_changes_no_gradient(config):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), plain, again)
 
 
-@BOTH
+@WITH_GEMMA
 def test_bfloat16_keeps_norms_softmax_and_losses_in_float32(config):
     """Near to float32, but not equal; weights stored in bfloat16 too."""
     model, half = Decoder(config), Decoder(config, compute="bfloat16")
@@ -274,7 +292,7 @@ def test_initial_parameters():
     )
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA, QWEN2, MISTRAL])
+@pytest.mark.parametrize("config", [GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, GEMMA3])
 def test_config_survives_its_file_form(config):
     assert DecoderConfig.from_dict(config.to_dict()) == config
 
@@ -295,6 +313,38 @@ def test_a_mistral_has_the_window_of_transformers():
     assert DecoderConfig.from_dict(values | {"sliding_window": None}).window is None
     del values["sliding_window"]
     assert DecoderConfig.from_dict(values).window == 4_096
+
+
+def test_a_gemma_of_transformers_5_says_what_each_layer_sees():
+    values = GEMMA3.to_dict()
+    assert "window_period" not in values and values.pop("sliding_window_pattern") == 2
+    far, near = "full_attention", "sliding_attention"
+    values["rope_parameters"] = {
+        far: values.pop("rope_scaling") | {"rope_theta": values.pop("rope_theta")},
+        near: {"rope_type": "default", "rope_theta": values.pop("rope_local_base_freq")},
+    }
+    assert DecoderConfig.from_dict(values | {"layer_types": [near, far, near]}) == GEMMA3
+    assert DecoderConfig.from_dict(values).window_period == 6
+    for kinds, expected in (([near] * 3, [1, 1, 1]), ([far] * 3, [0, 0, 0])):
+        found = DecoderConfig.from_dict(values | {"layer_types": kinds}).kind_L
+        np.testing.assert_array_equal(found, expected)
+    del values["rope_parameters"]
+    found = DecoderConfig.from_dict(values)
+    assert (found.rope_theta, found.local_rope_theta, found.rope_scaling) == (1e6, 1e4, None)
+
+
+def test_gemmas_embeddings_are_scaled_as_their_dtype_rounds():
+    """The root of 12 is 3.4641, and 3.46875 in bfloat16."""
+    model = Decoder(GEMMA3, compute="bfloat16")
+    params = drawn(model)
+    params = params | {"layers": jax.tree.map(jnp.zeros_like, params["layers"])}
+    params["norm"] = {"scale": jnp.zeros(12)}
+    scaled = {"token": (params["embed"]["token"] * 1e-3).astype(jnp.bfloat16)}
+    found = model.hidden(params | {"embed": scaled}, TOKENS[:1])[0].astype(jnp.float32)
+    x = (scaled["token"][TOKENS[0]] * jnp.bfloat16(3.46875)).astype(jnp.float32)
+    # Small beside the epsilon, so that the norm does not undo the scale.
+    expected = np.asarray(x) / np.sqrt(np.square(x).mean(-1, keepdims=True) + GEMMA3.norm_epsilon)
+    np.testing.assert_array_equal(found, jnp.asarray(expected).astype(jnp.bfloat16))
 
 
 def test_config_of_transformers_5_and_4():
@@ -328,6 +378,15 @@ def test_config_of_transformers_5_and_4():
         (LLAMA, {"rope_scaling": {"rope_type": "llama3"}}, "'rope_scaling.factor' is missing"),
         (LLAMA, {"tie_word_embeddings": "no"}, "tied must be true or false, found 'no'"),
         (QWEN2, {"use_sliding_window": True}, "use_sliding_window must be false, found true"),
+        (QWEN3, {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor must be a finite"),
+        (GEMMA3, {"final_logit_softcapping": 30.0}, "softcapping must be null, found 30.0"),
+        (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types must have, for every layer"),
+        (
+            GEMMA3,
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}},
+            "sliding_attention must have no scaling",
+        ),
+        (GEMMA3, {"rope_parameters": [1]}, "rope_parameters must be an object, found"),
     ],
 )
 def test_bad_configs(config, change, message):
@@ -339,6 +398,8 @@ def test_bad_configs(config, change, message):
 def test_bad_calls():
     with pytest.raises(InputError, match="window must be one of"):
         dataclasses.replace(LLAMA, window=3)
+    with pytest.raises(InputError, match="query_scalar must be 6 in llama, found 9"):
+        dataclasses.replace(LLAMA, query_scalar=9)
     with pytest.raises(InputError, match="kv_heads must be 3 in gpt2, found 1"):
         dataclasses.replace(GPT2, kv_heads=1)
     with pytest.raises(InputError, match="compute must be one of"):

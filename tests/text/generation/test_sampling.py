@@ -25,6 +25,9 @@ GPT2 = Decoder(DecoderConfig("gpt2", **SIZES, initializer_range=0.3))
 LLAMA = Decoder(
     DecoderConfig("llama", **SIZES, kv_heads=2, inner_size=24, tied=True, initializer_range=0.3)
 )
+GEMMA3 = Decoder(
+    DecoderConfig("gemma3_text", **SIZES, window=4, window_period=2, initializer_range=0.3)
+)
 BOTH = pytest.mark.parametrize(
     "model",
     [pytest.param(GPT2, id="gpt2", marks=pytest.mark.long), pytest.param(LLAMA, id="llama")],
@@ -176,13 +179,14 @@ def test_a_device_holds_its_own_heads_of_the_cache():
 
 
 @pytest.mark.long
-def test_adapters_and_int8_weights_and_bfloat16():
+def test_adapters_and_int8_weights_and_windows_and_bfloat16():
     """Each draws what its own uncached network draws; bfloat16 rounds otherwise and is only run."""
     params = params_of(LLAMA)
     with_adapters, adapted = lora.attach(LLAMA, params, LoRA(rank=2, alpha=8.0), jax.random.key(1))
     adapted = jax.tree.map(lambda leaf: leaf + jnp.float32(0.05), adapted)
     decoding = Decoding(max_new_tokens=5)
-    for model, own in ((with_adapters, adapted), quantise(LLAMA, params)):
+    gemma = (GEMMA3, params_of(GEMMA3))
+    for model, own in ((with_adapters, adapted), quantise(LLAMA, params), gemma):
         drawn = sample(model, own, PROMPTS[:3], key(), decoding=decoding)
         for p in range(3):
             assert drawn[p, 0].tolist() == without_cache(model, own, PROMPTS[p], p, 0, decoding)
