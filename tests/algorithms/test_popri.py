@@ -13,25 +13,17 @@ import pytest
 from jaxpfl.algorithms import PopriSettings, Scorer, popri
 from jaxpfl.algorithms.popri import preference_pairs, synthesise, with_adapters
 from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
-from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
-from jaxpfl.text.embed import embed, embedder
-from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.preference.optimisation import tune
 from jaxpfl.text.preference.pairs import preferences
 from tests.algorithms.asking import asked
-from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
+from tests.algorithms.popri_parts import FAR, HASHED, NEAR, SETTINGS, Flipped, near_clients
 from tests.plans import flat_plan
 
 # Its name in the package is the algorithm's.
 module = importlib.import_module("jaxpfl.algorithms.popri")
-
-
-@pytest.fixture(scope="module")
-def generator() -> LanguageModel:
-    return trained_generator()
 
 
 class Letters:
@@ -76,15 +68,21 @@ class Recorded:
         return self.phases[name]
 
 
-def run(generator, rounds=3, scorer=None, seed=0, samples=NEAR + FAR, **hooks):
-    """The tuned model, of rounds that ask nobody."""
+def last_state(
+    generator, rounds=3, scorer=None, seed=0, samples=NEAR + FAR, given=SETTINGS, **hooks
+):
+    """Of rounds that ask nobody."""
     scorer = Letters() if scorer is None else scorer
-    algorithm = popri(
-        generator, samples, scorer, Counts(), SETTINGS, seed=seed, hooks=Hooks(**hooks)
-    )
+    algorithm = popri(generator, samples, scorer, Counts(), given, seed=seed, hooks=Hooks(**hooks))
     state = algorithm.init(jax.random.key(0))
     for round in range(1, rounds + 1):
         state, _ = algorithm.step(state, None, round)
+    return algorithm, state
+
+
+def run(generator, **settings):
+    """The tuned model."""
+    algorithm, state = last_state(generator, **settings)
     return with_adapters(generator, SETTINGS, algorithm.params(state))
 
 
@@ -166,24 +164,17 @@ def test_a_carried_optimiser_goes_on_through_the_rounds(generator, monkeypatch):
     """Its moments are those of the round before, and what was stored gives them back."""
     recorded, scorer = Recorded(monkeypatch), Letters()
     scorer.plan = SimpleNamespace(rounds=2)
-    settings = dataclasses.replace(SETTINGS, optimizer="carried")
-
-    def rounds(**hooks):
-        named = {"seed": 0, "hooks": Hooks(**hooks)}
-        algorithm = popri(generator, NEAR + FAR, scorer, Counts(), settings, **named)
-        state = algorithm.init(jax.random.key(0))
-        for round in (1, 2):
-            state, _ = algorithm.step(state, None, round)
-        return state
-
-    state = rounds(load_or_compute=recorded.load_or_compute)
+    given = dataclasses.replace(SETTINGS, optimizer="carried")
+    carried = dict(rounds=2, scorer=scorer, given=given)
+    _, state = last_state(generator, **carried, load_or_compute=recorded.load_or_compute)
     first, second = (found[3]["carried"] for found in recorded.tuned)
     # Two rounds of three epochs of two batches.
     assert first.steps == second.steps == 12
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(first.state))
     after = recorded.tuned[0][5].optimizer
     jax.tree.map(np.testing.assert_array_equal, second.state, after)
-    again = rounds(load_or_compute=lambda name, compute: recorded.phases[name])
+    stored = lambda name, compute: recorded.phases[name]  # noqa: E731
+    _, again = last_state(generator, **carried, load_or_compute=stored)
     jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
@@ -218,32 +209,16 @@ def test_a_round_without_pairs_leaves_the_adapters(generator, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, final.params, fresh)
 
 
-@pytest.fixture(scope="module")
-def hashed():
-    return embedder("hashed:32")
-
-
-def near_clients(function, count=40):
-    """Clients who write "ab" and "ba" alone."""
-    held = {f"client {k}": {"text": [NEAR[k % 4], NEAR[(k + 1) % 4]]} for k in range(count)}
-    return embed(from_clients(held), function, progress=False)
-
-
 @pytest.mark.long
 def test_the_model_learns_what_clients_write_and_the_opposite_with_the_sign_flipped(
-    generator, hashed, tmp_path
+    generator, tmp_path
 ):
     """Nearly without noise: 40 clients in every round, noise multiplier 0.05."""
-    clients = near_clients(hashed)
+    clients = near_clients()
     plan = flat_plan(population=40, rounds=4, noise_multiplier=0.05, delta=1e-3)
-
-    class Flipped(Scorer):
-        def release(self, release, candidates_KxJxD, round):
-            return -super().release(release, candidates_KxJxD, round)
-
     share = {"before": like_clients(generator)}
     for kind in (Scorer, Flipped):
-        algorithm = popri(generator, NEAR + FAR, kind(plan), hashed, SETTINGS)
+        algorithm = popri(generator, NEAR + FAR, kind(plan), HASHED, SETTINGS)
         found = asked(algorithm, clients, tmp_path, ledger=f"{kind.__name__}.jsonl")
         tuned = with_adapters(generator, SETTINGS, algorithm.params(found.state))
         share[kind.__name__] = like_clients(tuned)

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
-import pytest
 
 from jaxpfl.algorithms import PopriSettings
 from jaxpfl.algorithms.popri import preference_pairs, respond, synthesise
@@ -12,13 +11,8 @@ from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
 from jaxpfl.text.generation.language_model import Generated, LanguageModel, prompt_ids
 from jaxpfl.text.preference.responses import last_tokens
 from jaxpfl.text.tokenisers.base import Tokeniser
-from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
+from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
-
-
-@pytest.fixture(scope="module")
-def generator() -> LanguageModel:
-    return trained_generator()
 
 
 def test_pairs_that_would_teach_nothing_are_left_out(generator):

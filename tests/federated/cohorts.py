@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.data.cohort import Bucket, CohortSpec
+from jaxpfl.data import Population
+from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
 from jaxpfl.federated import Execution, Query, RunSecret
 from jaxpfl.federated.release.door import Door, Keys, Summed
+from jaxpfl.federated.release.identity import traced
 from jaxpfl.privacy import Plan
 from tests.plans import flat_plan, flat_without_privacy
 
@@ -70,6 +72,16 @@ def through(door: Door, broadcast, buckets, key=None, *, clip_norm=None, shared=
     """What comes out of the door in a round, by default the plan's first."""
     clip_norm = jnp.float32(door.query.plan.clip_norm) if clip_norm is None else clip_norm
     return door(broadcast, buckets, clip_norm, keys() if key is None else key, shared)
+
+
+def sum_of_all(client_fn, clients: Population, spec, execution, broadcast, clip_norm: float):
+    """The sum of the clipped contributions of all clients, without noise, through the door."""
+    count = len(clients)
+    plan = no_noise(population=count, clients_per_round=count, clip_norm=clip_norm)
+    query = Query("q", client_fn, plan, spec, execution=execution)
+    opened = Door(query, traced(query, broadcast, clients.columns).contribution)
+    buckets = Cohort(clients, np.arange(count), query.cohort, seed=7, round=1)
+    return jax.device_get(through(opened, broadcast, buckets).value)
 
 
 SHAPE = {"a": jax.ShapeDtypeStruct((DIM,), jnp.float32)}

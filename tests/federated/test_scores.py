@@ -87,25 +87,28 @@ def unit(row):
     return row / norm if norm else row
 
 
-def looped(parts, candidates, kind):
+def looped(parts, candidates, kind, clip_norm=CLIP):
     """The same by the definition: every client's whole score vector, clipped; float64."""
-    total = np.zeros((PROMPTS, RESPONSES))
+    prompts, responses = candidates.shape[:2]
+    units = [[unit(np.float64(row)) for row in rows] for rows in candidates]
+    total = np.zeros((prompts, responses))
     for part in parts:
         rows = np.float64(np.float32(part))
         if not len(rows) or not np.isfinite(rows).all():
             continue
-        score = np.zeros((PROMPTS, RESPONSES))
-        for k in range(PROMPTS):
-            for j in range(RESPONSES):
-                e = unit(np.float64(candidates[k, j]))
-                score[k, j] = np.mean([unit(row) @ e for row in rows])
-        if kind == "zscore":
+        cosines = np.array([[[unit(row) @ e for e in of] for of in units] for row in rows])
+        score = cosines.mean(axis=0)
+        if kind == "nn_histogram":
+            nearest = cosines[rows.any(axis=1)].reshape(-1, score.size).argmax(axis=1)
+            score = np.bincount(nearest, minlength=score.size).reshape(score.shape)
+        elif kind == "zscore":
             score = score - score.mean()
         elif kind == "per_prompt":
             score = score - score.mean(axis=1, keepdims=True)
         norm = np.linalg.norm(score)
         if norm:
-            total += score * (min(1.0, CLIP / norm) if kind == "cosine" else CLIP / norm)
+            grown = kind in ("zscore", "per_prompt")
+            total += score * (clip_norm / norm if grown else min(1.0, clip_norm / norm))
     return total
 
 
@@ -305,15 +308,10 @@ def votes(parts, candidates, *, max_texts=12, chosen=None, **execution):
 def test_votes_are_those_of_a_loop(parts, chunk):
     """TRUST 1, 2: one vote a text for its nearest; a client with a NaN has none at all."""
     candidates = random_candidates()
-    units = np.array([unit(np.float64(row)) for row in candidates.reshape(-1, DIM)])
     parts[4][0, 2] = np.nan
     parts[0][1] *= 1e38 / np.abs(parts[0][1]).max()
-    expected = np.zeros(len(units))
-    for part in parts[:4]:
-        for row in part:
-            if np.any(row):
-                expected[np.argmax(units @ unit(row))] += 1
-    np.testing.assert_array_equal(votes(parts, candidates, chunk=chunk), expected)
+    expected = looped(parts, candidates, "nn_histogram", clip_norm=12.0)
+    np.testing.assert_array_equal(votes(parts, candidates, chunk=chunk), expected.ravel())
     assert expected.sum() == 3 + 1 + 6  # a zero text does not vote
 
 
