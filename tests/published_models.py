@@ -3,7 +3,7 @@
 import json
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +28,29 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tokeniser(
-    folder: Path, size: int = 300, *, start: bool = False, chat: bool = False
-) -> None:
-    """A byte-level BPE with `size` ids: end-of-text is 0, and a start token is 1."""
+def byte_level(size: int, special: Sequence[str], text: str) -> Any:
+    """A byte-level BPE learnt from a text, the style of GPT-2 and Llama-3."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    special = ["<|end|>", "<|start|>"] if start else ["<|end|>"]
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=special,
+        special_tokens=list(special),
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
+    tokenizer.train_from_iterator([text] * 3, trainer)
+    return tokenizer
+
+
+def write_tokeniser(
+    folder: Path, size: int = 300, *, start: bool = False, chat: bool = False
+) -> None:
+    """A byte-level BPE with `size` ids: end-of-text is 0, and a start token is 1."""
     words = [f" {a}{b}{c}" for a in "klmnqxz" for b in "aeiouy" for c in "bdgmtwz"]
-    tokenizer.train_from_iterator(["".join(words)] * 3, trainer)
+    tokenizer = byte_level(size, ["<|end|>", "<|start|>"][: 1 + start], "".join(words))
     assert tokenizer.get_vocab_size() == size
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|end|>"}

@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import numpy as np
 import optax
+import pytest
 
 import jaxpfl as jp
 from jaxpfl.algorithms import (
@@ -15,20 +16,18 @@ from jaxpfl.algorithms import (
     FredPlan,
     GeneratorTraining,
     MetricsPlan,
-    PopriSettings,
     Scorer,
 )
 from jaxpfl.algorithms.federated_metrics import with_correct
 from jaxpfl.data import Population, from_clients
 from jaxpfl.models import GAN
-from jaxpfl.models.decoder.config import DecoderConfig, LoRA
-from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.text.embed import embed, embedder
+from jaxpfl.models.decoder.config import LoRA
+from jaxpfl.text.embed import embed
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue
 from jaxpfl.text.preference.optimisation import PreferenceSettings
+from tests.algorithms.popri_parts import HASHED, SETTINGS, WRITER
 from tests.federated.test_local_training import DIM, LinearModel
 from tests.plans import flat_plan
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
@@ -134,41 +133,27 @@ def candidate_scores() -> tuple[Algorithm, Population]:
 @functools.cache
 def untrained() -> LanguageModel:
     """Writes bytes as they come."""
-    config = DecoderConfig(
-        "llama",
-        vocab_size=257,
-        hidden_size=16,
-        layers=2,
-        heads=2,
-        inner_size=32,
-        positions=32,
-        tied=True,
-    )
-    model = Decoder(config)
-    return LanguageModel(model, model.init(jax.random.key(0)), UTF8Bytes())
+    return LanguageModel(WRITER, WRITER.init(jax.random.key(0)), UTF8Bytes())
 
 
 def writers() -> Population:
     """Clients of two texts, embedded."""
     held = {f"client {k}": {"text": [TEXTS[k % 2], TEXTS[(k + 1) % 2]]} for k in range(CLIENTS)}
-    return embed(from_clients(held), embedder("hashed:32"), progress=False)
+    return embed(from_clients(held), HASHED, progress=False)
 
 
 def popri() -> tuple[Algorithm, Population]:
-    settings = PopriSettings(
+    settings = dataclasses.replace(
+        SETTINGS,
         prompts=4,
         responses=2,
         rejected_rank=2,
-        format=FewShot(shots=1, head="", heading="", after="\n", stop="\n"),
-        prompt_tokens=12,
-        new_tokens=8,
-        response_tokens=8,
         preference=PreferenceSettings(batch_size=4, multiple=32),
         lora=LoRA(rank=2, alpha=4.0),
     )
     # Much noise: the state shows the order of the scores alone, and that has to differ.
     scorer = Scorer(plan(noise_multiplier=8.0))
-    algorithm = jp.algorithms.popri(untrained(), TEXTS, scorer, embedder("hashed:32"), settings)
+    algorithm = jp.algorithms.popri(untrained(), TEXTS, scorer, HASHED, settings)
     return algorithm, writers()
 
 
@@ -178,22 +163,30 @@ def private_evolution() -> tuple[Algorithm, Population]:
         TEXTS,
         Continue(untrained(), 0.5, 8, Decoding()),
         Scorer(plan(clip_norm=2.0), kind="nn_histogram", max_texts=2),
-        embedder("hashed:32"),
+        HASHED,
         settings,
     )
     return algorithm, writers()
 
 
-SYSTEMS = {
-    made.__name__: made
-    for made in (
-        fed_avg,
-        fed_sgd,
-        fed_avg_gan,
-        fred,
-        federated_metrics,
-        candidate_scores,
-        popri,
-        private_evolution,
-    )
-}
+SYSTEMS = (
+    fed_avg,
+    fed_sgd,
+    fed_avg_gan,
+    fred,
+    federated_metrics,
+    candidate_scores,
+    popri,
+    private_evolution,
+)
+
+
+def every_system(*long: str) -> pytest.MarkDecorator:
+    """A test of each system; of those named, one of the longer tests."""
+    systems = [
+        pytest.param(
+            made, id=made.__name__, marks=pytest.mark.long if made.__name__ in long else ()
+        )
+        for made in SYSTEMS
+    ]
+    return pytest.mark.parametrize("system", systems)

@@ -1,6 +1,7 @@
 """AdaFedProx against a plain loop in float64, with cohorts that differ by round."""
 
 import math
+from functools import partial
 
 import dp_accounting
 import jax
@@ -14,38 +15,20 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated import Released
 from tests.algorithms import test_client_memory as memory
 from tests.algorithms.asking import asked
-from tests.algorithms.systems import Linear
-from tests.algorithms.test_client_memory import (
-    CLIP,
-    COHORT,
-    LAYOUTS,
-    RATE,
-    TAKEN,
-    clipped,
-    flat,
-    plan,
-    slope,
-    steps_of,
-)
+from tests.algorithms.test_client_memory import CLIP, TAKEN
 from tests.algorithms.test_ifca import error
 from tests.federated.test_local_training import DIM
-from tests.plans import flat_plan
 
-cohorts = memory.cohorts
 RISE, SHARE, ROUNDS, SERVER = 0.3, 0.2, 12, 5.0
-
-
-def ada_fed_prox(execution=None, **changes):
-    settings = dict(
-        client=optax.sgd(RATE),
-        server=optax.sgd(SERVER),
-        plan=plan(rounds=ROUNDS),
-        rise_clip=RISE,
-        rise_share=SHARE,
-        cohort=COHORT,
-        execution=execution,
-    )
-    return jp.algorithms.ada_fed_prox(Linear(), **{**settings, **changes})
+ada_fed_prox = partial(
+    memory.made,
+    jp.algorithms.ada_fed_prox,
+    client=memory.SGD,
+    server=optax.sgd(SERVER),
+    plan=memory.plan(rounds=ROUNDS),
+    rise_clip=RISE,
+    rise_share=SHARE,
+)
 
 
 def by_hand(drawn, sign=1.0):
@@ -54,10 +37,7 @@ def by_hand(drawn, sign=1.0):
     for cohort in drawn:
         total, rise = np.zeros(DIM + 1), 0.0
         for client in cohort:
-            y = w.copy()
-            for _ in range(steps_of(client)):
-                y -= RATE * (slope(client, y) + sign * mu * (y - w))
-            total += clipped(y - w, CLIP)
+            total += memory.clipped(memory.trained(client, w, pull=sign * mu) - w, CLIP)
             risen = (error(client, w) - error(client, before)) / 2
             rise += min(max(risen, -RISE), RISE)
         before, w = w, w + SERVER * total / TAKEN
@@ -76,24 +56,22 @@ def adapted(mu, falls, rise):
     return mu, falls
 
 
-@pytest.mark.parametrize("execution", LAYOUTS)
+@pytest.mark.parametrize("execution", memory.LAYOUTS)
 def test_rounds_are_what_a_plain_loop_gives(execution, cohorts, tmp_path):
-    found = asked(ada_fed_prox(execution), memory.population(), tmp_path)
+    found = asked(ada_fed_prox(execution=execution), memory.population(), tmp_path)
     assert len({tuple(each) for each in cohorts}) > 2
     w, rises, mus = by_hand(cohorts)
     assert max(mus) > 0
-    np.testing.assert_allclose(flat(found.state.params), w, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(memory.flat(found.state.params), w, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose([each["mu"] for each in found.metrics], mus, atol=1e-6)
     np.testing.assert_allclose([each["rise"] for each in found.metrics], rises, atol=1e-5)
-    assert np.abs(flat(found.state.params) - by_hand(cohorts, sign=-1.0)[0]).max() > 1e-3
+    assert np.abs(memory.flat(found.state.params) - by_hand(cohorts, sign=-1.0)[0]).max() > 1e-3
 
 
 def test_mu_follows_the_loss(tmp_path):
     """Of a release that is made up: rises by 0.1, and falls by as much after five falls."""
-    rises, algorithm = (
-        [0.1, 0.0, 0.2, *[-0.1] * 11, 0.3, *[-0.1] * 4, 0.1, *[-0.1] * 25],
-        ada_fed_prox(),
-    )
+    rises = [0.1, 0.0, 0.2, *[-0.1] * 11, 0.3, *[-0.1] * 4, 0.1, *[-0.1] * 25]
+    algorithm = ada_fed_prox()
     state, mu, falls, seen = algorithm.init(jax.random.key(0)), 0.0, 0, []
     scale = algorithm.queries[0].client_fn.parts.scales[1] * TAKEN
     for rise in rises:
@@ -107,32 +85,24 @@ def test_mu_follows_the_loss(tmp_path):
 
 def test_both_parts_cost_what_one_release_of_the_plan_costs():
     """Computed again from the noise of each part in its own clip norm, by dp-accounting alone."""
-    rounds, population, taken, z, delta = 10, 1_000, 100, 1.2, 1e-5
-    private = flat_plan(
-        population=population, clients_per_round=taken, rounds=rounds, clip_norm=CLIP,
-        noise_multiplier=z, delta=delta,
-    )  # fmt: skip
-    algorithm = ada_fed_prox(plan=private)
+    algorithm = ada_fed_prox(plan=memory.PRIVATE)
     change, rise = algorithm.queries[0].client_fn.parts.scales
     # The noise has deviation z S in the contribution; divided by a scale and a clip norm.
+    z = memory.PRIVATE.noise_multiplier
     each = [z * CLIP / (change * CLIP), z * CLIP / (rise * RISE)]
     assert each[1] == pytest.approx(z / math.sqrt(SHARE))
     both = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(one) for one in each])
-    event = dp_accounting.PoissonSampledDpEvent(taken / population, both)
+    event = dp_accounting.PoissonSampledDpEvent(0.1, both)
     accountant = dp_accounting.rdp.RdpAccountant()
-    accountant.compose(event, rounds)
-    stated = private.epsilon(accountant="rdp")
-    assert accountant.get_epsilon(delta) == pytest.approx(stated, rel=1e-3)
-    assert algorithm.event() == dp_accounting.ComposedDpEvent([private.event()])
+    accountant.compose(event, 10)
+    stated = memory.PRIVATE.epsilon(accountant="rdp")
+    assert accountant.get_epsilon(1e-5) == pytest.approx(stated, rel=1e-3)
+    assert algorithm.event() == memory.COST
 
 
 def test_what_cannot_be_is_refused():
-    adaptive = flat_plan(
-        population=1_000, clients_per_round=100, rounds=ROUNDS, clip_norm=CLIP,
-        noise_multiplier=1.0, delta=1e-5, adaptive_clip=jp.AdaptiveClip(),
-    )  # fmt: skip
     for changes, message in (
-        ({"plan": adaptive}, "constant clip norm"),
+        ({"plan": memory.ADAPTIVE}, "constant clip norm"),
         ({"rise_clip": 0.0}, "rise_clip"),
         ({"rise_share": 1.0}, "rise_share"),
     ):

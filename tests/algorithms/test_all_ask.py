@@ -12,9 +12,7 @@ from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import Budget, Guarantee, Ledger, events
 from tests.algorithms.asking import OTHER, SAME, Asked, asked, asking
-from tests.algorithms.systems import SYSTEMS
-
-every_system = pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+from tests.algorithms.systems import every_system
 
 
 def same(one: Asked, other: Asked) -> bool:
@@ -26,7 +24,7 @@ def _unit(algorithm: Algorithm):
     return algorithm.queries[0].plan.unit
 
 
-@every_system
+@every_system()
 def test_its_cost_is_known_before_it_starts_and_any_other_run_is_charged(system, tmp_path):
     """TRUST 29: the ledger ends with the events that the algorithm's queries stated.
 
@@ -57,7 +55,7 @@ def test_its_cost_is_known_before_it_starts_and_any_other_run_is_charged(system,
     assert len(renamed.ledger) == 3 * charges
 
 
-@every_system
+@every_system()
 def test_a_question_that_is_not_the_algorithms_is_refused(system, tmp_path):
     """Even one that says the same: its cost was not stated, so it could be asked for ever."""
     algorithm, clients = system()
@@ -72,7 +70,7 @@ def test_a_question_that_is_not_the_algorithms_is_refused(system, tmp_path):
         assert len(releaser.ledger) == 0
 
 
-@every_system
+@every_system()
 def test_another_number_of_clients_is_refused_before_any_charge(system, tmp_path):
     """TRUST 9: one client fewer or more than planned."""
     algorithm, clients = system()
@@ -85,7 +83,7 @@ def test_another_number_of_clients_is_refused_before_any_charge(system, tmp_path
         assert len(ledger) == 0
 
 
-@every_system
+@every_system()
 def test_rounds_beyond_the_plans_are_refused(system, tmp_path):
     algorithm, clients = system()
     with asking(algorithm, clients, tmp_path) as releaser:
@@ -95,7 +93,7 @@ def test_rounds_beyond_the_plans_are_refused(system, tmp_path):
         assert len(releaser.ledger) == 0
 
 
-@every_system
+@every_system()
 def test_what_does_not_fit_the_budget_is_refused_as_a_whole(system, tmp_path):
     """TRUST 30: where all rounds together would cost too much."""
     algorithm, clients = system()

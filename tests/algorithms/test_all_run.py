@@ -8,20 +8,13 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.privacy import Guarantee, Ledger, events
-from tests.algorithms.systems import SYSTEMS
+from tests.algorithms.systems import every_system
 
 # Many programs to compile; their studies' tests crash, too.
-LONG = ("fed_avg_gan", "popri", "private_evolution")
-every_system = pytest.mark.parametrize(
-    "system",
-    [
-        pytest.param(system, id=name, marks=pytest.mark.long if name in LONG else ())
-        for name, system in SYSTEMS.items()
-    ],
-)
+every = every_system("fed_avg_gan", "popri", "private_evolution")
 
 
-@every_system
+@every
 def test_a_crashed_run_goes_on_to_the_same_bits_and_each_round_is_charged_once(system, tmp_path):
     """TRUST 33: the last round's releases were made and charged, and then the process broke."""
 
@@ -69,7 +62,7 @@ def test_a_crashed_run_goes_on_to_the_same_bits_and_each_round_is_charged_once(s
     jax.tree.map(np.testing.assert_array_equal, again.state, straight.state)
 
 
-@every_system
+@every
 def test_a_private_run_states_what_its_ledger_was_charged_with(system, tmp_path):
     algorithm, clients = system()
     ledger = tmp_path / "ledger.jsonl"

@@ -1,37 +1,32 @@
 """SCAFFOLD, FedDyn, Ditto, APFL against plain loops in float64, cohorts that differ by round."""
 
+import dataclasses
+from functools import partial
+
+import dp_accounting
 import jax
 import numpy as np
 import optax
 import pytest
 
 import jaxpfl as jp
+from jaxpfl.algorithms.scaffold import Parts
 from jaxpfl.errors import InputError
 from jaxpfl.federated import APFL, Ditto, Execution, client_mesh
-from jaxpfl.federated.release.prepared_query import PreparedQuery
 from tests.algorithms.asking import asked, asking
 from tests.algorithms.systems import Linear
 from tests.algorithms.test_fed_avg_variants import BATCH, EPOCHS, RATE, SIZES, population
 from tests.federated.test_local_training import DIM
-from tests.plans import flat_plan, flat_without_privacy
+from tests.plans import FIELDS, flat_plan, flat_without_privacy
 
 NUMBER, TAKEN, ROUNDS, CLIP, VARIATE_CLIP, SHARE = len(SIZES), 3, 5, 0.5, 2.0, 0.3
 COHORT = jp.CohortSpec(BATCH, 12, epochs=EPOCHS, clients_per_bucket=4)
 LAYOUTS = [None, Execution(client_mesh(2), chunk=2)]
-
-
-@pytest.fixture
-def cohorts(monkeypatch):
-    """The clients of each round, which are noted as they are drawn."""
-    drawn, real = [], PreparedQuery.drawn
-
-    def note(self, work):
-        found = real(self, work)
-        drawn.append(found.tolist())
-        return found
-
-    monkeypatch.setattr(PreparedQuery, "drawn", note)
-    return drawn
+SGD = optax.sgd(RATE)
+PRIVATE = flat_plan(**FIELDS | {"clip_norm": CLIP, "noise_multiplier": 1.2})
+ADAPTIVE = dataclasses.replace(PRIVATE, clip=jp.Clip(CLIP, jp.AdaptiveClip()))
+# What FedAvg costs.
+COST = dp_accounting.ComposedDpEvent([PRIVATE.event()])
 
 
 def plan(**changes):
@@ -56,33 +51,43 @@ def steps_of(client):
     return EPOCHS * -(-SIZES[client] // BATCH)
 
 
+def trained(client, start, drift=0.0, pull=0.0):
+    """What a client's steps lead to, by its slope, a constant and a pull towards the start."""
+    y = start.copy()
+    for _ in range(steps_of(client)):
+        y -= RATE * (slope(client, y) + drift + pull * (y - start))
+    return y
+
+
+def made(make, **changes):
+    """An algorithm for a linear model."""
+    settings = dict(server=optax.sgd(1.0), plan=plan(), cohort=COHORT)
+    return make(Linear(), **{**settings, **changes})
+
+
+averaged = partial(made, jp.algorithms.fed_avg)
+fed_dyn = partial(made, jp.algorithms.fed_dyn, client=SGD)
+scaffold = partial(
+    made,
+    jp.algorithms.scaffold,
+    learning_rate=RATE,
+    variate_clip=VARIATE_CLIP,
+    variate_share=SHARE,
+)
+
+
 def scaffold_by_hand(drawn, sign=1.0):
     x, c, own = np.zeros(DIM + 1), np.zeros(DIM + 1), np.zeros((NUMBER, DIM + 1))
     for cohort in drawn:
         changes, moves = np.zeros(DIM + 1), np.zeros(DIM + 1)
         for client in cohort:
-            y, steps = x.copy(), steps_of(client)
-            for _ in range(steps):
-                y -= RATE * (slope(client, y) + sign * (c - own[client]))
+            y, steps = trained(client, x, drift=sign * (c - own[client])), steps_of(client)
             move = (x - y) / (steps * RATE) - c if steps else np.zeros(DIM + 1)
             move = clipped(move, VARIATE_CLIP)
             own[client] += move
             changes, moves = changes + clipped(y - x, CLIP), moves + move
         x, c = x + changes / TAKEN, c + moves / NUMBER
     return x, c, own
-
-
-def scaffold(execution=None, **changes):
-    settings = dict(
-        learning_rate=RATE,
-        server=optax.sgd(1.0),
-        plan=plan(),
-        variate_clip=VARIATE_CLIP,
-        variate_share=SHARE,
-        cohort=COHORT,
-        execution=execution,
-    )
-    return jp.algorithms.scaffold(Linear(), **{**settings, **changes})
 
 
 def flat(tree):
@@ -101,7 +106,7 @@ def run(algorithm, folder, read=flat):
 
 @pytest.mark.parametrize("execution", LAYOUTS)
 def test_scaffold_is_what_a_plain_loop_gives(execution, cohorts, tmp_path):
-    state, own = run(scaffold(execution), tmp_path)
+    state, own = run(scaffold(execution=execution), tmp_path)
     assert len({tuple(each) for each in cohorts}) > 2
     x, c, expected = scaffold_by_hand(cohorts)
     np.testing.assert_allclose(flat(state.params), x, rtol=1e-5, atol=1e-6)
@@ -120,7 +125,7 @@ def test_one_client_moves_a_release_of_both_parts_by_at_most_the_clip_norm(tmp_p
         query, sums = algorithm.queries[0], []
 
         def step(state, release, round, query=query, sums=sums):
-            broadcast = type(release_of(state))(state.params, state.variate)
+            broadcast = Parts(state.params, state.variate)
             sums.append(jax.device_get(release(query, broadcast).value))
             return state, {}
 
@@ -133,12 +138,6 @@ def test_one_client_moves_a_release_of_both_parts_by_at_most_the_clip_norm(tmp_p
         assert 0.5e-3 < np.linalg.norm(with_it - without) < 1e-3 * (1 + 1e-5)
 
 
-def release_of(state):
-    from jaxpfl.algorithms.scaffold import Parts
-
-    return Parts(state.params, state.variate)
-
-
 def _all_but(client):
     """The examples of the others; the client stays, without any."""
     offsets = population().offsets
@@ -148,43 +147,25 @@ def _all_but(client):
 
 
 def test_scaffold_and_fed_dyn_cost_what_fed_avg_costs():
-    private = flat_plan(
-        population=1_000,
-        clients_per_round=100,
-        rounds=10,
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        delta=1e-5,
-    )
-    algorithm = scaffold(plan=private)
-    client = optax.sgd(RATE)
-    expected = jp.algorithms.fed_avg(Linear(), client=client, server=optax.sgd(1.0), plan=private)
-    assert algorithm.event() == expected.event() == fed_dyn(1.0, plan=private).event()
+    algorithm = scaffold(plan=PRIVATE)
+    assert averaged(client=SGD, plan=PRIVATE).event() == COST
+    assert algorithm.event() == fed_dyn(alpha=1.0, plan=PRIVATE).event() == COST
     scales = algorithm.queries[0].client_fn.parts.scales
     # Each part's noise in its own clip norms: z_1^-2 + z_2^-2 = z^-2.
-    z = [1 / scales[0], 1 / (scales[1] * VARIATE_CLIP)]
+    z = [1 / scales[0], CLIP / (scales[1] * VARIATE_CLIP)]
     assert sum(each**-2 for each in z) == pytest.approx(1.0)
 
 
 def test_unusable_settings_are_refused():
-    adaptive = flat_plan(
-        population=1_000,
-        clients_per_round=100,
-        rounds=ROUNDS,
-        clip_norm=CLIP,
-        noise_multiplier=1.0,
-        delta=1e-5,
-        adaptive_clip=jp.AdaptiveClip(),
-    )
     for changes, message in (
-        ({"plan": adaptive}, "constant clip norm"),
+        ({"plan": ADAPTIVE}, "constant clip norm"),
         ({"variate_share": 1.0}, "variate_share"),
         ({"learning_rate": 0.0}, "learning_rate"),
     ):
         with pytest.raises(InputError, match=message):
             scaffold(**changes)
     with pytest.raises(InputError, match="alpha"):
-        fed_dyn(0.0)
+        fed_dyn(alpha=0.0)
 
 
 def fed_dyn_by_hand(drawn, alpha, sign=1.0):
@@ -192,9 +173,7 @@ def fed_dyn_by_hand(drawn, alpha, sign=1.0):
     for cohort in drawn:
         total = np.zeros(DIM + 1)
         for client in cohort:
-            y = w.copy()
-            for _ in range(steps_of(client)):
-                y -= RATE * (slope(client, y) - sign * own[client] + alpha * (y - w))
+            y = trained(client, w, drift=-sign * own[client], pull=alpha)
             sent = clipped(y - w, CLIP)
             own[client] -= alpha * sent
             total += sent
@@ -203,20 +182,9 @@ def fed_dyn_by_hand(drawn, alpha, sign=1.0):
     return w, h, own
 
 
-def fed_dyn(alpha, execution=None, **changes):
-    settings = dict(
-        client=optax.sgd(RATE),
-        server=optax.sgd(1.0),
-        plan=plan(),
-        cohort=COHORT,
-        execution=execution,
-    )
-    return jp.algorithms.fed_dyn(Linear(), alpha=alpha, **{**settings, **changes})
-
-
 @pytest.mark.parametrize("execution", LAYOUTS)
 def test_fed_dyn_is_what_a_plain_loop_gives(execution, cohorts, tmp_path):
-    state, own = run(fed_dyn(0.7, execution), tmp_path)
+    state, own = run(fed_dyn(alpha=0.7, execution=execution), tmp_path)
     assert len({tuple(each) for each in cohorts}) > 2
     w, h, expected = fed_dyn_by_hand(cohorts, 0.7)
     np.testing.assert_allclose(flat(state.params), w, rtol=1e-5, atol=1e-6)
@@ -248,19 +216,10 @@ def personal_by_hand(drawn, client, sign=1.0):
     return w, own
 
 
-def averaged(client, execution=None, **changes):
-    return jp.algorithms.fed_avg(
-        Linear(), client=client, server=optax.sgd(1.0),
-        plan=plan(**changes), cohort=COHORT, execution=execution,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("execution", LAYOUTS)
-@pytest.mark.parametrize(
-    "client", [Ditto(Linear(), optax.sgd(RATE), pull=2.0), APFL(Linear(), optax.sgd(RATE), mix=0.3)]
-)
+@pytest.mark.parametrize("client", [Ditto(Linear(), SGD, pull=2.0), APFL(Linear(), SGD, mix=0.3)])
 def test_ditto_and_apfl_are_what_a_plain_loop_gives(client, execution, cohorts, tmp_path):
-    state, own = run(averaged(client, execution), tmp_path)
+    state, own = run(averaged(client=client, execution=execution), tmp_path)
     w, expected = personal_by_hand(cohorts, client)
     np.testing.assert_allclose(flat(state.params), w, rtol=1e-5, atol=1e-6)
     assert len(expected) > 3
@@ -279,11 +238,11 @@ def test_ditto_and_apfl_are_what_a_plain_loop_gives(client, execution, cohorts, 
 
 def test_what_ditto_and_apfl_release_is_what_fed_avg_releases(tmp_path):
     """To the bit, and with another weight, too: nothing of a client's own model is sent."""
-    sgd, found = optax.sgd(RATE), []
-    own = [kind(Linear(), sgd, **{by: weight}) for kind, by in ((Ditto, "pull"), (APFL, "mix"))
+    everyone, found = plan(clients_per_round=NUMBER), []
+    own = [kind(Linear(), SGD, **{by: weight}) for kind, by in ((Ditto, "pull"), (APFL, "mix"))
            for weight in (0.0, 1.0)]  # fmt: skip
-    for number, client in enumerate([sgd, *own]):
-        algorithm = averaged(client, clients_per_round=NUMBER)
+    for number, client in enumerate([SGD, *own]):
+        algorithm = averaged(client=client, plan=everyone)
         found.append(asked(algorithm, population(), tmp_path, ledger=f"{number}").state.params)
     for other in found[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, found[0])

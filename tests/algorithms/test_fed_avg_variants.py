@@ -1,4 +1,4 @@
-"""FedProx, FedNova, schedules, client functions of one's own, against a plain loop in float64."""
+"""FedAvg, FedProx, FedNova, schedules, client functions of one's own: a plain loop in float64."""
 
 import dataclasses
 
@@ -18,6 +18,7 @@ from tests.plans import flat_without_privacy
 
 SIZES = (1, 7, 4, 0, 12, 3)
 BATCH, EPOCHS, CLIP, RATE = 4, 2, 0.5, 0.1
+SERVER, NESTEROV = optax.sgd(1.0), optax.sgd(1.0, momentum=0.9, nesterov=True)
 HALVING = optax.exponential_decay(1.0, 1, 0.5)
 
 
@@ -32,9 +33,9 @@ def population():
     return from_clients(clients)
 
 
-def by_hand(mu=0.0, per_step=False, decay=1.0, rounds=3):
+def by_hand(mu=0.0, per_step=False, decay=1.0, momentum=0.0, rounds=3):
     """Rounds client by client, step by step."""
-    held, weights = population(), np.zeros(DIM + 1)
+    held, weights, velocity = population(), np.zeros(DIM + 1), np.zeros(DIM + 1)
     for round in range(rounds):
         total = np.zeros(DIM + 1)
         for client, size in enumerate(SIZES):
@@ -46,22 +47,29 @@ def by_hand(mu=0.0, per_step=False, decay=1.0, rounds=3):
                 local -= RATE * decay**round * ((x @ local - y) * x + pull)
             sent = (local - weights) / (max(steps, 1) if per_step else 1)
             total += sent * min(1.0, CLIP / max(np.linalg.norm(sent), 1e-30))
-        weights = weights + total / len(SIZES)
+        velocity = momentum * velocity + total / len(SIZES)
+        # Nesterov's, where there is momentum.
+        step = momentum * velocity + total / len(SIZES) if momentum else velocity
+        weights = weights + step
     return weights
 
 
-def trained(tmp_path, client, execution=None, rounds=3):
+def ran(tmp_path, client, execution=None, rounds=3, server=SERVER):
     number = len(SIZES)
     plan = flat_without_privacy(population=number, rounds=rounds, clip_norm=CLIP)
     algorithm = jp.algorithms.fed_avg(
         Linear(),
         client=client,
-        server=optax.sgd(1.0),
+        server=server,
         plan=plan,
         cohort=jp.CohortSpec(BATCH, 12, epochs=EPOCHS, clients_per_bucket=4),
         execution=execution,
     )
-    params = asked(algorithm, population(), tmp_path).state.params
+    return asked(algorithm, population(), tmp_path)
+
+
+def trained(*given, **settings):
+    params = ran(*given, **settings).state.params
     return np.append(params["w"], params["b"])
 
 
@@ -69,31 +77,33 @@ def local(**settings):
     return LocalTraining(Linear(), optax.sgd(RATE), **settings)
 
 
+ALL = {"mu": 2.0, "per_step": True, "decay": 0.5}
+ALL_FUNCTION = local(penalty=Proximal(2.0), transform=per_step, schedule=HALVING)
+
+
 @pytest.mark.parametrize(
-    ("client", "expected", "wrong"),
+    ("client", "settings", "expected", "wrong"),
     [
-        (local(), {}, {"mu": 0.1}),
-        (local(penalty=Proximal(2.0)), {"mu": 2.0}, {"mu": -2.0}),
-        (local(transform=per_step), {"per_step": True}, {}),
-        (local(schedule=HALVING), {"decay": 0.5}, {}),
-        (
-            local(penalty=Proximal(2.0), transform=per_step, schedule=HALVING),
-            {"mu": 2.0, "per_step": True, "decay": 0.5},
-            {"mu": -2.0, "per_step": True, "decay": 0.5},
-        ),
+        (local(), {}, {}, {"mu": 0.1}),
+        (local(), {"server": NESTEROV}, {"momentum": 0.9}, {"momentum": 0.8}),
+        (local(penalty=Proximal(2.0)), {}, {"mu": 2.0}, {"mu": -2.0}),
+        (local(transform=per_step), {}, {"per_step": True}, {}),
+        (local(schedule=HALVING), {}, {"decay": 0.5}, {}),
+        (ALL_FUNCTION, {}, ALL, ALL | {"mu": -2.0}),
+        (ALL_FUNCTION, {"execution": Execution(client_mesh(2), chunk=2)}, ALL, {}),
     ],
 )
-def test_rounds_are_what_a_plain_loop_gives(client, expected, wrong, tmp_path):
-    found = trained(tmp_path, client)
+def test_rounds_are_what_a_plain_loop_gives(client, settings, expected, wrong, tmp_path):
+    """Unweighted clipped mean over the PLANNED number of clients; on devices and chunks, too."""
+    found = trained(tmp_path, client, **settings)
     np.testing.assert_allclose(found, by_hand(**expected), rtol=1e-5, atol=1e-6)
     assert np.abs(found - by_hand(**wrong)).max() > 1e-3
 
 
-def test_devices_and_chunks_change_nothing(tmp_path):
-    client = local(penalty=Proximal(2.0), transform=per_step, schedule=HALVING)
-    found = trained(tmp_path, client, Execution(client_mesh(2), chunk=2))
-    expected = by_hand(mu=2.0, per_step=True, decay=0.5)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+def test_the_norm_of_an_update_is_told(tmp_path):
+    (first,) = ran(tmp_path, local(), rounds=1).metrics
+    norm = np.linalg.norm(by_hand(rounds=1))
+    assert first["update_norm"] == pytest.approx(norm, rel=1e-5)
 
 
 def test_a_transform_draws_from_each_clients_own_key(tmp_path):

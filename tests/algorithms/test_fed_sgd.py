@@ -108,9 +108,3 @@ def test_a_plan_by_client_is_refused():
     plan = flat_without_privacy(population=6, rounds=1)
     with pytest.raises(jp.InputError, match="unit = 'example'"):
         algorithm(plan)
-
-
-def test_a_plan_for_clients_is_no_plan_for_their_examples(tmp_path):
-    """TRUST 12: the population counts examples."""
-    with pytest.raises(jp.InputError, match="examples"):
-        asked(algorithm(exact(population=6, clients_per_round=6)), population(), tmp_path)

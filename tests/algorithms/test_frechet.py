@@ -249,26 +249,19 @@ def test_mixture_holds_no_more_than_its_scarcest_part():
 
 
 @pytest.mark.parametrize(
-    ("shares", "message"),
+    ("dimensions", "shares", "message"),
     [
-        ([0.5, 0.4], "must sum to 1"),
-        ([1.5, -0.5], "share 1"),
-        ([math.nan, 1.0], "share 0"),
-        ([1.0], "needs 2 shares"),
-        ([], "needs 2 shares"),
+        ((D, D), [0.5, 0.4], "must sum to 1"),
+        ((D, D), [1.5, -0.5], "share 1"),
+        ((D, D), [math.nan, 1.0], "share 0"),
+        ((D, D), [1.0], "needs 2 shares"),
+        ((), [], "found no corpus"),
+        ((D, 3), [0.5, 0.5], r"one dimension, found \[3, 12\]"),
     ],
 )
-def test_unusable_shares_are_refused(shares, message):
-    parts = [gaussian(37), gaussian(38)]
+def test_unusable_shares_and_parts_are_refused(dimensions, shares, message):
     with pytest.raises(InputError, match=message):
-        mixture(parts, shares)
-
-
-def test_mixtures_of_nothing_or_of_unlike_parts_are_refused():
-    with pytest.raises(InputError, match="found no corpus"):
-        mixture([], [])
-    with pytest.raises(InputError, match=r"one dimension, found \[3, 12\]"):
-        mixture([gaussian(39), gaussian(40, dimension=3)], [0.5, 0.5])
+        mixture([gaussian(37, dimension=each) for each in dimensions], shares)
 
 
 # The projection

@@ -1,5 +1,7 @@
 """IFCA against a plain loop in float64: two kinds of clients, cohorts that differ by round."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import optax
@@ -9,47 +11,25 @@ import jaxpfl as jp
 from jaxpfl.errors import InputError
 from tests.algorithms import test_client_memory as memory
 from tests.algorithms.asking import asked
-from tests.algorithms.systems import Linear
-from tests.algorithms.test_client_memory import (
-    CLIP,
-    COHORT,
-    LAYOUTS,
-    RATE,
-    TAKEN,
-    clipped,
-    flat,
-    plan,
-    slope,
-    steps_of,
-)
 from tests.federated.test_local_training import DIM
-from tests.plans import flat_plan
 
-cohorts = memory.cohorts
 CLUSTERS = 3
 START = np.random.default_rng(1).normal(size=(CLUSTERS, DIM + 1)).astype(np.float32)
-
-
-def ifca(execution=None, **changes):
-    settings = dict(
-        clusters=CLUSTERS,
-        client=optax.sgd(RATE),
-        server=optax.sgd(2.0),
-        plan=plan(),
-        cohort=COHORT,
-        execution=execution,
-        start={"w": START[:, :-1], "b": START[:, -1]},
-    )
-    return jp.algorithms.ifca(Linear(), **{**settings, **changes})
+ifca = partial(
+    memory.made,
+    jp.algorithms.ifca,
+    clusters=CLUSTERS,
+    client=memory.SGD,
+    server=optax.sgd(2.0),
+    start={"w": START[:, :-1], "b": START[:, -1]},
+)
 
 
 def error(client, weights):
     held = memory.population().examples(client)
-    return (
-        float(held["x"][0] @ weights[:-1] + weights[-1] - held["y"][0]) ** 2
-        if len(held["y"])
-        else 0.0
-    )
+    if not len(held["y"]):
+        return 0.0
+    return float(held["x"][0] @ weights[:-1] + weights[-1] - held["y"][0]) ** 2
 
 
 def by_hand(drawn, sign=1.0):
@@ -58,18 +38,17 @@ def by_hand(drawn, sign=1.0):
         total = np.zeros_like(models)
         for client in cohort:
             best = int(np.argmin([sign * error(client, each) for each in models]))
-            local = models[best].copy()
-            for _ in range(steps_of(client)):
-                local -= RATE * slope(client, local)
-            total[best] += clipped(local - models[best], CLIP)
+            moved = memory.trained(client, models[best]) - models[best]
+            total[best] += memory.clipped(moved, memory.CLIP)
             chosen.add(best)
-        models = models + 2.0 * total / TAKEN
+        models = models + 2.0 * total / memory.TAKEN
     return models, chosen
 
 
-@pytest.mark.parametrize("execution", LAYOUTS)
+@pytest.mark.parametrize("execution", memory.LAYOUTS)
 def test_rounds_are_what_a_plain_loop_gives(execution, cohorts, tmp_path):
-    found = flat(asked(ifca(execution), memory.population(), tmp_path).state.params)
+    state = asked(ifca(execution=execution), memory.population(), tmp_path).state
+    found = memory.flat(state.params)
     assert len({tuple(each) for each in cohorts}) > 2
     expected, chosen = by_hand(cohorts)
     assert len(chosen) > 1
@@ -78,15 +57,8 @@ def test_rounds_are_what_a_plain_loop_gives(execution, cohorts, tmp_path):
 
 
 def test_it_costs_what_fed_avg_costs_and_draws_its_models():
-    private = flat_plan(
-        population=1_000, clients_per_round=100, rounds=10, clip_norm=1.0, noise_multiplier=1.0,
-        delta=1e-5,
-    )  # fmt: skip
-    algorithm = ifca(plan=private, start=None)
-    averaging = jp.algorithms.fed_avg(
-        Linear(), client=optax.sgd(RATE), server=optax.sgd(1.0), plan=private
-    )
-    assert algorithm.event() == averaging.event()
+    algorithm = ifca(plan=memory.PRIVATE, start=None)
+    assert algorithm.event() == memory.COST
     models = algorithm.init(jax.random.key(0)).params
     assert (models["w"].shape, models["b"].shape) == ((CLUSTERS, DIM), (CLUSTERS,))
 

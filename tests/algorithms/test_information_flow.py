@@ -9,10 +9,7 @@ import pytest
 from jaxpfl.federated import Released, check_information_flow
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.query import read_columns
-from tests.algorithms.systems import SYSTEMS
-
-# Their models take seconds to trace.
-LONG = ("fed_avg_gan", "popri")
+from tests.algorithms.systems import every_system
 
 
 def with_chunk(query, chunk):
@@ -26,13 +23,8 @@ def with_chunk(query, chunk):
     )
 
 
-@pytest.mark.parametrize(
-    "system",
-    [
-        pytest.param(system, id=name, marks=pytest.mark.long if name in LONG else ())
-        for name, system in SYSTEMS.items()
-    ],
-)
+# The models of two take seconds to trace.
+@every_system("fed_avg_gan", "popri")
 @pytest.mark.parametrize("chunk", [None, 1, 32])
 def test_every_query_of_a_system_tells_nothing_but_its_noisy_sum(system, chunk):
     """The first round of each: its step gets zeros instead of releases."""

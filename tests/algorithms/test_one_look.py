@@ -12,10 +12,8 @@ from jaxpfl.algorithms.popri import with_adapters
 from jaxpfl.errors import InputError
 from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import Ledger
-from jaxpfl.text.embed import embedder
-from jaxpfl.text.generation.language_model import LanguageModel
-from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
-from tests.algorithms.test_popri import like_clients, near_clients
+from tests.algorithms.popri_parts import FAR, HASHED, NEAR, SETTINGS, near_clients
+from tests.algorithms.test_popri import like_clients
 
 
 def released(target: Moments, entry: float = 0.0) -> PrivateMoments:
@@ -27,11 +25,6 @@ def released(target: Moments, entry: float = 0.0) -> PrivateMoments:
 def symmetric_noise(rng: np.random.Generator, dimension: int, entry: float) -> np.ndarray:
     noise_DxD = rng.normal(size=(dimension, dimension)) * entry / 2**0.5
     return noise_DxD + noise_DxD.T
-
-
-@pytest.fixture(scope="module")
-def generator() -> LanguageModel:
-    return trained_generator()
 
 
 def test_the_witness_is_the_slope_of_the_distance():
@@ -107,14 +100,13 @@ def test_what_does_not_fit_is_refused(make, message):
 
 @pytest.mark.long
 def test_no_round_asks_a_client_and_the_ledger_has_one_release(generator, tmp_path):
-    hashed = embedder("hashed:32")
-    clients = near_clients(hashed)
+    clients = near_clients()
     plan = FredPlan.calibrated(epsilon=7.0, delta=1e-3, clip_norm=1.0, max_examples=2)
     with Ledger(tmp_path / "ledger.jsonl", clients) as ledger:
         secret = RunSecret.reproducible(0)
         found = private_moments(clients, plan, ledger=ledger, run="look", secret=secret)
         charged = len(ledger.charges)
-        algorithm = popri(generator, NEAR + FAR, MomentRewards(found, rounds=4), hashed, SETTINGS)
+        algorithm = popri(generator, NEAR + FAR, MomentRewards(found, rounds=4), HASHED, SETTINGS)
         assert algorithm.queries == ()
         state, metrics = algorithm.init(jax.random.key(0)), []
         for round in range(1, 5):

@@ -1,38 +1,22 @@
 """FedPer and FedRep against plain loops in float64, with cohorts that differ by round."""
 
+import dataclasses
+
 import numpy as np
-import optax
 import pytest
 
-import jaxpfl as jp
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Execution, PersonalParts, client_mesh
+from jaxpfl.privacy import Poisson
 from tests.algorithms import test_client_memory as memory
 from tests.algorithms.systems import Linear
-from tests.algorithms.test_client_memory import (
-    CLIP,
-    COHORT,
-    LAYOUTS,
-    NUMBER,
-    RATE,
-    ROUNDS,
-    TAKEN,
-    averaged,
-    clipped,
-    flat,
-    run,
-    slope,
-    steps_of,
-)
 from tests.federated.test_local_training import DIM
-from tests.plans import flat_plan
 
-cohorts = memory.cohorts
 OWN = np.arange(DIM + 1) == DIM  # b, beside w
 
 
 def parts(first, own="^b$"):
-    return PersonalParts(Linear(), optax.sgd(RATE), own, first)
+    return PersonalParts(Linear(), memory.SGD, own, first)
 
 
 def by_hand(drawn, first, sign=1.0, order=1):
@@ -45,40 +29,40 @@ def by_hand(drawn, first, sign=1.0, order=1):
         for client in cohort:
             local = np.where(OWN, own.get(client, 0.0), w)
             for moved in phases[::order]:
-                for _ in range(steps_of(client)):
-                    local -= RATE * moved * np.where(OWN, sign, 1.0) * slope(client, local)
+                for _ in range(memory.steps_of(client)):
+                    local -= (
+                        memory.RATE * moved * np.where(OWN, sign, 1.0) * memory.slope(client, local)
+                    )
             own[client] = local[-1]
-            total += clipped((local - w) * ~OWN, CLIP)
-        w = w + total / TAKEN
+            total += memory.clipped((local - w) * ~OWN, memory.CLIP)
+        w = w + total / memory.TAKEN
     return w, own
 
 
-@pytest.mark.parametrize("execution", LAYOUTS)
+@pytest.mark.parametrize("execution", memory.LAYOUTS)
 @pytest.mark.parametrize("first", [0, 1, 3])
 def test_rounds_are_what_a_plain_loop_gives(first, execution, cohorts, tmp_path):
     client = parts(first)
-    state, own = run(averaged(client, execution), tmp_path, read=lambda rows: rows["b"])
+    state, own = memory.run(
+        memory.averaged(client=client, execution=execution), tmp_path, read=lambda rows: rows["b"]
+    )
     assert len({tuple(each) for each in cohorts}) > 2
     w, expected = by_hand(cohorts, first)
     # What the server has in place of the own part stays as it began.
-    np.testing.assert_allclose(flat(state.params), w, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(memory.flat(state.params), w, rtol=1e-5, atol=1e-6)
     for each, found in expected.items():
         np.testing.assert_allclose(own[each], found, rtol=1e-5, atol=1e-6)
     model = client.own_model(state.params, {"w": None, "b": own[1]})
-    np.testing.assert_allclose(flat(model), [*w[:-1], expected[1]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(memory.flat(model), [*w[:-1], expected[1]], rtol=1e-5, atol=1e-6)
     for wrong in [{"sign": -1.0}] + [{"order": -1}] * (first > 0):
-        assert np.abs(flat(state.params) - by_hand(cohorts, first, **wrong)[0]).max() > 1e-3
+        assert np.abs(memory.flat(state.params) - by_hand(cohorts, first, **wrong)[0]).max() > 1e-3
 
 
 def test_no_noise_is_added_to_what_stays_with_clients(tmp_path):
-    noisy = flat_plan(
-        population=NUMBER, clients_per_round=TAKEN, rounds=ROUNDS, clip_norm=CLIP,
-        noise_multiplier=1.0, delta=1e-2,
-    )  # fmt: skip
-    algorithm = jp.algorithms.fed_avg(
-        Linear(), client=parts(1), server=optax.sgd(1.0), plan=noisy, cohort=COHORT
-    )
-    params = run(algorithm, tmp_path, read=lambda rows: rows)[0].params
+    few = Poisson(memory.NUMBER, memory.TAKEN)
+    noisy = dataclasses.replace(memory.PRIVATE, participation=few)
+    algorithm = memory.averaged(client=parts(1), plan=noisy)
+    params = memory.run(algorithm, tmp_path, read=lambda rows: rows)[0].params
     assert params["b"] == 0
     assert np.abs(params["w"]).min() > 1e-3
 
@@ -86,9 +70,11 @@ def test_no_noise_is_added_to_what_stays_with_clients(tmp_path):
 @pytest.mark.parametrize(("own", "found"), [("nothing", "none"), ("", "all")])
 def test_a_pattern_that_matches_no_parameter_or_all_is_refused(own, found, tmp_path):
     with pytest.raises(InputError, match=f"own must match .* {found}"):
-        run(averaged(parts(0, own)), tmp_path)
+        memory.run(memory.averaged(client=parts(0, own)), tmp_path)
 
 
 def test_devices_that_share_a_model_are_refused(tmp_path):
     with pytest.raises(InputError, match="whole model"):
-        run(averaged(parts(1), Execution(client_mesh(2, model=2))), tmp_path)
+        memory.run(
+            memory.averaged(client=parts(1), execution=Execution(client_mesh(2, model=2))), tmp_path
+        )

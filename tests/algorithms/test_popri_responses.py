@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
-import pytest
 
 from jaxpfl.algorithms import PopriSettings
 from jaxpfl.algorithms.popri import groups_by_score, respond, synthesise
@@ -13,13 +12,8 @@ from jaxpfl.text.generation.language_model import Generated, LanguageModel, prom
 from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.preference.responses import last_tokens
 from jaxpfl.text.tokenisers.base import Tokeniser
-from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
+from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
-
-
-@pytest.fixture(scope="module")
-def generator() -> LanguageModel:
-    return trained_generator()
 
 
 def test_pairs_that_would_teach_nothing_are_left_out(generator):

@@ -7,10 +7,9 @@ import pytest
 from jaxpfl.algorithms import EvolutionSettings, Scorer, private_evolution
 from jaxpfl.algorithms.private_evolution import select, selected_texts
 from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
-from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.text.embed import embed, embedder
 from tests.algorithms.asking import asked
+from tests.algorithms.popri_parts import FAR, HASHED, NEAR, Flipped, near_clients
 from tests.plans import flat_plan, flat_without_privacy
 
 LETTERS = "abyz"
@@ -179,20 +178,6 @@ def test_the_number_of_texts_and_settings_are_checked():
             EvolutionSettings(**wrong)
 
 
-@pytest.fixture(scope="module")
-def hashed():
-    return embedder("hashed:32")
-
-
-NEAR = ["ab ba ab", "ba ab ba", "ab ab ba", "ba ba ab"]
-FAR = ["yz zy yz", "zy yz zy", "yz yz zy", "zy zy yz"]
-
-
-def clients(function, count=40, texts=NEAR):
-    held = {f"client {k}": {"text": [texts[k % 4], texts[(k + 1) % 4]]} for k in range(count)}
-    return embed(from_clients(held), function, progress=False)
-
-
 class Swap:
     """A variation: one word by the key."""
 
@@ -207,21 +192,17 @@ class Swap:
 
 
 @pytest.mark.parametrize("form", ["pre_text", "aug_pe"])
-def test_texts_like_the_clients_win_and_lose_with_the_sign_flipped(hashed, tmp_path, form):
+def test_texts_like_the_clients_win_and_lose_with_the_sign_flipped(tmp_path, form):
     """Votes through the door, with little noise; one entry on the ledger for each round."""
-    population = clients(hashed)
+    population = near_clients()
     plan = flat_plan(population=40, rounds=3, clip_norm=2.0, noise_multiplier=0.2, delta=1e-3)
     settings = EvolutionSettings(form, population=16, threshold=1.0, lookahead=2, variations=3)
     start = [*NEAR, *FAR, *["ab yz ab", "yz ab zy", "ba zy ba", "zy ba yz"]] + FAR
 
-    class Flipped(Scorer):
-        def release(self, release, candidates_KxJxD, round):
-            return -super().release(release, candidates_KxJxD, round)
-
     share = {}
     for kind in (Scorer, Flipped):
         scorer = kind(plan, kind="nn_histogram", max_texts=2)
-        algorithm = private_evolution(start, Swap(), scorer, hashed, settings)
+        algorithm = private_evolution(start, Swap(), scorer, HASHED, settings)
         found = asked(algorithm, population, tmp_path, ledger=f"{kind.__name__}.jsonl")
         assert [charge.label for charge in found.ledger.charges] == ["private_evolution"] * 3
         assert found.ledger.spent(1e-3) == pytest.approx(plan.epsilon())

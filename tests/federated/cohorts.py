@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.data.cohort import Bucket, CohortSpec
+from jaxpfl.data import Population, from_clients
+from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
 from jaxpfl.federated import Execution, Query, RunSecret
 from jaxpfl.federated.release.door import Door, Keys, Summed
+from jaxpfl.federated.release.identity import traced
 from jaxpfl.privacy import Plan
 from tests.plans import flat_plan, flat_without_privacy
 
@@ -18,6 +20,13 @@ DIM = 5
 def vectors(count: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
     """Returns float32 [count, DIM], one vector a client."""
     return (scale * np.random.default_rng(seed).normal(size=(count, DIM))).astype(np.float32)
+
+
+def embedded(parts) -> Population:
+    """Each client holds one part of embeddings, [examples, d]."""
+    return from_clients(
+        {f"client {i}": {"embedding": np.float32(part)} for i, part in enumerate(parts)}
+    )
 
 
 def bucket_of(values_CxD: np.ndarray, slots: int | None = None, padding: float = np.nan) -> Bucket:
@@ -70,6 +79,22 @@ def through(door: Door, broadcast, buckets, key=None, *, clip_norm=None, shared=
     """What comes out of the door in a round, by default the plan's first."""
     clip_norm = jnp.float32(door.query.plan.clip_norm) if clip_norm is None else clip_norm
     return door(broadcast, buckets, clip_norm, keys() if key is None else key, shared)
+
+
+def of_everybody(door: Door, broadcast, clients: Population):
+    """What comes out of the door where all clients take part."""
+    everyone, shards = np.arange(len(clients)), door.mesh.size
+    cohort = Cohort(clients, everyone, door.query.cohort, seed=7, round=1, shards=shards)
+    return jax.device_get(through(door, broadcast, cohort).value)
+
+
+def sum_of_all(client_fn, clients: Population, spec, execution, broadcast, clip_norm: float):
+    """The sum of the clipped contributions of all clients, without noise, through the door."""
+    count = len(clients)
+    plan = no_noise(population=count, clients_per_round=count, clip_norm=clip_norm)
+    query = Query("q", client_fn, plan, spec, execution=execution)
+    opened = Door(query, traced(query, broadcast, clients.columns).contribution)
+    return of_everybody(opened, broadcast, clients)
 
 
 SHAPE = {"a": jax.ShapeDtypeStruct((DIM,), jnp.float32)}

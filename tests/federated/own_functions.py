@@ -92,3 +92,27 @@ FUNCTIONS = st.builds(
     st.sampled_from([whole, by_steps]),
     *(st.sampled_from(sorted(each)) for each in (GRADIENTS, UPDATES, LOOPS, SENT)),
 )
+
+
+def of_self(client_fn):
+    """Sends zero for all clients but the one whose column "self" is true."""
+
+    def alone(found, is_self):
+        return jax.tree.map(lambda leaf: jnp.where(is_self, leaf, jnp.zeros_like(leaf)), found)
+
+    def step(broadcast, state, batch, mask, key):
+        own = {name: column for name, column in batch.items() if name != "self"}
+        found = client_fn.step(broadcast, state[1], own, mask, key)
+        return state[0] | jnp.any(batch["self"] & mask), found
+
+    def whole(broadcast, examples, key):
+        is_self = jnp.any(examples.batches["self"] & examples.mask)
+        return alone(client_fn(broadcast, examples, key), is_self)
+
+    if not hasattr(client_fn, "step"):
+        return whole
+    return ClientSteps(
+        lambda broadcast, key: (jnp.bool_(False), client_fn.init(broadcast, key)),
+        step,
+        lambda broadcast, state: alone(client_fn.finish(broadcast, state[1]), state[0]),
+    )

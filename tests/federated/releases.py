@@ -1,9 +1,13 @@
 """What tests of the release ask, and of whom."""
 
+from contextlib import contextmanager
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpfl as jp
+from jaxpfl.algorithms import Algorithm
 from jaxpfl.data import Population
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated import Query, Releaser, RunSecret
@@ -49,18 +53,46 @@ def query(client_fn=held_vector, of: Plan | None = None, **changes) -> Query:
     return Query(client_fn=client_fn, plan=of or plan(), **{**settings, **changes})
 
 
+@contextmanager
+def releasing(
+    path, clients=None, *, secret=None, run="run", budget=None, unit="client", **settings
+):
+    """A releaser of clients on the ledger at `path`; `settings` are its other arguments."""
+    clients = population() if clients is None else clients
+    secret = RunSecret.reproducible(7) if secret is None else secret
+    with (
+        Ledger(path, clients, budget=budget, unit=unit) as ledger,
+        Releaser(clients, ledger, secret, run=run, **settings) as releaser,
+    ):
+        yield releaser
+
+
 def ask(
     path, asked=None, *, clients=None, round=1, secret=None, run="run", broadcast=0.0, budget=None
 ):
     """One release on the ledger at `path`: its value and the ledger's charges."""
-    clients = population() if clients is None else clients
     asked = query() if asked is None else asked
-    secret = RunSecret.reproducible(7) if secret is None else secret
-    with Ledger(path, clients, budget=budget) as ledger:
-        with Releaser(clients, ledger, secret, run=run) as releaser:
-            found = releaser.release(asked, jnp.float32(broadcast), round=round)
-            value = np.asarray(found.value)
-        return value, list(ledger.charges)
+    with releasing(path, clients, secret=secret, run=run, budget=budget) as releaser:
+        found = releaser.release(asked, jnp.float32(broadcast), round=round)
+        value = np.asarray(found.value)
+    return value, list(releaser.ledger.charges)
+
+
+def sum_by(how, client_fn, clients, plan, ledger, broadcast=()):
+    """The sum by `jp.run`, `jp.release` or `jp.secure_release`, on a new ledger at this path."""
+    given = dict(ledger=ledger, broadcast=broadcast, label="mine")
+    if how == "release":
+        return jp.release(client_fn, clients, plan, **given).value
+    if how == "secure_release":
+        secure = jp.SecureSum(len(clients), plan.clip_norm, plan.noise_multiplier)
+        return jp.secure_release(client_fn, clients, secure, delta=plan.delta, **given).value
+    asked = Query("mine", client_fn, plan, CohortSpec(1, 1))
+
+    def step(state, release, round):
+        return release(asked, broadcast).value, {}
+
+    algorithm = Algorithm("own", lambda key: jnp.float32(0), step, (asked,))
+    return jp.run(algorithm, clients, ledger=ledger, out=ledger.with_name("run")).state
 
 
 def require_independent_noise(first: np.ndarray, second: np.ndarray) -> None:

@@ -101,12 +101,6 @@ def test_one_sum_at_two_scales_gets_independent_noise(total):
     assert independent(first, noise / 2)
 
 
-@pytest.mark.parametrize("part", ["noise", "checksum"])
-def test_every_secret_part_of_the_keys_decides(total, part):
-    changed = keys()._replace(**{part: getattr(keys(round=1), part)})
-    assert independent(released(total) - total, released(total, key=changed) - total)
-
-
 def test_what_a_float32_does_not_show_decides_too():
     """Sums that are equal once rounded; and equal sums of another number of clients."""
     made = door(held_vector, plan(noise_multiplier=SIGMA, clip_norm=10.0), SHAPE)

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import jaxpfl as jp
-from jaxpfl.algorithms import Algorithm
 from jaxpfl.errors import InputError
 from jaxpfl.federated import check_information_flow
+from tests.federated.releases import sum_by
 
 PLAN = jp.Plan(1, jp.Clip(9.0), jp.Noise(0.01), jp.Poisson(4, 4), 1e-3)
-SECURE = jp.SecureSum(4, clip_norm=9.0, noise_multiplier=1e-3)
 
 
 def _clients():
@@ -26,31 +25,11 @@ def _client_fn(broadcast, examples, key):
 
 def _asked(how, broadcast, folder):
     """The sum, by each of the interfaces."""
-    query, ledger = jp.Query("mine", _client_fn, PLAN, jp.CohortSpec(1, 1)), folder / "l.jsonl"
-    if how == "release":
-        return jp.release(
-            _client_fn, _clients(), PLAN, ledger=ledger, broadcast=broadcast, label="mine"
-        ).value
-    if how == "secure_release":
-        found = jp.secure_release(
-            _client_fn,
-            _clients(),
-            SECURE,
-            delta=1e-3,
-            ledger=ledger,
-            broadcast=broadcast,
-            label="mine",
-        )
-        return found.value
-    if how == "check":
-        assert check_information_flow(query, _clients(), broadcast).noisy
-        return 4 * 3.5
-
-    def step(state, release, round):
-        return release(query, broadcast).value, {}
-
-    algorithm = Algorithm("a", lambda key: jnp.float32(0), step, (query,))
-    return jp.run(algorithm, _clients(), ledger=ledger, out=folder / "run").state
+    if how != "check":
+        return sum_by(how, _client_fn, _clients(), PLAN, folder / "l.jsonl", broadcast)
+    query = jp.Query("mine", _client_fn, PLAN, jp.CohortSpec(1, 1))
+    assert check_information_flow(query, _clients(), broadcast).noisy
+    return 4 * 3.5
 
 
 WAYS = ["release", "secure_release", "run", "check"]

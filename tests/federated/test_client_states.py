@@ -168,15 +168,8 @@ def test_rounds_after_a_crash_are_the_same_releases(tmp_path):
 
 
 def private(client_fn=Summing()):
-    plan = flat_plan(
-        population=NUMBER,
-        clients_per_round=8,
-        rounds=ROUNDS,
-        clip_norm=CLIP,
-        noise_multiplier=1.0,
-        delta=1e-3,
-    )
-    return query(client_fn, plan=plan)
+    sizes = dict(population=NUMBER, clients_per_round=8, rounds=ROUNDS)
+    return query(client_fn, plan=flat_plan(**sizes, clip_norm=CLIP, delta=1e-3))
 
 
 def test_other_states_make_another_release_which_is_charged(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Ledger
-from tests.federated.two_processes import JOINED, ended, free_address, start
+from tests.federated.two_processes import JOINED, ended, free_address, start, together
 
 REFUSED = """
 import numpy as np
@@ -44,11 +44,7 @@ print(*said)
 def test_what_cannot_be_shared_among_processes_is_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
-    address = free_address()
-    pair = [
-        start(["-c", JOINED + REFUSED, str(index), address, str(tmp_path)]) for index in range(2)
-    ]
-    for code, said, errors in ended(pair):
+    for code, said, errors in together(JOINED + REFUSED, str(tmp_path)):
         assert code == 0, errors
         assert said.split() == ["release", "Releaser", "sweep", "fred"]
     assert not list(tmp_path.iterdir())
@@ -56,7 +52,7 @@ def test_what_cannot_be_shared_among_processes_is_refused_before_anything_is_wri
 
 TRAIN = """
 import jax, json, sys
-count, index, address, out, sums, private, *also = sys.argv[1:]
+index, address, count, out, sums, private, *also = sys.argv[1:]
 if count == "2":
     jax.distributed.initialize(address, 2, int(index))
 import numpy as np
@@ -108,13 +104,9 @@ print(json.dumps(np.concatenate(leaves).astype(float).tolist()))
 def trained(
     tmp_path: Path, processes: int, *settings: str, script: str = TRAIN
 ) -> list[list[float]]:
-    """The parameters that each process ends with; 4 devices in all."""
-    address, out = free_address(), str(tmp_path / f"{processes} {' '.join(settings)}")
-    started = [
-        start(["-c", script, str(processes), str(index), address, out, *settings], devices=devices)
-        for index, devices in enumerate([4 // processes] * processes)
-    ]
-    found = ended(started)
+    """The parameters that each process ends with."""
+    out = str(tmp_path / f"{processes} {' '.join(settings)}")
+    found = together(script, str(processes), out, *settings, processes=processes)
     assert all(code == 0 for code, _, _ in found), found
     return [json.loads(said.splitlines()[-1]) for _, said, _ in found]
 
@@ -159,12 +151,10 @@ def test_two_processes_add_up_compensated_sums_as_one_does(tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_an_exhausted_budget_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
-    address, out = free_address(), tmp_path / "run"
-    arguments = [address, str(out), "exact", "private", "budget"]
-    started = [start(["-c", TRAIN, "2", str(index), *arguments]) for index in range(2)]
+    out = tmp_path / "run"
     found = [
         line
-        for _, _, errors in ended(started)
+        for _, _, errors in together(TRAIN, "2", str(out), "exact", "private", "budget")
         for line in errors.splitlines()
         if line.startswith("jaxpfl.errors.BudgetExhausted: ")
     ]
@@ -266,11 +256,9 @@ if index == "0":
 def faulty(tmp_path: Path, fault: str) -> tuple[list[tuple[int, str, str]], list[dict]]:
     """What two processes say and the lines of the ledger, if there is one."""
     script = TRAIN.replace("values = ", FAULTS[fault] + "\nvalues = ", 1)
-    address, out = free_address(), tmp_path / "run"
-    arguments = [address, str(out), "independent", "private"]
-    found = ended([start(["-c", script, "2", str(index), *arguments]) for index in range(2)])
+    found = together(script, "2", str(tmp_path / "run"), "independent", "private")
     assert all(code for code, _, _ in found), found
-    path = out / "ledger.jsonl"
+    path = tmp_path / "run" / "ledger.jsonl"
     return found, Chain.read(path).lines if path.exists() else []
 
 
@@ -330,10 +318,8 @@ def test_a_pair_of_processes_can_fail_once_and_run_again_but_not_twice_at_a_time
     tmp_path: Path,
 ) -> None:
     script = TRAIN.split("budget = ")[0] + TWICE
-    address, out = free_address(), str(tmp_path / "run")
-    arguments = [address, out, "independent", "private"]
-    found = ended([start(["-c", script, "2", str(index), *arguments]) for index in range(2)])
-    for code, said, errors in found:
+    out = str(tmp_path / "run")
+    for code, said, errors in together(script, "2", out, "independent", "private"):
         assert code == 0, errors
         # Gloo writes from threads of its own, whose line and line end may come apart.
         own = [line for line in said.splitlines() if line and not line.startswith("[Gloo]")]

@@ -24,6 +24,7 @@ from jaxpfl.federated import (
 )
 from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Ledger, Noise, Plan, Poisson
 from tests.federated.cohorts import DIM, no_noise, plan
+from tests.federated.releases import sum_by
 from tests.federated.test_local_training import LinearModel
 
 CLIENTS = 8
@@ -46,7 +47,7 @@ def population():
 
 
 def query(client_fn=held, of: Plan | None = None, **execution) -> Query:
-    made = plan(population=CLIENTS, clients_per_round=4, delta=1e-2) if of is None else of
+    made = small() if of is None else of
     spec = CohortSpec(batch_size=1, max_examples=1, clients_per_bucket=4)
     return Query("q", client_fn, made, spec, execution=Execution(**execution))
 
@@ -257,59 +258,29 @@ def test_a_client_function_that_tells_something_is_named_with_its_line(which, ch
         assert re.search(rf"{__name__.rpartition('.')[2]}.py:\d+", str(caught.value))
 
 
-def run_once(client_fn, plan, folder):
-    asked = Query("q", client_fn, plan, CohortSpec(1, 1, clients_per_bucket=4))
-
-    def step(state, release, round):
-        return release(asked).value, {}
-
-    algorithm = jp.algorithms.Algorithm("own", lambda key: jnp.zeros(DIM), step, (asked,))
-    jp.run(algorithm, population(), ledger=folder / "ledger.jsonl", out=folder / "run")
-
-
 PLAN = Plan(1, Clip(1.0), Noise(1.0), Poisson(CLIENTS, CLIENTS), 1e-2)
-WAYS = {
-    "jp.run": lambda fn, folder: run_once(fn, PLAN, folder),
-    "jp.run without noise": lambda fn, folder: run_once(
-        fn, Plan.without_privacy(rounds=1, participation=Poisson(CLIENTS, CLIENTS)), folder
-    ),
-    "jp.release": lambda fn, folder: jp.release(
-        fn, population(), PLAN, ledger=folder / "ledger.jsonl"
-    ),
-    "jp.secure_release": lambda fn, folder: jp.secure_release(
-        fn,
-        population(),
-        jp.SecureSum(clients=CLIENTS, clip_norm=1.0, noise_multiplier=1.0),
-        delta=1e-2,
-        ledger=folder / "ledger.jsonl",
-    ),
-}
 
 
-@pytest.mark.parametrize("way", WAYS)
+def left_in(broadcast, examples, key):
+    jax.debug.print("CLIENT {}", jnp.sum(examples.batches["x"]))
+    return examples.batches["x"][0, 0]
+
+
+@pytest.mark.parametrize("way", ["run", "run without noise", "release", "secure_release"])
 def test_the_check_runs_by_itself_before_the_first_charge(way, tmp_path, capfd):
     """TRUST 42: a print that was left in a client function prints nothing, and costs nothing."""
-
-    def left_in(broadcast, examples, key):
-        jax.debug.print("CLIENT {}", jnp.sum(examples.batches["x"]))
-        return examples.batches["x"][0, 0]
-
+    silent = Plan.without_privacy(rounds=1, participation=Poisson(CLIENTS, CLIENTS))
+    plan, ledger = silent if "without" in way else PLAN, tmp_path / "ledger.jsonl"
     with pytest.raises(InformationLeak, match="debug_print"):
-        WAYS[way](left_in, tmp_path)
+        sum_by(way, left_in, population(), plan, ledger)
     out, err = capfd.readouterr()
     assert "CLIENT" not in out + err
-    ledger = tmp_path / "ledger.jsonl"
     assert not ledger.exists() or len(Ledger.read(ledger)) == 0
 
 
 def test_unchecked_it_runs_and_everything_says_that_it_is_not_private(tmp_path, capfd):
     participation = Poisson(CLIENTS, CLIENTS)
     made = Plan.without_privacy(rounds=1, participation=participation, unchecked=True)
-
-    def left_in(broadcast, examples, key):
-        jax.debug.print("CLIENT {}", jnp.sum(examples.batches["x"]))
-        return examples.batches["x"][0, 0]
-
     found = jp.release(left_in, population(), made, ledger=tmp_path / "ledger.jsonl")
     jax.effects_barrier()
     assert "CLIENT" in capfd.readouterr().out

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 import jaxpfl as jp
 from jaxpfl.data import from_clients
-from jaxpfl.data.cohort import Cohort, CohortSpec
+from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
 from jaxpfl.federated import ClientSteps, Execution, Query, client_mesh
-from jaxpfl.federated.release.door import Door
-from jaxpfl.federated.release.identity import traced
-from tests.federated.cohorts import keys, no_noise
-from tests.federated.own_functions import FUNCTIONS
+from tests.federated.cohorts import no_noise, sum_of_all
+from tests.federated.own_functions import FUNCTIONS, of_self
 
 # Batches of two, and two shapes: which one a bucket has follows from its largest client.
 SPECS = {
@@ -30,17 +28,11 @@ SPECS = {
 CLIP = 1.0
 
 
-def exact_sum(client_fn, held, spec, chunk, broadcast=1.0):
+def exact_sum(client_fn, held, spec, chunk):
     """The sum of everybody's clipped contributions, without noise, through the door."""
     clients = from_clients({name: {"x": np.float32(x)} for name, x in held.items()})
-    plan = no_noise(population=len(clients), clients_per_round=len(clients), clip_norm=CLIP)
-    query = Query("q", client_fn, plan, spec, execution=Execution(client_mesh(1), chunk))
-    broadcast = jnp.float32(broadcast)
-    like = traced(query, broadcast, clients.columns).contribution
-    buckets = Cohort(clients, np.arange(len(clients)), query.cohort, seed=7, round=1)
-    opened = Door(query, like)
-    found = opened(broadcast, buckets, jnp.float32(CLIP), keys())
-    return np.asarray(jax.tree.leaves(found.value)[0], np.float64)
+    execution = Execution(client_mesh(1), chunk)
+    return np.float64(sum_of_all(client_fn, clients, spec, execution, jnp.float32(1), CLIP))
 
 
 def clients_of(sizes, seed=0):
@@ -129,39 +121,16 @@ stepping_adversary = ClientSteps(
 
 
 def contribution_beside(client_fn, others, spec, chunk):
-    """What "self" sends, with these others: theirs are zero by their own broadcast-free data."""
+    """What "self" sends, with these others."""
     held = others | {"self": np.float32([1.5, -2.0, 0.25])}
-
-    def alone(tree, is_self):
-        return jax.tree.map(lambda leaf: jnp.where(is_self, leaf, jnp.zeros_like(leaf)), tree)
-
-    if isinstance(client_fn, ClientSteps):
-        chosen = ClientSteps(
-            lambda b, key: (jnp.bool_(False), client_fn.init(b, key)),
-            lambda b, s, batch, mask, key: (
-                s[0] | jnp.any(batch["self"] & mask),
-                client_fn.step(b, s[1], batch, mask, key),
-            ),
-            lambda b, s: alone(client_fn.finish(b, s[1]), s[0]),
-        )
-    else:
-
-        def chosen(broadcast, examples, key):
-            is_self = jnp.any(examples.batches["self"] & examples.mask)
-            return alone(client_fn(broadcast, examples, key), is_self)
-
     clients = from_clients(
         {
             name: {"x": np.float32(x), "self": np.full(len(x), name == "self")}
             for name, x in held.items()
         }
     )
-    count = len(clients)
-    plan = no_noise(population=count, clients_per_round=count, clip_norm=1e12)
-    query = Query("q", chosen, plan, spec, execution=Execution(client_mesh(1), chunk))
-    opened = Door(query, traced(query, (), clients.columns).contribution)
-    buckets = Cohort(clients, np.arange(count), query.cohort, seed=7, round=1)
-    return jax.device_get(opened((), buckets, jnp.float32(1e12), keys()).value)
+    execution = Execution(client_mesh(1), chunk)
+    return sum_of_all(of_self(client_fn), clients, spec, execution, (), 1e12)
 
 
 OTHERS = {

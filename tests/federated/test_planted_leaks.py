@@ -51,9 +51,12 @@ def noisy(total, noise):
     return rounded_sum(DoubleWord(total, jnp.zeros_like(total)), noise)
 
 
+def noised(given, total):
+    return noisy(total, noise_of(given, total))
+
+
 def honest(given):
-    total = total_of(given)
-    return noisy(total, noise_of(given, total)) / 7 + given.public
+    return noised(given, total_of(given)) / 7 + given.public
 
 
 def metric_beside_it(given):
@@ -69,39 +72,33 @@ def denominator_of_the_data(given):
 
 
 def clip_norm_of_the_data(given):
-    total = total_of(given, jnp.median(jnp.abs(given.clients)))
-    return noisy(total, noise_of(given, total))
+    return noised(given, total_of(given, jnp.median(jnp.abs(given.clients))))
 
 
 def another_clip_norm(given):
-    total = total_of(given, 1000 * given.clip_norm)
-    return noisy(total, noise_of(given, total))
+    return noised(given, total_of(given, 1000 * given.clip_norm))
 
 
 def sum_without_clip(given):
-    total = jnp.sum(given.clients, axis=0)
-    return noisy(total, noise_of(given, total))
+    return noised(given, jnp.sum(given.clients, axis=0))
 
 
 def one_term_without_clip(given):
-    total = total_of(given) + given.clients[0]
-    return noisy(total, noise_of(given, total))
+    return noised(given, total_of(given) + given.clients[0])
 
 
 def factors_of_others(given):
     factors = factors_of(given.clients, given.clip_norm)
-    total = jnp.sum(scaled(given.clients, factors[::-1]), axis=0)
-    return noisy(total, noise_of(given, total))
+    return noised(given, jnp.sum(scaled(given.clients, factors[::-1]), axis=0))
 
 
 def clipped_and_then_changed(given):
-    total = jnp.sum(scaled(jnp.exp(given.clients), factors_of(given.clients, given.clip_norm)), 0)
-    return noisy(total, noise_of(given, total))
+    factors = factors_of(given.clients, given.clip_norm)
+    return noised(given, jnp.sum(scaled(jnp.exp(given.clients), factors), axis=0))
 
 
 def function_of_the_sum(given):
-    total = jnp.square(total_of(given))
-    return noisy(total, noise_of(given, total))
+    return noised(given, jnp.square(total_of(given)))
 
 
 def deviation_of_the_data(given):
@@ -142,8 +139,7 @@ def key_and_one_made_of_it(given):
 def factors_of_other_rows(given):
     """Each client's contribution times every client's factor."""
     factors = factors_of(given.clients, given.clip_norm)
-    total = jnp.sum(scaled(given.clients[None], factors), axis=(0, 1))
-    return noisy(total, noise_of(given, total))
+    return noised(given, jnp.sum(scaled(given.clients[None], factors), axis=(0, 1)))
 
 
 def row_by_row(given, place=lambda index: index):
@@ -155,8 +151,7 @@ def row_by_row(given, place=lambda index: index):
         factor = jax.lax.dynamic_slice_in_dim(factors, place(index), 1)
         return total + jnp.sum(scaled(row, factor), axis=0)
 
-    total = jax.lax.fori_loop(0, CLIENTS // 2, add_row, jnp.zeros(DIM))
-    return noisy(total, noise_of(given, total))
+    return noised(given, jax.lax.fori_loop(0, CLIENTS // 2, add_row, jnp.zeros(DIM)))
 
 
 def factors_of_rows_elsewhere(given):
@@ -217,9 +212,8 @@ def loop_as_long_as_the_data(given):
 
 
 def scan_over_the_data(given):
-    return honest(given), jax.lax.scan(lambda sum, x: (sum + x, x), jnp.zeros(DIM), given.clients)[
-        0
-    ]
+    total, _ = jax.lax.scan(lambda sum, x: (sum + x, x), jnp.zeros(DIM), given.clients)
+    return honest(given), total
 
 
 def hidden_in_calls(given):

@@ -10,7 +10,7 @@ import jaxpfl as jp
 from jaxpfl.data import Population
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Execution, Query, Releaser, RunSecret, client_mesh
+from jaxpfl.federated import Execution, Query, RunSecret, client_mesh
 from jaxpfl.federated.release import identity
 from jaxpfl.privacy import Cyclic, Ledger, Noise, Plan
 from jaxpfl.privacy.chain import Chain
@@ -24,6 +24,7 @@ from tests.federated.releases import (
     plan,
     population,
     query,
+    releasing,
     require_independent_noise,
 )
 from tests.plans import flat_without_privacy
@@ -212,18 +213,14 @@ def test_which_examples_a_client_gives_is_as_secret_as_the_cohort(tmp_path):
 
 def test_an_empty_cohort_is_charged_and_noised(ledger_path):
     """TRUST 24."""
-    clients = population()
     asked = query(of=plan(taken=1, rounds=40))
-    seen = []
-    with Ledger(ledger_path, clients) as ledger:
-        with Releaser(
-            clients, ledger, RunSecret.reproducible(2), run="run", observe=seen.append
-        ) as releaser:
-            values = [
-                np.asarray(releaser.release(asked, jnp.float32(0), round=round).value)
-                for round in range(1, 11)
-            ]
-        assert len(ledger.charges) == 10
+    seen, secret = [], RunSecret.reproducible(2)
+    with releasing(ledger_path, secret=secret, observe=seen.append) as releaser:
+        values = [
+            np.asarray(releaser.release(asked, jnp.float32(0), round=round).value)
+            for round in range(1, 11)
+        ]
+    assert len(releaser.ledger.charges) == 10
     empty = [value for value, each in zip(values, seen, strict=True) if not each["clients"]]
     assert empty
     assert all(np.std(value) == pytest.approx(SIGMA, rel=0.03) for value in empty)
@@ -264,11 +261,8 @@ def test_correlated_noise_goes_on_only_as_it_began(ledger_path):
 
 def test_correlated_noise_is_one_stream_for_all_releasers_of_a_run(tmp_path):
     """Of a resumed run, too: parts of two streams would not cancel as the cost assumes."""
-    asked, clients = query(of=cyclic("banded")), population()
-    with (
-        Ledger(tmp_path / "one.jsonl", clients) as ledger,
-        Releaser(clients, ledger, RunSecret.reproducible(7), run="run") as releaser,
-    ):
+    asked = query(of=cyclic("banded"))
+    with releasing(tmp_path / "one.jsonl") as releaser:
         expected = [
             releaser.release(asked, jnp.float32(0), round=round).value for round in (1, 2, 3)
         ]
@@ -279,12 +273,11 @@ def test_correlated_noise_is_one_stream_for_all_releasers_of_a_run(tmp_path):
 
 def test_a_second_sum_with_shared_noise_is_never_returned(ledger_path):
     """It is refused by the release itself, and not by a `confirm` that may never come."""
-    asked, clients = query(of=cyclic("banded")), population()
+    asked = query(of=cyclic("banded"))
     ask(ledger_path, asked)
-    with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, RunSecret.reproducible(7), run="run")
-        with pytest.raises(InputError, match="second release would reveal it"):
-            releaser.release(asked, jnp.float32(1e-6), round=1)
+    refused = pytest.raises(InputError, match="second release would reveal it")
+    with releasing(ledger_path) as releaser, refused:
+        releaser.release(asked, jnp.float32(1e-6), round=1)
 
 
 def test_one_number_is_charged_and_says_what_it_costs(ledger_path):

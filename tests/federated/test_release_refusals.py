@@ -12,14 +12,7 @@ from jaxpfl.data import Population
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import Releaser, RunSecret
 from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Ledger, Plan
-from tests.federated.releases import (
-    CLIENTS,
-    ask,
-    half_of_it,
-    plan,
-    population,
-    query,
-)
+from tests.federated.releases import CLIENTS, ask, half_of_it, plan, population, query, releasing
 from tests.plans import flat_without_privacy
 
 
@@ -39,9 +32,7 @@ def step_that_leaks(state, release, round):
 
 
 def test_a_step_is_given_nothing_that_holds_clients_data(ledger_path):
-    clients, asked = population(), query()
-    with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, RunSecret(), run="run", queries=(asked,))
+    with releasing(ledger_path, queries=(query(),)) as releaser:
         found, _ = releaser.step(step_that_leaks, None, 1)
         assert found == []
         # The walk finds what is there to be found.
@@ -49,24 +40,20 @@ def test_a_step_is_given_nothing_that_holds_clients_data(ledger_path):
 
 
 def test_a_step_cannot_ask_after_its_round(ledger_path):
-    clients, asked = population(), query()
-    with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, RunSecret(), run="run", queries=(asked,))
+    asked = query()
+    with releasing(ledger_path, queries=(asked,)) as releaser:
         kept, _ = releaser.step(lambda state, release, round: (release, {}), None, 1)
         with pytest.raises(InputError, match="round is over"):
             kept(asked, jnp.float32(0))
-        assert not ledger.charges
+        assert not releaser.ledger.charges
 
 
 def refused(path, message, *, asked=None, clients=None, round=1, queries=None, clip_norm=None):
-    clients = population() if clients is None else clients
     asked = query() if asked is None else asked
-    with Ledger(path, clients) as ledger:
+    with releasing(path, clients, queries=queries) as releaser:
         with pytest.raises(InputError, match=message):
-            Releaser(clients, ledger, RunSecret(), run="run", queries=queries).release(
-                asked, jnp.float32(0), round=round, clip_norm=clip_norm
-            )
-        assert not ledger.charges
+            releaser.release(asked, jnp.float32(0), round=round, clip_norm=clip_norm)
+        assert not releaser.ledger.charges
 
 
 def test_only_what_was_planned_is_asked(ledger_path):
@@ -111,9 +98,8 @@ def broken(broadcast, examples, key):
 
 def test_a_query_is_asked_once_until_its_release_is_recorded(ledger_path):
     """TRUST 33: a second sum of the same cohort, whose charge nobody would wait for."""
-    clients = population()
-    with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, RunSecret.reproducible(7), run="run")
+    with releasing(ledger_path) as releaser:
+        ledger = releaser.ledger
         releaser.release(query(), jnp.float32(0), round=1)
         with pytest.raises(InputError, match="already asked in round 1"):
             releaser.release(query(), jnp.float32(1), round=1)
@@ -128,22 +114,17 @@ def test_a_client_function_is_checked_before_anything_is_charged(ledger_path):
     refused(ledger_path, "tree of float arrays, found int32", asked=query(whole_number))
     refused(ledger_path, "found no array", asked=query(nothing))
     refused(ledger_path, "needs a numeric column 'y'", asked=query(columns=("y",)))
-    clients = population()
-    with Ledger(ledger_path, clients) as ledger:
+    with releasing(ledger_path) as releaser:
         with pytest.raises(RuntimeError, match="user's function"):
-            Releaser(clients, ledger, RunSecret(), run="run").release(query(broken), round=1)
-        assert not ledger.charges
+            releaser.release(query(broken), round=1)
+        assert not releaser.ledger.charges
 
 
 def test_two_queries_of_one_releaser_are_each_answered(ledger_path):
     """Of equal shapes; what is kept of one is not taken for the other."""
     public = flat_without_privacy(population=CLIENTS, rounds=6)
     queries = query(of=public), query(half_of_it, of=public, label="half")
-    clients = population()
-    with (
-        Ledger(ledger_path, clients) as ledger,
-        Releaser(clients, ledger, RunSecret(), run="run") as releaser,
-    ):
+    with releasing(ledger_path) as releaser:
         whole, half = (releaser.release(each, jnp.float32(0), round=1).value for each in queries)
     np.testing.assert_allclose(half, whole / 2, rtol=1e-5, atol=1e-8)
     assert np.std(whole) > 0
@@ -158,13 +139,13 @@ def test_a_releaser_charges_the_ledger_of_its_clients_alone(ledger_path):
 
 
 def test_a_releaser_charges_what_the_ledger_protects(ledger_path):
-    clients, asked = population(), query()
-    with Ledger(ledger_path, clients, unit="example") as ledger:
+    refused = pytest.raises(InputError, match="must protect the same unit")
+    with refused, releasing(ledger_path, unit="example", queries=(query(),)):
+        pass
+    with releasing(ledger_path, unit="example") as releaser:
         with pytest.raises(InputError, match="must protect the same unit"):
-            Releaser(clients, ledger, RunSecret(), run="run", queries=(asked,))
-        with pytest.raises(InputError, match="must protect the same unit"):
-            Releaser(clients, ledger, RunSecret(), run="run").release(asked, round=1)
-        assert not ledger.charges
+            releaser.release(query(), round=1)
+        assert not releaser.ledger.charges
 
 
 def test_nobody_is_drawn_before_the_charge_is_on_the_disk(ledger_path, monkeypatch):
@@ -187,9 +168,7 @@ def test_a_second_release_that_does_not_fit_the_budget_is_never_confirmed(ledger
     """Its value was computed: until `confirm` returns, nothing of it may leave."""
     asked = query(of=plan(taken=12))
     _, charges = ask(ledger_path, asked)
-    with Ledger(ledger_path, population()) as ledger:
-        spent = ledger.spent(1e-6)
-    budget = Budget(spent * 1.001, 1e-6)
+    budget = Budget(Ledger.read(ledger_path).spent(1e-6) * 1.001, 1e-6)
     clients = population()
     with Ledger(ledger_path, clients, budget=budget) as ledger:
         releaser = Releaser(clients, ledger, RunSecret.reproducible(7), run="run")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpfl import cores
-from jaxpfl.data import Population, from_clients
-from jaxpfl.data.cohort import Cohort, CohortSpec
+from jaxpfl.data import Population
+from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.scores import (
     LinearScores,
     NearestVotes,
@@ -17,7 +17,7 @@ from jaxpfl.federated.clients.scores import (
     unit_rows,
 )
 from jaxpfl.privacy.keys import training_root
-from tests.federated.cohorts import door, no_noise, through
+from tests.federated.cohorts import door, embedded, no_noise, of_everybody
 
 PROMPTS, RESPONSES, DIM = 5, 4, 6
 CLIP = 0.7
@@ -32,6 +32,11 @@ def random_candidates(seed=0):
     found *= 10.0 ** rng.integers(-3, 4, size=(PROMPTS, RESPONSES, 1))
     found[2, 1] = 0.0
     return np.float32(found)
+
+
+def few_candidates():
+    """Fewer than dimensions: their Gram matrix is singular."""
+    return np.float32(np.random.default_rng(2).normal(size=(1, 4, DIM)))
 
 
 def collinear_candidates(seed=0):
@@ -50,14 +55,8 @@ def parts():
     return made
 
 
-def clients_of(parts) -> Population:
-    return from_clients(
-        {f"client {i}": {"embedding": np.float32(part)} for i, part in enumerate(parts)}
-    )
-
-
 def means_of(parts) -> np.ndarray:
-    population = clients_of(parts)
+    population = embedded(parts)
     return mean_embeddings(population.columns["embedding"], population.offsets)
 
 
@@ -68,11 +67,9 @@ def coordinates(means, factor, kind, *, chosen=None, **execution):
     )
     fn = LinearScores(None if kind == "cosine" else CLIP)
     like = jax.ShapeDtypeStruct((DIM,), jnp.float32)
-    opened = door(fn, chosen or no_noise(clip_norm=CLIP), like, **execution)
     spec = CohortSpec(batch_size=1, max_examples=1, clients_per_bucket=8)
-    everyone = np.arange(len(held))
-    cohort = Cohort(held, everyone, spec, seed=0, round=0, shards=opened.mesh.size)
-    return np.asarray(through(opened, jnp.asarray(factor), cohort).value)
+    opened = door(fn, chosen or no_noise(clip_norm=CLIP), like, cohort=spec, **execution)
+    return of_everybody(opened, jnp.asarray(factor), held)
 
 
 def scores(parts, candidates, kind, **settings):
@@ -87,32 +84,36 @@ def unit(row):
     return row / norm if norm else row
 
 
-def looped(parts, candidates, kind):
+def looped(parts, candidates, kind, clip_norm=CLIP):
     """The same by the definition: every client's whole score vector, clipped; float64."""
-    total = np.zeros((PROMPTS, RESPONSES))
+    prompts, responses = candidates.shape[:2]
+    units = [[unit(np.float64(row)) for row in rows] for rows in candidates]
+    total = np.zeros((prompts, responses))
     for part in parts:
         rows = np.float64(np.float32(part))
         if not len(rows) or not np.isfinite(rows).all():
             continue
-        score = np.zeros((PROMPTS, RESPONSES))
-        for k in range(PROMPTS):
-            for j in range(RESPONSES):
-                e = unit(np.float64(candidates[k, j]))
-                score[k, j] = np.mean([unit(row) @ e for row in rows])
-        if kind == "zscore":
+        cosines = np.array([[[unit(row) @ e for e in of] for of in units] for row in rows])
+        score = cosines.mean(axis=0)
+        if kind == "nn_histogram":
+            nearest = cosines[rows.any(axis=1)].reshape(-1, score.size).argmax(axis=1)
+            score = np.bincount(nearest, minlength=score.size).reshape(score.shape)
+        elif kind == "zscore":
             score = score - score.mean()
         elif kind == "per_prompt":
             score = score - score.mean(axis=1, keepdims=True)
         norm = np.linalg.norm(score)
         if norm:
-            total += score * (min(1.0, CLIP / norm) if kind == "cosine" else CLIP / norm)
+            grown = kind in ("zscore", "per_prompt")
+            total += score * (clip_norm / norm if grown else min(1.0, clip_norm / norm))
     return total
 
 
+@pytest.mark.parametrize("make", [random_candidates, few_candidates])
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_are_those_of_a_loop_over_whole_score_vectors(parts, kind):
+def test_scores_are_those_of_a_loop_over_whole_score_vectors(parts, kind, make):
     """TRUST 1, 3: also with a client without texts, a zero text and a zero candidate."""
-    candidates = random_candidates()
+    candidates = make()
     expected = looped(parts, candidates, kind)
     np.testing.assert_allclose(scores(parts, candidates, kind), expected, rtol=1e-4, atol=2e-5)
     assert np.abs(expected).max() > 0.1
@@ -124,16 +125,6 @@ def test_one_prompt_whose_responses_are_alike_scores_zero_beside_others_that_dif
     found = scores(parts, candidates, "per_prompt")
     np.testing.assert_array_equal(found[3], 0.0)
     assert np.all(np.abs(found[[0, 1, 2, 4]]).max(axis=1) > 1e-3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_fewer_candidates_than_dimensions(parts, kind):
-    """The Gram matrix is singular; the scores are right all the same."""
-    rng = np.random.default_rng(2)
-    candidates = np.float32(rng.normal(size=(1, 4, DIM)))
-    full = np.concatenate([candidates, np.zeros((PROMPTS - 1, RESPONSES, DIM), np.float32)])
-    found = scores(parts, full, kind)
-    np.testing.assert_allclose(found, looped(parts, full, kind), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -293,27 +284,19 @@ def votes(parts, candidates, *, max_texts=12, chosen=None, **execution):
     unit_MxD = unit_rows(jnp.asarray(candidates)).reshape(-1, DIM)
     like = jax.ShapeDtypeStruct((len(unit_MxD),), jnp.float32)
     chosen = chosen or no_noise(clip_norm=float(max_texts))
-    opened = door(NearestVotes(), chosen, like, **execution)
     spec = CohortSpec(batch_size=4, max_examples=max_texts, clients_per_bucket=8)
-    population = clients_of(parts)
-    everyone = np.arange(len(population))
-    cohort = Cohort(population, everyone, spec, seed=0, round=0, shards=opened.mesh.size)
-    return np.asarray(through(opened, unit_MxD, cohort).value)
+    opened = door(NearestVotes(), chosen, like, cohort=spec, **execution)
+    return of_everybody(opened, unit_MxD, embedded(parts))
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
 def test_votes_are_those_of_a_loop(parts, chunk):
     """TRUST 1, 2: one vote a text for its nearest; a client with a NaN has none at all."""
     candidates = random_candidates()
-    units = np.array([unit(np.float64(row)) for row in candidates.reshape(-1, DIM)])
     parts[4][0, 2] = np.nan
     parts[0][1] *= 1e38 / np.abs(parts[0][1]).max()
-    expected = np.zeros(len(units))
-    for part in parts[:4]:
-        for row in part:
-            if np.any(row):
-                expected[np.argmax(units @ unit(row))] += 1
-    np.testing.assert_array_equal(votes(parts, candidates, chunk=chunk), expected)
+    expected = looped(parts, candidates, "nn_histogram", clip_norm=12.0)
+    np.testing.assert_array_equal(votes(parts, candidates, chunk=chunk), expected.ravel())
     assert expected.sum() == 3 + 1 + 6  # a zero text does not vote
 
 
@@ -338,7 +321,7 @@ def test_a_voter_moves_the_histogram_by_at_most_the_cap_of_texts():
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_means_are_those_of_a_loop(parts, dtype):
     """TRUST 19; in pieces too."""
-    population = clients_of(parts * 2_000)
+    population = embedded(parts * 2_000)
     embedding, offsets = population.columns["embedding"].astype(dtype), population.offsets
     found = mean_embeddings(embedding, offsets)
     assert found.dtype == np.float32

@@ -1,9 +1,6 @@
 """One copy of a model on several devices: the sums, the bits and the places of one device."""
 
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -102,16 +99,9 @@ for devices, model, chunk in ((1, 1, 1), (1, 1, 2), (2, 2, 1)):
 @pytest.mark.long
 def test_with_all_optimisations_they_have_these_bits_too():
     """XLA then adds up the squares of a norm in another order in each of these programs."""
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
-        "JAX_NUM_CPU_DEVICES": "2",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    child = subprocess.run(
-        [sys.executable, "-c", OPTIMISED], env=environment, capture_output=True, text=True
-    )
-    assert child.returncode == 0, child.stderr
-    bits = child.stdout.splitlines()
+    ((code, said, errors),) = ended([start(["-c", OPTIMISED], variables={"XLA_FLAGS": ""})])
+    assert code == 0, errors
+    bits = said.splitlines()
     assert len(bits) == 3 and len(set(bits)) == 1
 
 

@@ -48,3 +48,14 @@ def ended(processes: Sequence["subprocess.Popen[str]"]) -> list[tuple[int, str, 
     finally:
         for process in processes:
             process.kill()
+
+
+def together(script: str, *arguments: str, processes: int = 2) -> list[tuple[int, str, str]]:
+    """What processes end with that run a script; it gets their number, an address and the rest."""
+    address = free_address()
+    return ended(
+        [
+            start(["-c", script, str(index), address, *arguments], devices=4 // processes)
+            for index in range(processes)
+        ]
+    )

@@ -34,15 +34,6 @@ def test_any_image_size_gives_logits(make, shape):
     assert (logits.shape, logits.dtype) == ((3, 5), jnp.float32)
 
 
-def test_forms_give_the_same_loss_and_gradient():
-    models = [classifier_cnn((12, 12, 1), 4, form) for form in ("patches", "convolution")]
-    params = models[0].init(jax.random.key(0))
-    given, mask = batch(models[0], 4), np.ones(4, bool)
-    results = [jax.jit(jax.grad(lambda p, m=m: m.loss(p, given, mask)[0]))(params) for m in models]
-    for got, expected in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
-
-
 def test_loss_is_the_mean_cross_entropy_of_images_scaled_to_one():
     model = classifier_cnn((8, 8, 1), 5)
     params = model.init(jax.random.key(0))

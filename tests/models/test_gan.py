@@ -77,11 +77,8 @@ def draw_by_hand(generator, z):
 
 
 def decay_by_hand(network):
-    return (
-        0.5
-        * 2.5e-5
-        * sum((layer["kernel"] ** 2).sum() for layer in network.values() if "kernel" in layer)
-    )
+    kernels = (layer["kernel"] for layer in network.values() if "kernel" in layer)
+    return 0.5 * 2.5e-5 * sum((kernel**2).sum() for kernel in kernels)
 
 
 @pytest.mark.parametrize(("shape", "width"), [((4, 4, 1), 0.01), ((12, 8, 3), 0.1)])

@@ -1,4 +1,4 @@
-"""What the tests of the ledger share."""
+"""What the tests of the ledger and its chain share."""
 
 from pathlib import Path
 

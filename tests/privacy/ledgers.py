@@ -10,10 +10,23 @@ from jaxpfl.data import Population
 from jaxpfl.privacy import Ledger, accounting, events
 
 NAMES = [hashlib.sha256(f"name {k}".encode()).hexdigest()[:10] for k in range(40)]
-ROUND = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.5))
-OTHER = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(4.0))
-EVERYONE = dp_accounting.GaussianDpEvent(8.0)
-FIXED = dp_accounting.SampledWithoutReplacementDpEvent(100, 10, dp_accounting.GaussianDpEvent(2.0))
+GAUSSIAN = dp_accounting.GaussianDpEvent
+
+
+def poisson(q, z):
+    return dp_accounting.PoissonSampledDpEvent(q, GAUSSIAN(z))
+
+
+def fixed(population, clients, z):
+    return dp_accounting.SampledWithoutReplacementDpEvent(population, clients, GAUSSIAN(z))
+
+
+ROUND, OTHER, EVERYONE, FIXED = (
+    poisson(0.05, 1.5),
+    poisson(0.2, 4.0),
+    GAUSSIAN(8.0),
+    fixed(100, 10, 2.0),
+)
 
 
 def people(names=NAMES, seed: int = 0) -> Population:
@@ -31,11 +44,11 @@ def charge(ledger, round=0, event=ROUND, label="fed_avg", run="a", identity=None
     ledger.charge(event, label, run=run, round=round, identity=identity)
 
 
-def filled(path, rounds: int = 5) -> str:
+def filled(path, rounds: int = 5, event=ROUND) -> str:
     """A closed ledger of some rounds; its head."""
     with Ledger(path, CLIENTS) as ledger:
         for round in range(rounds):
-            charge(ledger, round)
+            charge(ledger, round, event)
         return ledger.head
 
 

@@ -9,6 +9,8 @@ from dp_accounting import pld, rdp
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Plan, accounting, confirmation, events, gaussian
 from tests.plans import flat_calibrated, flat_plan
+from tests.privacy import ledgers
+from tests.privacy.ledgers import fixed
 
 # POPri (Table 3): T = 20, delta = 3e-6, Poisson, add or remove one. N, n, then for epsilon 7 and
 # 1: the published sigma, its RDP epsilon, its PLD epsilon, and the sigma that PLD needs.
@@ -79,8 +81,7 @@ def test_calibration_finds_the_tight_noise(population, clients, target, _sigma, 
 
 
 def poisson(z: float, q: float, rounds: int = 1) -> dp_accounting.DpEvent:
-    event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
-    return dp_accounting.SelfComposedDpEvent(event, rounds)
+    return dp_accounting.SelfComposedDpEvent(ledgers.poisson(q, z), rounds)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +136,7 @@ def test_whole_orders_are_those_of_dp_accounting():
 def test_fixed_size_epsilon_has_two_independent_sources():
     """TRUST 14: dp-accounting in logarithms, ours in 400-digit decimals."""
     for z, clients, population, rounds in ((0.5, 100, 10_000, 50), (2.0, 500, 5_000, 100)):
-        event = dp_accounting.SampledWithoutReplacementDpEvent(
-            population, clients, dp_accounting.GaussianDpEvent(z)
-        )
-        theirs = accounting.epsilon(
-            dp_accounting.SelfComposedDpEvent(event, rounds), 1e-5, "rdp", "replace_one"
-        )
+        theirs = ledgers.composed(fixed(population, clients, z), rounds, accountant="rdp")
         ours = confirmation.fixed_size_epsilon(z, clients, population, rounds, 1e-5)
         assert ours == pytest.approx(theirs, rel=1e-9)
 
@@ -161,39 +157,34 @@ def test_a_release_without_noise_costs_everything():
 def test_composition_counts_every_part_and_no_order():
     """TRUST 29: leaving any release out is cheaper; grouping and order change nothing."""
     parts = [poisson(1.0, 0.05, 30), poisson(2.0, 0.2, 5), dp_accounting.GaussianDpEvent(6.0)]
+
+    def cost(chosen, accountant="pld"):
+        event = dp_accounting.ComposedDpEvent(chosen)
+        return accounting.epsilon(event, 1e-5, accountant, "add_or_remove_one")
+
     for accountant in ("pld", "rdp"):
-
-        def cost(chosen, accountant=accountant):
-            event = dp_accounting.ComposedDpEvent(chosen)
-            return accounting.epsilon(event, 1e-5, accountant, "add_or_remove_one")
-
-        whole = cost(parts)
-        assert cost(parts[::-1]) == whole
-        assert cost([parts[0], dp_accounting.ComposedDpEvent(parts[1:])]) == whole
+        whole = cost(parts, accountant)
+        assert cost(parts[::-1], accountant) == whole
+        nested = [parts[0], dp_accounting.ComposedDpEvent(parts[1:])]
+        assert cost(nested, accountant) == whole
         for index in range(len(parts)):
-            assert cost(parts[:index] + parts[index + 1 :]) < whole - 1e-3
+            assert cost(parts[:index] + parts[index + 1 :], accountant) < whole - 1e-3
     account = pld.PLDAccountant()
     account.compose(dp_accounting.ComposedDpEvent(parts))
-    expected = account.get_epsilon(1e-5)
-    found = accounting.epsilon(
-        dp_accounting.ComposedDpEvent(parts), 1e-5, "pld", "add_or_remove_one"
-    )
-    assert found == pytest.approx(expected, abs=2e-4)
+    assert cost(parts) == pytest.approx(account.get_epsilon(1e-5), abs=2e-4)
 
 
 def test_sampler_and_adjacency_must_match():
     """TRUST 13: no epsilon for a contradiction."""
-    fixed = dp_accounting.SampledWithoutReplacementDpEvent(
-        100, 10, dp_accounting.GaussianDpEvent(1.0)
-    )
+    rounds = fixed(100, 10, 1.0)
     with pytest.raises(InputError, match="add_or_remove_one only"):
         accounting.epsilon(poisson(1.0, 0.1), 1e-5, "rdp", "replace_one")
     with pytest.raises(InputError, match="replace_one only"):
-        accounting.epsilon(fixed, 1e-5, "rdp", "add_or_remove_one")
+        accounting.epsilon(rounds, 1e-5, "rdp", "add_or_remove_one")
     with pytest.raises(InputError, match="PLD does not support"):
-        accounting.epsilon(fixed, 1e-5, "pld", "replace_one")
+        accounting.epsilon(rounds, 1e-5, "pld", "replace_one")
     with pytest.raises(InputError, match="mixes"):
-        events.adjacency(dp_accounting.ComposedDpEvent([fixed, poisson(1.0, 0.1)]))
+        events.adjacency(dp_accounting.ComposedDpEvent([rounds, poisson(1.0, 0.1)]))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +196,7 @@ def test_sampler_and_adjacency_must_match():
         poisson(1.0, 0.0),
         poisson(1.0, float("nan")),
         poisson(float("nan"), 0.1),
-        dp_accounting.SampledWithoutReplacementDpEvent(10, 11, dp_accounting.GaussianDpEvent(1.0)),
+        fixed(10, 11, 1.0),
         dp_accounting.UnsupportedDpEvent(),
         dp_accounting.LaplaceDpEvent(1.0),
         dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.LaplaceDpEvent(1.0)),
@@ -216,12 +207,6 @@ def test_an_event_that_cannot_be_accounted_for_is_refused(event):
     """TRUST 9, 12: never a wrong number."""
     with pytest.raises(InputError):
         accounting.epsilon(event, 1e-5, "rdp", "add_or_remove_one")
-
-
-def test_very_little_noise_is_accounted_for_in_bounded_memory():
-    """SPEC B.2: z = 0.01, a simulation's noise, would need 10^8 grid points."""
-    found = accounting.epsilon(poisson(0.01, 10 / 3400, 1000), 1e-5, "pld", "add_or_remove_one")
-    assert 1e3 < found < 1e6
 
 
 @pytest.mark.parametrize("target", [1e-3, 0.05, 30.0])
@@ -244,12 +229,8 @@ def test_calibration_says_when_no_noise_is_enough_or_needed():
 @pytest.mark.long
 def test_losses_too_large_for_pld_have_the_bound_of_rdp():
     """A noise multiplier of 5e-4 over 500 rounds ended in an OverflowError of PLD's."""
-    event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(0.002))
-    rounds = dp_accounting.SelfComposedDpEvent(event, 10**9)
-    found = [
-        accounting.epsilon(rounds, 1e-5, accountant, "add_or_remove_one")
-        for accountant in ("pld", "rdp")
-    ]
+    event = ledgers.poisson(0.01, 0.002)
+    found = [ledgers.composed(event, 10**9, accountant=name) for name in ("pld", "rdp")]
     assert found[0] == found[1] > 1e6
 
 

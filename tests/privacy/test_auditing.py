@@ -10,8 +10,10 @@ from scipy import stats
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Guarantee, accounting, profile
 from jaxpfl.privacy.auditing import Trials, lower_bound, upper_rate
+from tests.privacy.ledgers import GAUSSIAN, fixed, poisson
 
 DELTA = 1e-5
+NOTHING = dp_accounting.NonPrivateDpEvent()
 
 
 def gaussian(mu: float) -> Guarantee:
@@ -61,9 +63,7 @@ def test_two_thirds_of_the_noise_are_noticed():
 def test_a_bound_on_subsampled_rounds_needs_their_own_profile():
     """As if Gaussian, outputs that are hardly ever informative would seem to cost too much."""
     q, z, rounds, number = 0.05, 0.7, 6, 60_000
-    event = dp_accounting.SelfComposedDpEvent(
-        dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), rounds
-    )
+    event = dp_accounting.SelfComposedDpEvent(poisson(q, z), rounds)
     stated = Guarantee(event, DELTA)
     rng, present = coins(number, 0)
     took_part = (rng.random((rounds, number)) < q) & present
@@ -79,19 +79,10 @@ def test_a_bound_on_subsampled_rounds_needs_their_own_profile():
 @pytest.mark.parametrize(
     "event",
     [
-        dp_accounting.GaussianDpEvent(0.8),
-        dp_accounting.SelfComposedDpEvent(
-            dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(0.7)), 30
-        ),
-        dp_accounting.ComposedDpEvent(
-            [
-                dp_accounting.GaussianDpEvent(2.0),
-                dp_accounting.PoissonSampledDpEvent(0.3, dp_accounting.GaussianDpEvent(1.0)),
-            ]
-        ),
-        dp_accounting.SampledWithoutReplacementDpEvent(
-            1000, 100, dp_accounting.GaussianDpEvent(0.9)
-        ),
+        GAUSSIAN(0.8),
+        dp_accounting.SelfComposedDpEvent(poisson(0.1, 0.7), 30),
+        dp_accounting.ComposedDpEvent([GAUSSIAN(2.0), poisson(0.3, 1.0)]),
+        fixed(1000, 100, 0.9),
     ],
     ids=["everyone", "poisson", "both", "fixed"],
 )
@@ -105,8 +96,7 @@ def test_a_profile_has_the_deltas_of_the_accountants_epsilons(event):
     twice = profile.scaled(event, 2.0)
     epsilon = np.array([0.0, 0.3])
     assert np.all(profile.deltas(twice, epsilon) < profile.deltas(event, epsilon))
-    none = dp_accounting.NonPrivateDpEvent()
-    assert profile.deltas(none, epsilon).tolist() == [1, 1]
+    assert profile.deltas(NOTHING, epsilon).tolist() == [1, 1]
 
 
 def test_the_profile_of_a_secure_sum_is_that_of_its_renyi_divergences():
@@ -131,11 +121,7 @@ def test_the_profile_of_a_secure_sum_is_that_of_its_renyi_divergences():
         (Trials(np.zeros(8), np.ones(8, bool)), gaussian(1.0), "scores"),
         (Trials(np.zeros((1, 8)), np.ones(8)), gaussian(1.0), "booleans"),
         (Trials(np.full((1, 8), np.nan), np.ones(8, bool)), gaussian(1.0), "NaN"),
-        (
-            shifted(1.0, 8, 0),
-            Guarantee(dp_accounting.NonPrivateDpEvent(), 0.0),
-            "stated epsilon",
-        ),
+        (shifted(1.0, 8, 0), Guarantee(NOTHING, 0.0), "stated epsilon"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(trials, stated, words):

@@ -17,9 +17,18 @@ import pytest
 
 from jaxpfl import files
 from jaxpfl.privacy import Ledger, accounting, certificate, events, verify
-from tests.privacy.ledgers import CLIENTS, EVERYONE, FIXED, OTHER, charge
+from tests.privacy.ledgers import (
+    CLIENTS,
+    EVERYONE,
+    FIXED,
+    GAUSSIAN,
+    OTHER,
+    charge,
+    filled,
+    fixed,
+    poisson,
+)
 
-GAUSSIAN = dp_accounting.GaussianDpEvent
 DELTA = 1e-5
 WEIGHTS = {"model.safetensors": b"weights", "below/tokenizer.json": b"{}"}
 QUERY = {"plan": {"clip_norm": 1.0}, "captured": ["scale: float32[]"], "flow_checked": True}
@@ -63,6 +72,12 @@ def lines(folder, *, ledger=True, weights=True, joined=False, path=None):
     )
 
 
+def certified(path, delta=DELTA):
+    """The ledger at `path`, and a certificate of it alone."""
+    ledger = Ledger.read(path)
+    return ledger, certificate.certificate("x", {"l": ledger}, delta, statement="", stamp="")
+
+
 def test_what_a_run_writes_fits(made):
     said = "\n".join(lines(made, joined=True))
     assert "7 releases cost" in said and "2 files fit" in said and "together" in said
@@ -83,14 +98,6 @@ def test_the_verifier_needs_dp_accounting_alone():
     others = {name.partition(".")[0] for name in named} - set(sys.stdlib_module_names)
     # numpy comes with dp-accounting.
     assert others == {"dp_accounting", "numpy"}
-
-
-def poisson(q, z):
-    return dp_accounting.PoissonSampledDpEvent(q, GAUSSIAN(z))
-
-
-def fixed(population, clients, z):
-    return dp_accounting.SampledWithoutReplacementDpEvent(population, clients, GAUSSIAN(z))
 
 
 @pytest.mark.parametrize(
@@ -240,8 +247,7 @@ def test_a_ledger_that_is_not_the_certificates_is_refused(made, tmp_path, damage
     elif damage == "edited":
         path.write_bytes(whole.replace(b'"round":3', b'"round":4'))
     else:
-        with Ledger(path, CLIENTS) as other:
-            charge(other, 1)
+        filled(path, 1)
     with pytest.raises(verify.Unfit, match=r"ledger\.jsonl"):
         list(verify.verified([made / certificate.NAME], [path], None, False))
 
@@ -257,11 +263,8 @@ def test_changed_weights_are_refused(made, tmp_path):
 
 def test_several_certificates_cost_together_what_their_releases_cost(made, tmp_path):
     """One ledger counts once, however many certificates of it there are."""
-    with Ledger(tmp_path / "ledger.jsonl", CLIENTS) as ledger:
-        for round in range(3):
-            charge(ledger, round, OTHER)
-    other = Ledger.read(tmp_path / "ledger.jsonl")
-    found = certificate.certificate("x", {"l": other}, DELTA, statement="", stamp="")
+    filled(tmp_path / "ledger.jsonl", 3, OTHER)
+    other, found = certified(tmp_path / "ledger.jsonl")
     files.write_json(tmp_path / "c.json", found)
     paths = [made / certificate.NAME, made / "weights" / certificate.NAME, tmp_path / "c.json"]
     said = list(verify.verified(paths, [], None, True))[-2]
@@ -279,8 +282,7 @@ def test_a_ledger_with_a_release_without_noise_is_stamped(tmp_path, delta):
     with Ledger(tmp_path / "ledger.jsonl", CLIENTS) as ledger:
         charge(ledger, 1, dp_accounting.NonPrivateDpEvent())
         charge(ledger, 1, EVERYONE, run="another")
-    ledger = Ledger.read(tmp_path / "ledger.jsonl")
-    found = certificate.certificate("x", {"l": ledger}, delta, statement="", stamp="")
+    _, found = certified(tmp_path / "ledger.jsonl", delta)
     assert found["stamp"].startswith("NOT PRIVATE")
     (releases,) = verify.check(found)
     assert math.isinf(releases.epsilon(DELTA))
@@ -289,11 +291,8 @@ def test_a_ledger_with_a_release_without_noise_is_stamped(tmp_path, delta):
 
 
 def test_cohorts_of_fixed_size(tmp_path):
-    with Ledger(tmp_path / "ledger.jsonl", CLIENTS) as ledger:
-        for round in range(4):
-            charge(ledger, round, FIXED)
-    ledger = Ledger.read(tmp_path / "ledger.jsonl")
-    found = certificate.certificate("x", {"l": ledger}, DELTA, statement="", stamp="")
+    filled(tmp_path / "ledger.jsonl", 4, FIXED)
+    ledger, found = certified(tmp_path / "ledger.jsonl")
     (releases,) = verify.check(found)
     assert releases.epsilon(DELTA) == pytest.approx(ledger.spent(DELTA))
     assert math.isfinite(found["ledgers"][0]["epsilon"])

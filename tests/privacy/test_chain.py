@@ -13,11 +13,6 @@ from tests.privacy.ledgers import synced
 LINES = [{"a": 1, "z": "é\n"}, {"kept": [1, 2.5, None]}, {"b": {"c": "d"}}, {"last": "x" * 40}]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "folder" / "chain.jsonl"
-
-
 def filled(path, lines=LINES) -> bytes:
     """A closed chain; its bytes."""
     written = Chain(path)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -68,7 +68,14 @@ nine = st.integers(-149, 128).flatmap(up_to) | hnp.arrays(np.float32, 9)
 norms = st.floats(-12, 12).map(lambda exponent: 10.0**exponent)
 
 
+def ones_and(bad: float, place: int) -> np.ndarray:
+    return np.where(np.arange(9) == place, np.float32(bad), np.float32(1))
+
+
 @given(values=nine, bound=norms)
+@example(values=ones_and(np.nan, 0), bound=1.0)
+@example(values=ones_and(np.inf, 5), bound=1.0)
+@example(values=ones_and(-np.inf, 8), bound=1.0)
 def test_whatever_the_float32_the_clip_is_exact_or_zero(values, bound):
     """TRUST 2, 3, 16: over all of float32 and of a plan's clip norms, every line of the table."""
     bound = np.float32(bound)
@@ -131,18 +138,6 @@ def test_sums_of_many_equal_squares_do_not_drift(leaves, size):
         result, norm, _ = clipped(tree, 0.01)
         assert exact_norm(result) <= 0.01 * (1 + 1e-6)
         assert float(norm) == pytest.approx(exact_norm(tree), rel=1e-6)
-
-
-@pytest.mark.parametrize("leaf", ["kernel", "bias", "scalar"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_value_that_is_not_finite_zeroes_the_whole_contribution(leaf, bad):
-    """TRUST 2: no leaf survives, the output is finite, and the client is reported."""
-    tree = contribution(0.01)
-    tree[leaf] = jnp.ravel(tree[leaf]).at[0].set(bad).reshape(tree[leaf].shape)
-    result, norm, finite = clipped(tree)
-    assert not bool(finite)
-    assert np.isposinf(float(norm))
-    assert all(not np.any(np.asarray(x)) for x in jax.tree.leaves(result))
 
 
 def test_zero_stays_zero():

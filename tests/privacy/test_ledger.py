@@ -142,9 +142,7 @@ def test_equal_runs_write_equal_ledgers(tmp_path):
 
 def test_the_budget_stops_before_anything_is_written(path):
     """TRUST 30: exactly as many rounds as fit, then nothing, also after reopening."""
-    limit = accounting.epsilon(
-        dp_accounting.SelfComposedDpEvent(ROUND, 6), 1e-5, "pld", "add_or_remove_one"
-    )
+    limit = composed(ROUND, 6)
     budget = Budget(limit, 1e-5)
     with Ledger(path, CLIENTS, budget=budget) as ledger:
         assert ledger.fits(dp_accounting.SelfComposedDpEvent(ROUND, 6))

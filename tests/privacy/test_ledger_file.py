@@ -12,12 +12,7 @@ from jaxpfl.errors import CorruptFile, InputError, RunLocked
 from jaxpfl.privacy import Ledger
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.sources import open_key
-from tests.privacy.ledgers import (
-    CLIENTS,
-    charge,
-    filled,
-    key_of,
-)
+from tests.privacy.ledgers import CLIENTS, charge, filled, key_of
 
 
 def test_a_key_is_made_with_the_ledger_for_its_owner_alone(path):

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from jaxpfl.privacy.participation import FixedSize, Poisson
-from tests.plans import flat_plan
+from tests.plans import FIELDS, flat_plan
 
 
 def test_poisson_cohorts_have_binomial_sizes():
@@ -32,9 +32,7 @@ def test_poisson_takes_each_client_at_the_same_rate_and_independently():
 
 def test_a_poisson_cohort_may_be_empty():
     """TRUST 24: neither refused nor drawn again."""
-    plan = flat_plan(
-        population=50, clients_per_round=1, rounds=400, clip_norm=1, noise_multiplier=1, delta=1e-5
-    )
+    plan = flat_plan(**FIELDS | {"population": 50, "clients_per_round": 1, "rounds": 400})
     cohorts = [plan.sample(0, round) for round in range(1, 401)]
     empty = [cohort for cohort in cohorts if not len(cohort)]
     assert stats.binomtest(len(empty), 400, (1 - 1 / 50) ** 50).pvalue > 1e-3
@@ -63,25 +61,14 @@ def test_fixed_size_cohorts_are_exact_distinct_and_uniform():
 
 @pytest.mark.parametrize("kind", ["poisson", "fixed"])
 def test_a_cohort_is_a_function_of_seed_and_round_alone(kind):
-    """TRUST 33, 37: no state, no order of calls, no time; a resumed run draws it again."""
-    plan = flat_plan(
-        population=1000,
-        clients_per_round=50,
-        rounds=10,
-        clip_norm=1,
-        noise_multiplier=1,
-        delta=1e-5,
-        sampling=kind,
-    )
-    drawn = {(s, r): plan.sample(s, r) for s in (0, 1, 2**40) for r in (1, 2, 9)}
+    """TRUST 21, 33, 37: no state, no order of calls, no time; a resumed run draws it again.
+
+    The seed counts beyond its 32nd and 64th bit.
+    """
+    plan = flat_plan(**FIELDS, sampling=kind)
+    drawn = {(s, r): plan.sample(s, r) for s in (0, 1, 2**32, 2**64) for r in (1, 2, 9)}
     np.random.default_rng().random()
     for (seed, round), cohort in reversed(drawn.items()):
         np.testing.assert_array_equal(plan.sample(seed, round), cohort)
     cohorts = {tuple(cohort) for cohort in drawn.values()}
     assert len(cohorts) == len(drawn)
-
-
-def test_a_seed_counts_beyond_its_32nd_and_64th_bit():
-    """TRUST 21"""
-    cohorts = {tuple(Poisson(1000, 100).sample(seed, 0)) for seed in (3, 3 + 2**32, 3 + 2**64)}
-    assert len(cohorts) == 3

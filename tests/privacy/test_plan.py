@@ -20,6 +20,7 @@ from jaxpfl.privacy import (
     events,
 )
 from tests.plans import FIELDS, TARGET, flat_calibrated, flat_plan, flat_without_privacy
+from tests.privacy.ledgers import fixed, poisson
 
 # Every way to get a positive real number wrong; NaN <= 0 is False.
 NOT_POSITIVE = [-1.0, 0.0, -0.0, float("nan"), float("inf"), -float("inf"), "1", True, None, 1j]
@@ -109,16 +110,11 @@ def test_fixed_size_sampling_has_no_pld():
 
 def test_one_object_makes_sampler_noise_and_event():
     """TRUST 13: each derived from the same fields, none can be given apart."""
-    poisson, fixed = flat_plan(**FIELDS), flat_plan(**FIELDS, sampling="fixed")
-    assert poisson.adjacency == "add_or_remove_one"
-    assert poisson.charge_event() == dp_accounting.PoissonSampledDpEvent(
-        0.1, dp_accounting.GaussianDpEvent(2.0)
-    )
-    assert fixed.adjacency == "replace_one"
-    assert fixed.charge_event() == dp_accounting.SampledWithoutReplacementDpEvent(
-        1000, 100, dp_accounting.GaussianDpEvent(1.0)
-    )
-    for plan in (poisson, fixed):
+    plans = flat_plan(**FIELDS), flat_plan(**FIELDS, sampling="fixed")
+    assert [plan.adjacency for plan in plans] == ["add_or_remove_one", "replace_one"]
+    expected = [poisson(0.1, 2.0), fixed(1000, 100, 1.0)]
+    assert [plan.charge_event() for plan in plans] == expected
+    for plan in plans:
         assert plan.value_noise_std(0.5) == 2.0 * 0.5
         assert plan.event() == dp_accounting.SelfComposedDpEvent(plan.charge_event(), 10)
     derived = {"adjacency", "denominator", "chosen_accountant", "private"}
@@ -155,10 +151,7 @@ def test_dp_accounting_still_treats_a_replacement_as_one_clip_norm():
         account = rdp.RdpAccountant(
             list(accounting.RDP_ORDERS), dp_accounting.NeighboringRelation.REPLACE_ONE
         )
-        event = dp_accounting.SampledWithoutReplacementDpEvent(
-            1000, 100, dp_accounting.GaussianDpEvent(z)
-        )
-        return account.compose(event, 10).get_epsilon(1e-5)
+        return account.compose(fixed(1000, 100, z), 10).get_epsilon(1e-5)
 
     ours = flat_plan(**FIELDS, sampling="fixed").epsilon()
     assert ours == pytest.approx(theirs(1.0), rel=1e-9)
@@ -291,7 +284,6 @@ def test_two_releases_on_one_cohort_cost_no_more_than_is_charged(delta):
     """Both together are exactly the pair ((1-q) P + q Q, P) of one Gaussian of multiplier
     z / sqrt(2): what is charged must be above that, and two amplified rounds are not."""
     q, z = 0.05, 1.2
-    sampled, gaussian = dp_accounting.PoissonSampledDpEvent, dp_accounting.GaussianDpEvent
     plan = flat_plan(
         population=1000, clients_per_round=50, rounds=1, noise_multiplier=z, delta=1e-05
     )
@@ -299,7 +291,7 @@ def test_two_releases_on_one_cohort_cost_no_more_than_is_charged(delta):
     def epsilon(*releases):
         return Guarantee.of_events(releases, delta).epsilon()
 
-    truth = epsilon(sampled(q, gaussian(z / math.sqrt(2))))
+    truth = epsilon(poisson(q, z / math.sqrt(2)))
     assert epsilon(plan.charge_event(), plan.released_again_event()) >= truth
     if delta < 1e-2:
         assert epsilon(plan.charge_event(), plan.charge_event()) < truth

@@ -108,14 +108,11 @@ def exact_divergence(masses: np.ndarray, shift: int, order: float) -> float:
     return float(np.logaddexp.reduce(logs) / (order - 1))
 
 
-def noise_masses(secure: SecureSum) -> np.ndarray:
-    """The distribution of the sum of all shares, by convolution or by its formula."""
-    support = np.arange(-400, 401)
-    variance = secure.deviation**2
-    one = np.exp(-(support**2) / (2 * variance))
-    one /= one.sum()
-    total = one
-    for _ in range(secure.clients - 1):
+def noise_masses(shares: int, deviation: float, reach: int) -> np.ndarray:
+    """The distribution of the sum of shares of noise, by convolution."""
+    one = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * deviation**2))
+    total = one = one / one.sum()
+    for _ in range(shares - 1):
         total = np.convolve(total, one, mode="same")
     return total / total.sum()
 
@@ -123,7 +120,7 @@ def noise_masses(secure: SecureSum) -> np.ndarray:
 @pytest.mark.parametrize("deviation", [2, 5])
 def test_no_exact_divergence_is_above_the_accounted_one(deviation):
     secure = dataclasses.replace(SECURE, clients=4, deviation=deviation, noise_multiplier=0.8)
-    event, masses = secure.event(1), noise_masses(secure)
+    event, masses = secure.event(1), noise_masses(4, deviation, reach=400)
     shift = math.floor(secure.sensitivity(1))
     for order in (1.5, 2, 4, 8, 16):
         exact = exact_divergence(masses, shift, order)
@@ -139,12 +136,7 @@ def test_no_exact_divergence_is_above_the_accounted_one(deviation):
 def test_sums_of_shares_that_are_too_narrow_stay_below_the_bound_that_knows_it(deviation, shares):
     """The theorem holds from deviation 1/2 on, where a sum of shares is no discrete Gaussian: then
     tau counts, which the deviations that a `SecureSum` accepts make vanish."""
-    support = np.arange(-60, 61)
-    one = np.exp(-(support**2) / (2 * deviation**2))
-    total = one / one.sum()
-    for _ in range(shares - 1):
-        total = np.convolve(total, one / one.sum(), mode="same")
-    beyond = 0.0
+    total, beyond = noise_masses(shares, deviation, reach=60), 0.0
     for sensitivity in (1, 2):
         bounds = secure_sum._renyi_bounds(sensitivity, shares * deviation**2, shares, 1)
         for order in (2, 4, 8):

@@ -1,4 +1,4 @@
-"""Against enumeration in float64, by a model of its own: plain loops over one word at a time."""
+"""Against enumeration in float64, one word at a time."""
 
 import itertools
 import math
@@ -10,6 +10,7 @@ import pytest
 from jaxpfl.text import char_lm
 from jaxpfl.text.character.top_words import log_probabilities, top_words
 from jaxpfl.text.character.words import END, START, SYMBOLS, encode_words
+from tests.models.test_recurrent import reference_logits
 
 # 0xc3 begins a character of two bytes and 0xa9 ends one; 0xff is in no UTF-8.
 ALPHABET = [ord("a"), ord("b"), ord(" "), 0xC3, 0xA9, 0xFF]
@@ -28,24 +29,9 @@ def params():
     return params | {"output_bias": jax.numpy.asarray(bias)}
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
 def next_probabilities(params, prefix):
     """Float64 probabilities of what follows start and `prefix`."""
-    leaves = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    layers = [leaves[f"layer_{i}"] for i in range(MODEL.layers)]
-    m = [np.zeros(MODEL.projection) for _ in layers]
-    c = [np.zeros(MODEL.hidden) for _ in layers]
-    for symbol in [START, *prefix]:
-        x = leaves["embedding"][symbol]
-        for i, layer in enumerate(layers):
-            j, f, o = np.split(np.concatenate([x, m[i]]) @ layer["kernel"] + layer["bias"], 3)
-            forget = sigmoid(f + 1)
-            c[i] = forget * c[i] + (1 - forget) * np.tanh(j)
-            x = m[i] = (sigmoid(o) * np.tanh(c[i])) @ layer["projection"]
-    logits = leaves["output"] @ x + leaves["output_bias"]
+    logits = reference_logits(MODEL, params, [START, *prefix])[-1]
     logits[[0, START]] = -np.inf
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()

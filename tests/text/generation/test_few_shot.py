@@ -71,17 +71,6 @@ def test_preferences_by_rank():
     assert [each.tolist() for each in preferences(np.zeros((1, 10)), 5)] == [[0], [0], [4]]
 
 
-def test_equal_texts_keep_their_own_scores():
-    """SPEC C.3: the released code looks a response up by its text and finds the first one's score.
-
-    The faulty form is written out here, and chooses otherwise."""
-    texts = ["same", "other", "same", "last"]
-    scores = np.array([[0.0, 1.0, 5.0, -1.0]])
-    by_text = [scores[0][texts.index(text)] for text in texts]
-    assert np.argmax(by_text) == 1
-    assert [each.tolist() for each in preferences(scores, 2)] == [[0], [2], [1]]
-
-
 @pytest.mark.parametrize(
     ("scores", "rank", "message"),
     [

@@ -15,6 +15,7 @@ from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import Generated, LanguageModel
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
+from tests.published_models import SIZES
 from tests.text.masked_models import TINY_BERT, masked_model_folder
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
@@ -25,16 +26,7 @@ TEXTS = ["the quick brown fox jumps", "over", "", "a lazy dog, and a small cat s
 
 @pytest.fixture(scope="module")
 def masked():
-    config = EncoderConfig(
-        "roberta",
-        vocab_size=VOCAB,
-        hidden_size=16,
-        layers=1,
-        heads=2,
-        inner_size=16,
-        positions=80,
-        pad=260,
-    )
+    config = EncoderConfig("roberta", vocab_size=VOCAB, positions=80, pad=260, **SIZES)
     model = Encoder(config, head=True)
     return model, model.init(jax.random.key(0))
 
@@ -154,16 +146,7 @@ def test_a_model_that_is_no_masked_language_model_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def writer():
-    config = DecoderConfig(
-        "llama",
-        vocab_size=257,
-        hidden_size=16,
-        layers=2,
-        heads=2,
-        inner_size=32,
-        positions=128,
-    )
-    model = Decoder(config)
+    model = Decoder(DecoderConfig("llama", vocab_size=257, positions=128, **SIZES))
     return LanguageModel(model, model.init(jax.random.key(0)), UTF8Bytes())
 
 

@@ -96,7 +96,6 @@ def test_the_template_is_found_where_transformers_4_and_5_write_it(folder):
         ("{{ messages.append(3) }}", "SecurityError"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", "OverflowError"),
-        ("{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3, "it computes for more than 1 s"),
     ],
 )
 def test_a_template_that_cannot_be_used_or_does_harm_is_refused(source, message):

@@ -8,6 +8,7 @@ import pytest
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models import PAD
 from jaxpfl.text.tokenisers.fast import hugging_face
+from tests.published_models import byte_level
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -20,18 +21,9 @@ TEXTS = [
 ]
 
 
-def byte_level(specials=("<|end|>", "<|turn|>"), *, framed=False):
-    """A byte-level BPE learnt from a few words, the style of GPT-2 and Llama-3."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=list(specials),
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["the cat sat on the mat, the end"] * 3, trainer)
+def learnt(specials=("<|end|>", "<|turn|>"), *, framed=False):
+    """From a few words; `framed` puts a start token before every text."""
+    tokenizer = byte_level(300, specials, "the cat sat on the mat, the end")
     if framed:
         tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
             single="<|start|> $A",
@@ -48,7 +40,7 @@ def write(folder, tokenizer, **files):
 
 
 def test_text_round_trips_and_never_becomes_a_special_token(tmp_path):
-    tokeniser = hugging_face(write(tmp_path, byte_level()))
+    tokeniser = hugging_face(write(tmp_path, learnt()))
     for text in TEXTS:
         (ids,) = tokeniser.encode([text])
         assert tokeniser.decode(ids) == tokeniser.decode([*ids, 0, PAD]) == text
@@ -56,7 +48,7 @@ def test_text_round_trips_and_never_becomes_a_special_token(tmp_path):
 
 
 def test_bytes_of_byte_level_tokens_agree_with_the_original_decoder(tmp_path):
-    original = byte_level()
+    original = learnt()
     tokeniser = hugging_face(write(tmp_path, original))
     generator = np.random.default_rng(0)
     for _ in range(20):
@@ -67,7 +59,7 @@ def test_bytes_of_byte_level_tokens_agree_with_the_original_decoder(tmp_path):
 
 def test_several_end_of_text_ids_and_a_start(tmp_path):
     """The settings of Llama-3: a list of ends, and a start that the tokenizer puts itself."""
-    tokenizer = byte_level(("<|start|>", "<|end|>", "<|turn|>"), framed=True)
+    tokenizer = learnt(("<|start|>", "<|end|>", "<|turn|>"), framed=True)
     folder = write(
         tmp_path,
         tokenizer,
@@ -83,7 +75,7 @@ def test_several_end_of_text_ids_and_a_start(tmp_path):
 
 @pytest.mark.parametrize("framed", [False, True])
 def test_a_saved_tokeniser_is_read_again(framed, tmp_path):
-    tokenizer = byte_level(("<|start|>", "<|end|>", "<|turn|>"), framed=framed)
+    tokenizer = learnt(("<|start|>", "<|end|>", "<|turn|>"), framed=framed)
     settings = {"tokenizer_config": {"eos_token": "<|end|>"}}
     tokeniser = hugging_face(write(tmp_path, tokenizer, **settings))
     (tmp_path / "saved").mkdir()
@@ -96,7 +88,7 @@ def test_a_saved_tokeniser_is_read_again(framed, tmp_path):
 
 
 def test_a_start_that_only_the_settings_ask_for(tmp_path):
-    tokenizer = byte_level(("<|start|>", "<|end|>"))
+    tokenizer = learnt(("<|start|>", "<|end|>"))
     folder = write(tmp_path, tokenizer, tokenizer_config={"bos_token": "<|start|>"})
     assert hugging_face(folder).start is None
     write(folder, tokenizer, tokenizer_config={"bos_token": "<|start|>", "add_bos_token": True})
@@ -148,9 +140,9 @@ def test_bad_folders_are_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(CorruptFile, match=r"tokenizer\.json is not a tokenizer file"):
         hugging_face(tmp_path)
-    write(tmp_path, byte_level(), tokenizer_config={"eos_token": "<|other|>"})
+    write(tmp_path, learnt(), tokenizer_config={"eos_token": "<|other|>"})
     with pytest.raises(InputError, match=r"tokenizer_config\.json: eos_token must .*<\|other\|>"):
         hugging_face(tmp_path)
-    write(tmp_path, byte_level(), tokenizer_config={}, generation_config={"eos_token_id": 999})
+    write(tmp_path, learnt(), tokenizer_config={}, generation_config={"eos_token_id": 999})
     with pytest.raises(InputError, match=r"generation_config\.json: eos_token_id .* found 999"):
         hugging_face(tmp_path)

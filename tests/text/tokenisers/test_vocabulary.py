@@ -91,15 +91,10 @@ def test_decode_inverts_encode():
         vocabulary.decode([99])
 
 
-def test_saved_vocabulary_comes_back(tmp_path):
-    vocabulary = Vocabulary.from_texts(TEXTS, 20, source="here")
-    vocabulary.save(tmp_path / "v.json")
-    assert Vocabulary.load(tmp_path / "v.json") == vocabulary
-
-
-def test_a_damaged_file_is_refused(tmp_path):
-    path = tmp_path / "v.json"
-    Vocabulary.from_texts(TEXTS, 20, source="here").save(path)
+def test_a_saved_vocabulary_comes_back_and_a_damaged_file_is_refused(tmp_path):
+    path, vocabulary = tmp_path / "v.json", Vocabulary.from_texts(TEXTS, 20, source="here")
+    vocabulary.save(path)
+    assert Vocabulary.load(path) == vocabulary
     whole = path.read_bytes()
     other = whole.replace(b'"splitting": "words"', b'"splitting": "syllables"')
     assert other != whole
