@@ -216,6 +216,21 @@ def here(tree: PyTree) -> PyTree:
     return jax.tree.map(local, tree)
 
 
+def settle(tree: PyTree) -> None:
+    """On several CPU devices: waits until the arrays are computed.
+
+    If programs are dispatched while a collective runs there, XLA (jax 0.10.2) on a busy machine may
+    not start the collective on one device any more; the others wait, and after 40 seconds it ends
+    the process.
+    """
+    leaf = jax.tree.leaves(tree)[0]
+    if isinstance(leaf, Tracer):
+        return
+    platforms = [device.platform for device in leaf.sharding.device_set]
+    if len(platforms) > 1 and platforms[0] == "cpu":
+        jax.block_until_ready(tree)
+
+
 def meet(tree: PyTree) -> None:
     """Where arrays are spread over processes: waits until all processes have computed them."""
     leaves = jax.tree.leaves(tree)

@@ -221,6 +221,14 @@ def test_client_keys_belong_to_clients(client_fn):
     assert len({row.tobytes() for row in alone}) == 4
 
 
+def test_on_several_cpus_nothing_is_dispatched_while_a_collective_runs():
+    """Else XLA may wait for ever for a device whose collective it does not start."""
+    opened = door(held_vector, plan(), SHAPE, mesh=client_mesh(2))
+    for _ in range(3):
+        found = through(opened, ZERO, [bucket_of(vectors(64))] * 8)
+        assert all(leaf.is_ready() for leaf in jax.tree.leaves(found))
+
+
 def test_one_compilation_serves_every_cohort_clip_norm_and_noise():
     """One process compiles once for a sweep of clients per round 10, 50, 200, 1,000."""
     traces = []

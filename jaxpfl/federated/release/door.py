@@ -41,6 +41,7 @@ from jaxpfl.federated.mesh import (
     meet,
     put_shares,
     replicas,
+    settle,
     shardings,
     shares,
 )
@@ -248,6 +249,7 @@ class Door:
                 self._compiled.add(shape)
             sums, states = accumulate(*given)
             keep(states)
+        settle(sums)
         meet(sums)
         below, halves = sums.below, _halves(sums.contributions)
         del sums
@@ -266,6 +268,7 @@ class Door:
             shared_noise_P,
         )
         value = gathered(self.mesh, value_W, self._like)
+        settle((value, noisy_below, name))
         return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)
 
     def largest_sum(
