@@ -84,13 +84,12 @@ def test_chunks_of_the_rounds_divide_their_buckets():
         assert all(max(64, int(chunk)) % int(chunk) == 0 for chunk in chunks)
 
 
-def _different():
-    """One part of each kind: some differ in their sizes alone."""
-    return list({(part.module, part.tiny): part for part in parts()}.values())
+# One of each kind: some differ in their sizes alone.
+DIFFERENT = {(part.module, part.tiny): part for part in parts()}.values()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", _different(), ids=lambda part: part.name)
+@pytest.mark.parametrize("part", DIFFERENT, ids=lambda part: part.name)
 def test_each_part_ends_with_a_row(part, tmp_path, monkeypatch):
     monkeypatch.setenv("OUT", str(tmp_path))
     found = driver.run(part, driver.Config(tiny=True))

@@ -53,9 +53,6 @@ def test_separators_and_encodings(tmp_path, expected, name, separator, encoding,
     source = f"{tmp_path / name}?{COLUMNS}{option}"
     assert texts(source) == expected
     assert why_missing(source) == ""
-    # The same clients from a file that is grouped on the disk.
-    grouped = source.replace("client=user", "client=user|value")
-    assert sorted(texts(grouped)) == sorted(expected)
 
 
 def test_other_texts_have_encodings_too(tmp_path):

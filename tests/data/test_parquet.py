@@ -10,6 +10,7 @@ from jaxpfl import checks
 from jaxpfl.data.readers.fields import Fields
 from jaxpfl.data.readers.parquet_files import read_parquet
 from jaxpfl.errors import CorruptFile, InputError
+from tests.data.tff_files import varint
 
 
 def test_dates_and_nested_columns_are_refused_with_their_type(tmp_path):
@@ -56,14 +57,6 @@ def test_a_row_group_larger_than_memory_is_refused(tmp_path, monkeypatch):
         jp.data.open(f"{path}?client=client&features=x")
 
 
-def varint(number: int) -> bytes:
-    """A whole number as Parquet's footer has it."""
-    left, found = 2 * number, b""
-    while left >= 128:
-        found, left = found + bytes([left % 128 + 128]), left // 128
-    return found + bytes([left])
-
-
 @pytest.mark.parametrize("footer", ["true", "false"])
 def test_one_text_in_many_rows_is_unpacked_row_by_row(tmp_path, footer):
     """At 2^15 rows at once, these 60 kB would be 34 GB, whatever size the footer states."""
@@ -74,7 +67,7 @@ def test_one_text_in_many_rows_is_unpacked_row_by_row(tmp_path, footer):
     assert path.stat().st_size < 60_000
     if footer == "false":
         stated = parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size
-        content, known = path.read_bytes(), b"\x16" + varint(stated)
+        content, known = path.read_bytes(), b"\x16" + varint(2 * stated)
         assert known in content
         path.write_bytes(content.replace(known, b"\x16" + b"\x80" * (len(known) - 2) + b"\0"))
         assert parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 0

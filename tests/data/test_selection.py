@@ -31,15 +31,6 @@ def clients() -> Population:
     )
 
 
-def outcomes() -> np.ndarray:
-    return np.random.default_rng(3).uniform(size=TOTAL) < 0.5
-
-
-def by_client(population: Population, values) -> list[list]:
-    edges = population.offsets
-    return [list(values[edges[k] : edges[k + 1]]) for k in range(len(population))]
-
-
 def test_nothing_shown_tells_how_many_match():
     """The size of a subpopulation is private: two selections of it look the same."""
     population = clients()
@@ -90,9 +81,9 @@ def test_random_examples_are_a_share_that_depends_on_nobody_else():
 @pytest.mark.parametrize("outcome", ["correct", "incorrect"])
 @pytest.mark.parametrize("at_least", [1, 3, 5])
 def test_classified_examples_are_those_of_clients_with_enough(outcome, at_least):
-    population, correct = clients(), outcomes()
-    expected = []
-    for mine in by_client(population, correct):
+    population, expected = clients(), []
+    correct = np.random.default_rng(3).uniform(size=TOTAL) < 0.5
+    for mine in np.split(correct, population.offsets[1:-1]):
         wanted = [hit == (outcome == "correct") for hit in mine]
         expected += [w and sum(wanted) >= at_least for w in wanted]
     found = classified_examples(population, correct, outcome, at_least)

@@ -42,29 +42,20 @@ def tiny(tmp_path) -> Path:
     return path
 
 
-@pytest.fixture
-def opened(monkeypatch) -> list[str]:
-    """The names of the files that are opened."""
-    names: list[str] = []
-    really = builtins.open
-
-    def open(file, mode="r", *rest, **named):
-        names.append(str(file) if "r" in mode else f"WRITTEN {file}")
-        return really(file, mode, *rest, **named)
-
-    monkeypatch.setattr(builtins, "open", open)
-    monkeypatch.setattr(io, "open", open)
-    return names
-
-
-def test_it_reads_no_client_and_writes_nothing(tiny, tmp_path, monkeypatch, capsys, opened):
+def test_it_reads_no_client_and_writes_nothing(tiny, tmp_path, monkeypatch, capsys):
     data = tmp_path / "data"
     data.mkdir()
     (data / "clients.jsonl").write_text('{"who": "canary", "text": "private"}\n')
     monkeypatch.setenv("NOT_SET", str(data))
     monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    opened.clear()
+    before, opened, really = sorted(tmp_path.rglob("*")), [], builtins.open
+
+    def open(file, mode="r", *rest, **named):
+        opened.append(str(file) if "r" in mode else f"WRITTEN {file}")
+        return really(file, mode, *rest, **named)
+
+    monkeypatch.setattr(builtins, "open", open)
+    monkeypatch.setattr(io, "open", open)
     code = cli.main(["run", str(tiny), "--dry-run", "--run.devices", "2", "--out", "out", "--json"])
     assert code == 0
     record = json.loads(capsys.readouterr().out)

@@ -1,17 +1,34 @@
-"""A run of a tiny private text experiment whose data is full of canaries."""
+"""Runs of a tiny private text experiment whose data is full of canaries."""
 
 from pathlib import Path
 
 import pytest
 
-from jaxpfl.experiments import carry_out
 from tests.experiments.conftest import tiny_config as tiny_config
-from tests.faults.runs import config_of
+from tests.faults.runs import config_of, run_and_count, run_and_watch
 
 
 @pytest.fixture(scope="session")
-def straight(tiny_config, tmp_path_factory) -> Path:
-    """The run directory of an uninterrupted run."""
+def counted(tiny_config, tmp_path_factory) -> tuple[Path, int]:
+    """The directory of an uninterrupted run, and how many instants it could die at."""
     out = tmp_path_factory.mktemp("straight") / "run"
-    carry_out.run(config_of(tiny_config), out, progress=False)
+    return out, run_and_count(tiny_config, out)
+
+
+@pytest.fixture(scope="session")
+def straight(counted) -> Path:
+    return counted[0]
+
+
+@pytest.fixture(scope="session")
+def drawn() -> list[bytes]:
+    """What `finished` drew from the operating system: its secrets, among other things."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def finished(tiny_config, tmp_path_factory, drawn) -> Path:
+    """The directory of a run whose noise does not follow from its seed."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    drawn += run_and_watch(config_of(tiny_config, ["--run.reproducible_noise", "False"]), out)
     return out

@@ -22,24 +22,11 @@ from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.models.checkpoints import own_models
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.experiments import canaries
-from tests.faults.runs import config_of, run_and_watch
+from tests.faults.runs import config_of
 
 
 def _config(path: Path, *overrides: str) -> Config:
     return config_of(path, ["--run.reproducible_noise", "False", *overrides])
-
-
-@pytest.fixture(scope="module")
-def secrets() -> list[bytes]:
-    """What the finished run drew from the operating system."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def finished(tiny_config, tmp_path_factory, secrets) -> Path:
-    out = tmp_path_factory.mktemp("finished") / "run"
-    secrets += run_and_watch(_config(tiny_config), out)
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +80,14 @@ def test_the_card_says_what_it_cost_and_where_it_comes_from(finished, exported, 
         assert str(tiny_config.parent).encode() not in path.read_bytes(), path
 
 
-def test_no_canary_and_no_secret_is_exported(finished, exported, secrets):
+def test_no_canary_and_no_secret_is_exported(finished, exported, drawn):
     """TRUST 40: nothing from private/, no client's id or text, in any byte."""
-    drawn = canaries.of_secrets(secrets)
+    secrets = canaries.of_secrets(drawn)
     # The secret of the run, at least.
-    assert len(drawn) >= 4 + 1
+    assert len(secrets) >= 4 + 1
     names = {path.name for path in finished.rglob("private/*")}
     assert names == {"ledger.jsonl.key", "rounds.jsonl"}
-    private = canaries.CLIENTS | drawn | canaries.of_private_folders(finished)
+    private = canaries.CLIENTS | secrets | canaries.of_private_folders(finished)
     canaries.assert_in_none(private, canaries.public_files(exported))
 
 
@@ -116,7 +103,8 @@ def _refused(run: Path, kind: type[Exception], message: str) -> None:
 def test_what_is_not_a_finished_run_is_refused(copied):
     (copied / "result.json").unlink()
     _refused(copied, InputError, "holds no finished run: .* go on with `jaxpfl resume")
-    (copied / "config.yaml").unlink()
+    for name in ("config.yaml", "run.json"):
+        (copied / name).unlink()
     _refused(copied, InputError, r"holds no run: there is no config\.yaml")
 
 

@@ -36,13 +36,6 @@ from tests.faults.runs import (
 )
 
 
-@pytest.fixture(scope="module")
-def straight(tiny_config, tmp_path_factory) -> tuple[Path, int]:
-    """The run directory of an uninterrupted run, and how many instants it could die at."""
-    out = tmp_path_factory.mktemp("straight") / "run"
-    return out, run_and_count(tiny_config, out)
-
-
 def _killed(config: Path, out: Path, fatal: int) -> None:
     victim = start_victim(config, out, fatal)
     victim.communicate()
@@ -55,18 +48,18 @@ def _killed(config: Path, out: Path, fatal: int) -> None:
     + [pytest.param(number / 24, marks=pytest.mark.slow) for number in range(24)],
 )
 def test_a_run_killed_at_a_durable_operation_resumes_to_the_same_bits(
-    tiny_config, tmp_path, straight, place
+    tiny_config, tmp_path, counted, place
 ):
     """TRUST 33: SIGKILL between any two writes, mid-save and mid-delete too."""
-    out, instants = straight
+    straight, instants = counted
     _killed(tiny_config, tmp_path / "run", max(1, round(place * instants)))
     continue_run(tiny_config, tmp_path / "run")
-    assert_same(tmp_path / "run", out)
+    assert_same(tmp_path / "run", straight)
 
 
 @pytest.fixture(scope="module")
 def remembering(tiny_config, tmp_path_factory) -> tuple[Path, Path, int]:
-    """The config of a run whose clients keep a state; then as `straight`."""
+    """The config of a run whose clients keep a state; then as `counted`."""
     folder = tmp_path_factory.mktemp("remembering")
     config = folder / "ditto.yaml"
     whole = tiny_config.read_text()
@@ -150,7 +143,7 @@ def test_a_crash_at_a_chosen_instant_resumes_to_the_same_bits(
         carry_out.run(config_of(tiny_config), out, progress=False)
     assert (out / "private" / "secret.json").exists()
     carry_out.resume(out, progress=False)
-    assert_same(out, straight[0])
+    assert_same(out, straight)
 
 
 def _back_to_round_4(out: Path) -> None:
@@ -208,7 +201,7 @@ def test_a_replay_that_comes_out_otherwise_is_another_release_and_is_charged(
     noise = multiplier * config.privacy.clip_norm
     assert deviation == pytest.approx(noise * np.sqrt(2), rel=0.1)
     charges = charges_of(out)
-    assert charges[:7] == charges_of(straight[0])[:6] + charges[6:7]
+    assert charges[:7] == charges_of(straight)[:6] + charges[6:7]
     extra = [charge for charge in charges if charge.label.endswith(" released again")]
     assert [charge.round for charge in extra] == [5, 6]
     for charge in extra:
@@ -218,7 +211,7 @@ def test_a_replay_that_comes_out_otherwise_is_another_release_and_is_charged(
     assert len(releases_of(out)) == 7
     cost = _stated_epsilon(charges)
     assert resumed.record["metrics"]["epsilon"] == pytest.approx(cost, rel=1e-6)
-    assert resumed.record["metrics"]["epsilon"] > _result(straight[0])["metrics"]["epsilon"]
+    assert resumed.record["metrics"]["epsilon"] > _result(straight)["metrics"]["epsilon"]
     assert "2 of its releases were made again" in resumed.record["privacy"]
 
 
@@ -236,7 +229,7 @@ def test_a_replay_that_cannot_be_paid_for_publishes_nothing(
     tiny_config, tmp_path, straight, monkeypatch
 ):
     """TRUST 30, 34: no metrics, no checkpoint, no result of a release that nobody paid for."""
-    planned = guarantee_of(charges_of(straight[0]), 1e-3).epsilon()
+    planned = guarantee_of(charges_of(straight), 1e-3).epsilon()
     config = config_of(tiny_config, ["--privacy.budget_epsilon", repr(planned * 1.001)])
     out = tmp_path / "run"
     with in_round(7):
@@ -252,7 +245,7 @@ def test_a_replay_that_cannot_be_paid_for_publishes_nothing(
     assert not (out / "result.json").exists()
     # The release that was paid for is still there to be made.
     carry_out.resume(out, progress=False)
-    assert charges_of(out) == charges_of(straight[0])
+    assert charges_of(out) == charges_of(straight)
 
 
 def _published(path: Path) -> bool:
@@ -268,12 +261,12 @@ def test_another_environment_makes_rounds_of_their_own(crashed, straight, monkey
     real = identity.environment()
     monkeypatch.setattr(identity, "environment", lambda: {**real, "versions": {"jaxlib": "0.0.0"}})
     resumed = carry_out.resume(out, progress=False)
-    charges, once = charges_of(out), charges_of(straight[0])
+    charges, once = charges_of(out), charges_of(straight)
     assert [charge.round for charge in charges] == [1, 2, 3, 4, 5, 6, 7, 5, 6, 7]
     # Fresh cohorts: amplified like any other round.
     assert {repr(charge.event) for charge in charges} == {repr(once[0].event)}
-    assert len(set(releases_of(out)) - set(releases_of(straight[0]))) == 3
-    lines = [(each / "metrics.jsonl").read_text().splitlines() for each in (out, straight[0])]
+    assert len(set(releases_of(out)) - set(releases_of(straight))) == 3
+    lines = [(each / "metrics.jsonl").read_text().splitlines() for each in (out, straight)]
     assert lines[0][:5] == lines[1][:5]
     assert lines[0][5] != lines[1][5]
     cost = _stated_epsilon(charges)
@@ -291,7 +284,7 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_in_the_same_bits(crashed
     message = capsys.readouterr().err
     assert "round_00000006" in message
     assert "round_00000004" in message
-    assert_same(crashed, straight[0])
+    assert_same(crashed, straight)
 
 
 @pytest.mark.parametrize("damage", ["edit", "replace"])
@@ -341,23 +334,23 @@ def test_what_a_run_is_cannot_change(crashed, straight):
         carry_out.resume(out, progress=False)
     secret.write_text(words)
     carry_out.resume(out, progress=False)
-    assert_same(out, straight[0])
+    assert_same(out, straight)
 
 
 @pytest.fixture
 def ended(straight, tmp_path) -> Path:
     """A copy of the finished run, whose secret is gone."""
-    out = Path(shutil.copytree(straight[0], tmp_path / "run"))
+    out = Path(shutil.copytree(straight, tmp_path / "run"))
     assert not (out / "private" / "secret.json").exists()
     return out
 
 
 def test_a_finished_run_resumes_to_itself_without_its_secret(ended, straight, capsys):
     found = carry_out.resume(ended, progress=False)
-    assert_same(ended, straight[0])
+    assert_same(ended, straight)
     assert main(["resume", str(ended), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["privacy"] == found.record["privacy"]
-    assert_same(ended, straight[0])
+    assert_same(ended, straight)
 
 
 def test_a_finished_run_without_its_last_checkpoint_is_refused(ended):

@@ -27,33 +27,24 @@ from tests.faults.runs import config_of, run_and_watch
 
 
 @pytest.fixture(scope="module")
-def drawn() -> list[bytes]:
-    """What the finished run drew from the operating system: its secrets, among other things."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def finished(tiny_config, tmp_path_factory, drawn) -> Path:
-    """A finished run, in its folder `non_private` another one without privacy."""
-    out = tmp_path_factory.mktemp("finished") / "run"
-    private = ["--run.reproducible_noise", "False"]
-    drawn += run_and_watch(config_of(tiny_config, private), out)
-    openly = [*private, "--privacy.private", "False"]
+def non_private(tiny_config, tmp_path_factory, drawn) -> Path:
+    """The directory of a run without privacy; `drawn` has what it drew, too."""
+    openly = ["--run.reproducible_noise", "False", "--privacy.private", "False"]
     for name in ("epsilon", "noise_multiplier", "delta"):
         openly += [f"--privacy.{name}", "null"]
-    drawn += run_and_watch(config_of(tiny_config, openly), out / "non_private")
+    out = tmp_path_factory.mktemp("non_private") / "run"
+    drawn += run_and_watch(config_of(tiny_config, openly), out)
     return out
 
 
-def test_no_canary_leaves_the_private_folder(finished, drawn):
+def test_no_canary_leaves_the_private_folder(finished, non_private, drawn):
     """TRUST 40: client ids, texts and secrets never appear outside private/."""
     # Two runs' secrets, at least.
     assert len(canaries.of_secrets(drawn)) >= 2 * (4 + 1)
-    keys = [path.read_bytes() for path in finished.rglob("private/*.key")]
-    assert len(keys) == 2
-    private = canaries.CLIENTS | canaries.of_secrets(drawn) | {*keys}
-    private |= {key.hex().encode() for key in keys}
-    canaries.assert_in_none(private, canaries.public_files(finished))
+    for out in (finished, non_private):
+        (key,) = [path.read_bytes() for path in out.rglob("private/*.key")]
+        private = canaries.CLIENTS | canaries.of_secrets(drawn) | {key, key.hex().encode()}
+        canaries.assert_in_none(private, canaries.public_files(out))
 
 
 def test_true_cohort_sizes_stay_in_the_private_folder(finished):
@@ -68,9 +59,9 @@ def test_true_cohort_sizes_stay_in_the_private_folder(finished):
         }  # fmt: skip
 
 
-def test_the_private_folder_is_its_owners_only(finished):
+def test_the_private_folder_is_its_owners_only(finished, non_private):
     """TRUST 40: mode 0700, the ledger's key 0600; a finished run has no secret any more."""
-    for private in (finished / "private", finished / "non_private" / "private"):
+    for private in (finished / "private", non_private / "private"):
         assert stat.S_IMODE(private.stat().st_mode) == 0o700
         assert stat.S_IMODE((private / "ledger.jsonl.key").stat().st_mode) == 0o600
         assert sorted(path.name for path in private.iterdir()) == [
@@ -102,17 +93,16 @@ def test_the_secret_stays_until_the_last_checkpoint_is_on_the_disk(tiny_config, 
     assert not (out / "private" / "secret.json").exists()
 
 
-def test_a_run_without_privacy_says_so_everywhere(finished):
+def test_a_run_without_privacy_says_so_everywhere(finished, non_private):
     """TRUST 11: every artefact says so, and those of the private run do not."""
-    other = finished / "non_private"
     for name in ("config.yaml", "run.json", "result.json", "report.html"):
-        text = (other / name).read_text()
+        text = (non_private / name).read_text()
         assert "NOT PRIVATE" in text, name
-    for line in (other / "metrics.jsonl").read_text().splitlines():
+    for line in (non_private / "metrics.jsonl").read_text().splitlines():
         assert json.loads(line)["private"] is False
-    for meta in other.glob("checkpoints/*/manifest.json"):
+    for meta in non_private.glob("checkpoints/*/manifest.json"):
         assert json.loads(meta.read_text())["private"] is False
-    events = b"".join(path.read_bytes() for path in (other / "tensorboard").iterdir())
+    events = b"".join(path.read_bytes() for path in (non_private / "tensorboard").iterdir())
     assert b"NOT_PRIVATE/" in events
     assert "NOT PRIVATE" not in (finished / "run.json").read_text()
     assert json.loads((finished / "run.json").read_text())["private"] is True
@@ -208,7 +198,7 @@ def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypa
     assert sampled == [1, 2, 3]
 
 
-def test_private_evaluation_data_is_refused_by_the_library(finished):
+def test_private_evaluation_data_is_refused_by_the_library():
     """TRUST 31: a bare population is not a statement that it is public."""
     held = from_clients({"person": {"x": np.full(1, 7.25)}})
     for private in (object(), held):

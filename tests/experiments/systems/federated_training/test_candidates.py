@@ -31,22 +31,13 @@ def prepared(pipeline_config) -> Any:
     return prepare(registry.load(pipeline_config))
 
 
-@pytest.fixture(scope="module")
-def candidates(prepared) -> Candidates:
-    return prepared.candidates
-
-
-@pytest.fixture(scope="module")
-def vocabulary(prepared) -> Vocabulary:
-    return prepared.vocabulary
-
-
 def _corpus(candidates, name, vocabulary, examples=80, seed=0):
     encode = partial(vocabulary.encode, sequence_length=8)
     return candidates.corpus(name, examples, 0.2, seed=seed, columns=("tokens",), encode=encode)
 
 
-def test_every_candidate_gives_as_many_examples_and_a_mixture_its_shares(candidates, vocabulary):
+def test_every_candidate_gives_as_many_examples_and_a_mixture_its_shares(prepared):
+    candidates, vocabulary = prepared.candidates, prepared.vocabulary
     for name, share in (("near", 0.0), ("far", 1.0), ("mostly far", 0.7)):
         corpus = _corpus(candidates, name, vocabulary)
         assert [len(part["tokens"]) for part in (corpus.train, corpus.valid)] == [64, 16]
@@ -55,7 +46,7 @@ def test_every_candidate_gives_as_many_examples_and_a_mixture_its_shares(candida
             assert far == pytest.approx(share * number, abs=0.6)
 
 
-def test_training_and_held_out_examples_are_different_rows(pipeline_config, candidates):
+def test_training_and_held_out_examples_are_different_rows(pipeline_config):
     """Of rows that are all different, none is on both sides, and all are used."""
     from jaxpfl.data.population import Population
 
@@ -73,20 +64,21 @@ def test_training_and_held_out_examples_are_different_rows(pipeline_config, cand
     assert set(_texts(again.train, vocabulary)) != set(texts[:50])
 
 
-def test_too_few_examples_are_refused_by_name(candidates, vocabulary):
+def test_too_few_examples_are_refused_by_name(prepared):
     with pytest.raises(InputError, match=r"'mostly far' needs 140 examples of .*far.jsonl.* 120"):
-        _corpus(candidates, "mostly far", vocabulary, examples=200)
+        _corpus(prepared.candidates, "mostly far", prepared.vocabulary, examples=200)
 
 
-def test_moments_of_a_mixture_are_those_of_its_parts(pipeline_config, candidates):
+def test_moments_of_a_mixture_are_those_of_its_parts(prepared):
     config = FredConfig(candidates={"a": "x", "b": "y"}, clip_norm=0.8, max_candidate_examples=100)
-    found = pipeline._public_moments(config, candidates, embedder("hashed:8"), 0)
+    found = pipeline._public_moments(config, prepared.candidates, embedder("hashed:8"), 0)
     sizes = {name: found[name].count for name in ("near", "far")}
     assert sizes == {"near": 100, "far": 100}
     expected = gaussian_moments.mixture([found["near"], found["far"]], [0.3, 0.7])
     np.testing.assert_allclose(found["mostly far"].mean_D, expected.mean_D)
     np.testing.assert_allclose(found["mostly far"].covariance_DxD, expected.covariance_DxD)
-    sample = embed(candidates.sample("near", "text", 100, 0), embedder("hashed:8"), progress=False)
+    texts = prepared.candidates.sample("near", "text", 100, 0)
+    sample = embed(texts, embedder("hashed:8"), progress=False)
     alone = gaussian_moments.moments(sample.columns["embedding"], 0.8)
     np.testing.assert_allclose(found["near"].mean_D, alone.mean_D, rtol=1e-6)
 

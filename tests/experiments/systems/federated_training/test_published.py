@@ -134,11 +134,6 @@ def test_fred_chooses_the_corpus_that_a_published_model_is_prefinetuned_on(
     assert after["perplexity"] < before["perplexity"]
 
 
-def _digest(path: str) -> str:
-    published = PublishedModel.found(PublishedModelConfig(path), "model")
-    return published.loaded().digest()
-
-
 PUBLIC = {"data": {"public": "docstrings:jax"}}
 REFUSED = [
     ({"path": "masked"}, {}, "holds a bert encoder, expected a decoder, or is_decoder: true"),
@@ -190,7 +185,8 @@ def test_a_run_is_exported_with_its_tokeniser(configured, folder, tmp_path, adap
     scored = Evaluator(model, DeclaredPublic(experiment.test), max_examples=20)(params).result()
     row = run.record["table"][-1]
     assert (row["model"], row["perplexity"]) == ("this run", scored["perplexity"])
+    digest = PublishedModel.found(PublishedModelConfig(path), "model").loaded().digest()
     card = (out / "README.md").read_text()
     assert "NOT PRIVATE" in card
-    assert f"a folder gpt2; SHA-256 of the parameters, as loaded: {_digest(path)}" in card
+    assert f"a folder gpt2; SHA-256 of the parameters, as loaded: {digest}" in card
     assert str(folder) not in card
