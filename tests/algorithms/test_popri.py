@@ -67,6 +67,9 @@ class Recorded:
         self.phases[name] = compute()
         return self.phases[name]
 
+    def load(self, name, compute):
+        return self.phases[name]
+
 
 def last_state(
     generator, rounds=3, scorer=None, seed=0, samples=NEAR + FAR, given=SETTINGS, **hooks
@@ -173,8 +176,7 @@ def test_a_carried_optimiser_goes_on_through_the_rounds(generator, monkeypatch):
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(first.state))
     after = recorded.tuned[0][5].optimizer
     jax.tree.map(np.testing.assert_array_equal, second.state, after)
-    stored = lambda name, compute: recorded.phases[name]  # noqa: E731
-    _, again = last_state(generator, **carried, load_or_compute=stored)
+    _, again = last_state(generator, **carried, load_or_compute=recorded.load)
     jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
@@ -182,12 +184,7 @@ def test_seeds_change_prompts_and_what_was_kept_is_not_made_again(generator, mon
     recorded = Recorded(monkeypatch)
     final = run(generator, rounds=1, load_or_compute=recorded.load_or_compute)
     scorer = Letters()
-    again = run(
-        generator,
-        rounds=1,
-        scorer=scorer,
-        load_or_compute=lambda name, compute: recorded.phases[name],
-    )
+    again = run(generator, rounds=1, scorer=scorer, load_or_compute=recorded.load)
     assert not scorer.candidates
     jax.tree.map(np.testing.assert_array_equal, again.params, final.params)
     other = Letters()

@@ -15,29 +15,27 @@ from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 
+def pairs_of(generator, *texts, **settings):
+    """Of three responses to each of the prompts w, x, ..., the first of which is the best."""
+    sizes = dict(prompts=len(texts), responses=3, rejected_rank=2, prompt_tokens=8)
+    scores, prompts = np.array([[3.0, 2, 1]] * len(texts)), list("wxyz")[: len(texts)]
+    held, ended = np.array(texts), np.ones((len(texts), 3), bool)
+    given = PopriSettings(**sizes, **settings)
+    return preference_pairs(generator, prompts, held, ended, scores, given)
+
+
 def test_pairs_that_would_teach_nothing_are_left_out(generator):
-    settings = PopriSettings(prompts=4, responses=3, rejected_rank=2, prompt_tokens=8)
-    texts = np.array([["a", "b", "c"], ["a", "a", "c"], ["", "b", "c"], ["a", "", "c"]])
-    scores = np.array([[3.0, 2, 1]] * 4)
-    ended = np.ones(texts.shape, bool)
-    pairs = preference_pairs(generator, list("wxyz"), texts, ended, scores, settings)
+    texts = ["a", "b", "c"], ["a", "a", "c"], ["", "b", "c"], ["a", "", "c"]
+    pairs = pairs_of(generator, *texts)
     # An empty response is no candidate: of the third and fourth prompt, the other two are a pair.
     assert pairs.prompt_NxP[:, 0].tolist() == [ord("w"), ord("y"), ord("z")]
     assert (pairs.chosen_NxT[0, 0], pairs.rejected_NxT[0, 0]) == (ord("a"), ord("b"))
-    alike = np.array([["a", "a", "c"], ["", "", "c"], ["", "b", ""]])
-    rest = (alike, ended[1:], scores[1:])
-    assert preference_pairs(generator, list("xyz"), *rest, settings) is None
+    assert pairs_of(generator, ["a", "a", "c"], ["", "", "c"], ["", "b", ""]) is None
 
 
 def test_a_response_of_too_few_words_is_no_candidate(generator):
-    settings = PopriSettings(
-        prompts=4, responses=3, rejected_rank=2, prompt_tokens=8, least_words=2
-    )
-    texts = np.array(
-        [["a", "b b", "c c c"], ["a", "a", "c c"], ["a a", "b", "c c"], ["", "a", "b"]]
-    )
-    scores, ended = np.array([[3.0, 2, 1]] * 4), np.ones(texts.shape, bool)
-    pairs = preference_pairs(generator, list("wxyz"), texts, ended, scores, settings)
+    texts = ["a", "b b", "c c c"], ["a", "a", "c c"], ["a a", "b", "c c"], ["", "a", "b"]
+    pairs = pairs_of(generator, *texts, least_words=2)
     assert pairs.prompt_NxP[:, 0].tolist() == [ord("w"), ord("y")]
     written = [bytes(row[row >= 0].tolist()) for row in pairs.chosen_NxT]
     assert [row.split(b"Original")[0].strip() for row in written] == [b"b b", b"a a"]
