@@ -6,22 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms import Algorithm, run_rounds
-from jaxpfl.algorithms.base import releaser_of
+from jaxpfl.algorithms import run_rounds
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import Budget, Guarantee, Ledger, events
-from tests.algorithms.asking import OTHER, SAME, Asked, asked, asking
+from tests.algorithms.asking import OTHER, Asked, asked, asking
 from tests.algorithms.systems import every_system
 
 
 def same(one: Asked, other: Asked) -> bool:
     found = jax.tree.map(np.array_equal, (one.state, one.metrics), (other.state, other.metrics))
     return jax.tree.all(found)
-
-
-def _unit(algorithm: Algorithm):
-    return algorithm.queries[0].plan.unit
 
 
 @every_system()
@@ -75,12 +69,9 @@ def test_another_number_of_clients_is_refused_before_any_charge(system, tmp_path
     """TRUST 9: one client fewer or more than planned."""
     algorithm, clients = system()
     fewer = clients.select(np.arange(len(clients) - 1))
-    with Ledger(tmp_path / "ledger.jsonl", clients, unit=_unit(algorithm)) as ledger:
-        with pytest.raises(InputError, match="population"):
-            run_rounds(
-                algorithm, releaser_of(algorithm, fewer, ledger, SAME, run="run"), jax.random.key(0)
-            )
-        assert len(ledger) == 0
+    with pytest.raises(InputError, match="population"), asking(algorithm, fewer, tmp_path):
+        pass
+    assert len(Ledger.read(tmp_path / "ledger.jsonl")) == 0
 
 
 @every_system()
@@ -98,9 +89,7 @@ def test_what_does_not_fit_the_budget_is_refused_as_a_whole(system, tmp_path):
     """TRUST 30: where all rounds together would cost too much."""
     algorithm, clients = system()
     budget = Budget(algorithm.queries[-1].plan.epsilon(1) / 2, 1e-3)
-    unit = _unit(algorithm)
-    with Ledger(tmp_path / "ledger.jsonl", clients, budget=budget, unit=unit) as ledger:
-        releaser = releaser_of(algorithm, clients, ledger, RunSecret(), run="run")
+    with asking(algorithm, clients, tmp_path, budget=budget) as releaser:
         with pytest.raises(BudgetExhausted, match="nothing was released"):
             run_rounds(algorithm, releaser, jax.random.key(0))
-        assert len(ledger) == 0
+        assert len(releaser.ledger) == 0

@@ -7,9 +7,9 @@ import pytest
 
 from jaxpfl.data import from_clients
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.federated import Execution, Query, Releaser, RunSecret, client_mesh
+from jaxpfl.federated import Execution, Query, client_mesh
 from jaxpfl.federated.release.door import next_clip_norm
-from jaxpfl.privacy import AdaptiveClip, Clip, Ledger, Plan, Poisson
+from jaxpfl.privacy import AdaptiveClip, Clip, Plan, Poisson
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, clip_factors
 from tests.federated.cohorts import (
     DIM,
@@ -22,6 +22,7 @@ from tests.federated.cohorts import (
     plan,
     through,
 )
+from tests.federated.releases import releasing
 
 
 def with_norms(norms):
@@ -129,10 +130,7 @@ def test_clients_of_padding_are_not_counted(chunk, norm, below, tmp_path):
         CohortSpec(1, 1, clients_per_bucket=32),
         execution=Execution(mesh=client_mesh(1), chunk=chunk),
     )
-    with (
-        Ledger(tmp_path / "ledger.jsonl", clients) as ledger,
-        Releaser(clients, ledger, RunSecret(), run="run") as releaser,
-    ):
+    with releasing(tmp_path / "ledger.jsonl", clients) as releaser:
         found = releaser.release(asked, round=1)
     assert float(found.clip_norm) == pytest.approx(np.exp(-0.5 * (below / 5 - 0.5)), rel=1e-6)
 

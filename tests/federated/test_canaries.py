@@ -21,6 +21,7 @@ from tools.audit import MORE_RUNS, WORSE, audited
 plan = partial(
     flat_plan, population=1_000, clients_per_round=500, rounds=2, clip_norm=0.5, delta=1e-4
 )
+FEW = dict(population=6, clients_per_round=2, delta=0.1)
 
 
 def test_a_correct_release_is_not_flagged():
@@ -72,7 +73,7 @@ def test_several_releases_are_audited_as_one():
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed", "cyclic"])
 def test_the_likelihood_is_that_of_all_ways_to_take_part(sampling):
-    asked = plan(sampling=sampling, population=6, clients_per_round=2, rounds=4, delta=0.1)
+    asked = plan(sampling=sampling, rounds=4, **FEW)
     seen = np.random.default_rng(0).normal(size=(4, 3))
     q, cycle = 2 / 6, 3
 
@@ -103,14 +104,7 @@ def test_the_likelihood_knows_correlated_noise():
     drawn = np.stack([np.asarray(stream.noise(t)) for t in range(1, rounds + 1)])
     covariance = root @ root.T
     assert np.cov(drawn) == pytest.approx(covariance, abs=0.05 * covariance.max())
-    asked = plan(
-        sampling="cyclic",
-        noise="banded",
-        population=6,
-        clients_per_round=2,
-        rounds=rounds,
-        delta=0.1,
-    )
+    asked = plan(sampling="cyclic", noise="banded", rounds=rounds, **FEW)
     seen = np.random.default_rng(1).normal(size=(rounds, 2))
     signs = np.array([alternating(t) for t in range(1, rounds + 1)])
     normal = stats.multivariate_normal(np.zeros(rounds), covariance)

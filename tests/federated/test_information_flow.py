@@ -22,7 +22,7 @@ from jaxpfl.federated import (
     check_information_flow,
     client_mesh,
 )
-from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Ledger, Noise, Plan, Poisson
+from jaxpfl.privacy import AdaptiveClip, Clip, Ledger, Noise, Plan, Poisson
 from tests.federated.cohorts import DIM, no_noise, plan
 from tests.federated.releases import sum_by
 from tests.federated.test_local_training import LinearModel
@@ -65,16 +65,7 @@ def small(**changes) -> Plan:
         (small(adaptive_clip=AdaptiveClip(indicator_noise=1.0)), {}),
         (small(noise="exact"), {"mesh": client_mesh(1), "chunk": 4}),
         (small(noise="exact", adaptive_clip=AdaptiveClip(indicator_noise=1.0)), {}),
-        (
-            Plan(
-                rounds=8,
-                clip=Clip(1.0),
-                noise=Noise(1.0, "banded"),
-                participation=Cyclic(CLIENTS, 2),
-                delta=1e-2,
-            ),
-            {},
-        ),
+        (small(noise="banded", sampling="cyclic"), {}),
     ],
     ids=["flat", "alone", "split", "adaptive", "exact", "exact and adaptive", "banded"],
 )
@@ -103,14 +94,7 @@ class Counting:
 
 
 def test_under_the_unit_example_it_says_that_the_client_function_bounds():
-    of = plan(
-        population=CLIENTS,
-        clients_per_round=CLIENTS,
-        rounds=1,
-        unit="example",
-        delta=1e-2,
-    )
-    asked = query(Counting(), of=of)
+    asked = query(Counting(), of=dataclasses.replace(PLAN, unit="example"))
     assert check_information_flow(asked, population()).bounded_by_client
 
 

@@ -10,7 +10,7 @@ import jaxpfl as jp
 from jaxpfl.data import Population
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Execution, Query, RunSecret, client_mesh
+from jaxpfl.federated import Execution, Query, Releaser, RunSecret, client_mesh
 from jaxpfl.federated.release import identity
 from jaxpfl.privacy import Cyclic, Ledger, Noise, Plan
 from jaxpfl.privacy.chain import Chain
@@ -273,11 +273,12 @@ def test_correlated_noise_is_one_stream_for_all_releasers_of_a_run(tmp_path):
 
 def test_a_second_sum_with_shared_noise_is_never_returned(ledger_path):
     """It is refused by the release itself, and not by a `confirm` that may never come."""
-    asked = query(of=cyclic("banded"))
+    asked, clients = query(of=cyclic("banded")), population()
     ask(ledger_path, asked)
-    refused = pytest.raises(InputError, match="second release would reveal it")
-    with releasing(ledger_path) as releaser, refused:
-        releaser.release(asked, jnp.float32(1e-6), round=1)
+    with Ledger(ledger_path, clients) as ledger:
+        releaser = Releaser(clients, ledger, RunSecret.reproducible(7), run="run")
+        with pytest.raises(InputError, match="second release would reveal it"):
+            releaser.release(asked, jnp.float32(1e-6), round=1)
 
 
 def test_one_number_is_charged_and_says_what_it_costs(ledger_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.models import GAN, sample_images
-from jaxpfl.models.gan import normalise, to_range, with_statistics
+from jaxpfl.models.gan import to_range, with_statistics
 
 SMALL = GAN((8, 8, 1), width=0.05, noise=6)
 EVERYONE = np.ones(4, bool)
@@ -162,18 +162,6 @@ def test_gradient_of_the_critics_loss_is_its_slope(params):
         for step in (np.float32(1e-3), np.float32(-1e-3))
     ]
     np.testing.assert_allclose((ends[0] - ends[1]) / 2e-3, norm, rtol=2e-2)
-
-
-@pytest.mark.parametrize("shape", [(5, 3), (5, 2, 3, 4)])
-def test_normalisation_reads_the_real_rows_only(shape):
-    rng = np.random.default_rng(0)
-    x = rng.normal(2.0, 3.0, size=shape)
-    real = np.array([True, False, True, True, False])
-    normal, (mean, variance) = normalise(jnp.asarray(x, jnp.float32), real)
-    axes = tuple(range(len(shape) - 1))
-    np.testing.assert_allclose(mean, x[real].mean(axes), rtol=1e-5)
-    np.testing.assert_allclose(variance, x[real].var(axes), rtol=1e-5)
-    np.testing.assert_allclose(normal[real], norm_by_hand(x[real], 0.0), rtol=1e-4, atol=1e-5)
 
 
 def test_padding_contributes_nothing_even_when_nan(params):

@@ -4,7 +4,7 @@ import math
 
 import dp_accounting
 import pytest
-from dp_accounting import pld, rdp
+from dp_accounting import pld
 
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Plan, accounting, confirmation, events, gaussian
@@ -36,10 +36,9 @@ CELLS = [
 TWICE_ROUNDED = 0.00056  # some of the table's digits were rounded at 4 digits, then at 3
 
 
-def plan(population: int, clients: int, z: float) -> Plan:
-    return flat_plan(
-        population=population, clients_per_round=clients, rounds=20, noise_multiplier=z, delta=3e-06
-    )
+def plan(population: int, clients: int, z: float, sampling: str = "poisson") -> Plan:
+    sizes = dict(population=population, clients_per_round=clients, rounds=20)
+    return flat_plan(**sizes, noise_multiplier=z, delta=3e-06, sampling=sampling)
 
 
 @pytest.mark.parametrize(
@@ -120,17 +119,6 @@ def test_the_accountants_agree_on_a_grid(z, q, rounds):
     assert by_pld <= by_rdp * (1 + 1e-3)
     own = confirmation.poisson_epsilon(z, q, rounds, 1e-6, reach=by_rdp)
     assert own == pytest.approx(by_pld, rel=1e-3, abs=1e-4)
-
-
-def test_whole_orders_are_those_of_dp_accounting():
-    """Our quadrature against dp-accounting's binomial sum, where that is exact."""
-    orders = [float(order) for order in range(2, 11)] + [20.0, 63.0]
-    for q, z in ((0.01, 0.5), (0.1, 1.0), (0.5, 2.0), (0.9, 10.0)):
-        theirs = rdp.RdpAccountant(orders)
-        theirs.compose(poisson(z, q))
-        ours = dict(zip(accounting.RDP_ORDERS, accounting._poisson_rdp(q, z), strict=True))
-        for order, expected in zip(orders, theirs.rdp, strict=True):
-            assert ours[order] == pytest.approx(expected, rel=1e-9)
 
 
 def test_fixed_size_epsilon_has_two_independent_sources():
@@ -237,18 +225,11 @@ def test_losses_too_large_for_pld_have_the_bound_of_rdp():
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 @pytest.mark.parametrize("z", [1e-6, 1e-4, 0.03, 1e6])
 def test_every_allowed_noise_multiplier_has_an_epsilon_that_is_confirmed(z, sampling):
-    plan = flat_plan(
-        population=10_000,
-        clients_per_round=1_000,
-        rounds=20,
-        delta=3e-06,
-        noise_multiplier=z,
-        sampling=sampling,
-    )
-    assert plan.epsilon() >= 0
+    found = plan(10_000, 1_000, z, sampling)
+    assert found.epsilon() >= 0
     # The second accountant calls an epsilon above 1e9 infinite in one of its forms.
-    if z < 1e6 and plan.guarantee().confirmed_epsilon() < math.inf:
-        assert plan.guarantee().confirmed_epsilon() == pytest.approx(plan.epsilon(), rel=0.2)
+    if z < 1e6 and found.guarantee().confirmed_epsilon() < math.inf:
+        assert found.guarantee().confirmed_epsilon() == pytest.approx(found.epsilon(), rel=0.2)
 
 
 @pytest.mark.parametrize("z", [1e-300, 1e-30, 1e30, 1e300])

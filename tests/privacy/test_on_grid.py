@@ -10,7 +10,6 @@ from benchmarks.micro.float_attack import impossible, out_of_the_grid
 from jaxpfl.federated.double_word import DoubleWord
 from jaxpfl.federated.release.accumulators import rounded_sum
 from jaxpfl.privacy.mechanisms import on_grid, standard_normal
-from jaxpfl.privacy.secret import RunSecret
 
 STDS = (1.0, 0.7, 1.999, 1e-12, 3e8)
 
@@ -48,13 +47,9 @@ def test_every_release_is_on_it(z, tmp_path):
         rounds=1, clip=jp.Clip(0.8), noise=jp.Noise(z), participation=jp.Poisson(2, 2), delta=1e-5
     )
     broadcast = jnp.full(50, jnp.float32(0.01))
-    query = jp.federated.Query("q", _contribution, plan, jp.CohortSpec(1, 1))
-    with (
-        jp.Ledger(tmp_path / "ledger.jsonl", clients) as ledger,
-        jp.federated.Releaser(clients, ledger, RunSecret(), run="r") as releaser,
-    ):
-        value = np.asarray(releaser.release(query, broadcast, round=1).value, np.float64)
-    steps = value / step_of(np.float32(z) * np.float32(0.8))
+    given = dict(ledger=tmp_path / "ledger.jsonl", broadcast=broadcast)
+    value = jp.release(_contribution, clients, plan, **given).value
+    steps = np.float64(value) / step_of(np.float32(z) * np.float32(0.8))
     np.testing.assert_array_equal(steps, np.round(steps))
     assert len(set(steps)) > 10
 

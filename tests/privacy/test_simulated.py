@@ -8,11 +8,10 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
-from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.privacy.simulated import LargerPopulation
 from tests.federated.cohorts import held_vector
+from tests.federated.releases import releasing
 
 LABEL = (
     "SIMULATED: noise of 8 clients scaled as if 2,000 of 1,000,000 took part; no guarantee for "
@@ -67,10 +66,7 @@ def test_the_ledger_is_charged_what_the_release_costs_and_names_the_simulation(t
     plan = larger().simulated_by(HERE, delta=1e-3)
     query = jp.Query("sum", held_vector, plan, jp.CohortSpec(1, 1, clients_per_bucket=8))
     path = tmp_path / "ledger.jsonl"
-    with (
-        Ledger(path, clients) as ledger,
-        Releaser(clients, ledger, RunSecret.reproducible(0), run="one") as releaser,
-    ):
+    with releasing(path, clients) as releaser:
         releaser.release(query, np.zeros(5, np.float32), round=1)
     (charge,) = Ledger.read(path).charges
     assert charge.label == "sum (SIMULATED)"
