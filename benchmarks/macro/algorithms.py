@@ -2,6 +2,7 @@
 
     python -m benchmarks.macro.algorithms
     python -m benchmarks.macro.algorithms --seeds 1 --rounds 10
+    python -m benchmarks.macro.algorithms --figure docs/algorithms.png    # of the rows of 60 rounds
 
 Clients: MNIST's 60,000 training images (`$JAXPFL_DATA`), dealt to 1,000 made-up clients by a
 Dirichlet distribution over digits, which makes them unequal in size and kind. Test: its 10,000 test
@@ -14,6 +15,7 @@ models, and the shared one, are measured on these. IFCA's accuracy is of the bes
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 import tempfile
@@ -43,9 +45,14 @@ class Config:
     rise_clip: float = 0.5
     only: tuple[str, ...] = ()  # of the algorithms; default all
     devices: int | None = None  # virtual CPU devices; default one a core
+    figure: pathlib.Path | None = None  # draws what was recorded, and trains nothing
 
 
 def main(config: Config) -> list[dict]:
+    if config.figure is not None:
+        lines = (pathlib.Path(__file__).parents[1] / "results" / "algorithms.jsonl").open()
+        drawn([json.loads(line) for line in lines]).savefig(config.figure)
+        return []
     harness.use_cpu_devices(config.devices)
     import jax
     import jax.numpy as jnp
@@ -165,6 +172,30 @@ def main(config: Config) -> list[dict]:
             print(rows[-1], flush=True)
     print(harness.record("algorithms", rows))
     return rows
+
+
+def drawn(rows: list[dict]):
+    """The figure of every algorithm's last rows: each seed, without noise and with it."""
+    from jaxpfl.experiments.report import plots
+
+    several = [row for row in rows if row["rounds"] == 60 and len(row["accuracy"]) > 1]
+    found = {(row["algorithm"], str(row["epsilon"])): row for row in several}
+    means = {name: row["mean"] for (name, epsilon), row in found.items() if epsilon == "inf"}
+    names = sorted(means, key=means.__getitem__)
+    axes = plots.axes("The shared model on MNIST's test images", width=6.4, height=4.4)
+    for epsilon, colour, label in (
+        ("8.0", plots.ACCENT, "epsilon 8"),
+        ("inf", plots.INK, "no noise"),
+    ):
+        for place, name in enumerate(names):
+            accuracies = [100 * each for each in found[name, epsilon]["accuracy"]]
+            axes.scatter(
+                accuracies, [place] * len(accuracies), color=colour, s=18, alpha=0.75,
+                label=label if place == 0 else None, zorder=3, linewidths=0,
+            )  # fmt: skip
+    axes.set_yticks(range(len(names)), names)
+    axes.legend(fontsize=9, frameon=False, loc="upper left")
+    return plots.labelled(axes, "accuracy, % (each point is a seed)", "")
 
 
 def of_clients(place: tuple[pathlib.Path, int], client, clients, held, params) -> dict[str, float]:
