@@ -162,9 +162,11 @@ def computed(
     own = (client_state,) if isinstance(client_fn, Stateful) else ()
     if not isinstance(client_fn, Stepping):
         found = client_part(client_fn, "__call__", broadcast, *own, examples, key)
+        # As for keys: what was drawn is else drawn anew wherever a clip and a sum use it.
+        found = jax.lax.optimization_barrier(found)
         return found if isinstance(client_fn, Stateful) else (found, None)
 
-    # Before the loop, for the reason of `key_of`'s.
+    # Before the loop, for the reason of `keys_of`.
     keys_S = jax.vmap(jax.random.fold_in, (None, 0))(key, 1 + jnp.arange(len(examples.mask)))
     words_SxW = jax.random.key_data(keys_S)
 
@@ -186,13 +188,17 @@ def computed(
     return client_part(client_fn, "finish", broadcast, state), state
 
 
-def key_of(key: jax.Array, words_2: jax.Array) -> jax.Array:
-    """A client's own key: the query's, into which the two words of the client are folded.
+def keys_of(key: jax.Array, words_Cx2: jax.Array) -> jax.Array:
+    """The data of clients' own keys: the query's, into which the two words of each are folded.
 
-    A loop, because XLA for CPUs computes what is not one anew for each element of what a client
-    draws, which a client function that splits its key makes exponentially many times.
+    Before the loop of clients and behind a barrier: XLA for CPUs else computes a key anew for each
+    element of what a client draws, and if it splits its key, exponentially often.
     """
-    return jax.lax.fori_loop(0, 2, lambda i, own: jax.random.fold_in(own, words_2[i]), key)
+
+    def own(words_2: jax.Array) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(key, words_2[0]), words_2[1])
+
+    return jax.lax.optimization_barrier(jax.random.key_data(jax.vmap(own)(words_Cx2)))
 
 
 def kept(client_fn: ClientFn, broadcast: PyTree, computed: PyTree, sent: PyTree) -> PyTree:

@@ -18,7 +18,7 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.client import ClientFn, Examples, contribution, key_of
+from jaxpfl.federated.clients.client import ClientFn, Examples, contribution, keys_of
 from jaxpfl.federated.mesh import client_mesh, require_one_process
 from jaxpfl.federated.release.one_release import OneRelease
 from jaxpfl.federated.release.prepared_query import PreparedQuery
@@ -128,6 +128,7 @@ def _messages(
 @partial(jax.jit, static_argnames=("client_fn",))
 def _update(client_fn: ClientFn, broadcast: PyTree, bucket: Bucket, key: jax.Array) -> PyTree:
     """The contribution of a bucket's one client. PRIVATE."""
-    alone = jax.tree.map(lambda leaf: leaf[0], bucket)
+    alone = jax.tree.map(lambda leaf: leaf[0], bucket._replace(key=keys_of(key, bucket.key)))
+    own_key = jax.random.wrap_key_data(alone.key, impl=jax.random.key_impl(key))
     examples = Examples(alone.batches, alone.mask, alone.steps)
-    return contribution(client_fn, broadcast, examples, key_of(key, alone.key))
+    return contribution(client_fn, broadcast, examples, own_key)

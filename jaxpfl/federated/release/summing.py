@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
-from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept, key_of
+from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept, keys_of
 from jaxpfl.federated.double_word import is_pair
 from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
 from jaxpfl.federated.release.accumulators import Accumulator
@@ -140,7 +140,7 @@ def accumulate(
 
             def one_client(bucket, longest):
                 examples = Examples(bucket.batches, bucket.mask, bucket.steps)
-                own_key = key_of(key, bucket.key)
+                own_key = jax.random.wrap_key_data(bucket.key, impl=jax.random.key_impl(key))
                 state, client_fn = bucket.client_states, engine.client_fn
                 if state is not None:
                     first = first_state(client_fn, broadcast)
@@ -187,6 +187,7 @@ def accumulate(
             )
             return layout.split(added), below_sum + below, states
 
+        bucket = bucket._replace(key=keys_of(key, bucket.key))
         slots = bucket.weight.shape[0]
         last_real = jnp.max(jnp.where(bucket.weight > 0, jnp.arange(1, slots + 1), 0))
         # A traced bound, so that empty slots at the end of a bucket cost nothing.
