@@ -188,7 +188,7 @@ def computed(
     return client_part(client_fn, "finish", broadcast, state), state
 
 
-def keys_of(key: jax.Array, words_Cx2: jax.Array) -> jax.Array:
+def keys_of(key: jax.Array, words_Cx2: Any) -> jax.Array:
     """The data of clients' own keys: the query's, into which the two words of each are folded.
 
     Before the loop of clients and behind a barrier: XLA for CPUs else computes a key anew for each
