@@ -162,7 +162,7 @@ def computed(
     own = (client_state,) if isinstance(client_fn, Stateful) else ()
     if not isinstance(client_fn, Stepping):
         found = client_part(client_fn, "__call__", broadcast, *own, examples, key)
-        # As for keys: what was drawn is else drawn anew wherever a clip and a sum use it.
+        # As for keys: otherwise what was drawn is drawn again wherever the clip and the sum use it.
         found = jax.lax.optimization_barrier(found)
         return found if isinstance(client_fn, Stateful) else (found, None)
 
@@ -191,8 +191,8 @@ def computed(
 def keys_of(key: jax.Array, words_Cx2: Any) -> jax.Array:
     """The data of clients' own keys: the query's, into which the two words of each are folded.
 
-    Before the loop of clients and behind a barrier: XLA for CPUs else computes a key anew for each
-    element of what a client draws, and if it splits its key, exponentially often.
+    They are made before the loop of clients, behind a barrier. Otherwise XLA for CPUs computes a
+    key again for each element that a client draws, and exponentially often if it splits its key.
     """
 
     def own(words_2: jax.Array) -> jax.Array:

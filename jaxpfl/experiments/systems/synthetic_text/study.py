@@ -108,9 +108,10 @@ class Study(base.Study):
         if model is not None:
             rounds |= self._describe_downstream(model, params)
         if method in SCORING:
-            dimension, notes = embedding_size(config.embedder)
-            if dimension is not None and not config.one_look:
-                rounds["scores"] = self._describe_scores(dimension)
+            if not config.one_look:
+                dimension, notes = embedding_size(config.embedder)
+                if dimension is not None:
+                    rounds["scores"] = self._describe_scores(dimension)
             if not config.one_look and self.plan.adjacency == "add_or_remove_one":
                 questions = partial(ScoreCanaries, config.score, config.evolution.max_texts)
         if method == "popri" and found["generator"][0] is not None:
@@ -120,7 +121,8 @@ class Study(base.Study):
             for column_, (plan, embedder) in parts_of(config, self.look).items():
                 what = "moments" if column_ == EMBEDDING else f"moments of the {column_}"
                 releases[what] = PlannedRelease.of_moments(plan, number)
-                dimension, notes = embedding_size(embedder)
+                dimension, more = embedding_size(embedder)
+                notes += more
                 if dimension is not None:
                     with tracing(f"the release of the {what}"):
                         rounds[what] = moments_release(plan, number, dimension)
@@ -212,5 +214,6 @@ def prepare(config: SyntheticTextConfig) -> Prepared:
     if config.method in WRITING:
         loaded_embedder(config.embedder)
     if config.one_look:
-        loaded_embedder(config.popri.judge)
+        for _, embedder in parts_of(config, study.look).values():
+            loaded_embedder(embedder)
     return study
