@@ -94,7 +94,8 @@ class PlannedRelease:
     @classmethod
     def of_moments(cls, plan: FredPlan, clients: int) -> Self:
         """FreD's one query of so many clients."""
-        times = "; ".join(filter(None, ["count, mean and covariance", plan.simulation]))
+        what = "count, mean and covariance" if "count" in plan.moments else "mean and covariance"
+        times = "; ".join(filter(None, [what, plan.simulation]))
         canaries, noise = partial(MomentCanaries, plan), plan.multipliers[1]
         return cls(plan.guarantee(), times, noise, plan.plans(clients), canaries)
 
