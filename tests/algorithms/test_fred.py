@@ -168,6 +168,7 @@ def test_data_that_does_not_fit_the_plan_is_refused_without_a_private_number(tmp
     for plan, word in (
         (plan_of(population=36), "another number"),
         (plan_of(delta=0.05, epsilon=1.0), "delta must be below"),
+        (plan_of().divided(0.5)[1], "the count"),
     ):
         with pytest.raises(InputError, match=word) as caught:
             query(population, plan, tmp_path)

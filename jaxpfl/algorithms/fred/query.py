@@ -247,9 +247,15 @@ def private_moments(
 
     Raises:
       InputError: the column is missing or holds no floats, the plan declares another number of
-        units, its delta is too large for them, or the ledger is of another population or unit.
+        units or knows none, its delta is too large for them, or the ledger is of another population
+        or unit.
       BudgetExhausted: the query exceeds the ledger's budget; nothing was released.
     """
+    if plan.population is None and "count" not in plan.moments:
+        raise InputError(
+            "the plan neither releases the count nor declares a population, so that no mean can be "
+            "computed; `divided` makes such a plan for a second query, which `fred` runs"
+        )
     units = len(clients) if plan.unit == "client" else clients.num_examples
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
     releaser = releaser_of(algorithm, clients, ledger, secret or RunSecret(), run=run)
