@@ -66,7 +66,8 @@ test-newest: .venv-newest/installed-dev
 
 # Strict: a warning fails it. From installed packages alone; pages open without a server.
 docs: .venv/installed-dev
-	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
+	.venv/bin/python tools/site_pages.py build/site_pages
+	.venv/bin/zensical build --strict
 
 notebooks: .venv/installed-dev
 	.venv/bin/python tools/notebooks.py $(NAMES)

@@ -134,7 +134,7 @@ def tested(tree: Path, tests: list[str]) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=_LIMIT_S,
+        timeout=_LIMIT_S * len(tests),
     )
     return done.returncode, done.stdout
 

@@ -1,17 +1,23 @@
-"""Pages of the documentation site that are made when it is built: mkdocs calls this as a hook.
+"""Writes the source of the documentation site, from which `make docs` builds it.
 
-The keys of configs, from their dataclasses; the reference of the public Python names; the changes
-and how to contribute, which are files beside `docs/`. Links of pages to files outside `docs/`,
-which a repository shows and the site has not, become plain text.
+    python tools/site_pages.py build/site_pages
+
+Its pages are those of `docs/` and some that are made here: the keys of configs, from their
+dataclasses; the reference of the public Python names; the changes and how to contribute, which are
+files beside `docs/`. Links of pages to files outside `docs/`, which a repository shows and the site
+has not, become plain text.
 """
 
 import ast
 import dataclasses
 import inspect
 import re
+import shutil
+import sys
 import types
 import typing
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +30,25 @@ _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _ENTRY = re.compile(r"^  (\w+(?:, \w+)*): ", re.M)
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages that are made here."""
-    from mkdocs.structure.files import File
-
+def write(folder: Path) -> None:
+    """Writes the source of the site: the pages of docs/ and those that are made here."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder)
     for path, text in pages().items():
-        files.append(File.generated(config, path, content=text))
-    return files
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text, "utf-8")
+    for path in folder.rglob("*.md"):
+        text = path.read_text("utf-8")
+        path.write_text(_LINK.sub(partial(_on_the_site, path.relative_to(folder)), text), "utf-8")
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to files that the site has not become plain text."""
-    folder = (ROOT / "docs" / page.file.src_uri).parent
-
-    def replaced(link: re.Match[str]) -> str:
-        target = (folder / link[2]).resolve()
-        if target.is_relative_to(ROOT / "docs") or not target.exists():
-            return link[0]
-        beside = BESIDE.get(target.relative_to(ROOT).as_posix())
-        return f"[{link[1]}]({beside}{link[3] or ''})" if beside else link[1]
-
-    return _LINK.sub(replaced, markdown)
+def _on_the_site(page: Path, link: re.Match[str]) -> str:
+    """A link to a file that the site has not becomes plain text."""
+    target = (ROOT / "docs" / page.parent / link[2]).resolve()
+    if target.is_relative_to(ROOT / "docs") or not target.exists():
+        return link[0]
+    beside = BESIDE.get(target.relative_to(ROOT).as_posix())
+    return f"[{link[1]}]({beside}{link[3] or ''})" if beside else link[1]
 
 
 def pages() -> dict[str, str]:
@@ -226,3 +230,8 @@ def _yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value) if value != "" else '""'
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    write(Path(sys.argv[1]))
