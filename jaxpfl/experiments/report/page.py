@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -18,6 +18,8 @@ REPORT = "report.html"
 
 # At an epsilon this large, membership can hardly be hidden.
 _LARGEST = 20.0
+# A curve of more points has none under the pointer: they would overlap.
+_MOST_POINTS = 500
 
 
 @dataclass(frozen=True)
@@ -187,13 +189,25 @@ def write_page(directory: Path, page: Page) -> Path:
     return path
 
 
-def _saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[str, str]:
+def _saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[str, Any]:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     directory.mkdir(exist_ok=True)
     files.write_atomically(directory / f"{name}.png", buffer.getvalue())
     uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-    return {"title": title, "uri": uri}
+    return {"title": title, "uri": uri, "points": list(_points(figure))}
+
+
+def _points(figure: Any) -> Iterator[tuple[float, float, str]]:
+    """Of each point of each curve of a drawn figure: % from the left, % from the top, its value."""
+    for axes in figure.axes:
+        for line in axes.lines:
+            label, values = line.get_label(), line.get_xydata()
+            if label.startswith("_") or len(values) > _MOST_POINTS:
+                continue
+            places = figure.transFigure.inverted().transform(line.get_transform().transform(values))
+            for (x, y), (left, bottom) in zip(values, places, strict=True):
+                yield 100 * left, 100 * (1 - bottom), f"{label}, {axes.get_xlabel()} {x:g}: {y:.4g}"
 
 
 _KNOWN = {"model", "private", "frequencies", "count", "loss", "perplexity", "accuracy"}

@@ -1,12 +1,14 @@
 """Pictures show what they are given; other tests only look at what is drawn, not at the pixels."""
 
 import io
+import re
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
 from jaxpfl.experiments.report import plots
+from jaxpfl.experiments.report.page import Page, Section, write_page
 from jaxpfl.experiments.report.plots import bars
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -52,3 +54,22 @@ def test_a_ranking_has_a_bar_each_and_the_winners_is_another_colour(stamp):
     winner, others = share(picture, plots.ACCENT), share(picture, plots.PALE)
     assert winner > 0.01
     assert others / winner == pytest.approx(5.0, rel=0.15)  # 2 + 3 against 1
+
+
+def test_a_page_has_each_value_of_a_curve_where_the_curve_is(tmp_path):
+    axes = plots.axes("Loss")
+    axes.plot([1, 2, 3], [30.0, 0.25, 4.0], color=plots.ACCENT, marker="o", label="this run")
+    axes.set_yscale("log")
+    figure = plots.labelled(axes, "round", "loss")
+    section = Section("Round by round", figures=[("loss", "Loss", figure)])
+    page = Page("A run", "", "", "epsilon = 1", (), (), [section])
+    html = write_page(tmp_path, page).read_text("utf-8")
+    found = re.findall(r'<i style="left:(.*?)%;top:(.*?)%;.*?" data-value="(.*?)"', html)
+    values = ["this run, round 1: 30", "this run, round 2: 0.25", "this run, round 3: 4"]
+    assert [value for _, _, value in found] == values
+    picture = imread(tmp_path / "pictures" / "loss.png")[..., :3]
+    height, width, _ = picture.shape
+    for left, top, value in found:
+        pixel = picture[round(float(top) / 100 * height), round(float(left) / 100 * width)]
+        accent = [int(plots.ACCENT[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        np.testing.assert_allclose(pixel, accent, atol=0.05, err_msg=value)
