@@ -175,11 +175,11 @@ def run_page(
 
 
 def _facts(found: RunFiles) -> list[tuple[str, str]]:
-    run, records = found.run, found.records
+    run, records, plan = found.run, found.records, found.run["plan"]
     done = max((record["round"] for record in records), default=0)
     facts = [
-        (f"{done} / {run['plan']['rounds']}", "rounds"),
-        (f"{run['plan']['clients_per_round']}", "clients per round (planned)"),
+        (f"{done} / {plan['rounds']}", "rounds"),
+        (f"{plan['clients_per_round']:,} of {plan['population']:,}", f"{plan['unit']}s per round"),
     ]
     spent = [record["epsilon"] for record in records if record.get("epsilon") is not None]
     whole = found.result.get("epsilons", {}).get(SHARED)
