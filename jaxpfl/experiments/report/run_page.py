@@ -179,7 +179,10 @@ def _facts(found: RunFiles) -> list[tuple[str, str]]:
     done = max((record["round"] for record in records), default=0)
     facts = [
         (f"{done} / {plan['rounds']}", "rounds"),
-        (f"{plan['clients_per_round']:,} of {plan['population']:,}", f"{plan['unit']}s per round"),
+        (
+            f"{plan['clients_per_round']:,} of {plan['population']:,}",
+            f"{plan['unit']}s per round (planned)",
+        ),
     ]
     spent = [record["epsilon"] for record in records if record.get("epsilon") is not None]
     whole = found.result.get("epsilons", {}).get(SHARED)
