@@ -27,7 +27,7 @@ from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.records.artifacts import begin
 from jaxpfl.experiments.registry import load_run, system_of
 from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
-from jaxpfl.models.checkpoints import adapters, own_models, pretrained
+from jaxpfl.models.checkpoints import adapters, jaxpfl_models, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
@@ -115,7 +115,7 @@ def _write_model(folder: Path, trained: TrainedModel) -> None:
     if isinstance(model, Decoder) and model.lora is not None:
         adapters.save(folder, model, params, base=trained.base)
     else:
-        library = pretrained if isinstance(model, Decoder | Encoder) else own_models
+        library = pretrained if isinstance(model, Decoder | Encoder) else jaxpfl_models
         library.save(folder, model, params)
     if isinstance(trained.words, Vocabulary):
         source = last_part(trained.words.source)
@@ -162,4 +162,4 @@ def _reader(trained: TrainedModel) -> str:
         return f"{module}.adapters.load` or PEFT, beside `{trained.base}"
     if isinstance(trained.model, Decoder | Encoder):
         return f"{module}.pretrained.load` or `transformers"
-    return f"{module}.own_models.load"
+    return f"{module}.jaxpfl_models.load"

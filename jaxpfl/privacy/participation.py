@@ -1,10 +1,10 @@
 """Who takes part in a round, and what a Gaussian of that round costs.
 
-|           | who takes part            | adjacency         | the sum moves by | accountant |
-|-----------|---------------------------|-------------------|------------------|------------|
-| Poisson   | each with q = n / N       | add or remove one | S                | PLD        |
-| FixedSize | exactly n, no replacement | replace one       | 2 S              | RDP        |
-| Cyclic    | each once in N / n rounds | add or remove one | S an epoch       | PLD        |
+|           | who takes part            | adjacency         | the sum moves by |
+|-----------|---------------------------|-------------------|------------------|
+| Poisson   | each with q = n / N       | add or remove one | S                |
+| FixedSize | exactly n, no replacement | replace one       | 2 S              |
+| Cyclic    | each once in N / n rounds | add or remove one | S an epoch       |
 
 `multiplier` is always z = (noise standard deviation on the sum) / S. Under replace-one the sum
 moves by 2 S, so that the event has multiplier z / 2. It is a common error to account for a
@@ -29,7 +29,6 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.events import Adjacency
 
 Sampling = Literal["poisson", "fixed", "cyclic"]
@@ -41,7 +40,6 @@ class _OfClients:
 
     sampling: ClassVar[Sampling]
     adjacency: ClassVar[Adjacency] = "add_or_remove_one"
-    accountant: ClassVar[Accountant] = "pld"
 
     population: int
     clients_per_round: int
@@ -121,7 +119,6 @@ class FixedSize(_OfClients):
 
     sampling = "fixed"
     adjacency = "replace_one"
-    accountant = "rdp"
 
     def event(self, multiplier: float) -> dp_accounting.DpEvent:
         return self._drawn(self.clients_per_round, multiplier)

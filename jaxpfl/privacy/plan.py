@@ -2,8 +2,7 @@
 
 A plan couples clipping, noise, participation, rounds, unit and delta. Only a plan makes cohorts,
 noise scales and the events that the ledger is charged with, so that a sampler cannot be combined
-with the wrong accountant. The participation decides adjacency and accountant: see
-`privacy.participation`.
+with the wrong accountant. The participation decides the adjacency: see `privacy.participation`.
 
 The unit is what is added, removed or replaced: a client with all its examples, or one example. Then
 examples are sampled, whoever holds them, and the client function bounds each by itself
@@ -40,7 +39,7 @@ class Plan:
       participation: `Poisson`, `FixedSize` or `Cyclic`, with population and clients per round.
       delta: of the guarantee, below 1 / N; 0 without noise.
       unit: "client", or "example": then population and clients per round count examples.
-      accountant: None = PLD, or RDP for cohorts of fixed size.
+      accountant: None = the tightest that supports the rounds; see `privacy.accounting`.
       allow_large_delta: a written reason to accept delta >= 1 / N.
       simulates: a larger population whose noise is scaled down to these clients, see
         `simulated_by`; None for a plan whose guarantee is that of its own clients.
@@ -288,7 +287,8 @@ class Plan:
 
     @property
     def chosen_accountant(self) -> Accountant:
-        return self.accountant or self.participation.accountant
+        default = accounting.default_accountant(events.counts(self.charge_event()))
+        return self.accountant or default
 
     @property
     def clip_norm(self) -> float:

@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +29,19 @@ FORMAT = "jaxpfl certificate 1"
 TOLERANCE = 2e-3
 """By this share of an epsilon, two grids of privacy losses may differ."""
 
-_POISSON, _FIXED = dp.PoissonSampledDpEvent, dp.SampledWithoutReplacementDpEvent
-
+_GAUSSIAN, _POISSON = dp.GaussianDpEvent, dp.PoissonSampledDpEvent
+_FIXED, _NO_NOISE = dp.SampledWithoutReplacementDpEvent, dp.NonPrivateDpEvent
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + [float(x) for x in range(12, 64)]
-# The fields of each kind of record: NAME is a string, NAME:TYPE another thing.
-_FIELDS = {
-    "certificate": "format system stamp statement seal versions:record weights:record "
-    "not_covered:list ledgers:[ledger]",
-    "ledger": "name unit adjacency population key head lines:whole charges:[charge] "
-    "queries:[query] runs:record delta:number? epsilon:number? curve:[point] trade_off:[test]",
-    "charge": "run label identity round:whole event:record",
-    "query": "run label plan:record event:record captured:list flow_checked:bool",
-    "point": "delta:number epsilon:number",
-    "test": "false_positives:number false_negatives:number",
-    "none": "type",
-    "non_private": "type",
-    "gaussian": "type noise_multiplier:number",
-    "zero_concentrated": "type rho:number xi:number",
-    "poisson_sampled": "type probability:number event:record",
-    "sampled_without_replacement": "type population:whole clients:whole event:record",
-    "repeated": "type count:whole event:record",
-    "composed": "type events:list",
-}
-_TYPES: dict[str, Any] = {"": str, "record": dict, "list": list, "whole": int, "bool": bool}
-_TYPES |= {"number": (int, float), "number?": (int, float, type(None))}
+# The form of a certificate, by an example: {} and [] may hold anything; null, a number or nothing.
+_EXAMPLE = json.loads("""{"format": "", "system": "", "stamp": "", "statement": "", "seal": "",
+  "versions": {}, "weights": {}, "not_covered": [], "ledgers": [{"name": "", "unit": "",
+    "adjacency": "", "population": "", "key": "", "head": "", "lines": 1, "runs": {},
+    "charges": [{"run": "", "label": "", "identity": "", "round": 1, "event": {}}],
+    "queries": [{"run": "", "label": "", "event": {}, "plan": {}, "captured": [],
+                 "flow_checked": true}], "delta": null, "epsilon": null,
+    "curve": [{"delta": 0.5, "epsilon": 0.5}],
+    "trade_off": [{"false_positives": 0.5, "false_negatives": 0.5}]}]}""")
+_KINDS = {float: int | float, type(None): int | float | None}
 
 
 class Unfit(Exception):
@@ -62,156 +52,139 @@ class Releases:
     """What the events of some charges cost together.
 
     Attributes:
-      adjacency: that they share.
-      noisy, private: whether any of them has noise, and whether all have.
-      epsilon: `(delta) -> epsilon`, an upper bound; infinite if a release has no noise.
+      adjacency: that they share; None if none of them has noise.
+      private: whether all of them have noise.
     """
 
     def __init__(self, charges: Sequence[Any]) -> None:
         leaves: Counter[dp.DpEvent] = Counter()
-        for number, charge in enumerate(charges, 1):
-            with at(f"charge {number}"):
-                _count(charge["event"], 1, leaves)
-        leaves = +leaves  # not those that are repeated 0 times
-        kinds = {type(leaf) for leaf in leaves}
-        fixed = _FIXED in kinds
-        need(not fixed or not {_POISSON, dp.ZCDpEvent} & kinds, "two kinds of adjacency")
-        self.adjacency = "replace_one" if fixed else "add_or_remove_one"
-        self.private = dp.NonPrivateDpEvent not in kinds
-        self.noisy = bool(kinds - {dp.NonPrivateDpEvent})
-        self.epsilon = _epsilon_of(leaves, kinds) if self.private else lambda delta: math.inf
+        for charge in charges:
+            for leaf, times in _leaves(charge["event"]):
+                leaves[leaf] += times
+        self._leaves: Any = (+leaves).items()  # not those that are repeated 0 times
+        self._kinds = {type(leaf) for leaf, _ in self._leaves}
+        self.private, fixed = _NO_NOISE not in self._kinds, _FIXED in self._kinds
+        need(not fixed or not {_POISSON, dp.ZCDpEvent} & self._kinds, "has two kinds of adjacency")
+        shared = "replace_one" if fixed else "add_or_remove_one"
+        self.adjacency = shared if self._kinds - {_NO_NOISE} else None
+
+    @cached_property
+    def epsilon(self) -> Callable[[float], float]:
+        """`(delta) -> epsilon`, an upper bound; infinite if a release has no noise."""
+        if not self.private:
+            return lambda delta: math.inf
+        if self._kinds <= {_GAUSSIAN}:
+            # They are together one, of shift / noise = mu.
+            mu = math.sqrt(sum(n / each.noise_multiplier**2 for each, n in self._leaves))
+            return lambda delta: float(dp.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
+        if self._kinds <= {_GAUSSIAN, _POISSON}:
+            step = min(_step(*each) for each in self._leaves)
+            losses = pld.PLDAccountant(value_discretization_interval=step)
+            for each in self._leaves:
+                losses.compose(*each)
+            return losses.get_epsilon
+        renyi = rdp.RdpAccountant(_ORDERS, dp.NeighboringRelation[str(self.adjacency).upper()])
+        # Those of integer noise are proven at whole orders; (order - 1) times them is convex.
+        whole = np.arange(1.0, 65.0)
+        bounds = np.zeros_like(whole)
+        for each, times in self._leaves:
+            if isinstance(each, dp.ZCDpEvent):
+                bounds += times * (whole - 1) * (each.xi + each.rho * whole)
+            else:
+                renyi.compose(each, times)
+        total = renyi.rdp + np.interp(_ORDERS, whole, bounds) / (np.array(_ORDERS) - 1)
+        return lambda delta: float(rdp.compute_epsilon(_ORDERS, total.tolist(), delta)[0])
 
 
-def _count(event: Any, times: int, leaves: Counter[dp.DpEvent]) -> None:
-    kind = event.get("type") if isinstance(event, dict) else None
-    need(kind in _FIELDS, f"has an event of the unknown type {kind!r}")
-    _check_fields(event, str(kind))
-    if kind == "composed":
-        for part in event["events"]:
-            _count(part, times, leaves)
-    elif kind == "repeated":
-        need(event["count"] >= 0, "repeats an event a negative number of times")
-        _count(event["event"], times * event["count"], leaves)
-    elif kind != "none":
-        leaves[_leaf(str(kind), event)] += times
-
-
-def _leaf(kind: str, event: dict[str, Any]) -> dp.DpEvent:
-    if kind == "non_private":
-        return dp.NonPrivateDpEvent()
-    if kind == "zero_concentrated":
-        need(event["rho"] > 0 and event["xi"] >= 0, "has a rho or xi out of range")
-        return dp.ZCDpEvent(float(event["rho"]), float(event["xi"]))
-    inner = event if kind == "gaussian" else event["event"]
-    _check_fields(inner, "gaussian")
-    z = float(inner["noise_multiplier"])
-    need(z >= 0 and inner["type"] == "gaussian", "has no Gaussian noise")
-    found: dp.DpEvent = dp.GaussianDpEvent(z)
-    # To sample everyone is not to sample.
-    if kind == "poisson_sampled":
-        q = float(event["probability"])
-        need(0 < q <= 1, f"has the sampling probability {q:g}")
-        found = _POISSON(q, found) if q < 1 else found
-    if kind == "sampled_without_replacement":
-        clients, population = event["clients"], event["population"]
-        need(0 < clients <= population, "samples more clients than there are")
-        found = _FIXED(population, clients, found) if clients < population else found
-    return found if z else dp.NonPrivateDpEvent()
-
-
-def _epsilon_of(leaves: Counter[dp.DpEvent], kinds: set[type]) -> Callable[[float], float]:
-    """Epsilon as a function of delta; every release has noise."""
-    # Gaussians on everyone are together one, of shift / noise = mu.
-    on_everyone = {e: n for e, n in leaves.items() if isinstance(e, dp.GaussianDpEvent)}
-    mu = math.sqrt(sum(n / e.noise_multiplier**2 for e, n in on_everyone.items()))
-    if kinds <= {dp.GaussianDpEvent}:
-        return lambda delta: float(dp.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
-    if kinds <= {dp.GaussianDpEvent, _POISSON}:
-        parts = [(each, n) for each, n in leaves.items() if each not in on_everyone]
-        parts += [(_POISSON(1.0, dp.GaussianDpEvent(1 / mu)), 1)] if mu else []
-        losses = pld.PLDAccountant(value_discretization_interval=min(_step(*p) for p in parts))
-        for part in parts:
-            losses.compose(*part)
-        return lambda delta: float(losses.get_epsilon(delta))
-    neighbours = "REPLACE_ONE" if _FIXED in kinds else "ADD_OR_REMOVE_ONE"
-    renyi = rdp.RdpAccountant(_ORDERS, dp.NeighboringRelation[neighbours])
-    # Bounds of sums of integer noise are proven at whole orders; (order - 1) times them is convex.
-    whole = np.arange(1.0, 65.0)
-    bounds = np.zeros_like(whole)
-    for each, times in leaves.items():
-        if isinstance(each, dp.ZCDpEvent):
-            bounds += times * (whole - 1) * (each.xi + each.rho * whole)
-        else:
-            renyi.compose(each, times)
-    total = renyi.rdp + np.interp(_ORDERS, whole, bounds) / (np.array(_ORDERS) - 1)
-    return lambda delta: float(rdp.compute_epsilon(_ORDERS, total.tolist(), delta)[0])
-
-
-def _step(sampled: Any, times: int) -> float:
+def _step(leaf: Any, times: int) -> float:
     """Of the grid of privacy losses: fine enough for TOLERANCE, with some 10^5 points at most."""
-    q, z = sampled.sampling_probability, sampled.event.noise_multiplier
+    q, z = getattr(leaf, "sampling_probability", 1.0), getattr(leaf, "event", leaf).noise_multiplier
     deviation = q * math.sqrt(math.expm1(min(z**-2, 50.0)))
     return max(min(1e-4 if times > 250 else 5e-4, deviation / 100), (1 / z + 20) / (2 * z) / 2e5)
 
 
+def _leaves(event: dict[str, Any], times: int = 1) -> Iterator[tuple[dp.DpEvent, int]]:
+    """The elementary releases of an event, and how often each takes place."""
+    match event.get("type"), *sorted(each for each in event.items() if each[0] != "type"):
+        case ("none",):
+            return
+        case "composed", ("events", parts):
+            for part in parts:
+                yield from _leaves(part, times)
+        case "repeated", ("count", int(count)), ("event", part) if count >= 0:
+            yield from _leaves(part, times * count)
+        case ("non_private",):
+            yield _NO_NOISE(), times
+        case "zero_concentrated", ("rho", rho), ("xi", xi) if rho > 0 and xi >= 0:
+            yield dp.ZCDpEvent(rho, xi), times
+        case "gaussian", ("noise_multiplier", z) if z >= 0:
+            yield (_GAUSSIAN(z) if z else _NO_NOISE()), times
+        case "poisson_sampled", ("event", {"type": "gaussian"} as part), ("probability", q):
+            need(0 < q <= 1, f"has the sampling probability {q:g}")
+            noise, _ = next(_leaves(part))
+            # To sample everyone is not to sample.
+            yield (_POISSON(q, noise) if q < 1 and noise != _NO_NOISE() else noise), times
+        case "sampled_without_replacement", ("clients", n), ("event", part), ("population", of):
+            need(part["type"] == "gaussian" and 0 < n <= of, "samples more clients than there are")
+            noise, _ = next(_leaves(part))
+            yield (_FIXED(of, n, noise) if n < of and noise != _NO_NOISE() else noise), times
+        case _:
+            raise Unfit(f"has an event of an unknown kind, {event}")
+
+
 def check(certificate: Any) -> list[Releases]:
     """Checks what follows from the certificate alone; returns the releases of its ledgers."""
-    _check_fields(certificate, "certificate")
+    _check_form(certificate, _EXAMPLE, "the certificate")
     need(certificate["format"] == FORMAT, f"is not of the format {FORMAT!r}")
     content = {name: value for name, value in certificate.items() if name != "seal"}
     need(certificate["seal"] == digest_of(content), "was changed after it was sealed")
-    found, costs, stamp = [], [], certificate["stamp"]
-    for number, ledger in enumerate(certificate["ledgers"], 1):
+    found, stamp, ledgers = [], certificate["stamp"], certificate["ledgers"]
+    for number, ledger in enumerate(ledgers, 1):
         with at(f"ledger {number}"):
             found.append(_check_ledger(ledger))
-            costs += [cost for cost in ledger["runs"].values() if cost is not None]
     need(stamp or all(releases.private for releases in found), "lacks the stamp NOT PRIVATE")
+    costs = [cost for ledger in ledgers for cost in ledger["runs"].values() if cost is not None]
     least = min(costs, default=0.0) * (1 - TOLERANCE)
-    for stated in re.findall(
-        r"epsilon = ([0-9]+\.?[0-9]*(?:e[+-][0-9]+)?)", certificate["statement"]
-    ):
+    for stated in re.findall(r"epsilon = (\d+\.?\d*(?:e[+-]\d+)?)", certificate["statement"]):
         said = f"its statement says epsilon = {stated}, the cheapest of its runs cost {least:.6g}"
         need("SIMULATED" in stamp or float(stated) >= least, said)
     return found
 
 
 def _check_ledger(ledger: Any) -> Releases:
-    charges = ledger["charges"]
+    charges, curve, delta = ledger["charges"], ledger["curve"], ledger["delta"]
     planned = {(query["run"], query["label"]): query["event"] for query in ledger["queries"]}
+    by_run: dict[str, list[Any]] = {}
     for number, charge in enumerate(charges, 1):
+        by_run.setdefault(charge["run"], []).append(charge)
         event = planned.get((charge["run"], charge["label"]), charge["event"])
-        said = f"charge {number}: is not what its query's plan charges"
-        need(charge["event"] == event, said)
+        need(charge["event"] == event, f"charge {number}: is not what its query's plan charges")
     asked = {(charge["run"], charge["label"]) for charge in charges}
     need(planned.keys() <= asked, "describes a query that was not asked")
-    need(len({charge["identity"] for charge in charges}) == len(charges), "charges a release twice")
-    releases, delta = Releases(charges), ledger["delta"]
+    need(len({each["identity"] for each in charges}) == len(charges), "charges a release twice")
     need(ledger["unit"] in ("client", "example"), f"has the unit {ledger['unit']!r}")
-    fits = not releases.noisy or ledger["adjacency"] == releases.adjacency
-    need(fits, f"has the adjacency {releases.adjacency}, not {ledger['adjacency']}")
     need(ledger["lines"] > len(charges), "has more charges than lines")
+    releases, stated = Releases(charges), ledger["adjacency"]
+    found = releases.adjacency or stated
+    need(found == stated, f"has the adjacency {found}, not {stated}")
     if delta is None:
         need(not charges or not releases.private, "states no delta")
         return releases
-    need(ledger["runs"].keys() == {run for run, _ in asked}, "lists other runs than its charges")
-    _at_least(ledger["epsilon"], releases, delta, "its releases")
-    for run, stated in ledger["runs"].items():
-        own = Releases([charge for charge in charges if charge["run"] == run])
-        _at_least(stated, own, delta, f"run {run}")
-    for each in ledger["curve"]:
-        _at_least(each["epsilon"], releases, each["delta"], "its curve")
+    need(ledger["runs"].keys() == by_run.keys(), "lists other runs than its charges")
+    claims = [("its releases", releases, delta, ledger["epsilon"])]
+    claims += [(f"run {r}", Releases(by_run[r]), delta, e) for r, e in ledger["runs"].items()]
+    claims += [("its curve", releases, each["delta"], each["epsilon"]) for each in curve]
+    for what, of, at_delta, epsilon in claims:
+        need(0 < at_delta < 1, f"{what}: has the delta {at_delta}")
+        cost, given = of.epsilon(at_delta), math.inf if epsilon is None else epsilon
+        said = f"{what} cost epsilon = {cost:.6g} at delta = {at_delta:g}, not {given:.6g}"
+        fits = given >= cost * (1 - TOLERANCE) - 1e-9
+        need(of.private == (epsilon is not None) and fits, said)
     for each in ledger["trade_off"]:
-        most = least_missed(each["false_positives"], ledger["curve"])
-        said = f"{each['false_negatives']:.4g} at {each['false_positives']:g}"
-        need(each["false_negatives"] <= most + 1e-9, f"trade-off {said}: the curve says {most:.4g}")
+        level, missed = each["false_positives"], each["false_negatives"]
+        most = least_missed(level, curve)
+        need(missed <= most + 1e-9, f"its trade-off says {missed:.4g}, its curve {most:.4g}")
     return releases
-
-
-def _at_least(stated: Any, releases: Releases, delta: Any, what: str) -> None:
-    need(isinstance(delta, float) and 0 < delta < 1, f"{what}: has the delta {delta}")
-    cost, given = releases.epsilon(delta), math.inf if stated is None else stated
-    said = f"{what} cost epsilon = {cost:.6g} at delta = {delta:g}, not {given:.6g}"
-    need(releases.private == (stated is not None) and given >= cost * (1 - TOLERANCE) - 1e-9, said)
 
 
 def least_missed(level: float, curve: Sequence[dict[str, float]]) -> float:
@@ -237,39 +210,36 @@ def check_file(ledger: dict[str, Any], path: Path) -> str:
     records, head, lines = [], "0" * 64, ledger["lines"]
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         with at(f"line {number}"):
-            record = _record(line)
-            need(record.pop("bytes", 0), "is no line of a ledger")
-            digest = record.pop("hash", None)
-            need(record.get("previous") == head, "does not follow the line before it")
+            record = json.loads(line)
+            digest, _ = record.pop("hash"), record.pop("bytes")
             need(digest_of(record) == digest, "was altered")
-            head = str(digest)
-            need(number != lines or head == ledger["head"], "is not the certificate's last one")
+            need(record.pop("previous") == head, "does not follow the line before it")
+            need(number != lines or digest == ledger["head"], "is not the certificate's last one")
+            head = digest
             records.append(record)
     need(len(records) >= lines, f"has {len(records)} of {lines} lines")
-    charges = [each for each in records[:lines] if "event" in each]
-    for each in charges:
-        del each["previous"]
-    need(charges == ledger["charges"], "has other charges than the certificate")
     for name in ("key", "population", "unit"):
-        need(records[0].get(name) == ledger[name], f"has another {name} than the certificate")
+        need(records[0][name] == ledger[name], f"has another {name} than the certificate")
+    charges = [each for each in records[:lines] if "event" in each]
+    need(charges == ledger["charges"], "has other charges than the certificate")
     more = sum("event" in each for each in records[lines:])
     return f"{path}: fits" + (f"; {more} later releases are not certified" if more else "")
 
 
 def together(ledgers: Sequence[dict[str, Any]]) -> str:
     """What all releases of several certificates cost, if they are of the same clients."""
-    longest: dict[str, list[Any]] = {}
+    charges: dict[Any, Any] = {}
     for ledger in ledgers:
-        before, now = longest.get(ledger["key"], []), ledger["charges"]
-        same = min(len(before), len(now))
-        need(before[:same] == now[:same], "two certificates of one ledger have other charges")
-        longest[ledger["key"]] = max(before, now, key=len)
+        for each in ledger["charges"]:
+            fits = charges.setdefault((ledger["key"], each["identity"]), each) == each
+            need(fits, "two certificates of one ledger have other charges")
     need(len({ledger["unit"] for ledger in ledgers}) == 1, "two units have no common epsilon")
-    charges = [charge for each in longest.values() for charge in each]
     delta = min((each["delta"] for each in ledgers if each["delta"] is not None), default=0.5)
-    cost = f"(epsilon = {Releases(charges).epsilon(delta):.6g}, delta = {delta:g})"
-    of = f"{len(charges)} releases on {len(longest)} ledgers"
-    return f"together, if of the same clients: {of} cost {cost}"
+    cost, on = Releases([*charges.values()]).epsilon(delta), len({key for key, _ in charges})
+    return (
+        f"together, if of the same clients: {len(charges)} releases on {on} ledgers cost (epsilon "
+        f"= {cost:.6g}, delta = {delta:g})"
+    )
 
 
 def verified(
@@ -279,12 +249,11 @@ def verified(
     every: list[dict[str, Any]] = []
     for path in paths:
         with at(str(path)):
-            certificate = _record(path.read_bytes())
-            found = check(certificate)
-            yield f"{path}: fits" + (f"; {certificate['stamp']}" * bool(certificate["stamp"]))
-            for ledger, releases in zip(certificate["ledgers"], found, strict=True):
-                every.append(ledger)
-                yield f"  {ledger['name']}: {_in_words(ledger, releases)}"
+            certificate = json.loads(path.read_bytes())
+            costs, stamp = check(certificate), certificate["stamp"]
+            yield f"{path}: fits" + (f"; {stamp}" if stamp else "")
+            every += certificate["ledgers"]
+            yield from map(_in_words, certificate["ledgers"], costs)
             if weights is not None:
                 need(certificate["weights"], "names no weights")
                 for name, digest in certificate["weights"].items():
@@ -293,8 +262,8 @@ def verified(
                 yield f"  {weights}: {len(certificate['weights'])} files fit"
     for path in ledgers:
         with at(str(path)):
-            first = _record(path.read_bytes().split(b"\n", 1)[0])
-            of = [ledger for ledger in every if ledger["key"] == first.get("key")]
+            key = json.loads(path.read_bytes().split(b"\n", 1)[0])["key"]
+            of = [ledger for ledger in every if ledger["key"] == key]
             need(of, "is the ledger of none of these certificates")
             yield from (check_file(ledger, path) for ledger in of)
     if joined:
@@ -305,7 +274,7 @@ def verified(
 
 
 def _in_words(ledger: dict[str, Any], releases: Releases) -> str:
-    what, delta = f"{len(ledger['charges'])} releases cost", ledger["delta"]
+    what, delta = f"  {ledger['name']}: {len(ledger['charges'])} releases cost", ledger["delta"]
     if not releases.private or delta is None:
         return f"{what} epsilon = infinity: NOT PRIVATE"
     again, missed = releases.epsilon(delta), least_missed(0.05, ledger["curve"])
@@ -316,13 +285,30 @@ def _in_words(ledger: dict[str, Any], releases: Releases) -> str:
     )
 
 
+def _check_form(value: Any, example: Any, place: str) -> None:
+    """Refuses other fields and types than the example's, numbers below 0 and NaN."""
+    kind = _KINDS.get(type(example), type(example))
+    fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+    fits = fits and (not isinstance(value, int | float) or value >= 0)
+    need(fits, f"{place} is of a wrong type, or below 0")
+    if example and isinstance(value, list):
+        for number, each in enumerate(value, 1):
+            _check_form(each, example[0], f"{place} {number}")
+    elif example and isinstance(value, dict):
+        wrong = sorted(value.keys() ^ example.keys())
+        need(not wrong, f"{place} lacks or adds the fields {wrong}")
+        for name, each in value.items():
+            _check_form(each, example[name], f"{place}: {name}")
+
+
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Puts the place before what does not fit there."""
+    """Puts the place before what does not fit there, or cannot be used."""
     try:
         yield
-    except Unfit as error:
-        raise Unfit(f"{place}: {error}") from None
+    except Exception as error:
+        said = str(error) if isinstance(error, Unfit) else f"cannot be read: {error!r}"
+        raise Unfit(f"{place}: {said}") from None
 
 
 def need(holds: Any, otherwise: str) -> None:
@@ -330,33 +316,8 @@ def need(holds: Any, otherwise: str) -> None:
         raise Unfit(otherwise)
 
 
-def _record(data: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        raise Unfit("is no JSON") from None
-    need(isinstance(found, dict), "has no fields")
-    return found
-
-
-def _check_fields(record: Any, kind: str) -> None:
-    need(isinstance(record, dict), f"is no {kind} with fields")
-    fields = {name: kind for name, _, kind in (f.partition(":") for f in _FIELDS[kind].split())}
-    for name in sorted({*record, *fields}):
-        need(name in fields, f"has an unknown field {name!r}")
-        need(name in record, f"lacks the field {name!r}")
-        each: str = fields[name].strip("[]")
-        value: Any = record[name]
-        types = list if each != fields[name] else _TYPES[each]
-        fits = isinstance(value, types) and (types is bool or not isinstance(value, bool))
-        need(fits and value == value, f"its field {name!r} is of a wrong type")
-        for number, part in enumerate(record[name] if each in _FIELDS else (), 1):
-            with at(f"{each} {number}"):
-                _check_fields(part, each)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Checks what the command line names; returns the exit status."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Checks what the command line names; ends with status 1 if something does not fit."""
     parser = argparse.ArgumentParser(prog="verify", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("certificates", metavar="CERTIFICATE", type=Path, nargs="+")
     parser.add_argument("--ledger", type=Path, action="append", default=[], metavar="FILE")
@@ -367,10 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in verified(given.certificates, given.ledger, given.weights, given.together):
             sys.stdout.write(f"{line}\n")
     except (Unfit, OSError) as error:
-        sys.stderr.write(f"DOES NOT FIT: {error}\n")
-        return 1
-    return 0
+        sys.exit(f"DOES NOT FIT: {error}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

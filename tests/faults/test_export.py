@@ -19,7 +19,7 @@ from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.systems.federated_training import export as federated_export
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.study import prepare
-from jaxpfl.models.checkpoints import own_models
+from jaxpfl.models.checkpoints import jaxpfl_models
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.experiments import canaries
 from tests.faults.runs import config_of
@@ -47,7 +47,7 @@ def test_the_model_is_read_again_bit_by_bit_and_scores_the_same(finished, export
     expected = {"README.md", "config.json", "model.safetensors", "vocabulary.json"}
     assert names == {"certificate.json", *expected}
     experiment = prepare(_config(tiny_config))
-    model, params = own_models.load(exported)
+    model, params = jaxpfl_models.load(exported)
     assert model == experiment.model
     run = json.loads((finished / "run.json").read_text())
     folder = finished / "checkpoints"

@@ -20,7 +20,7 @@ from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.experiments.report.run_page import RunFiles
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.models.checkpoints import adapters, own_models, pretrained
+from jaxpfl.models.checkpoints import adapters, jaxpfl_models, pretrained
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed.encoder import SentenceEncoder
 from jaxpfl.text.tokenisers.chat import read_template
@@ -173,7 +173,7 @@ TARGETS: dict[str, Target] = {
     "encoder config": _config(lambda folder: write_encoder(folder, "roberta")),
     "weights": _weights("model.safetensors", lambda folder: write_decoder(folder, "llama"), 0.3),
     "weights index": _weights("model/model.safetensors.index.json", seeds.sharded, 1.5),
-    "own model": Target("model/config.json", seeds.own, _at("model", own_models.load), 8),
+    "own model": Target("model/config.json", seeds.own, _at("model", jaxpfl_models.load), 8),
     "adapter settings": Target("adapters/adapter_config.json", *_ADAPTERS),
     "adapters": Target("adapters/adapter_model.safetensors", *_ADAPTERS),
     "sentence encoder": Target("modules.json", seeds.sentences, SentenceEncoder, 0.3),

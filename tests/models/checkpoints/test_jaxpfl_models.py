@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.checkpoints import own_models
+from jaxpfl.models.checkpoints import jaxpfl_models
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import classifier_cnn
 from jaxpfl.models.gan import GAN
@@ -22,8 +22,8 @@ MODELS = [WORDS, classifier_cnn((8, 8, 1), 3)]
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_a_round_trip_is_exact(model, tmp_path):
     params = model.init(jax.random.key(0))
-    own_models.save(tmp_path, model, params)
-    again, found = own_models.load(tmp_path)
+    jaxpfl_models.save(tmp_path, model, params)
+    again, found = jaxpfl_models.load(tmp_path)
     assert again == model
     assert jax.tree.structure(found) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, found, params)
@@ -34,12 +34,12 @@ def test_a_round_trip_is_exact(model, tmp_path):
 def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
     params = WORDS.init(jax.random.key(0))
     with pytest.raises(InputError, match="must be one of CIFGLanguageModel, CNN"):
-        own_models.save(tmp_path, GAN(), params)
+        jaxpfl_models.save(tmp_path, GAN(), params)
     with pytest.raises(InputError, match=r"parameter output_bias must be float32 \[7\], found"):
-        own_models.save(tmp_path, WORDS, {**params, "output_bias": jnp.zeros(8)})
+        jaxpfl_models.save(tmp_path, WORDS, {**params, "output_bias": jnp.zeros(8)})
     with pytest.raises(InputError, match="parameter output_bias holds values that are not finite"):
-        own_models.save(tmp_path, WORDS, {**params, "output_bias": jnp.full(7, jnp.nan)})
-    own_models.save(tmp_path, WORDS, params)
+        jaxpfl_models.save(tmp_path, WORDS, {**params, "output_bias": jnp.full(7, jnp.nan)})
+    jaxpfl_models.save(tmp_path, WORDS, params)
     path = tmp_path / "config.json"
     settings = json.loads(path.read_text())
     for changed, message in (
@@ -55,5 +55,5 @@ def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
     ):
         path.write_text(json.dumps(settings | changed))
         with pytest.raises(InputError, match=message) as caught:
-            own_models.load(tmp_path)
+            jaxpfl_models.load(tmp_path)
         assert str(tmp_path) in str(caught.value)

@@ -1,7 +1,7 @@
-"""Networks of our own, which no other library knows, as files: safetensors and a config.json.
+"""Networks that jaxpfl alone knows, such as `CNN`, as files: safetensors and a config.json.
 
-    own_models.save("exported", model, params)
-    model, params = own_models.load("exported")
+    jaxpfl_models.save("exported", model, params)
+    model, params = jaxpfl_models.load("exported")
 
 config.json has {"library": "jaxpfl", "architecture": NAME} and the settings of the model of that
 name. A tensor's name is the path to the parameter, as in "layer_0.kernel"; its shape is ours.
