@@ -8,7 +8,9 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.algorithms.base import require_affordable
 from jaxpfl.algorithms.fred import (
+    BestMixture,
     FredPlan,
+    best_mixture,
     fred,
     private_moments,
     public_moments,
@@ -87,6 +89,7 @@ def choose_corpus(
             "released_count": released.moments.count,
             "noise": released.noise._asdict(),
             "candidates": rows,
+            "best_mixture": best_mixture(released, corpora)._asdict(),
             "ledger": str(path),
             "chart": str(chart),
         }
@@ -132,4 +135,5 @@ def table(record: Mapping[str, Any]) -> str:
     ranking = Table(("public corpus", *titles.values(), ""), rows, numbers=(1, 2, 3, 4))
     said = f"Frechet distance (FreD) to what the clients of {record['clients']} hold:"
     ends = "", record["statement"], f"ledger: {record['ledger']}", f"chart: {record['chart']}"
-    return "\n".join([said, *text_lines(ranking), *ends])
+    best = str(BestMixture(**record["best_mixture"]))
+    return "\n".join([said, *text_lines(ranking), best, *ends])

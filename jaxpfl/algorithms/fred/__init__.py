@@ -1,8 +1,9 @@
 """FreD: a private Frechet distance from clients' data to public corpora.
 
-plan     what a query of the clients' moments releases, at which noise and at what cost
-query    the query itself
-scores   the distances of public corpora from its answer, and how certain they are
+plan      what a query of the clients' moments releases, at which noise and at what cost
+query     the query itself
+scores    the distances of public corpora from its answer, and how certain they are
+mixtures  the mixture of public corpora that is nearest to its answer
 """
 
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 from jaxpfl import lazy
 
 if TYPE_CHECKING:
+    from jaxpfl.algorithms.fred.mixtures import BestMixture as BestMixture
+    from jaxpfl.algorithms.fred.mixtures import best_mixture as best_mixture
     from jaxpfl.algorithms.fred.plan import FredPlan as FredPlan
     from jaxpfl.algorithms.fred.plan import Split as Split
     from jaxpfl.algorithms.fred.query import FredState as FredState
