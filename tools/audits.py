@@ -62,15 +62,20 @@ FEWER = {
     + ["--words.training.clients_per_round", "239"]
     + ["--characters.training.clients_per_round", "239"]
 }
-# What the sweeps ask of a config beside its own method.
+# What else is asked of a config: other algorithms, and the methods of its sweeps.
 ALSO = {
+    "digits_cnn": {
+        "SCAFFOLD": ["--training.algorithm.name", "scaffold"]
+        + ["--training.algorithm.variate_clip", "2"],
+        "Ditto": ["--training.algorithm.name", "ditto", "--training.algorithm.mu", "0.1"],
+    },
     "popri_small": {
         "DP-FedAvg": ["--method", "fed_avg"],
         "DP-FTRL": ["--method", "fed_avg", "--privacy.sampling", "cyclic"]
         + ["--privacy.noise", "banded"],
         "private evolution": ["--method", "private_evolution"],
         "PE+SFT": ["--method", "pe_sft"],
-    }
+    },
 }
 DELTA = 1e-4
 """Of secure sums."""

@@ -1,8 +1,9 @@
-"""Canaries for the client functions of FreD and of candidates' scores (`audits.canaries`).
+"""Canaries for algorithms' own client functions (`audits.canaries`).
 
-The worst neighbours that their client functions have: a client with one thing that nobody else has,
-and one with embeddings of zero, which contribute nothing. Canary i has the unit vector i as its
-embedding, so that there are as many dimensions as canaries.
+Those of federated training have the model of an audit, and keep their clients' states. FreD and
+candidates' scores have the worst neighbours: a client with one thing that nobody else has, and one
+with embeddings of zero, which contribute nothing. Canary i has the unit vector i as its embedding,
+so that there are as many dimensions as canaries.
 
 | question          | what canary i moves, and by how much                           | read off   |
 |-------------------|----------------------------------------------------------------|------------|
@@ -16,19 +17,72 @@ embedding, so that there are as many dimensions as canaries.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import ScoreKind, Scorer
 from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
-from jaxpfl.federated.audits.canaries import LENGTH, Shown, of_one_row
+from jaxpfl.federated.audits.canaries import LENGTH, CanaryModel, Gradients, Shown, of_one_row
+from jaxpfl.federated.audits.canary_scores import alternating
+from jaxpfl.federated.clients.client import Examples, contribution
 from jaxpfl.federated.clients.moments import from_half
+from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.releaser import Release, Released
 from jaxpfl.privacy.plan import Plan
+
+_SLOPE = 100.0
+"""Of the canaries' loss, in clip norms: a step of rate 0.001 moves a canary by one clip norm."""
+
+
+class TrainingCanaries(Gradients):
+    """The question of an algorithm that trains, whose clients keep what it lets them keep.
+
+    Its server begins anew in every round. A canary is looked for in all parts of a contribution, as
+    much as its first contribution has of each.
+
+    Args:
+      algorithm_of: `(model, plan=) -> algorithm`, whose state has `params`.
+      plans: one.
+      canaries: of the game.
+    """
+
+    def __init__(
+        self, algorithm_of: Callable[..., Algorithm], plans: tuple[Plan, ...], canaries: int
+    ) -> None:
+        super().__init__(plans, canaries)
+        (self.plan,) = plans
+        model = CanaryModel(canaries, _SLOPE * self.plan.clip_norm)
+        self.algorithm = algorithm_of(model, plan=self.plan)
+
+    def ask(
+        self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
+    ) -> Shown:
+        del number
+        shown: list[Shown] = []
+
+        def watched(query: Query, broadcast: Any, clip_norm: Any = None) -> Released:
+            del clip_norm  # the first one, because the server begins anew
+            found = release(query, broadcast, clip_norm=clip)
+            row = {"direction": jnp.zeros((1, 1), jnp.int32), "length": jnp.full((1, 1), LENGTH)}
+            one = Examples(row, jnp.ones((1, 1), bool), jnp.int32(1))
+            sent = contribution(query.client_fn, broadcast, one, jax.random.key(0))
+            both = zip(jax.tree.leaves(sent), jax.tree.leaves(found.value), strict=True)
+            parts = [(a[0], b) for a, b in both if a.shape == (self.canaries,)]
+            first_P, found_PxM = (np.asarray(each, np.float64) for each in zip(*parts, strict=True))
+            seen_M = first_P @ found_PxM / np.linalg.norm(first_P)
+            seen_M /= self.plan.clip_norm if clip is None else float(clip)
+            shown.append(Shown(seen_M, self.plan.adaptive_clip and found.clip_norm))
+            return found
+
+        state = self.algorithm.init(jax.random.key(0))
+        state = state._replace(params=alternating(round) * state.params)
+        self.algorithm.step(state, cast(Release, watched), round)
+        return shown[0]
 
 
 class MomentCanaries:

@@ -1,14 +1,18 @@
-"""Canaries for the client functions of FreD and of scores: what they move, and that it is found."""
+"""Canaries for algorithms' own client functions: what they move, and that it is found."""
 
 import dataclasses
+import sys
 from functools import partial
 
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms.canaries import MomentCanaries, ScoreCanaries
+from jaxpfl.algorithms.canaries import MomentCanaries, ScoreCanaries, TrainingCanaries
 from jaxpfl.algorithms.fred import FredPlan
+from jaxpfl.experiments.config.sections import AlgorithmConfig, OptimizerConfig, TrainingConfig
+from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.federated.audits.canaries import Game, Questions
+from jaxpfl.federated.clients.two_parts import TwoParts
 from jaxpfl.privacy.auditing import lower_bound
 from tests.plans import flat_plan
 from tools.audit import WORSE
@@ -91,3 +95,56 @@ def test_fred_is_bounded_by_what_it_states_and_above_it_with_less_noise():
     assert stated.epsilon() == pytest.approx(fred_plan.epsilon(), rel=1e-6)
     bound, stated = found(WORSE["a tenth of the noise"])
     assert bound > stated.epsilon()
+
+
+SCAFFOLD = AlgorithmConfig("scaffold", variate_clip=3.0)
+
+
+def trained(algorithm: AlgorithmConfig, **changes) -> Game:
+    training = TrainingConfig(
+        2, 8, epochs=2, client=OptimizerConfig("sgd", 0.1), algorithm=algorithm
+    )
+    made = partial(build_fed_avg, training=training)
+    asked = plan(clip_norm=0.5, **changes)
+    return Game((asked,), min(asked.population, 64), questions=partial(TrainingCanaries, made))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [SCAFFOLD, AlgorithmConfig("ditto", mu=0.1), AlgorithmConfig("fed_dyn", alpha=0.1)],
+    ids=lambda each: each.name,
+)
+def test_a_part_of_a_contribution_shows_who_is_in(algorithm):
+    """By a whole clip norm of all parts together, in the second round as well."""
+    game = dataclasses.replace(trained(algorithm), canaries=CANARIES)
+    seen_TxM, present_M = shown(game)
+    assert seen_TxM == pytest.approx(np.broadcast_to(1.0 * present_M, (2, CANARIES)), abs=0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondUnclipped(TwoParts):
+    """A planted defect."""
+
+    def sent(self, first, second):
+        return super().sent(first, second)[0], self.scales[1] * second
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "parts", "asking_of", "flagged"),
+    [
+        (SCAFFOLD, TwoParts, None, False),
+        # Clients clip both parts, before the door does.
+        (SCAFFOLD, TwoParts, "no clip", False),
+        (SCAFFOLD, SecondUnclipped, "no clip", True),
+        (AlgorithmConfig("ditto", mu=0.1), TwoParts, None, False),
+        (AlgorithmConfig("ditto", mu=0.1), TwoParts, "no clip", True),
+    ],
+)
+def test_an_audit_asks_the_client_function_that_trains(
+    monkeypatch, algorithm, parts, asking_of, flagged
+):
+    monkeypatch.setattr(sys.modules["jaxpfl.algorithms.scaffold"], "TwoParts", parts)
+    game = trained(algorithm, population=64, noise_multiplier=4.0)
+    played = game.play(4, asking_of=asking_of and WORSE[asking_of])
+    bound = lower_bound(played.trials, played.stated).epsilon
+    assert (bound > played.stated.epsilon()) == flagged

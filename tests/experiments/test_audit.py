@@ -75,6 +75,14 @@ def test_every_release_of_a_config_is_audited_by_the_plans_that_it_costs(tiny):
     assert not record["exceeded"]
 
 
+def test_the_client_function_of_another_algorithm_is_asked(tiny):
+    for name, own in (("fed_avg", False), ("fed_nova", True)):
+        config = registry.load(tiny, ["--training.algorithm.name", name])
+        (release,) = registry.system_of(config.system).describe(config).releases.values()
+        assert (release.questions is not None) == own
+    assert audit(config, FEW, progress=False)["releases"]["rounds"]["trials"] == 120
+
+
 def test_a_config_without_privacy_is_refused(tiny):
     overrides = ["--privacy.private", "false", "--privacy.noise_multiplier", "null"]
     overrides += ["--privacy.delta", "null"]

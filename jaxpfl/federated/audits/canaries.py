@@ -13,8 +13,8 @@ clip is tested, too. Whether it is in is decided by a fair coin:
 What a coordinate shows is scored by how much it looks like "in" (`audits.canary_scores`). With
 cyclic participation, trials are those canaries alone whose place in an epoch shows most.
 `Gradients` asks what training does: a model whose gradient is what a client holds. The questions in
-`algorithms.canaries` call the client functions of FreD and of scores. It is a SIMULATION: nothing
-is charged but ledgers of the game's own, and its secrets follow from a seed.
+`algorithms.canaries` call algorithms' own client functions. It is a SIMULATION: nothing is charged
+but ledgers of the game's own, and its secrets follow from a seed.
 """
 
 import dataclasses
@@ -248,7 +248,7 @@ class Gradients:
     ) -> Shown:
         plan = self.plans[number]
         clip_norm = plan.clip_norm if clip is None else float(clip)
-        broadcast = jnp.full(self.canaries, alternating(round) * plan.clip_norm, jnp.float32)
+        broadcast = jnp.full(self.canaries, alternating(round), jnp.float32)
         found = release(self.queries[number], broadcast, clip_norm=clip)
         seen_M = alternating(round) * np.asarray(found.value, np.float64) / clip_norm
         return Shown(seen_M, None if plan.adaptive_clip is None else found.clip_norm)
@@ -264,15 +264,16 @@ def of_one_row(columns: dict[str, np.ndarray], times: int = 1) -> Population:
 
 @dataclasses.dataclass(frozen=True)
 class CanaryModel:
-    """A model whose gradient at params c (1, ..., 1) is -c times what an example holds.
+    """A model that an example moves in its own direction, away from zero, wherever it is.
 
-    An example holds a length l and a direction i; its loss is -l params_i^2 / 2.
+    An example holds a length l and a direction i; its loss is -slope l |params_i|.
 
     Attributes:
       dimension: the number of directions.
     """
 
     dimension: int
+    slope: float
     name: str = "canaries"
     columns: tuple[str, ...] = ("direction", "length")
 
@@ -281,7 +282,7 @@ class CanaryModel:
         return jnp.ones(self.dimension, jnp.float32)
 
     def loss(self, params: jax.Array, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
-        losses_B = -0.5 * batch["length"] * jnp.square(params[batch["direction"]])
+        losses_B = -self.slope * batch["length"] * jnp.abs(params[batch["direction"]])
         total = jnp.sum(jnp.where(mask, losses_B, jnp.float32(0)))
         count = jnp.sum(mask, dtype=jnp.float32)
         return total / jnp.maximum(count, 1), {"loss_sum": total, "count": count}
@@ -291,7 +292,7 @@ class CanaryModel:
 
 
 def _query(plan: Plan, number: int, canaries: int) -> Query:
-    model = CanaryModel(canaries)
+    model = CanaryModel(canaries, plan.clip_norm)
     if plan.unit == "client":
         client_fn, cohort = LocalTraining(model, _STEP_OF_ONE), CohortSpec(1, 1)
     else:

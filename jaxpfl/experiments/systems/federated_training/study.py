@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.canaries import TrainingCanaries
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.algorithms.stored_rounds import PublicDraws
 from jaxpfl.data import open as open_population
@@ -118,7 +119,11 @@ class Study(base.Study):
                     [found.guarantee().event, self.plan.event()], self.plan.delta
                 )
                 together["FreD and rounds"] = both
-        releases["rounds"] = PlannedRelease.of_rounds(self.plan)
+        asked, training = None, self.config.training
+        # Nobody knows from which of FedBuff's models a canary starts.
+        if training.algorithm.name not in ("fed_avg", "fed_buff"):
+            asked = partial(TrainingCanaries, partial(build_fed_avg, training=training))
+        releases["rounds"] = PlannedRelease.of_rounds(self.plan, asked)
         candidates = {} if settings is None else settings.sources
         sources = {f"fred.candidates.{name}": source for name, source in candidates.items()}
         return Description(models, rounds, releases, sources, together, notes)
