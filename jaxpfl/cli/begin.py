@@ -45,7 +45,8 @@ def configs(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
-    table = "a table: .csv, .tsv, .jsonl or .parquet; or a folder, or a path with *"
+    table = "a table: .csv, .tsv, .jsonl, .parquet or .xlsx; or a folder, or a path with *; also "
+    table += "with options, as in 'FILE?encoding=latin-1&missing=drop', see docs/own_data.md"
     parser.add_argument("file", metavar="FILE", help=table)
     common.add_path(parser, "--out", "CONFIG", "what to write (default: NAME-OF-FILE.yaml)")
     for name, text in _COLUMNS.items():
@@ -53,7 +54,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 
 def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
-    path = Path(arguments.file)
+    path = Path(arguments.file.partition("?")[0])
     # Of a path with *, the folder has a name.
     name = path.parent.name or "table" if "*" in path.name else path.name
     out = arguments.out or Path(name.partition(".")[0] + ".yaml")

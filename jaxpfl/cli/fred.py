@@ -9,7 +9,7 @@ from jaxpfl.cli.common import add_path, unused_directory
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--private", metavar="SOURCE", required=True, help="the clients")
-    corpora = "public corpora, each SOURCE or NAME=SOURCE"
+    corpora = "public corpora, each SOURCE or NAME=SOURCE, such as 'wiki.csv?text=article'"
     parser.add_argument("--candidates", metavar="SOURCE", nargs="+", required=True, help=corpora)
     parser.add_argument("--epsilon", type=float, required=True)
     parser.add_argument("--delta", type=float, required=True)

@@ -5,15 +5,17 @@
     huggingface:OWNER/NAME?revision=HEX    any data set of the hub, a row = a client; with
                                            &part=train&config=NAME and the options of a table
     PATH.jsonl, .csv, .tsv, .parquet,      a table, a row = an example; with ?client=FIELD
-      .jsonl.gz, .csv.gz, .tsv.gz          &text=FIELD&label=FIELD&features=FIELD,FIELD
+      .jsonl.gz, .csv.gz, .tsv.gz, .xlsx   &text=FIELD&label=FIELD&features=FIELD,FIELD
                                            &columns=FIELD,FIELD&split=sentences&min_examples=5
-                                           &encoding=latin-1, each optional, see
+                                           &encoding=latin-1&missing=drop, each optional, see
                                            `readers.examples.Layout`; ?client=* makes each row a
                                            client
     the same with ?client=FIELD|value      tables larger than memory, in one file, on the hub, or in
       or FIELD|domain, FOLDER?client=FIELD all such files of a folder, or that a path with * fits;
       or PATH/*.csv?client=FIELD           |domain is a URL's host
     FOLDER?client=FIELD                    what `datasets` saved to disk; with a table's options
+    FOLDER of CLIENT/IMAGE.png, .jpg       images; with ?size=32&channels=3, and &classes=CAT,DOG
+                                           where they are in CLIENT/CLASS/IMAGE.png
     PATH.npz                               NumPy arrays of images, labels and client ids; with
                                            ?client=ARRAY&image=ARRAY&label=ARRAY&min_examples=5,
                                            each optional ("client", "images", "labels")
@@ -41,7 +43,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -53,12 +55,11 @@ from jaxpfl.data import storage
 from jaxpfl.data.catalogue import data_sets, holding
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population, collect
-from jaxpfl.data.readers import hugging_face, plain_text, table, tff_sqlite
+from jaxpfl.data.readers import hugging_face, image_folders, plain_text, table, tff_sqlite
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
-from jaxpfl.data.readers.examples import EACH_ROW, Layout, population_of, stream_of
-from jaxpfl.data.readers.fields import Fields, Rows
+from jaxpfl.data.readers.examples import EACH_ROW, Layout, Read, population_of, stream_of
 from jaxpfl.data.readers.frames import read_frame
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
@@ -91,6 +92,7 @@ _TEXT: _Options = {"split": PIECES, "min_examples": int}
 _TABLE: _Options = {
     **dict.fromkeys(("client", "text", "label"), str),
     **dict.fromkeys(("features", "columns"), _names),
+    "missing": ("drop",),
     **_TEXT,
 }
 _ON_HUB = ("revision", "part", "config")
@@ -100,6 +102,7 @@ _KINDS: dict[str, _Options] = {
     "huggingface": {**dict.fromkeys(_ON_HUB, str), **_TABLE},
     "table": {**_TABLE, "encoding": _encoding},
     "saved": _TABLE,
+    "images": {"classes": _names, **dict.fromkeys(("size", "channels", "min_examples"), int)},
     "npz": {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int},
     "text": {**_TEXT, "encoding": _encoding},
     "tff": {"dataset": str, "split": str, "min_examples": int},
@@ -126,11 +129,13 @@ class _Named:
       source: all of it, for messages.
       head: what is before the options.
       options: as they were written.
+      public: whether it does not matter whose its examples are.
       word: one of `_WORDS`, or "" for a path.
       name: what follows the word's colon.
     """
 
-    def __init__(self, source: str | Path) -> None:
+    def __init__(self, source: str | Path, public: bool = False) -> None:
+        self.public = public
         self.source = self.head = str(source)
         self._literal, query = isinstance(source, Path), ""
         if not self._literal:
@@ -169,6 +174,8 @@ class _Named:
             return self.word
         if any((self.place / f"dataset_{each}.json").is_file() for each in ("info", "dict")):
             return "saved"
+        if image_folders.holds_images(self.place):
+            return "images"
         if self.place.is_dir():
             # Of a stored population there are no options.
             return "table" if self.options and not storage.is_stored(self.place) else "folder"
@@ -183,7 +190,7 @@ class _Named:
             raise InputError(
                 f"source {self.source!r}: a folder without a manifest, expected one made by "
                 "Population.save or `jaxpfl convert`; of a folder of tables, name the field of "
-                f"clients, as in {self.head}?client=FIELD"
+                f"clients, as in {self.head}?client=FIELD; images are CLIENT/IMAGE.png in it"
             )
         if not self.kind and (path.exists() or not holding(self.source)):
             raise self.unknown(path)
@@ -213,13 +220,13 @@ class _Named:
     def layout(self, options: Mapping[str, Any]) -> Layout:
         """Which fields of a table are what."""
         given = {name: options[name] for name in options if name not in (*_ON_HUB, "encoding")}
-        if self.word:
+        if self.word or self.public:
             given.setdefault("client", EACH_ROW)
         try:
             layout = Layout(**given)
         except InputError as error:
             raise InputError(f"source {self.source!r}: {error}") from None
-        if self.grouped and layout.client == EACH_ROW:
+        if self.grouped and layout.client == EACH_ROW and not self.public:
             raise InputError(f"source {self.source!r}: client=* is for one file, found several")
         return layout
 
@@ -243,8 +250,12 @@ class _Named:
         )
 
 
-def open(source: str | Path | Population) -> Population:
+def open(source: str | Path | Population, *, public: bool = False) -> Population:
     """The population of a source; a population is its own source.
+
+    Args:
+      public: the source is, so that it does not matter whose its examples are: of a table, no
+        field of clients need be named.
 
     Raises:
       InputError: no such reader, package, file or option; or the content of the file is not valid.
@@ -254,7 +265,7 @@ def open(source: str | Path | Population) -> Population:
         return source
     if not isinstance(source, str | Path) or not source:
         raise InputError(f"a source must be a path or a string, found {type(source).__name__}")
-    named = _Named(source)
+    named = _Named(source, public)
     named.require_known()
     scheme, options = named.scheme(), named.typed()
     at_least = checks.positive_int("min_examples", options.pop("min_examples", 1))
@@ -272,6 +283,8 @@ def _read(named: _Named, options: dict[str, Any]) -> Population:
             return read_digits(**options)
         case "folder":
             return Population.load(named.path)
+        case "images":
+            return image_folders.read_images(named.path, name=named.head, **options)
         case "npz":
             client = options.pop("client", "client")
             columns = {**IMAGE_COLUMNS, **options}
@@ -284,12 +297,10 @@ def _read(named: _Named, options: dict[str, Any]) -> Population:
         with opened(None) as found:
             return collect(found)
     layout, read = _table(named, options)
-    return population_of(read(layout.fields), layout, named.title(options))
+    return population_of(read, layout, named.title(options))
 
 
-def _table(
-    named: _Named, options: Mapping[str, Any]
-) -> tuple[Layout, Callable[[Fields], Iterator[Rows]]]:
+def _table(named: _Named, options: Mapping[str, Any]) -> tuple[Layout, Read]:
     """Which fields of a table are what, and what gives the rows with some fields."""
     layout = named.layout(options)
     if named.kind == "table":

@@ -69,6 +69,7 @@ class Population:
       unit: what a client is, in words. Public.
       splitting: how a vocabulary of its texts divides them into words, one of
         `text.tokenisers.splitting`: data that came split into words keeps them. Public.
+      dropped: how many rows of the source's table lacked a value and were left out. PRIVATE.
 
     Raises:
       InputError: columns, offsets and ids do not fit together, or an id occurs twice.
@@ -80,6 +81,7 @@ class Population:
     name: str = "in memory"
     unit: str = "client"
     splitting: str = "words"
+    dropped: int = 0
     _stored: Mapping[str, Column] = field(init=False)
     _content: _Content = field(init=False)
     _source: _Content = field(init=False)
@@ -287,7 +289,8 @@ class Population:
     def _derive(
         self, columns: Mapping[str, Any], offsets: np.ndarray, client_ids: pa.Array, name: str
     ) -> "Population":
-        derived = Population(columns, offsets, client_ids, name, self.unit, self.splitting)
+        described = name, self.unit, self.splitting, self.dropped
+        derived = Population(columns, offsets, client_ids, *described)
         object.__setattr__(derived, "_source", self._source)
         return derived
 
@@ -299,6 +302,7 @@ def from_rows(
     *,
     name: str,
     unit: str,
+    dropped: int = 0,
 ) -> Population:
     """A population from rows in any order.
 
@@ -306,13 +310,14 @@ def from_rows(
       client_of_row: int [examples], index of each row's client in `client_ids`.
       client_ids: all different, in the population's order. A client's rows keep their order.
       columns: name -> values [examples, ...].
+      name, unit, dropped: as in `Population`.
     """
     sizes = np.bincount(client_of_row, minlength=len(client_ids))
     ready = {key: as_column(f"column {key!r}", values) for key, values in columns.items()}
     if np.any(np.diff(client_of_row) < 0):
         rows = np.argsort(client_of_row, kind="stable")
         ready = {key: take(column, rows) for key, column in ready.items()}
-    return Population(ready, offsets_of(sizes), client_ids, name, unit)
+    return Population(ready, offsets_of(sizes), client_ids, name, unit, dropped=dropped)
 
 
 def collect(stream: Stream) -> Population:
@@ -330,7 +335,7 @@ def collect(stream: Stream) -> Population:
         columns[name] = concatenated(parts)
         parts.clear()
     ids, described = text_array(client_ids), (stream.name, stream.unit, stream.splitting)
-    return Population(columns, offsets_of(sizes), ids, *described)
+    return Population(columns, offsets_of(sizes), ids, *described, stream.dropped)
 
 
 def offsets_of(sizes: Any) -> np.ndarray:

@@ -34,6 +34,7 @@ class Stream:
       examples: about how many there are in all, for a progress bar. PRIVATE.
       name, unit, splitting: as in `Population`.
       fingerprint: of the population, or None for the `content` of the columns.
+      dropped: how many rows of a table lacked a value and were left out. PRIVATE.
     """
 
     batches: Iterator[Batch]
@@ -42,6 +43,7 @@ class Stream:
     unit: str
     splitting: str = "words"
     fingerprint: str | None = None
+    dropped: int = 0
 
 
 class Encoder(Protocol):

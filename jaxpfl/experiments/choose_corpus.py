@@ -60,7 +60,7 @@ def choose_corpus(
     # Public corpora first: a candidate that is refused must not cost any privacy.
     corpora = {}
     for name, source in sources.items():
-        corpus = open_population(source)
+        corpus = open_population(source, public=True)
         content.refuse(corpus, f"candidate {name} = {source!r}")
         corpora[name] = public_moments(corpus, function, plan.clip_norm, progress=progress)
     directory.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ Names of columns and the numbers of clients, features and classes go into it; no
 
 import json
 import math
+from pathlib import Path
 from urllib.parse import quote
 
 import yaml
@@ -21,21 +22,25 @@ def init(file: str, **columns: str | None) -> str:
     """A config, as YAML with comments, for a table, all of which is read.
 
     Args:
-      file: the table, as `data.open` takes it, without options.
+      file: the table, as `data.open` takes it, perhaps with options, such as its encoding.
       columns: what `data.open` takes as "client", "text", "label" and "features": of a word
         language model a text, of a classifier a label and features. None: the default.
 
     Raises:
       InputError: the file cannot be read, does not fit, or has fewer than 20 clients.
     """
-    if "?" in file or "%" in file:
-        raise InputError(f"{file}: a table whose name has ? or % must be renamed first")
+    if "?" in file and Path(file).exists():
+        raise InputError(f"{file}: a table whose name has ? must be renamed first")
     given = {name: column for name, column in columns.items() if column is not None}
     if ("label" in given) != ("features" in given) or {"text", "label"} <= given.keys():
         raise InputError("expected a text, or a label and features that it is predicted from")
-    query = "&".join(f"{name}={quote(column, safe=', *|')}" for name, column in given.items())
-    source = f"{file}?{query}" if query else file
+    table, *options = file.split("?", 1)
+    options += [f"{name}={quote(column, safe=', *|')}" for name, column in given.items()]
+    source = f"{table}?{'&'.join(options)}" if options else file
     population = open_population(source)
+    if "image" in population.columns:
+        how = "begin with `jaxpfl configs digits_cnn`, and set data.source and model.image_shape"
+        raise InputError(f"{file}: holds images, expected a table: {how}")
     clients, examples = len(population), population.num_examples
     if clients < _FEWEST:
         raise InputError(

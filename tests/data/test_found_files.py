@@ -4,7 +4,9 @@ import csv
 import gzip
 import io
 import re
+from functools import partial
 
+import numpy as np
 import pytest
 
 import jaxpfl as jp
@@ -41,6 +43,7 @@ def expected(tmp_path) -> list[str]:
     [
         ("x.csv", ";", "utf-8", ""),
         ("x.csv", "\t", "utf-8-sig", ""),
+        ("x.csv", "|", "utf-8", ""),
         ("x.tsv", "\t", "utf-8", ""),
         ("x.tsv.gz", "\t", "utf-16", ""),
         ("x.csv", ",", "utf-16", ""),
@@ -71,7 +74,9 @@ def test_other_texts_have_encodings_too(tmp_path):
         (table(encoding="latin-1"), "&encoding=ascii", "not valid ascii"),
         (table(), "&encoding=klingon", "encoding must be one that Python knows"),
         (table(), "&encoding=hex", "encoding must be one that Python knows"),
-        (table("|"), "", "there is no field 'user'"),
+        (table("~"), "", "there is no field 'user'"),
+        (table(encoding="utf-16-le"), "", r"zero bytes.*write .*x\.csv\?encoding=utf-16-le"),
+        (table("|").replace(b"user", b"us"), "", "no field 'user', found 'us', 'said'"),
     ],
 )
 def test_what_is_not_the_encoding_is_refused(tmp_path, content, option, said):
@@ -100,6 +105,9 @@ def test_a_path_with_a_star_is_all_files_that_it_fits(tmp_path):
     assert why_missing(f"{tmp_path / 'z*.csv'}?{COLUMNS}")
     with pytest.raises(InputError, match="one file, found several"):
         jp.data.open(f"{tmp_path / '*.csv'}?client=*&text=said")
+    for client in ("", "&client=*"):
+        rows = jp.data.open(f"{tmp_path / '*.csv'}?text=said{client}", public=True)
+        assert sorted(rows.columns["text"].to_pylist()) == sorted(2 * [text for _, text in ROWS])
 
 
 def test_a_config_can_be_made_for_several_files(tmp_path):
@@ -110,6 +118,10 @@ def test_a_config_can_be_made_for_several_files(tmp_path):
         assert "clients: 30 " in init(str(file), client="user", text="said")
     with pytest.raises(InputError, match=re.escape("?client=FIELD")):
         init(str(tmp_path))
+    latin = tmp_path / "latin.csv"
+    latin.write_bytes(f"user;said\n{rows}u0;é\n".encode("latin-1"))
+    config = init(f"{latin}?encoding=latin-1", client="user", text="said")
+    assert f'source: "{latin}?encoding=latin-1&client=user&text=said"' in config
 
 
 def test_saved_data_sets_keep_the_rows_that_were_selected(tmp_path):
@@ -122,9 +134,9 @@ def test_saved_data_sets_keep_the_rows_that_were_selected(tmp_path):
     parts = datasets.DatasetDict({"train": chosen, "test": whole})
     parts.save_to_disk(tmp_path / "parts")
     assert texts(f"{tmp_path / 'parts' / 'train'}?{COLUMNS}") == ["x", "z"]
-    with pytest.raises(InputError, match="choose one of its parts: 'train', 'test'"):
+    with pytest.raises(InputError, match="'train', 'test', expected one: .*parts/PART"):
         jp.data.open(f"{tmp_path / 'parts'}?{COLUMNS}")
-    with pytest.raises(InputError, match="choose one of its parts"):
+    with pytest.raises(InputError, match="'train', 'test', expected one"):
         jp.data.from_dataframe(parts, client="user", text="said")
     streamed = whole.to_iterable_dataset(), datasets.IterableDataset.from_generator(lambda: whole)
     for rows in streamed:
@@ -135,3 +147,81 @@ def test_saved_data_sets_keep_the_rows_that_were_selected(tmp_path):
         shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(CorruptFile, match="saved"):
         jp.data.open(f"{tmp_path / 'saved'}?{COLUMNS}")
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet"])
+def test_rows_without_a_value_can_be_left_out(tmp_path, name, monkeypatch, capsys):
+    """Only the rows that lack a value of a field that is read; how many is PRIVATE."""
+    pd = pytest.importorskip("pandas")
+    rows = pd.DataFrame(
+        {
+            "user": ["a", None, "b", "a"],
+            "said": ["x", "y", None, "z"],
+            "age": [1.5, 2, 3, float("nan")],
+            "other": None,
+        }
+    )
+    path = tmp_path / name
+    write = {"x.csv": rows.to_csv, "x.parquet": rows.to_parquet}.get(name)
+    lines = partial(rows.to_json, orient="records", lines=True)
+    write(path, index=False) if write else lines(path)
+    if name == "x.jsonl":
+        path.write_text(path.read_text().replace('"user":null,', ""))
+    for rule in ("user", "user|value"):
+        source = f"{path}?client={rule}&text=said&missing=drop"
+        found = jp.data.open(source)
+        assert (texts(source), found.client_ids.to_pylist()) == (["x", "z"], ["a"])
+        assert found.dropped == found.split({"a": 1.0}, seed=0)["a"].dropped == 2
+    assert texts(f"{source}&columns=age") == ["x"]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    jp.data.open(source)
+    assert capsys.readouterr().err.startswith("2 rows lack a value")
+    with pytest.raises(InputError, match="missing=drop leaves such rows out"):
+        jp.data.open(f"{path}?client=*&text=said&columns=age")
+    with pytest.raises(InputError, match="has no (examples|rows)"):
+        jp.data.open(f"{path}?client=other&text=said&missing=drop")
+
+
+def test_sheets_of_excel_are_tables(tmp_path, monkeypatch):
+    pd = pytest.importorskip("pandas")
+    (tmp_path / "x.xlsx").write_bytes(b"no sheet")
+    with pytest.raises(InputError, match="pip install pandas openpyxl|no Excel file"):
+        jp.data.open(tmp_path / "x.xlsx")
+    sheet = pd.DataFrame({"user": [1, "u", float("nan")], "said": ["x", "y", "z"]}, dtype=object)
+    monkeypatch.setattr(pd, "read_excel", lambda path, dtype: sheet)
+    source = f"{tmp_path / 'x.xlsx'}?{COLUMNS}"
+    with pytest.raises(InputError, match="row 4: field 'user'"):
+        jp.data.open(source)
+    assert jp.data.open(f"{source}&missing=drop").client_ids.to_pylist() == ["1", "u"]
+
+
+def test_a_folder_of_images_by_client(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 6, 5, 3), np.uint8)
+    for place, values in zip(("b/cat/1", "b/dog/2", "a/dog/1", "c/.x"), pixels, strict=True):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(values).save(tmp_path / f"{place}.png")
+    found = jp.data.open(f"{tmp_path}?classes=cat,dog")
+    assert found.client_ids.to_pylist() == ["a", "b", "c"]
+    assert found.sizes().tolist() == [1, 2, 0]
+    np.testing.assert_array_equal(found.columns["image"], pixels[[2, 0, 1]])
+    np.testing.assert_array_equal(found.columns["label"], [1, 0, 1])
+    assert why_missing(f"{tmp_path}?classes=cat,dog") == ""
+    image.fromarray(pixels[0, :3, :, 0]).save(tmp_path / "a" / "dog" / "2.jpg")
+    scaled = jp.data.open(f"{tmp_path}?classes=cat,dog&size=4&channels=1")
+    assert scaled.columns["image"].shape == (4, 4, 4, 1)
+    for options, said in (
+        ("", "image 1: expected it at CLIENT/IMAGE"),
+        ("?classes=cat", "image 1: expected it at CLIENT/CLASS/IMAGE, a class of cat"),
+        ("?classes=cat,dog", r"image 2: is \[3, 5, 1\].*\?size=32&channels=3"),
+        ("?channels=2", "1 .grey. or 3 .colour."),
+    ):
+        with pytest.raises(InputError, match=said):
+            jp.data.open(f"{tmp_path}{options}")
+    with pytest.raises(InputError, match="holds images, expected a table"):
+        init(f"{tmp_path}?classes=cat,dog&size=4&channels=1")
+    cut = (tmp_path / "a/dog/1.png").read_bytes()[:60]
+    (tmp_path / "a/dog/1.png").write_bytes(cut)
+    with pytest.raises(CorruptFile, match="image 1: truncated"):
+        jp.data.open(f"{tmp_path}?classes=cat,dog")

@@ -92,7 +92,7 @@ def lines(
             if bad:
                 raise InputError(
                     f"{where}, {called} {number}: byte {bad} is not valid UTF-8; if it is of "
-                    "another encoding, name that, as in ?encoding=latin-1"
+                    "another encoding, name that behind the file, as in FILE?encoding=latin-1"
                 )
             yield text.removeprefix("\ufeff") if number == 1 else text
 

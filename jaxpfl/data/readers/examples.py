@@ -10,6 +10,7 @@ ids, a client's rows in the order of the table.
 
 import contextlib
 import itertools
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class Layout:
       split: "sentences", "paragraphs" or "lines" makes each of them in a text an example (see
         `readers.prose`) with the row's other fields. A client whose texts have none has no
         examples. None makes each text one.
+      missing: "drop" leaves out the rows that lack a value of one of these fields; None refuses
+        the table.
     """
 
     client: str = "client"
@@ -59,6 +62,7 @@ class Layout:
     features: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     split: str | None = None
+    missing: str | None = None
 
     def __post_init__(self) -> None:
         if self.text is None and self.label is None and not self.features:
@@ -109,7 +113,21 @@ class Layout:
         wanted += [] if self.text is None else [(self.text, "text")]
         wanted += [] if self.label is None else [(self.label, "label")]
         wanted += [(name, "number") for name in self.features]
-        return Fields([*wanted, *((name, "value") for name in self.columns)])
+        wanted += [(name, "value") for name in self.columns]
+        return Fields(wanted, drop=self.missing == "drop")
+
+
+# What gives the rows of a table with some fields.
+Read = Callable[[Fields], Iterator[Rows]]
+
+
+def _blocks(read: Read, layout: Layout, fields: Fields) -> Iterator[tuple[Rows, pa.RecordBatch]]:
+    for rows in read(fields):
+        if rows.numbers:
+            yield rows, _block(rows, layout)
+    # Nothing but the owner's terminal: other streams are kept, and read by others.
+    if fields.dropped and sys.stderr.isatty():
+        sys.stderr.write(f"{fields.dropped} rows lack a value and are left out (PRIVATE)\n")
 
 
 def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:
@@ -155,13 +173,13 @@ def _domain(url: str) -> str | None:
         return None
 
 
-def population_of(rows: Iterator[Rows], layout: Layout, name: str) -> Population:
+def population_of(read: Read, layout: Layout, name: str) -> Population:
     """The population of a table, in memory."""
     blocks: list[pa.RecordBatch] = []
-    size = 0
-    for each in rows:
-        blocks.append(_block(each, layout))
-        size += blocks[-1].nbytes
+    size, fields = 0, layout.fields
+    for _, block in _blocks(read, layout, fields):
+        blocks.append(block)
+        size += block.nbytes
         # They are copied once, into columns of all blocks.
         checks.fits_memory(f"{name}: its rows, in memory,", 2 * size)
     if not any(block[grouping.HELD].true_count for block in blocks):
@@ -175,7 +193,8 @@ def population_of(rows: Iterator[Rows], layout: Layout, name: str) -> Population
     ids = columns.pop(grouping.CLIENT).dictionary_encode()
     kept = {column: from_arrow(parts.filter(held)) for column, parts in columns.items()}
     client_of_example = ids.indices.filter(held).to_numpy()
-    return from_rows(client_of_example, ids.dictionary, kept, name=name, unit=layout.unit)
+    described = {"name": name, "unit": layout.unit, "dropped": fields.dropped}
+    return from_rows(client_of_example, ids.dictionary, kept, **described)
 
 
 def _of_one_type(name: str, column: str, parts: list[pa.Array]) -> pa.Array:
@@ -186,22 +205,19 @@ def _of_one_type(name: str, column: str, parts: list[pa.Array]) -> pa.Array:
 
 
 @contextlib.contextmanager
-def stream_of(
-    read: Callable[[Fields], Iterator[Rows]], layout: Layout, name: str, folder: Path | None
-) -> Iterator[Stream]:
+def stream_of(read: Read, layout: Layout, name: str, folder: Path | None) -> Iterator[Stream]:
     """A table as a stream of clients.
 
     Args:
       read: gives the rows with these fields.
-      layout: not each row a client.
+      layout: where each row is a client, rows of one number in several files are one.
       folder: where temporary files go; None is the machine's temporary folder.
     """
-    examples, types = 0, {}
+    examples, types, fields = 0, {}, layout.fields
 
     def blocks() -> Iterator[pa.RecordBatch]:
         nonlocal examples
-        for rows in read(layout.fields):
-            found = _block(rows, layout)
+        for rows, found in _blocks(read, layout, fields):
             examples += found[grouping.HELD].true_count
             for field in found.schema:
                 # What is on the disk already cannot become floats.
@@ -219,7 +235,8 @@ def stream_of(
         first = next(batches, None)
         if first is None:
             raise InputError(f"{name} has no rows, expected at least one")
-        yield Stream(itertools.chain([first], batches), examples, name, layout.unit)
+        described = name, layout.unit, "words", None, fields.dropped
+        yield Stream(itertools.chain([first], batches), examples, *described)
 
 
 def _side_by_side(columns: list[pa.Array]) -> pa.Array:

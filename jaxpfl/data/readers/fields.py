@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -69,10 +70,14 @@ class Fields:
 
     Attributes:
       names: in the order in which they were asked for.
+      drop: whether rows are left out that lack a value of one of them. Of a file of text, an empty
+        field has none; nor has NaN.
+      dropped: how many rows were left out so far. PRIVATE.
     """
 
-    def __init__(self, wanted: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, wanted: Iterable[tuple[str, str]], *, drop: bool = False) -> None:
         """Takes names with what each is for; a name may occur twice."""
+        self.drop, self.dropped = drop, 0
         self._uses: dict[str, list[str]] = {}
         for name, use in wanted:
             self._uses.setdefault(name, []).append(use)
@@ -106,9 +111,20 @@ class Fields:
         Args:
           found: by field, an Arrow array or a list of Python values.
           typed: False where the values are strings that may stand for numbers or booleans.
+
+        Returns:
+          Those that are kept; without columns where none is.
         """
         columns = {}
-        for name in self.names:
+        if self.drop:
+            rows = _complete(len(numbers), found.values(), typed)
+            self.dropped += len(numbers) - len(rows)
+            numbers = [numbers[row] for row in rows]
+            taken = pa.array(rows, pa.int64())
+            for name, each in found.items():
+                part = [each[row] for row in rows] if isinstance(each, list) else each.take(taken)
+                found = {**found, name: part}
+        for name in self.names if len(numbers) else ():
             values = found[name]
             if isinstance(values, pa.ChunkedArray):
                 values = values.combine_chunks()
@@ -215,7 +231,20 @@ def _parse(kind: type, texts: list[str]) -> list[Any] | None:
 
 def row_error(source: str, number: int, name: str, expected: str, found: str) -> InputError:
     """The error of a row, by its number, whose field does not hold what is expected."""
+    if found in ("no value", "an empty string"):
+        found += "; FILE?missing=drop leaves such rows out, and dropna() in a frame"
     return InputError(f"{source}, row {number}: field {name!r} must be {expected}, found {found}")
+
+
+def _complete(rows: int, columns: Iterable[Any], typed: bool) -> list[int]:
+    """The indices of the rows that have a value in each column."""
+    kept = np.ones(rows, bool)
+    for values in columns:
+        if isinstance(values, list):
+            kept &= [each is not None and (typed or each.strip() != "") for each in values]
+        else:
+            kept &= ~np.asarray(values.is_null(nan_is_null=True))
+    return np.flatnonzero(kept).tolist()
 
 
 def _kind_of(type_: pa.DataType) -> type:

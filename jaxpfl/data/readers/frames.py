@@ -6,6 +6,7 @@ needed here.
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -46,7 +47,7 @@ def from_dataframe(
       InputError: a column is missing, or a row has no value or one of another kind.
     """
     layout = Layout(client, text, label, tuple(features), tuple(columns), split)
-    return population_of(read_frame(name, frame, layout.fields), layout, name)
+    return population_of(partial(read_frame, name, frame), layout, name)
 
 
 def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
@@ -62,7 +63,8 @@ def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
 
 def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch | pa.Table]:
     if isinstance(frame, dict):
-        raise InputError(f"{name}: choose one of its parts: {', '.join(map(repr, frame))}")
+        parts, where = ", ".join(map(repr, frame)), f"{name}/PART on the disk"
+        raise InputError(f"{name}: has the parts {parts}, expected one: {where}, [PART] in Python")
     wanted, unread = list(fields.names), None
     if hasattr(frame, "with_format"):
         # The rows that were selected of a data set, in its order; its whole table has others. Of

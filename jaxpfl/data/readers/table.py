@@ -6,17 +6,37 @@ these endings belong to it. A path with * stands for all files that it fits (`gl
 """
 
 import glob
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxpfl.data.readers import parquet_files, text_tables
 from jaxpfl.data.readers.fields import Fields, Rows
-from jaxpfl.errors import InputError
+from jaxpfl.errors import CorruptFile, InputError
+
+
+def _read_excel(path: Path, fields: Fields, _: str | None) -> Iterator[Rows]:
+    """The rows of the first sheet, below its header, which is row 1."""
+    try:
+        frame = importlib.import_module("pandas").read_excel(path, dtype=object)
+    except ImportError:
+        what = "needs pandas and openpyxl: pip install pandas openpyxl, or save it as CSV"
+        raise InputError(f"{path}: {what}") from None
+    # pandas passes on whatever its parser raises, which may quote a value.
+    except Exception:
+        raise CorruptFile(f"{path}: damaged, locked by a password or no Excel file") from None
+    fields.require(str(path), map(str, frame.columns))
+    # An empty cell is NaN, which does not equal itself.
+    found = {name: [x if x == x else None for x in frame[name]] for name in fields.names}
+    if len(frame):
+        yield fields.rows(str(path), range(2, len(frame) + 2), found)
+
 
 _TEXTS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _READERS: dict[str, Callable[[Path, Fields, str | None], Iterator[Rows]]] = {
     **dict.fromkeys(_TEXTS, text_tables.read_text),
     ".parquet": lambda path, fields, _: parquet_files.read_parquet(path, fields),
+    ".xlsx": _read_excel,
 }
 
 ENDINGS = tuple(_READERS)

@@ -7,13 +7,13 @@ Policy, the same on every platform:
 - JSON lines: an object a line. Blank lines are skipped, but counted in row numbers. Texts are not
   changed (see `data.columns`): NUL stays, an empty text is an example, and only a lone surrogate
   escape becomes U+FFFD.
-- CSV (RFC 4180): a header, then as many fields in each row. Of comma, semicolon and tab, the first
-  that gives a header with the wanted fields separates them; in .tsv it is the tab. Fields in double
-  quotes may hold separators, line ends and doubled quotes. Rows are counted as in a spreadsheet:
-  the header is row 1; blank lines are skipped and not counted. Client ids and texts are what is
-  written. Of other fields, the first row says whether they are numbers, booleans (true, false) or
-  strings, and later rows must agree; spaces around numbers are ignored. An empty text is an
-  example; an empty number is refused.
+- CSV (RFC 4180): a header, then as many fields in each row. Of comma, semicolon, tab and bar, the
+  one that gives a header with the wanted fields separates them; in .tsv it is the tab. Fields in
+  double quotes may hold separators, line ends and doubled quotes. Rows are counted as in a
+  spreadsheet: the header is row 1; blank lines are skipped and not counted. Client ids and texts
+  are what is written. Of other fields, the first row says whether they are numbers, booleans (true,
+  false) or strings, and later rows must agree; spaces around numbers are ignored. An empty text is
+  an example, and an empty number is refused; with missing=drop, neither row is kept.
 """
 
 import csv
@@ -71,7 +71,7 @@ def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None)
         row = _object(f"{path}, row {number}", text)
         for name in fields.names:
             # The names that it has are not said: they may be values of clients.
-            if name not in row:
+            if name not in row and not fields.drop:
                 raise InputError(f"{path}, row {number}: there is no field {name!r}")
         yield number, row, len(text)
 
@@ -117,6 +117,11 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
     try:
         text = counted()
         header = next(filter(str.strip, text), "")
+        if "\0" in header:
+            raise InputError(
+                f"{path}: its header has zero bytes, as UTF-16 without a byte order mark has: "
+                f"write {path}?encoding=utf-16-le"
+            )
         separator = _separator(path, header, fields)
         for row in csv.reader(itertools.chain([header], text), delimiter=separator, strict=True):
             size, left = most - left, most
@@ -143,10 +148,12 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
 
 
 def _separator(path: Path, header: str, fields: Fields) -> str:
-    """What separates the fields: the first of three that gives a header with those wanted."""
+    """What separates the fields: what gives a header with those wanted, then one with most."""
     if path.name.endswith(_TSV):
         return "\t"
-    for each in ",;\t":
-        if {*fields.names} <= {*next(csv.reader([header], delimiter=each), ())}:
-            return each
-    return ","
+
+    def found(separator: str) -> tuple[bool, int]:
+        names = next(csv.reader([header], delimiter=separator), ())
+        return {*fields.names} <= {*names}, len(names)
+
+    return max(",;\t|", key=found)

@@ -4,6 +4,7 @@ run.json                 what the run is, written before its first charge, compa
 private/secret.json      16 bytes as four words, mode 0600, until the run is finished
 metrics.jsonl, tensorboard/                                see `observers`
 private/rounds.jsonl     see `engine.rounds`
+private/dropped.json     how many rows of the clients' table lacked a value, if any were left out
 private/client_states    see `federated.release.client_states`
 checkpoints/             see `records.checkpoint`
 run.lock                 see `files.lock`
@@ -112,6 +113,9 @@ class RunDirectory:
             "environment": environment(),
             "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
         }
+        if self._population.dropped:
+            path = self.path / "private" / "dropped.json"
+            files.write_json(path, {"rows": self._population.dropped}, mode=0o600)
         files.write_json(self.path / "run.json", self.record)
 
     def end(
