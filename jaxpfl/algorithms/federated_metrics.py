@@ -34,9 +34,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.release.query import Execution, Query
-from jaxpfl.privacy import gaussian
 from jaxpfl.privacy.clipping import Clip
-from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
@@ -51,84 +49,64 @@ class MetricsPlan:
     """What one release of metrics contains and costs; every field is public.
 
     Attributes:
-      population: N, the number of clients.
-      noise_multiplier: z.
-      delta: delta of the guarantee; below 1 / N.
+      release: the plan of one round in which every client takes part, with the clip norm 1 that the
+        `weights` give a client; `calibrated` and `without_privacy` make it.
       edges: edges of the histogram's bins, increasing from 0 to 1. A bin includes its lower edge,
         and the last bin includes both. All bins have equal noise, so narrow bins where thresholds
         are expected cost little.
       histogram_share: h, the histogram's share of a contribution's squared norm, in (0, 1).
       max_examples: a client with more examples uses a uniform subset of this many.
-      private: False only for plans made by `without_privacy`.
 
     Raises:
       InputError: a field has the wrong type, is out of range, or contradicts another field.
     """
 
-    population: int
-    noise_multiplier: float
-    delta: float
+    release: Plan
     edges: tuple[float, ...] = TWENTIETHS
     histogram_share: float = 0.5
     max_examples: int = 1024
-    private: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("population", "max_examples"):
-            object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
+        checks.instance("release", self.release, Plan, "a Plan")
+        population = self.release.population
+        found = self.release.rounds, self.release.clip, self.release.participation
+        if found != (1, Clip(1.0), Poisson(population, population)):
+            raise InputError("release must be one round of everyone with clip norm 1")
+        most = checks.positive_int("max_examples", self.max_examples)
+        object.__setattr__(self, "max_examples", most)
         edges = tuple(checks.real("edges", edge) for edge in self.edges)
         rising = all(low < high for low, high in zip(edges, edges[1:], strict=False))
         if len(edges) < 2 or edges[0] != 0 or edges[-1] != 1 or not rising:
             raise InputError(f"edges must increase from 0 to 1, found {list(edges)}")
         object.__setattr__(self, "edges", edges)
         checks.open_fraction("histogram_share", self.histogram_share)
-        if not self.private and self.noise_multiplier != 0:
-            raise InputError(
-                "noise_multiplier must be 0 in a plan without privacy, found "
-                f"{self.noise_multiplier:g}; make such a plan by MetricsPlan.without_privacy"
-            )
-        self.plan()  # checks noise and delta, as for any plan
 
     @classmethod
     def calibrated(cls, epsilon: float, delta: float, population: int, **settings: Any) -> Self:
         """Returns the plan with the least noise that is (epsilon, delta)-private.
 
-        See `gaussian.smallest_multiplier`; `settings` are the other fields of the plan.
-
-        Raises:
-          InputError: a value is refused by the plan.
+        See `Plan.calibrated`; `settings` are the other fields of the plan.
         """
-        trial = cls(population=population, noise_multiplier=1.0, delta=delta, **settings)
-        z = gaussian.smallest_multiplier(
-            lambda z: dataclasses.replace(trial.plan(), noise=Noise(z)).guarantee(), epsilon
-        )
-        return dataclasses.replace(trial, noise_multiplier=z)
+        everyone: Any = {"rounds": 1, "clip": Clip(1.0)}
+        everyone["participation"] = Poisson(population, population)
+        return cls(Plan.calibrated(epsilon=epsilon, delta=delta, **everyone), **settings)
 
     @classmethod
     def without_privacy(cls, population: int, **settings: Any) -> Self:
         """Returns the plan of the same metrics without noise: NOT private, and marked so."""
-        return cls(
-            population=population, noise_multiplier=0.0, delta=0.0, private=False, **settings
-        )
+        everyone = Poisson(population, population)
+        plan = Plan.without_privacy(rounds=1, clip=Clip(1.0), participation=everyone)
+        return cls(plan, **settings)
 
     @property
     def weights(self) -> tuple[float, float]:
         """The factors of histogram and shares before the noise."""
         return (math.sqrt(self.histogram_share), math.sqrt(1 - self.histogram_share))
 
-    def plan(self) -> Plan:
-        """Returns the plan of the release: one round in which every client takes part."""
-        return Plan(
-            rounds=1,
-            clip=Clip(1.0),  # the norm that the `weights` give a client
-            noise=Noise(self.noise_multiplier) if self.private else None,
-            participation=Poisson(self.population, self.population),
-            delta=self.delta,
-        )
-
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values for JSON."""
-        return dataclasses.asdict(self)
+        """Returns the fields as plain values for JSON, those of `release` among them."""
+        own = {name: value for name, value in vars(self).items() if name != "release"}
+        return {**self.release.to_dict(), **own}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +136,8 @@ class ReleasedMetrics:
     def noise(self) -> tuple[float, float]:
         """Standard deviations of the noise in a histogram bin and in a sum of shares."""
         histogram, shares = self.plan.weights
-        return (self.plan.noise_multiplier / histogram, self.plan.noise_multiplier / shares)
+        z = self.plan.release.noise_multiplier
+        return (z / histogram, z / shares)
 
     def accuracy(self) -> float:
         """Returns the users' mean accuracy, in 0 .. 1; NaN where their number is below its noise.
@@ -202,7 +181,7 @@ class ReleasedMetrics:
         """Returns the released numbers as plain values for JSON."""
         return {
             "plan": self.plan.to_dict(),
-            "statement": self.plan.plan().statement(),
+            "statement": self.plan.release.statement(),
             "histogram": self.histogram_B.tolist(),
             "correct": self.correct,
             "incorrect": self.incorrect,
@@ -220,7 +199,7 @@ def federated_metrics(plan: MetricsPlan) -> Algorithm:
     query = Query(
         "metrics",
         ClientMetrics(plan.edges, plan.weights),
-        plan.plan(),
+        plan.release,
         CohortSpec(
             batch_size=min(256, plan.max_examples),
             max_examples=plan.max_examples,

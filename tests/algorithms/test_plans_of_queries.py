@@ -5,7 +5,7 @@ import pytest
 
 from jaxpfl.algorithms.federated_metrics import MetricsPlan
 from jaxpfl.algorithms.fred import FredPlan
-from jaxpfl.privacy import Guarantee, Plan, confirmation, events
+from jaxpfl.privacy import Guarantee, confirmation, events
 
 TARGET = dict(epsilon=0.6, delta=2e-6)
 FRED = {
@@ -52,10 +52,9 @@ def test_a_client_gives_averages_which_need_no_cap_on_examples():
 
 def test_metrics_are_one_release_of_norm_one_on_everyone():
     metrics = MetricsPlan.calibrated(0.5, 1e-5, 539)
-    plan = metrics.plan()
-    assert isinstance(plan, Plan)
+    plan = metrics.release
     assert (plan.rounds, plan.clip_norm, plan.denominator) == (1, 1.0, 539.0)
-    assert plan.charge_event() == dp_accounting.GaussianDpEvent(metrics.noise_multiplier)
+    assert plan.charge_event() == dp_accounting.GaussianDpEvent(plan.noise_multiplier)
     assert plan.epsilon() == pytest.approx(0.5, rel=1e-3)
     assert plan.statement().endswith("accountant = exact Gaussian")
-    assert not MetricsPlan.without_privacy(539).plan().private
+    assert not MetricsPlan.without_privacy(539).release.private

@@ -20,7 +20,7 @@ from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.published import PublishedModel, described
-from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedModelConfig
 from jaxpfl.experiments.config.sections import (
     CharacterModelConfig,
     DataConfig,
@@ -162,8 +162,8 @@ def shapes_of(model: Any) -> Any:
     return jax.eval_shape(model.init, KEY)
 
 
-def example_columns(settings: ModelConfig) -> dict[str, np.ndarray]:
-    if isinstance(settings, LanguageModelConfig | CharacterModelConfig):
+def example_columns(settings: ModelConfig | PublishedDecoderConfig) -> dict[str, np.ndarray]:
+    if isinstance(settings, LanguageModelConfig | CharacterModelConfig | PublishedDecoderConfig):
         return {"tokens": column((settings.sequence_length + 1,), np.int32)}
     if isinstance(settings, FeatureModelConfig):
         return {"features": column((settings.features,), np.float32), "label": column((), np.int32)}

@@ -1,29 +1,15 @@
-"""For models that read tokens: a public vocabulary, and generated sentences."""
+"""Sentences that a model of tokens generates during its rounds."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from jaxpfl.errors import InputError
 from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.sentences import generate_sentences
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
-
-
-def exactly(vocabulary: Vocabulary, size: int) -> Vocabulary:
-    """Returns the vocabulary, or raises `InputError` if it has fewer than `size` ids.
-
-    A model of that vocabulary size would have ids without a word.
-    """
-    if len(vocabulary) != size:
-        raise InputError(
-            f"the public corpus has a vocabulary of {len(vocabulary)} words, the model expects "
-            f"vocab_size = {size}: give more public text or a smaller vocab_size"
-        )
-    return vocabulary
 
 
 def sentences_of(

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checks
@@ -48,24 +47,23 @@ def correct_examples(
     images, labels = population.columns["image"], population.columns["label"]
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise InputError(f"column 'label' must hold whole numbers, found {labels.dtype}")
-    pending = []
-    for start in range(0, len(labels), batch_size):
-        image_BxHxWxC = images[start : start + batch_size]
-        missing = batch_size - len(image_BxHxWxC)
-        if missing:
-            padding = ((0, missing), *[(0, 0)] * (images.ndim - 1))
-            image_BxHxWxC = np.pad(image_BxHxWxC, padding)
-        pending.append(_most_likely(model, params, image_BxHxWxC))
-    if not pending:
-        return np.zeros(0, bool)
-    classes = np.concatenate([np.asarray(batch) for batch in pending])[: len(labels)]
+    logits_NxV = logits(model, params, images, batch_size=batch_size)
     # Not finite counts as wrong, whatever the label.
-    return (classes == labels) & (classes >= 0)
+    return (logits_NxV.argmax(axis=1) == labels) & np.isfinite(logits_NxV).all(axis=1)
+
+
+def logits(
+    model: Classifier, params: Params, image_NxHxWxC: np.ndarray, *, batch_size: int = 256
+) -> np.ndarray:
+    """A classifier's logits, float [N, classes], in batches of one shape: one program for all."""
+    found = []
+    for start in range(0, max(1, len(image_NxHxWxC)), batch_size):
+        image_BxHxWxC = image_NxHxWxC[start : start + batch_size]
+        padding = ((0, batch_size - len(image_BxHxWxC)), *[(0, 0)] * (image_NxHxWxC.ndim - 1))
+        found.append(_logits(model, params, np.pad(image_BxHxWxC, padding)))
+    return np.concatenate(found)[: len(image_NxHxWxC)]
 
 
 @partial(jax.jit, static_argnums=0)
-def _most_likely(model: Classifier, params: Params, image_BxHxWxC: Any) -> jax.Array:
-    """The class of each image, int32 [B]; -1 where the logits are not finite."""
-    logits_BxV = model.logits(params, image_BxHxWxC)
-    finite_B = jnp.all(jnp.isfinite(logits_BxV), axis=1)
-    return jnp.where(finite_B, jnp.argmax(logits_BxV, axis=1).astype(jnp.int32), jnp.int32(-1))
+def _logits(model: Classifier, params: Params, image_BxHxWxC: Any) -> jax.Array:
+    return model.logits(params, image_BxHxWxC)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from jaxpfl.data.open import expanded
 from jaxpfl.data.open import why_missing as why_missing_source
+from jaxpfl.data.population import Population
 from jaxpfl.data.readers.counts import read_counts
 from jaxpfl.data.storage import VOCABULARY
 from jaxpfl.errors import InputError
@@ -24,8 +25,8 @@ from jaxpfl.text.tokenisers.vocabulary import SPECIALS, Vocabulary
 _ENDINGS = (".word_count", ".word_count.tar.bz2")
 
 
-def public_words(source: str, size: int | None) -> Vocabulary:
-    """The vocabulary of `size` ids that `source` names.
+def public_words(source: str | Population, size: int | None) -> Vocabulary:
+    """The vocabulary of `size` ids that `source` names, or of the texts of PUBLIC clients.
 
     Args:
       size: ids, with the four special ones. None takes a stored vocabulary as it is.
@@ -35,13 +36,16 @@ def public_words(source: str, size: int | None) -> Vocabulary:
         the source is no stored vocabulary.
       CorruptFile: the file is damaged.
     """
+    if isinstance(source, Population):
+        assert size is not None
+        return of_size(Vocabulary.from_public(source, size), size, source.name)
     path = Path(expanded(source.partition("?")[0]))
     if (path / VOCABULARY).is_file():
         path = path / VOCABULARY
     if path.suffix == ".json":
         if not path.is_file():
             raise InputError(f"vocabulary {source!r}: there is no such file")
-        return _of_size(Vocabulary.load(path), size, source)
+        return of_size(Vocabulary.load(path), size, source)
     if size is None:
         raise InputError(
             f"vocabulary {source!r} has no size of its own: say how many ids are to be used, for "
@@ -52,7 +56,7 @@ def public_words(source: str, size: int | None) -> Vocabulary:
         found = Vocabulary.from_ranked(ranked, size, 0, source=path.name, splitting="spaces")
     else:
         found = Vocabulary.from_public(source, size)
-    return _of_size(found, size, source)
+    return of_size(found, size, source)
 
 
 def why_missing(source: str) -> str:
@@ -66,9 +70,11 @@ def why_missing(source: str) -> str:
         return str(unset)
 
 
-def _of_size(vocabulary: Vocabulary, size: int | None, source: str) -> Vocabulary:
+def of_size(vocabulary: Vocabulary, size: int | None, source: str) -> Vocabulary:
+    """Refuses another number of ids: a model of `size` ids would have some without a word."""
     if size is not None and len(vocabulary) != size:
         raise InputError(
-            f"vocabulary {source!r} has {len(vocabulary)} ids, expected vocab_size = {size}"
+            f"vocabulary {source!r} has {len(vocabulary)} ids, expected vocab_size = {size}: give "
+            "more public text or a smaller vocab_size"
         )
     return vocabulary

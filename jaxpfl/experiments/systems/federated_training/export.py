@@ -9,7 +9,7 @@ from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
-from jaxpfl.experiments.engine.build import build_fed_avg, build_model
+from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.experiments.engine.final_state import final_params, planned
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems.base import (
@@ -21,7 +21,7 @@ from jaxpfl.experiments.systems.base import (
 )
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.run import VOCABULARY
-from jaxpfl.experiments.systems.federated_training.study import published_model, trained_parts
+from jaxpfl.experiments.systems.federated_training.study import built
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -29,18 +29,14 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -> Made:
     """See `systems.base.System`."""
     plan = planned(directory, to_mapping(config))
-    vocabulary = published = start = frozen = None
-    if isinstance(config.model, PublishedDecoderConfig):
-        published = published_model(config, config.model)
+    vocabulary, fred = _vocabulary(directory, config, record), record["fred"]
+    published, model, start, frozen = built(config, vocabulary)
+    words, base, bases = vocabulary if published is None else published.tokeniser, None, []
+    if isinstance(config.model, PublishedDecoderConfig) and published is not None:
         expected = record["published_model"]["sha256"]
         require_same(config.model.path, "published model", published.digest(), expected)
-        model, start, frozen = trained_parts(
-            published.model, published.params, config.model, config.run.seed
-        )
-    else:
-        vocabulary = _vocabulary(directory, config, record)
-        model = build_model(config.model, vocabulary)
-    fred = record["fred"]
+        if config.model.lora is not None:
+            base, bases = exported_base(config.model, "model", "base")
     params = final_params(
         directory,
         build_fed_avg(model, config.training, plan, start, frozen),
@@ -49,9 +45,6 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
         privacy=record["privacy"],
         prior=() if fred is None else (fred["run"],),
     )
-    words, base, bases = vocabulary if published is None else published.tokeniser, None, []
-    if isinstance(config.model, PublishedDecoderConfig) and config.model.lora is not None:
-        base, bases = exported_base(config.model, "model", "base")
     scores = next((row for row in record["table"] if row["model"] == OURS), {})
     source = config.data.source
     return Made(

@@ -5,12 +5,11 @@ frozen base, and the parameters that clients train, send and clip are the adapte
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.canaries import TrainingCanaries
@@ -22,10 +21,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
-from jaxpfl.experiments.config.sections import (
-    CharacterModelConfig,
-    LanguageModelConfig,
-)
+from jaxpfl.experiments.config.sections import CharacterModelConfig, LanguageModelConfig
 from jaxpfl.experiments.engine.build import (
     build_execution,
     build_fed_avg,
@@ -47,11 +43,10 @@ from jaxpfl.experiments.engine.description import (
     tracing,
 )
 from jaxpfl.experiments.engine.evaluate import check_examples
-from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.federated.audits.rehearsal import Rehearsed, column, rehearse
+from jaxpfl.federated.audits.rehearsal import Rehearsed, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Model, Params, require_room
 from jaxpfl.models.decoder import lora
@@ -60,7 +55,7 @@ from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers import characters
 from jaxpfl.text.tokenisers.base import TextEncoder
-from jaxpfl.text.tokenisers.public_words import public_words
+from jaxpfl.text.tokenisers.public_words import of_size, public_words
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -85,10 +80,7 @@ class Study(base.Study):
         settings, privacy = self.config.fred, self.config.privacy
         if settings is None:
             return None
-        bounds: dict[str, Any] = {
-            "clip_norm": settings.clip_norm,
-            "max_examples": settings.max_examples,
-        }
+        bounds: Any = {"clip_norm": settings.clip_norm, "max_examples": settings.max_examples}
         delta = privacy.delta if settings.delta is None else settings.delta
         if not privacy.private:
             return FredPlan.without_privacy(**bounds)
@@ -129,37 +121,25 @@ class Study(base.Study):
         return Description(models, rounds, releases, sources, together, notes)
 
     def _describe_training(self) -> tuple[dict[str, Sized], dict[str, Rehearsed]]:
-        settings, trees = self.config.model, ()
-        parts: list[Model] = []
-        if isinstance(settings, PublishedDecoderConfig):
-            found = published_shapes(settings, "model", trained=settings.lora is None)
-            if isinstance(found, Sized):
-                return {"model": found}, {}
-            check_published(self.config, settings, found.found)
-            columns = {"tokens": column((settings.sequence_length + 1,), np.int32)}
-
-            def split(params: Params) -> Any:
-                model, *trees = trained_parts(
-                    found.found.model, params, settings, self.config.run.seed
-                )
-                parts.append(model)
-                return trees
-
-            models = {"model": found.sized}
-            with tracing("a round of training"):
-                trees = jax.eval_shape(split, found.params)
-            if settings.lora is not None:
-                about = f"adapters of rank {settings.lora.rank}"
-                models["adapters"] = Sized.of(about, trees[0])
-        else:
-            parts.append(build_model(settings, None))
-            columns = example_columns(settings)
-            with tracing("a round of training"):
-                models = {"model": Sized.of(settings.name, shapes_of(parts[0]))}
+        settings, seed, trees = self.config.model, self.config.run.seed, ()
         with tracing("a round of training"):
-            training = partial(build_fed_avg, parts[0], self.config.training, self.plan)
-            rounds = rehearse(training, columns, *trees)
-        return models, {"rounds": rounds}
+            if isinstance(settings, PublishedDecoderConfig):
+                found = published_shapes(settings, "model", trained=settings.lora is None)
+                if isinstance(found, Sized):
+                    return {"model": found}, {}
+                check_published(self.config, settings, found.found)
+                network, models = found.found.model, {"model": found.sized}
+                parts = partial(trained_parts, network, settings=settings, seed=seed)
+                trees = jax.eval_shape(lambda params: parts(params)[1:], found.params)
+                if settings.lora is not None:
+                    network = replace(network, lora=settings.lora)
+                    about = f"adapters of rank {settings.lora.rank}"
+                    models["adapters"] = Sized.of(about, trees[0])
+            else:
+                network = build_model(settings, None)
+                models = {"model": Sized.of(settings.name, shapes_of(network))}
+            training = partial(build_fed_avg, network, self.config.training, self.plan)
+            return models, {"rounds": rehearse(training, example_columns(settings), *trees)}
 
 
 @dataclass(frozen=True)
@@ -231,24 +211,18 @@ def prepare(config: Config) -> Prepared:
         for source in candidates.sources:
             # Refuses a source that cannot be read or is private, before anything is written.
             candidates.population(source)
-    vocabulary = published = start = frozen = None
-    encode: Callable[[Population], Population] | None = None
-    if isinstance(model, PublishedDecoderConfig):
-        published = published_model(config, model)
-        encoder, length = TextEncoder(published.tokeniser), model.sequence_length
-        encode = partial(encoder.encode, sequence_length=length)
-        network, start, frozen = trained_parts(
-            published.model, published.params, model, config.run.seed
-        )
-    else:
-        if isinstance(model, LanguageModelConfig):
-            vocabulary = _vocabulary(config, model, candidates, public, private)
-            encode = partial(vocabulary.encode, sequence_length=model.sequence_length)
-        elif isinstance(model, CharacterModelConfig):
-            encode = partial(characters.encode, sequence_length=model.sequence_length)
-        network = build_model(model, vocabulary)
+    vocabulary, encoder = None, characters
+    if isinstance(model, LanguageModelConfig):
+        encoder = vocabulary = _vocabulary(config, model, candidates, public, private)
+    published, network, start, frozen = built(config, vocabulary)
+    if published is None:
         # Here, because FreD is charged before the rounds draw it.
         require_room(network)
+    else:
+        encoder = TextEncoder(published.tokeniser)
+    encode = None
+    if isinstance(model, LanguageModelConfig | CharacterModelConfig | PublishedDecoderConfig):
+        encode = partial(encoder.encode, sequence_length=model.sequence_length)
     read = {name: parts[name] for name in ("train", "valid", "test")}
     if encode is not None:
         read = {name: encode(part) for name, part in read.items()}
@@ -293,12 +267,18 @@ def check_published(
     found.require_positions(settings.sequence_length + start, used)
 
 
-def published_model(config: Config, settings: PublishedDecoderConfig) -> LanguageModel:
-    """The published model of a section `model`, with its weights."""
-    trained = settings.lora is None
+def built(
+    config: Config, vocabulary: Vocabulary | None
+) -> tuple[LanguageModel | None, Model, Any, Any]:
+    """The published model, if any, and the three `trained_parts`; None starts from new ones."""
+    settings = config.model
+    if not isinstance(settings, PublishedDecoderConfig):
+        return None, build_model(settings, vocabulary), None, None
+    trained, mesh = settings.lora is None, build_execution(config.training).mesh
     found = PublishedModel.found(settings, "model", trained=trained)
     check_published(config, settings, found)
-    return found.loaded(trained=trained, mesh=build_execution(config.training).mesh)
+    published = found.loaded(trained=trained, mesh=mesh)
+    return published, *trained_parts(published.model, published.params, settings, config.run.seed)
 
 
 def trained_parts(
@@ -320,14 +300,12 @@ def _vocabulary(
     private: PrivateContent,
 ) -> Vocabulary:
     """The vocabulary of `data.vocabulary`, `data.public` or all candidates, which are public."""
-    size = model.vocab_size
-    if config.data.vocabulary is not None:
-        return public_words(config.data.vocabulary, size)
-    if config.data.public is not None:
-        corpus = open_public(config.data.public, public, private, "data.public")
-        return exactly(Vocabulary.from_public(corpus, size), size)
-    assert config.fred is not None
-    assert candidates is not None
+    data, size = config.data, model.vocab_size
+    if data.vocabulary is not None:
+        return public_words(data.vocabulary, size)
+    if data.public is not None:
+        return public_words(open_public(data.public, public, private, "data.public"), size)
+    assert config.fred is not None and candidates is not None
     texts = candidates.texts(config.fred.max_candidate_examples, config.run.seed)
     name = f"the candidates {', '.join(candidates.sources)}"
-    return exactly(Vocabulary.from_texts(texts, size, source=name), size)
+    return of_size(Vocabulary.from_texts(texts, size, source=name), size, name)

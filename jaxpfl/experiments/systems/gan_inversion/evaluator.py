@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 from scipy.special import rel_entr, softmax
 
@@ -13,6 +12,7 @@ from jaxpfl.experiments.central.training import fit_adam
 from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 from jaxpfl.experiments.systems.workspace import stored_params
+from jaxpfl.federated.clients.evaluation import logits
 from jaxpfl.models.cnn import CNN, classifier_cnn
 
 _MOST_TESTED = 5_000
@@ -42,8 +42,8 @@ class ImageEvaluator:
           classifier_score: `classifier_score` of the primary model, which is high for clear images
             of all classes (Salimans et al. 2016, used in this way by Augenstein et al.).
         """
-        classes = np.argmax(_logits(*self.polarity, images_NxHxWxC), axis=-1)
-        score = classifier_score(_logits(*self.classifier, images_NxHxWxC))
+        classes = np.argmax(logits(*self.polarity, images_NxHxWxC), axis=-1)
+        score = classifier_score(logits(*self.classifier, images_NxHxWxC))
         return {"inverted_share": float(np.mean(classes == 1)), "classifier_score": score}
 
 
@@ -62,7 +62,7 @@ def image_evaluator(
     rows, others = np.sort(order[: settings.examples]), order[settings.examples :]
     chosen = generator.random(len(images)) < 0.5
     mixed = np.where(chosen[:, None, None, None], inverted(images), images)
-    size, rate = settings.batch_size, settings.learning_rate
+    how = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate, "seed": seed}
     models: dict[str, tuple[CNN, Any]] = {}
     for name, classes, epochs, image, label in (
         ("classifier", settings.classes, settings.epochs, images[rows], labels[rows]),
@@ -70,12 +70,11 @@ def image_evaluator(
     ):
         model = classifier_cnn(config.gan.model.image_shape, classes)
         columns = {"image": image, "label": label.astype(np.int32)}
-        how = {"epochs": epochs, "batch_size": size, "learning_rate": rate, "seed": seed}
-        train = partial(fit_adam, model, columns, **how)
+        train = partial(fit_adam, model, columns, epochs=epochs, **how)
         models[name] = (model, stored_params(artifacts, name, model, train))
     # The classifier is tested on examples that did not train it, if there are any.
     tested = np.sort((others if len(others) else order)[:_MOST_TESTED])
-    found = np.argmax(_logits(*models["classifier"], images[tested]), axis=-1)
+    found = np.argmax(logits(*models["classifier"], images[tested]), axis=-1)
     accuracy = float(np.mean(found == labels[tested]))
     digest = " ".join(artifacts.sha256(name) for name in models)
     return ImageEvaluator(**models, accuracy=accuracy, digest=digest)
@@ -85,17 +84,6 @@ def inverted(images: np.ndarray) -> np.ndarray:
     """Returns the images with inverted pixels: 255 - x for uint8, 1 - x for floats in 0 .. 1."""
     white = images.dtype.type(255 if images.dtype == np.uint8 else 1)
     return white - images
-
-
-_batch_logits = jax.jit(CNN.logits, static_argnums=0)
-
-
-def _logits(model: CNN, params: Any, images_NxHxWxC: np.ndarray) -> np.ndarray:
-    """Logits [N, classes], computed in batches of one shape so that one program is compiled."""
-    number, size = len(images_NxHxWxC), 256
-    rows_BxS = np.minimum(np.arange(-(-number // size) * size), number - 1).reshape(-1, size)
-    batches = [_batch_logits(model, params, images_NxHxWxC[rows_S]) for rows_S in rows_BxS]
-    return np.concatenate(batches)[:number]
 
 
 def classifier_score(logits_NxC: np.ndarray) -> float:

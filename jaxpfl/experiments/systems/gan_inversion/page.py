@@ -30,12 +30,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     drawn = plots.grids([shown[:2], shown[2:4]], side=8, stamp=mark_of(record["stamp"]))
     public = plots.grids([shown[4:]], side=8)
     rows = [
-        (
-            described,
-            f"{100 * record['runs'][name]['inverted_share']:.1f} %",
-            f"{record['runs'][name]['classifier_score']:.2f}",
-        )
-        for name, described in gans.items()
+        (gans[name], f"{100 * run['inverted_share']:.1f} %", f"{run['classifier_score']:.2f}")
+        for name, run in record["runs"].items()
     ]
     guarantee, everything = record["composed_guarantee"], "everything on its ledger"
     accuracy, plan = 100 * record["classifier"]["accuracy"], record["runs"]["bug_low"]["plan"]

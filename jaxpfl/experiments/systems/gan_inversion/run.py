@@ -44,7 +44,6 @@ Thresholds = dict[str, float] | None
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
     config, public = study.config, study.public
-    assert public is not None
     evaluator = image_evaluator(config, public, workspace.artifacts())
     ledger = ledger_path(config.privacy, workspace.directory)
     clients = {"bug": invert_pixels(study.clients, config.bug.probability, config.run.seed)}
@@ -81,7 +80,6 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     for name, result in results.items():
         said = restate(result.out, ledger, records[name].pop("prior"))
         records[name] |= {**scores[name], "privacy": said}
-    delta = config.privacy.delta
     return {
         "population": study.clients.name,
         "unit": study.clients.unit,
@@ -93,7 +91,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "thresholds": thresholds,
         "runs": records,
         "selected_per_round": config.training.clients_per_round,
-        "composed_guarantee": workspace.composed_guarantee([ledger], delta),
+        "composed_guarantee": workspace.composed_guarantee([ledger], config.privacy.delta),
         "at_scale": {name: each.statement() for name, each in study.at_scale(plans).items()},
     }
 
@@ -128,18 +126,15 @@ def _draw_images(
     """Draws images from the finished GANs and scores them; this costs no privacy."""
     config, number = study.config, max(study.config.images, _PAGE_IMAGES)
     key = jax.random.fold_in(training_root(config.run.seed), SAMPLE_IMAGES)
-    assert study.public is not None
     # Examples of normal images, and of inverted ones as the evaluator was trained on them.
     public = np.asarray(study.public.columns["image"][:_PAGE_IMAGES])
 
     def drawn() -> Artifact:
-        scores = {}
-        pictures = {"public": _as_bytes(public), "public_inverted": _as_bytes(inverted(public))}
+        scores, pictures = {}, {"public": public, "public_inverted": inverted(public)}
         for name, result in runs.items():
             images = sample_images(config.gan.model, result.params, key, number)
-            pictures[name] = _as_bytes(images[:_PAGE_IMAGES])
-            scores[name] = evaluator.score(images)
-        return Artifact(scores, pictures)
+            scores[name], pictures[name] = evaluator.score(images), images[:_PAGE_IMAGES]
+        return Artifact(scores, {name: _as_bytes(each) for name, each in pictures.items()})
 
     made_from = {name: params_digest(result.params) for name, result in runs.items()}
     return dict(workspace.artifacts().load_or_compute(IMAGES, drawn, made_from).record)
@@ -187,8 +182,7 @@ def matching_share(released: dict[str, Any], side: str, thresholds: Thresholds) 
     cumulative = np.cumsum([0.0, *np.maximum(released["histogram"], 0.0)])
     if not cumulative[-1] > 0:
         return LEAST_SHARE
-    edges = released["plan"]["edges"]
-    below = float(np.interp(thresholds[side], edges, cumulative)) / cumulative[-1]
+    below = np.interp(thresholds[side], released["plan"]["edges"], cumulative) / cumulative[-1]
     return float(np.clip(below if side == "low" else 1.0 - below, LEAST_SHARE, 1.0))
 
 

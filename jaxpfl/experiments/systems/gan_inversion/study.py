@@ -28,7 +28,6 @@ import numpy as np
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
 from jaxpfl.algorithms.federated_metrics import MetricsPlan, federated_metrics
-from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.build import (
     build_cohort,
@@ -71,14 +70,14 @@ _HISTOGRAM_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Study(base.Study):
-    """The histograms and the GANs, of private clients, and those declared public, if any."""
+    """The histograms and the GANs, of private clients; `public`: the clients declared public."""
 
     config: GanInversionConfig
-    public: Population | None = field(default=None, repr=False)
+    public: Any = field(default=None, repr=False)
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        return {"accuracy": self.accuracy_plan.plan(), "GAN": self.gan_plan(1.0)}
+        return {"accuracy": self.accuracy_plan.release, "GAN": self.gan_plan(1.0)}
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -128,7 +127,7 @@ class Study(base.Study):
 
     def at_scale(self, plans: Sequence[Plan], what: str = "everything") -> dict[str, Guarantee]:
         """The cost at `scaled_up` of GANs with these plans, and of both histograms."""
-        histograms = [self.accuracy_plan.noise_multiplier] * len(HISTOGRAMS)
+        histograms = [self.accuracy_plan.release.noise_multiplier] * len(HISTOGRAMS)
         return at_scale(what, self.config.scaled_up, plans, histograms)
 
     def describe(self) -> Description:
@@ -146,10 +145,10 @@ class Study(base.Study):
                 "accuracy": rehearse(lambda: federated_metrics(histogram), {"correct": correct}),
                 "each GAN": rehearse(lambda: self.gan(1.0), {"image": images}),
             }
-        plan = histogram.plan()
+        plan = histogram.release
         releases = {
             "each of two histograms of users' accuracy": PlannedRelease(
-                plan.guarantee(), "once, of everyone", histogram.noise_multiplier, (plan,)
+                plan.guarantee(), "once, of everyone", plan.noise_multiplier, (plan,)
             )
         }
         for share in self.shares:
@@ -176,6 +175,5 @@ def prepare(config: GanInversionConfig) -> Study:
             "examples: give it a larger share"
         )
     study = Study(config, parts["train"], parts["public"])
-    for share in study.shares:
-        study.at_scale([study.gan_plan(share)])
+    study.at_scale([study.gan_plan(min(study.shares))])
     return study

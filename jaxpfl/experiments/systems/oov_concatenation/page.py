@@ -1,5 +1,6 @@
 """The page of the study of joined words: where words are out of vocabulary, and which ones."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,8 +28,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     for each in worlds:
         first, overall = percent(each["oov_by_position"][0]), percent(each["oov_overall"])
         top = [" " in word["word"] for word in each["top_words"]]
-        spaces = f"{sum(top)} of {len(top)}"
-        spaced.append((f"bug in {_share(each)}", first, overall, spaces))
+        spaced.append((f"bug in {_share(each)}", first, overall, f"{sum(top)} of {len(top)}"))
     return Page(
         title="Which words does the vocabulary lack? Federated language models",
         lead=f"{record['population']} · a client: {record['unit']} · vocabulary of "
@@ -95,18 +95,16 @@ def _by_position(record: dict[str, Any]) -> Any:
     return plots.labelled(axes, "position in the sentence", "% of words")
 
 
+def _shown(word: Mapping[str, Any]) -> tuple[str, str]:
+    return word["word"].replace(" ", " ␣ "), percent(math.exp(word["log_probability"]))
+
+
 def _top(record: dict[str, Any]) -> Table:
     worlds = record["worlds"].values()
     columns = [part for w in worlds for part in (f"bug in {_share(w)}", "probability by the model")]
-    rows = []
-    for rank in range(record["drawn"]["top"]):
-        row = [str(rank + 1)]
-        for place, world in enumerate(worlds, 1):
-            for each in world["top_words"][rank : rank + 1]:
-                row.append(each["word"].replace(" ", " ␣ "))
-                row.append(percent(math.exp(each["log_probability"])))
-            # A model may generate fewer words.
-            row += [""] * (1 + 2 * place - len(row))
-        rows.append(tuple(row))
+    words = [[_shown(word) for word in world["top_words"]] for world in worlds]
+    # A model may generate fewer words than another one.
+    ranked = enumerate(itertools.zip_longest(*words, fillvalue=("", "")), 1)
+    rows = [(str(rank), *itertools.chain(*row)) for rank, row in ranked]
     numbers = (0, *range(2, len(columns) + 1, 2))
     return Table(("rank", *columns), rows, numbers)

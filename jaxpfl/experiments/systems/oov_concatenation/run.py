@@ -3,8 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 
@@ -14,26 +13,26 @@ from jaxpfl.experiments.systems.oov_concatenation.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate, stored_params
 from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
 from jaxpfl.text.character.top_words import top_words
-from jaxpfl.text.generation.sentences import Recurrent, request_keys, sample_tokens
+from jaxpfl.text.generation.sentences import request_keys, sample_tokens
 from jaxpfl.text.metrics.oov import oov_rates
+
+_LEDGER = "worlds/{}/ledger.jsonl"
 
 
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
     vocabulary, config, artifacts = study.vocabulary, study.config, workspace.artifacts()
-    assert vocabulary is not None
     vocabulary.save(workspace.directory / "vocabulary.json")
     begin = "character_start"
     start = stored_params(artifacts, begin, study.models["characters"], study.character_start)
     tokens = hashlib.sha256("\n".join(vocabulary.tokens).encode()).hexdigest()[:12]
     # What each model starts from, and what identifies it.
     starts = {"words": (None, tokens), "characters": (start, f"{tokens} {artifacts.sha256(begin)}")}
-    ledgers = [_ledger(workspace, name) for name in study.worlds]
+    ledgers = [workspace.directory / _LEDGER.format(name) for name in study.worlds]
     return {
         "population": study.clients.name,
         "unit": study.clients.unit,
         "vocabulary": {"size": len(vocabulary), "source": vocabulary.source},
-        "bug": dataclasses.asdict(config.bug),
         "drawn": dataclasses.asdict(config.drawn),
         "plans": {kind: plan.to_dict() for kind, plan in study.plans.items()},
         "worlds": {name: _world(study, workspace, name, starts) for name in study.worlds},
@@ -43,24 +42,18 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     }
 
 
-def _ledger(workspace: Workspace, world: str) -> Path:
-    return workspace.directory / "worlds" / world / "ledger.jsonl"
-
-
 def _world(
     study: Study, workspace: Workspace, name: str, starts: Mapping[str, tuple[Any, str]]
 ) -> dict[str, Any]:
     """The record of one world, whose two models are charged to one ledger."""
-    config, share, ledger = study.config, study.worlds[name], _ledger(workspace, name)
+    config, share, results = study.config, study.worlds[name], {}
+    ledger = workspace.directory / _LEDGER.format(name)
     clients = concatenate_first_words(study.clients, share, config.run.seed)
-    ledger.parent.mkdir(parents=True, exist_ok=True)
-    results = {}
     for kind, (start, identity) in starts.items():
-        run = f"{kind}_{name}"
         results[kind] = workspace.train(
-            study.algorithm(kind, start)._replace(name=run),
+            study.algorithm(kind, start)._replace(name=f"{kind}_{name}"),
             study.examples(kind, clients),
-            name=run,
+            name=f"{kind}_{name}",
             privacy=getattr(config, kind).privacy,
             ledger=ledger,
             start=identity,
@@ -80,10 +73,9 @@ def _world(
 
 
 def _generate(study: Study, params: Mapping[str, Any], progress: bool) -> dict[str, Any]:
-    assert study.vocabulary is not None
     config, root = study.config, training_root(study.config.run.seed)
     sentences = sample_tokens(
-        cast(Recurrent, study.models["words"]),
+        study.models["words"],
         params["words"],
         request_keys(jax.random.fold_in(root, OOV_SENTENCES), config.drawn.sentences),
         max_tokens=config.words.model.sequence_length,
@@ -91,7 +83,7 @@ def _generate(study: Study, params: Mapping[str, Any], progress: bool) -> dict[s
     )
     rates = oov_rates(sentences)
     top = top_words(
-        cast(Recurrent, study.models["characters"]),
+        study.models["characters"],
         params["characters"],
         jax.random.fold_in(root, OOV_WORDS),
         number=config.drawn.top,
@@ -101,10 +93,5 @@ def _generate(study: Study, params: Mapping[str, Any], progress: bool) -> dict[s
         excluding=study.vocabulary,
         progress=progress,
     )
-    return {
-        "oov_by_position": rates.rate_T,
-        "oov_overall": rates.overall,
-        "top_words": [
-            {"word": each.word, "log_probability": each.log_probability} for each in top.words
-        ],
-    }
+    words = [{"word": each.word, "log_probability": each.log_probability} for each in top.words]
+    return {"oov_by_position": rates.rate_T, "oov_overall": rates.overall, "top_words": words}

@@ -37,24 +37,22 @@ from jaxpfl.experiments.engine.build import (
 )
 from jaxpfl.experiments.engine.description import (
     Description,
-    PlannedRelease,
     Sized,
     cached_plan,
     example_columns,
     shapes_of,
     tracing,
 )
-from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
 from jaxpfl.experiments.systems.workspace import at_scale
 from jaxpfl.federated.audits.rehearsal import column, rehearse
-from jaxpfl.models.base import Model, initialised, require_room
+from jaxpfl.models.base import initialised, require_room
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.character.words import char_lm, log_prior, oov_words
 from jaxpfl.text.tokenisers.public_words import public_words
-from jaxpfl.text.tokenisers.vocabulary import Vocabulary, with_words
+from jaxpfl.text.tokenisers.vocabulary import with_words
 
 BOTH = "both models of a world"
 
@@ -65,13 +63,13 @@ class Study(base.Study):
 
     Attributes:
       clients: the training clients without the bug, with their words; PRIVATE.
-      vocabulary: the words of the public corpus; None for made-up clients.
-      public_words: those of its words that are out of the vocabulary, as bytes.
+      vocabulary: a `Vocabulary`, the words of the public corpus; None for made-up clients.
+      public_words: those of its words that are out of the vocabulary, as bytes; None likewise.
     """
 
     config: OovConcatenationConfig
-    vocabulary: Vocabulary | None = field(default=None, repr=False)
-    public_words: np.ndarray | None = field(default=None, repr=False)
+    vocabulary: Any = field(default=None, repr=False)
+    public_words: Any = field(default=None, repr=False)
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
@@ -81,7 +79,7 @@ class Study(base.Study):
         return {kind: cached_plan(s.privacy, s.training, number) for kind, s in both.items()}
 
     @cached_property
-    def models(self) -> dict[str, Model]:
+    def models(self) -> dict[str, Any]:
         sizes = dataclasses.asdict(self.config.characters.model)
         sizes.pop("max_bytes")
         if self.public_words is not None:
@@ -116,8 +114,8 @@ class Study(base.Study):
         if delta is not None:
             for name, number in ((BOTH, 1), (f"all {len(self.worlds)} worlds", len(self.worlds))):
                 together[name] = Guarantee.of_events(events * number, delta)
-        releases = {kind: PlannedRelease.of_rounds(plan) for kind, plan in self.plans.items()}
-        return Description(models, rounds, releases, together={**together, **self.at_scale()})
+        releases, together = super().describe().releases, {**together, **self.at_scale()}
+        return Description(models, rounds, releases, together=together)
 
     def at_scale(self) -> dict[str, Guarantee]:
         """The cost of one world at `scaled_up`."""
@@ -125,7 +123,6 @@ class Study(base.Study):
 
     def examples(self, kind: str, clients: Population) -> Population:
         """The examples that a model is trained on."""
-        assert self.vocabulary is not None
         if kind == "words":
             return self.vocabulary.encode(clients, self.config.words.model.sequence_length)
         return oov_words(clients, self.vocabulary, self.config.characters.model.max_bytes)
@@ -135,7 +132,6 @@ class Study(base.Study):
         settings, model = self.config.characters, self.models["characters"]
         if not settings.prefinetune_epochs:
             return initialised(model, jax.random.key(self.config.run.seed))
-        assert self.public_words is not None
         return fit_adam(
             model,
             {"tokens": self.public_words},
@@ -153,11 +149,7 @@ def prepare(config: OovConcatenationConfig) -> Study:
     private = PrivateContent(parts["train"])
     public = open_public(config.data.public, parts["public"], private, "data.public")
     size, longest = config.words.model.vocab_size, config.characters.model.max_bytes
-    if config.data.vocabulary is None:
-        vocabulary = exactly(Vocabulary.from_public(public, size), size)
-    else:
-        vocabulary = public_words(config.data.vocabulary, size)
-    public = with_words(public, vocabulary.split)
+    vocabulary = public_words(config.data.vocabulary or public, size)
     unknown = oov_words(public, vocabulary, longest).columns["tokens"]
     if not len(unknown):
         raise InputError(
