@@ -5,11 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms.frechet import Reference, distance, mixture, moments
+from jaxpfl.algorithms.frechet import Moments, Reference, distance, mixture, moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, best_mixture
 from jaxpfl.algorithms.fred.query import MomentNoise
+from jaxpfl.algorithms.fred.scores import visible
 from jaxpfl.errors import InputError
 from tests.algorithms.test_frechet import D, by_sqrtm, embeddings, gaussian
+from tests.algorithms.test_fred_scores import released
 
 
 def exact(target):
@@ -47,6 +49,21 @@ def test_the_best_mixture_of_two_is_the_one_that_was_drawn():
     ]
     assert found.distance <= min(grid) < 0.1 * found.nearest_distance
     assert (found.nearest, found.nearest_distance) == ("b", pytest.approx(grid[0]))
+
+
+@pytest.mark.parametrize(("noise", "most"), [(20.0, 12), (400.0, 9), (3_000.0, 4), (1e6, 0)])
+def test_noise_that_hides_the_covariance_does_not_draw_shares(noise, most):
+    """To an even mixture, say: where nothing of the covariance is seen, the means tell them."""
+    parts = {f"c{k}": gaussian(50 + k) for k in range(4)}
+    drawn = mixture(list(parts.values()), [0.2, 0.8, 0.0, 0.0])
+    clients = Moments(4_000, drawn.mean_D, drawn.covariance_DxD)
+    for seed in range(5):
+        found = released(clients, np.random.default_rng(seed), [1.0, 100.0, noise])
+        best = best_mixture(found, parts)
+        assert best.shares["c1"] == pytest.approx(0.8, abs=0.05)
+        assert best.shares["c0"] == pytest.approx(0.2, abs=0.05)
+        assert best.distance < best.nearest_distance
+        assert len(visible(found)[0]) <= most
 
 
 @pytest.mark.parametrize("number", [1, 3, 8])
