@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms.frechet import Moments, Reference, distance, mixture, moments
+from jaxpfl.algorithms.frechet import Moments, distance, mixture, moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, best_mixture
+from jaxpfl.algorithms.fred.mixtures import distance_of_mixture
 from jaxpfl.algorithms.fred.query import MomentNoise
 from jaxpfl.algorithms.fred.scores import visible
 from jaxpfl.errors import InputError
@@ -25,7 +26,7 @@ def test_gradient_of_a_mixtures_distance_equals_differences(count):
     """Of `distance` on the plane where shares sum to 1; five texts have a singular covariance."""
     parts, target = [gaussian(seed) for seed in range(50, 54)], gaussian(60, count=count)
     share_K, step = np.array([0.1, 0.2, 0.3, 0.4]), 1e-6
-    value, slope_K = Reference(target).of_mixture(parts)(share_K)
+    value, slope_K = distance_of_mixture(exact(target), parts)(share_K)
     assert value == pytest.approx(by_sqrtm(mixture(parts, share_K), target), rel=1e-5)
     for k in (1, 2, 3):
         by_K = step * (np.eye(4)[k] - np.eye(4)[0])
@@ -82,6 +83,6 @@ def test_no_other_mixture_is_nearer(number):
 
 
 def test_a_best_mixture_needs_candidates_of_the_clients_dimension():
-    for parts, message in (({}, "no corpus"), ({"a": gaussian(1, dimension=3)}, "dimension 3")):
+    for parts, message in (({}, "no candidate"), ({"a": gaussian(1, dimension=3)}, "found .3.")):
         with pytest.raises(InputError, match=message):
             best_mixture(exact(gaussian(0, dimension=D)), parts)

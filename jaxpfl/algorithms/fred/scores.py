@@ -150,12 +150,12 @@ def visible(private: PrivateMoments) -> tuple[np.ndarray, np.ndarray, np.ndarray
     """What of the released covariance stands out of the noise, see the head of this file.
 
     Returns:
-      Its eigenvalues without what the noise adds to them [r]; their directions [d, r]; and all
-      other directions [d, d - r].
+      Its eigenvalues without what the noise adds to them [r], all where there is no noise; their
+      directions [d, r]; and the other directions [d, d - r].
     """
     eigenvalue_D, vector_DxD = np.linalg.eigh(private.moments.covariance_DxD)
     edge = 2 * private.noise.off_diagonal * math.sqrt(private.moments.dimension)
-    above_D = eigenvalue_D > edge
+    above_D = (eigenvalue_D > edge) | (edge == 0)
     kept_R = eigenvalue_D[above_D]
     kept_R = (kept_R + np.sqrt(kept_R**2 - edge**2)) / 2
     return kept_R, vector_DxD[:, above_D], vector_DxD[:, ~above_D]

@@ -197,15 +197,11 @@ class Run:
             scores = releases.load_or_compute(NEAREST, missing)
             found["corpora"] = {name: values.tolist() for name, values in scores.items()}
         if popri.tune is not None:
-            judged = releases.load_or_compute(TRIED, missing)
+            judged, choices = releases.load_or_compute(TRIED, missing), popri.tune.choices(popri)
             names = [name for name, tried in vars(popri.tune).items() if tried]
-            found["tried"] = {
-                "choices": [
-                    {name: getattr(each, name) for name in names}
-                    for each in popri.tune.choices(popri)
-                ],
-                **{name: array.tolist() for name, array in judged.items()},
-            }
+            tried = [{name: getattr(each, name) for name in names} for each in choices]
+            of_each = {name: array.tolist() for name, array in judged.items()}
+            found["tried"] = {"choices": tried, **of_each}
         if popri.checkpoint == "last":
             return {**found, "checkpoint": {"round": self.config.training.rounds}}
         measured = releases.load_or_compute(DISTANCES, missing)
