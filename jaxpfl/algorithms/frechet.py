@@ -15,7 +15,7 @@ reference is computed once for all candidates.
 The server computes all of this from public quantities, in float64 on the host.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -65,46 +65,6 @@ class Reference:
         """Returns the distances to the candidates, in their order: float64 [candidates]."""
         self._check(candidates)
         return np.array([self._distance_to(each) for each in candidates], np.float64)
-
-    def of_mixture(
-        self, parts: Sequence[Moments]
-    ) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
-        """Returns a function of K corpora's shares: their mixture's distance, and its gradient [K].
-
-        With p, C of this side, m = sum w_k m_k, S_k = C_k + m_k m_k^T and M = sum w_k S_k - m m^T,
-        the derivative by w_k, on the plane where the shares sum to 1, is
-
-            Tr(S_k) - 2 p'm_k - Tr(T (S_k - m_k m' - m m_k')),    T = F (F' M F)^(-1/2) F'
-
-        with C = F F'. M is a concave function of w and the trace of a square root is concave and
-        monotone, so the distance is convex: every local minimum is the least.
-
-        Raises:
-            InputError: a corpus has another dimension.
-        """
-        self._check(parts)
-        factor_DxR = self._factor_DxR
-        mean_KxD = np.stack([part.mean_D for part in parts])
-        mean_KxR = mean_KxD @ factor_DxR
-        second_KxRxR = np.stack([factor_DxR.T @ part.covariance_DxD @ factor_DxR for part in parts])
-        second_KxRxR += mean_KxR[:, :, None] * mean_KxR[:, None]
-        linear_K = np.array([np.trace(part.covariance_DxD) for part in parts])
-        linear_K += np.sum(mean_KxD * (mean_KxD - 2 * self._mean_D), axis=1)
-        constant = self.trace + float(self._mean_D @ self._mean_D)
-
-        def at(shares_K: np.ndarray) -> tuple[float, np.ndarray]:
-            mean_R = shares_K @ mean_KxR
-            inside_RxR = np.tensordot(shares_K, second_KxRxR, 1) - np.outer(mean_R, mean_R)
-            eigenvalue_R, vector_RxR = np.linalg.eigh(inside_RxR)
-            # A direction that no part has gives 0 to all, whatever its eigenvalue is raised to.
-            least = max(1e-12 * float(np.max(eigenvalue_R, initial=0.0)), 1e-200)
-            inverse_RxR = vector_RxR / np.sqrt(np.maximum(eigenvalue_R, least)) @ vector_RxR.T
-            slope_K = linear_K - np.tensordot(second_KxRxR, inverse_RxR, 2)
-            slope_K += 2 * mean_KxR @ (inverse_RxR @ mean_R)
-            overlap = 2 * float(np.sum(np.sqrt(np.maximum(eigenvalue_R, 0.0))))
-            return max(constant + float(shares_K @ linear_K) - overlap, 0.0), slope_K
-
-        return at
 
     def _distance_to(self, candidate: Moments) -> float:
         # The candidate's covariance in the coordinates of the factor.

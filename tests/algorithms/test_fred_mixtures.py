@@ -5,11 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms.frechet import Reference, distance, mixture, moments
+from jaxpfl.algorithms.frechet import Moments, distance, mixture, moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, best_mixture
+from jaxpfl.algorithms.fred.mixtures import distance_of_mixture
 from jaxpfl.algorithms.fred.query import MomentNoise
+from jaxpfl.algorithms.fred.scores import visible
 from jaxpfl.errors import InputError
 from tests.algorithms.test_frechet import D, by_sqrtm, embeddings, gaussian
+from tests.algorithms.test_fred_scores import released
 
 
 def exact(target):
@@ -23,7 +26,7 @@ def test_gradient_of_a_mixtures_distance_equals_differences(count):
     """Of `distance` on the plane where shares sum to 1; five texts have a singular covariance."""
     parts, target = [gaussian(seed) for seed in range(50, 54)], gaussian(60, count=count)
     share_K, step = np.array([0.1, 0.2, 0.3, 0.4]), 1e-6
-    value, slope_K = Reference(target).of_mixture(parts)(share_K)
+    value, slope_K = distance_of_mixture(exact(target), parts)(share_K)
     assert value == pytest.approx(by_sqrtm(mixture(parts, share_K), target), rel=1e-5)
     for k in (1, 2, 3):
         by_K = step * (np.eye(4)[k] - np.eye(4)[0])
@@ -49,6 +52,21 @@ def test_the_best_mixture_of_two_is_the_one_that_was_drawn():
     assert (found.nearest, found.nearest_distance) == ("b", pytest.approx(grid[0]))
 
 
+@pytest.mark.parametrize(("noise", "most"), [(20.0, 12), (400.0, 9), (3_000.0, 4), (1e6, 0)])
+def test_noise_that_hides_the_covariance_does_not_draw_shares(noise, most):
+    """To an even mixture, say: where nothing of the covariance is seen, the means tell them."""
+    parts = {f"c{k}": gaussian(50 + k) for k in range(4)}
+    drawn = mixture(list(parts.values()), [0.2, 0.8, 0.0, 0.0])
+    clients = Moments(4_000, drawn.mean_D, drawn.covariance_DxD)
+    for seed in range(5):
+        found = released(clients, np.random.default_rng(seed), [1.0, 100.0, noise])
+        best = best_mixture(found, parts)
+        assert best.shares["c1"] == pytest.approx(0.8, abs=0.05)
+        assert best.shares["c0"] == pytest.approx(0.2, abs=0.05)
+        assert best.distance < best.nearest_distance
+        assert len(visible(found)[0]) <= most
+
+
 @pytest.mark.parametrize("number", [1, 3, 8])
 def test_no_other_mixture_is_nearer(number):
     """Random ones, each corpus alone, and what lies on the way from the best one to these."""
@@ -65,6 +83,6 @@ def test_no_other_mixture_is_nearer(number):
 
 
 def test_a_best_mixture_needs_candidates_of_the_clients_dimension():
-    for parts, message in (({}, "no corpus"), ({"a": gaussian(1, dimension=3)}, "dimension 3")):
+    for parts, message in (({}, "no candidate"), ({"a": gaussian(1, dimension=3)}, "found .3.")):
         with pytest.raises(InputError, match=message):
             best_mixture(exact(gaussian(0, dimension=D)), parts)

@@ -62,7 +62,7 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(
     best = record["best_mixture"]
     assert best["nearest"] == next(iter(best["shares"])) == "near"
     assert best["distance"] <= best["nearest_distance"]
-    assert f"best mixture: {100 * best['shares']['near']:.3g} % near" in table(record)
+    assert f"best mixture: {best['shares']['near']:.1%} near" in table(record)
     assert of_lines(table(record).splitlines(), [f"what the clients of {private} hold"]) == []
     assert json.loads((out / "fred.json").read_text()) == record
     ledger = Ledger.read(out / "ledger.jsonl")

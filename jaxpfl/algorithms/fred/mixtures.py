@@ -1,25 +1,32 @@
 """The mixture of public corpora that is nearest to the clients, from one release.
 
-Mean and covariance of a mixture follow from those of its parts, so its Frechet distance to the
-clients is a function of the shares alone, and a convex one. Its minimum is found with its gradient
-(`frechet.Reference.of_mixture`) by sequential least squares programming (Kraft 1988, "A software
-package for sequential quadratic programming"). It reads the release and public corpora, and
-therefore costs no privacy.
+Let the clients have mean p and covariance C = F F', corpus k mean m_k and second moment S_k, and
+the mixture with shares w mean m = sum w_k m_k and covariance M = sum w_k S_k - m m'. Then
+
+    FreD(w) = ||m - p||^2 + Tr(M + C - 2 (F' M F)^(1/2))
+    dFreD/dw_k = Tr(S_k) - 2 p'm_k - Tr(T (S_k - m_k m' - m m_k')),         T = F (F' M F)^(-1/2) F'
+
+on the plane where shares sum to 1. M is a concave function of w, and the trace of a square root is
+concave and monotone, so FreD(w) is convex. Its minimum is found by sequential least squares
+programming (Kraft 1988, "A software package for sequential quadratic programming").
+
+Most of a noisy covariance may be noise, and any guess of what it hides draws all shares towards
+itself. Covariances are therefore compared in the directions alone that stand out of the noise
+(`scores.visible`), and means in all.
+
+All of this reads the release and public corpora, and therefore costs no privacy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
 
-from jaxpfl.algorithms.frechet import Reference
 from jaxpfl.algorithms.fred.query import PrivateMoments
-from jaxpfl.algorithms.fred.scores import estimate
-from jaxpfl.algorithms.gaussian_moments import Moments, mixture
-
-# A smaller share is rounding of the search.
-_LEAST_SHARE = 1e-6
+from jaxpfl.algorithms.fred.scores import visible
+from jaxpfl.algorithms.gaussian_moments import Moments
+from jaxpfl.errors import InputError
 
 
 class BestMixture(NamedTuple):
@@ -27,7 +34,7 @@ class BestMixture(NamedTuple):
 
     Attributes:
       shares: of the candidates that are part of it, the largest first; they sum to 1.
-      distance: its squared Frechet distance to the clients, see `best_mixture`.
+      distance: its squared Frechet distance to the clients, as in `best_mixture`.
       nearest: the candidate that is nearest alone.
       nearest_distance: the distance of that one, at least `distance`.
     """
@@ -38,7 +45,7 @@ class BestMixture(NamedTuple):
     nearest_distance: float
 
     def __str__(self) -> str:
-        parts = (f"{100 * share:.3g} % {name}" for name, share in self.shares.items())
+        parts = (f"{share:.1%} {name}" for name, share in self.shares.items() if share > 0.0005)
         alone = f"{self.nearest} alone: {self.nearest_distance:.5g}"
         return f"best mixture: {' + '.join(parts)}, at distance {self.distance:.5g} ({alone})"
 
@@ -46,9 +53,8 @@ class BestMixture(NamedTuple):
 def best_mixture(private: PrivateMoments, candidates: Mapping[str, Moments]) -> BestMixture:
     """Returns the mixture of the candidates with the least Frechet distance; costs no privacy.
 
-    Distances are to the clients' moments without noise as `fred.scores.estimate` finds them: what
-    the noise hides of the covariance is taken to be as in the mean of the candidates' own. They are
-    an estimate, near `Score.corrected`, and have no interval.
+    With noise, distances are those of this file's head, less what the noise adds to that of the
+    means: an estimate, without an interval.
 
     Args:
       private: the moments of the clients, as released.
@@ -58,17 +64,15 @@ def best_mixture(private: PrivateMoments, candidates: Mapping[str, Moments]) -> 
       InputError: there is no candidate, or one has embeddings of another dimension.
     """
     names, parts = list(candidates), list(candidates.values())
-    even_K = np.full(len(parts), 1 / max(len(parts), 1))
-    even = mixture(parts, even_K)
-    # Refuses another dimension before it is computed with.
-    Reference(private.moments).distance(even)
-    spread_DxD = np.mean([part.covariance_DxD for part in parts], axis=0)
-    prior = Moments(even.count, even.mean_D, spread_DxD)
-    reference = Reference(estimate(private, prior))
-    alone_K = reference.distances(parts)
-    nearest = int(alone_K.argmin())
+    dimensions = sorted({part.dimension for part in parts})
+    if dimensions != [private.moments.dimension]:
+        raise InputError(
+            f"candidates must have embeddings of dimension {private.moments.dimension} as the "
+            f"clients have, found {dimensions or 'no candidate'}"
+        )
+    at, even_K = distance_of_mixture(private, parts), np.full(len(parts), 1 / len(parts))
     search: Any = minimize(
-        reference.of_mixture(parts),
+        at,
         even_K,
         jac=True,
         method="SLSQP",
@@ -76,11 +80,47 @@ def best_mixture(private: PrivateMoments, candidates: Mapping[str, Moments]) -> 
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
         options={"ftol": 1e-12, "maxiter": 500},
     )
-    share_K = np.where(search.x > _LEAST_SHARE, search.x, 0.0)
+    # A smaller share is rounding of the search.
+    share_K = np.where(search.x > 1e-6, search.x, 0.0)
     share_K /= share_K.sum()
-    found = reference.distance(mixture(parts, share_K))
-    if not found < alone_K[nearest]:
-        share_K, found = np.eye(len(parts))[nearest], float(alone_K[nearest])
+    alone_K = [at(vertex_K)[0] for vertex_K in np.eye(len(parts))]
+    nearest = int(np.argmin(alone_K))
+    if not at(share_K)[0] < alone_K[nearest]:
+        share_K = np.eye(len(parts))[nearest]
+    found, alone = (
+        max(each - private.noise.mean_bias, 0.0) for each in (at(share_K)[0], alone_K[nearest])
+    )
     order_K = np.argsort(-share_K, kind="stable")
     shares = {names[k]: float(share_K[k]) for k in order_K if share_K[k]}
-    return BestMixture(shares, found, names[nearest], float(alone_K[nearest]))
+    return BestMixture(shares, found, names[nearest], alone)
+
+
+def distance_of_mixture(
+    private: PrivateMoments, parts: Sequence[Moments]
+) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+    """Returns a function of K shares: FreD of this file's head, and its gradient [K]."""
+    kept_R, known_DxR, other_DxQ = visible(private)
+    clients_D, mean_KxD = private.moments.mean_D, np.stack([part.mean_D for part in parts])
+    covariance_KxRxR = np.stack([known_DxR.T @ p.covariance_DxD @ known_DxR for p in parts])
+    away_KxQ = (mean_KxD - clients_D) @ other_DxQ
+    mean_KxR, clients_R = mean_KxD @ known_DxR, clients_D @ known_DxR
+    linear_K = np.trace(covariance_KxRxR, axis1=1, axis2=2)
+    linear_K = linear_K + np.sum((mean_KxR - clients_R) ** 2, axis=1) + kept_R.sum()
+    # In the coordinates of F.
+    mean_KxR = mean_KxR * np.sqrt(kept_R)
+    second_KxRxR = covariance_KxRxR * np.sqrt(np.outer(kept_R, kept_R))
+    second_KxRxR += mean_KxR[:, :, None] * mean_KxR[:, None]
+
+    def at(share_K: np.ndarray) -> tuple[float, np.ndarray]:
+        mean_R, away_Q = share_K @ mean_KxR, share_K @ away_KxQ
+        inside_RxR = np.tensordot(share_K, second_KxRxR, 1) - np.outer(mean_R, mean_R)
+        eigenvalue_R, vector_RxR = np.linalg.eigh(inside_RxR)
+        # A direction that no part has gives 0 to all, whatever stands here.
+        least = max(1e-12 * float(np.max(eigenvalue_R, initial=0.0)), 1e-200)
+        inverse_RxR = vector_RxR / np.sqrt(np.maximum(eigenvalue_R, least)) @ vector_RxR.T
+        overlap = 2 * float(np.sum(np.sqrt(np.maximum(eigenvalue_R, 0.0))))
+        slope_K = linear_K - np.tensordot(second_KxRxR, inverse_RxR, 2)
+        slope_K += 2 * (mean_KxR @ (inverse_RxR @ mean_R) + away_KxQ @ away_Q)
+        return max(float(share_K @ linear_K + away_Q @ away_Q) - overlap, 0.0), slope_K
+
+    return at

@@ -146,16 +146,25 @@ def estimate(private: PrivateMoments, prior: Moments) -> Moments:
     return next(_models(private, [prior])) if private.noise.diagonal else private.moments
 
 
+def visible(private: PrivateMoments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What of the released covariance stands out of the noise, see the head of this file.
+
+    Returns:
+      Its eigenvalues without what the noise adds to them [r], all where there is no noise; their
+      directions [d, r]; and the other directions [d, d - r].
+    """
+    eigenvalue_D, vector_DxD = np.linalg.eigh(private.moments.covariance_DxD)
+    edge = 2 * private.noise.off_diagonal * math.sqrt(private.moments.dimension)
+    above_D = (eigenvalue_D > edge) | (edge == 0)
+    kept_R = eigenvalue_D[above_D]
+    kept_R = (kept_R + np.sqrt(kept_R**2 - edge**2)) / 2
+    return kept_R, vector_DxD[:, above_D], vector_DxD[:, ~above_D]
+
+
 def _models(private: PrivateMoments, candidates: Sequence[Moments]) -> Iterator[Moments]:
     """What the clients' moments may be without noise; the most plausible model first."""
     released, noise = private.moments, private.noise
-    dimension = released.dimension
-    eigenvalue_D, vector_DxD = np.linalg.eigh(released.covariance_DxD)
-    edge = 2 * noise.off_diagonal * math.sqrt(dimension)
-    above_D = eigenvalue_D > edge
-    kept_R = eigenvalue_D[above_D]
-    kept_R = (kept_R + np.sqrt(kept_R**2 - edge**2)) / 2
-    known_DxR, other_DxQ = vector_DxD[:, above_D], vector_DxD[:, ~above_D]
+    kept_R, known_DxR, other_DxQ = visible(private)
     known_DxD = (known_DxR * kept_R) @ known_DxR.T
     rest = float(np.trace(released.covariance_DxD)) - noise.trace_bias - float(kept_R.sum())
 

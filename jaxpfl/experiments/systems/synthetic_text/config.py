@@ -5,12 +5,13 @@ Every field is PUBLIC, as in all configs.
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Literal
 
 from jaxpfl.algorithms.candidate_scores import ScoreKind
 from jaxpfl.algorithms.popri import PopriSettings
 from jaxpfl.algorithms.private_evolution import EvolutionSettings
-from jaxpfl.checked import Checked, OpenFraction, PositiveInt
+from jaxpfl.checked import Checked, NonNegative, OpenFraction, PositiveFraction, PositiveInt
 from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import DecoderModelConfig, Training
@@ -58,6 +59,33 @@ class CorpusConfig(Checked):
 
 
 @dataclass(frozen=True)
+class TuneConfig(Checked):
+    """Settings that one look chooses before the first round; None leaves one as `popri` has it.
+
+    For every combination the untuned generator writes as many texts as in a round. The nearest
+    texts decide, by the judge's part of the release or, without a judge, by the embedder's. This is
+    post-processing of the release and costs no privacy.
+
+    Attributes:
+      temperature, top_p: of all that the generator writes afterwards.
+      samples: names of corpora; prompts are made of the chosen one alone.
+    """
+
+    temperature: tuple[NonNegative, ...] | None = None
+    top_p: tuple[PositiveFraction, ...] | None = None
+    samples: tuple[str, ...] | None = None
+
+    def choices(self, popri: "PopriConfig") -> list["PopriConfig"]:
+        """The settings with each combination, in the order in which they are tried."""
+        tried = product(
+            self.temperature or [popri.temperature],
+            self.top_p or [popri.top_p],
+            [(name,) for name in self.samples or ()] or [popri.samples],
+        )
+        return [replace(popri, temperature=t, top_p=p, samples=names) for t, p, names in tried]
+
+
+@dataclass(frozen=True)
 class PopriConfig(PopriSettings):
     """POPri's settings, how clients score, and the public texts that prompts are made of.
 
@@ -78,6 +106,7 @@ class PopriConfig(PopriSettings):
         by its part of the one release.
       judge: the embedder of that judge, which no reward sees.
       judge_share: its share of the look's squared ratio of sensitivity to noise, mu^2.
+      tune: settings that one look chooses before the first round; None: no setting.
       final_prompts: what the corpus's prompts are made of: the "samples", as published, or the
         "best_responses" of the last round, one of each prompt, which is ours.
     """
@@ -89,17 +118,31 @@ class PopriConfig(PopriSettings):
     checkpoint: Literal["last", "nearest", "judged"] = "last"
     judge: str = "hashed:128"
     judge_share: OpenFraction = 0.1
+    tune: TuneConfig | None = None
     final_prompts: Literal["samples", "best_responses"] = "samples"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reward != "moments":
-            for name, found in (("corpus", "nearest"), ("checkpoint", "judged")):
-                if getattr(self, name) == found:
+            asked = {"corpus": "nearest", "checkpoint": "judged", "tune": self.tune}
+            for name, found in asked.items():
+                if found is not None and getattr(self, name) == found:
+                    shown = "given" if name == "tune" else repr(found)
                     raise InputError(
-                        f"popri.{name} must not be {found!r} with popri.reward 'scores': only the "
+                        f"popri.{name} must not be {shown} with popri.reward 'scores': only the "
                         "moments of one look (popri.reward 'moments') show it"
                     )
+        if self.tune is not None:
+            if self.corpus == "nearest" and self.tune.samples:
+                raise InputError(
+                    "popri.tune.samples must be absent with popri.corpus 'nearest', found "
+                    f"{list(self.tune.samples)}: both choose the corpus that prompts are made of"
+                )
+            if len(self.tune.choices(replace(self, tune=None))) < 2:
+                raise InputError(
+                    "popri.tune must give at least two values of temperature, top_p or samples to "
+                    "choose from, found one choice"
+                )
 
 
 @dataclass(frozen=True)
@@ -281,7 +324,9 @@ class SyntheticTextConfig(Checked):
                     "private clients are not public"
                 )
         owners = {f"{name}.corpora": model.corpora for name, model in pretrained.items()}
-        for owner, names in {**owners, "popri.samples": self.popri.samples}.items():
+        tune = self.popri.tune
+        owners |= {"popri.tune.samples": tune and tune.samples, "popri.samples": self.popri.samples}
+        for owner, names in owners.items():
             for name in names or ():
                 if name not in corpora:
                     known = ", ".join(map(repr, corpora)) or "none"

@@ -7,11 +7,11 @@ that an earlier attempt has stored, so a corpus can be continued without the cli
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,10 +30,13 @@ from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine.releases import Releases, missing
-from jaxpfl.experiments.systems.synthetic_text.config import EVOLVING, SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.config import (
+    EVOLVING,
+    PopriConfig,
+    SyntheticTextConfig,
+)
 from jaxpfl.experiments.systems.synthetic_text.look import (
     EMBEDDING,
-    JUDGE,
     NEAREST,
     Look,
     fred_plan,
@@ -54,6 +57,9 @@ from jaxpfl.text.tokenisers.fast import FastTokeniser
 
 Distance = Callable[[list[str]], float]
 """The Frechet distance of texts to those of clients that are declared public."""
+
+TRIED = "tried_settings"
+"""The artifact of `popri.tune`: the distances of each choice's texts, and the chosen one."""
 
 DISTANCES = "distances"
 """The artifact of `popri.checkpoint` "nearest" and "judged": the distances of what was written with
@@ -105,6 +111,14 @@ def check_published(config: SyntheticTextConfig, found: PublishedModel) -> None:
 def _public_models(corpora: tuple[tuple[str, str], ...], *settings: Any) -> PublicModels:
     """Of these settings, whose corpora are read once in a process."""
     return PublicModels(dict(corpora), *settings)
+
+
+class Author(NamedTuple):
+    """A language model, the public texts that its prompts are made of, and how it writes."""
+
+    model: LanguageModel
+    samples: list[str]
+    settings: PopriConfig
 
 
 @dataclass(frozen=True)
@@ -208,8 +222,8 @@ class CorpusWriter:
         asked: Scorer | Look | None,
         distance: Distance = missing,
         on_round: Callable[[Any], None] = lambda found: None,
-    ) -> tuple[LanguageModel, list[str]]:
-        """The generator as the method tuned it, and the texts that its prompts are made of.
+    ) -> Author:
+        """The generator as the method tuned it, and how it writes.
 
         Args:
           directory: the run's directory, where checkpoints of a training are saved.
@@ -220,28 +234,26 @@ class CorpusWriter:
           on_round: is called after each round with its `Written` or `Evolved`.
         """
         config = self.config
+        if asked is not None and config.method not in EVOLVING:
+            return self._tuned_by_scores(asked, releases, distance, on_round)
         samples = self.public.texts(config.popri.samples)
+        untuned = Author(self.generator, samples, config.popri)
         if asked is None:
-            return self.generator, samples
-        if config.method not in EVOLVING:
-            return self._tuned_by_scores(samples, asked, releases, distance, on_round)
+            return untuned
         assert isinstance(asked, Scorer), "private evolution asks for votes"
-        texts = self._evolved(samples, asked, releases, on_round)
+        texts = self._evolved(untuned, asked, releases, on_round)
         if config.method == "private_evolution":
-            return self.generator, texts
+            return untuned._replace(samples=texts)
         start, key = self.generator, jax.random.key(config.run.seed)
         model, params = lora.attach(start.model, start.params, config.popri.lora, key)
         folder, settings = directory / "generator_tuning", config.evolution.fine_tuning
         tuned = self.fitted(start.replaced(model, params), texts, settings, folder)
-        return start.replaced(model, tuned), samples
+        return untuned._replace(model=start.replaced(model, tuned))
 
-    def texts(
-        self, writer: LanguageModel, samples: list[str], number: int, part: int = 0, later: int = 0
-    ) -> list[str]:
+    def texts(self, author: Author, number: int, part: int = 0, later: int = 0) -> list[str]:
         """Up to `number` texts, none of them empty; other ones by `part` and, of a later seed."""
-        settings, seed = self.config.popri, self.config.run.seed + later
-        shown = {"seed": seed, "part": part, "progress": self.progress}
-        return synthesise(writer, samples, number, settings, **shown)
+        shown = {"seed": self.config.run.seed + later, "part": part, "progress": self.progress}
+        return synthesise(author.model, author.samples, number, author.settings, **shown)
 
     def rows(self, texts: list[str]) -> np.ndarray:
         """The downstream model's token ids of each text, see `text_rows`."""
@@ -269,12 +281,11 @@ class CorpusWriter:
 
     def _tuned_by_scores(
         self,
-        samples: list[str],
         asked: Scorer | Look,
         releases: Releases,
         distance: Distance,
         on_round: Callable[[Any], None],
-    ) -> tuple[LanguageModel, list[str]]:
+    ) -> Author:
         """POPri: which round's adapters write the corpus, and after which prompts.
 
         All choices follow from the releases and from validation clients that are declared public,
@@ -289,10 +300,13 @@ class CorpusWriter:
                 corpora = {name: self.public.texts([name]) for name in names}
                 scored = partial(asked.nearest, released[EMBEDDING], corpora)
                 nearest = releases.load_or_compute(NEAREST, scored)["names"][0]
-                samples = corpora[str(nearest)]
+                settings = replace(settings, samples=(str(nearest),))
+            if settings.tune is not None:
+                settings = self._chosen(settings.tune.choices(settings), asked, releases)
             rewards = MomentRewards(released[EMBEDDING], self.config.training.rounds)
         else:
             rewards = asked
+        samples = self.public.texts(settings.samples)
 
         def counted(found: Written) -> None:
             rounds.append(found)
@@ -318,7 +332,7 @@ class CorpusWriter:
             written = [list(chain(*texts)) for texts in (*(r.responses for r in rounds), last)]
             if settings.checkpoint == "judged":
                 assert isinstance(asked, Look), "the config checks it"
-                return asked.judged(asked.released(releases)[JUDGE], written)
+                return asked.judged(asked.released(releases), written)
             distances = np.array([distance(texts) for texts in written])
             return {"distances": distances, "chosen": np.array(distances.argmin())}
 
@@ -326,11 +340,35 @@ class CorpusWriter:
         if settings.checkpoint != "last":
             chosen = int(releases.load_or_compute(DISTANCES, measured)["chosen"])
         best = settings.final_prompts == "best_responses"
-        return writers[chosen], best_responses(rounds[-1]) if best else samples
+        return Author(writers[chosen], best_responses(rounds[-1]) if best else samples, settings)
+
+    def _chosen(
+        self, choices: Sequence[PopriConfig], asked: Look, releases: Releases
+    ) -> PopriConfig:
+        """The settings with which the untuned generator's texts are nearest to the clients."""
+        # The last adapters are judged by what the round after the last writes.
+        seed, number = self.config.run.seed, self.config.training.rounds + 2
+        key = PublicDraws("popri", seed).key("responses", number)
+
+        def written(each: PopriConfig) -> dict[str, np.ndarray]:
+            samples = self.public.texts(each.samples)
+            prompts = prompts_of(self.generator, samples, each.prompts, each, seed, number)
+            texts, _ = respond(self.generator, prompts, each, key, self.progress)
+            return {"texts": np.array(texts)}
+
+        def judged() -> dict[str, np.ndarray]:
+            stored = [
+                releases.load_or_compute(f"tried_{index}", partial(written, each))["texts"]
+                for index, each in enumerate(choices)
+            ]
+            texts = [each.reshape(-1).tolist() for each in stored]
+            return asked.judged(asked.released(releases), texts)
+
+        return choices[int(releases.load_or_compute(TRIED, judged)["chosen"])]
 
     def _evolved(
         self,
-        samples: list[str],
+        untuned: Author,
         scorer: Scorer,
         releases: Releases,
         on_round: Callable[[Any], None],
@@ -343,7 +381,7 @@ class CorpusWriter:
             # Empty texts are left out, so one attempt may give too few.
             for attempt in range(1, 1 + _ATTEMPTS):
                 number = (evolution.population - len(texts)) * 5 // 4 + 8
-                texts += self.texts(self.generator, samples, number, later=attempt)
+                texts += self.texts(untuned, number, later=attempt)
                 if len(texts) >= evolution.population:
                     return {"texts": np.array(texts[: evolution.population])}
             raise InputError(

@@ -114,7 +114,8 @@ def _written(
         return corpus, wanted, []
     _require_public(writer, _GENERATOR, record)
     _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
-    found, samples = writer.tuned(directory, releases, asked)
+    author = writer.tuned(directory, releases, asked)
+    found = author.model
     part = 0
     while (lacking := (number or 0) - len(wanted)) > 0:
         part += 1
@@ -124,7 +125,7 @@ def _written(
                 "--texts"
             )
         # Some may be empty.
-        wanted += writer.texts(found, samples, lacking + lacking // 20 + 8, part)[:lacking]
+        wanted += writer.texts(author, lacking + lacking // 20 + 8, part)[:lacking]
     if not tunes:
         return corpus, wanted, []
     if isinstance(config.generator, PublishedModelConfig):

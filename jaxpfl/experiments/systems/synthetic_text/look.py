@@ -2,8 +2,9 @@
 
 `popri.reward: moments` asks the clients once, before the first round, for the whole epsilon; see
 `algorithms.one_look`. The release is FreD's query: three charges, which compose to one Gaussian
-mechanism. All rounds, whatever is chosen by their texts, and the choice of the corpus that prompts
-are made of (`popri.corpus: nearest`) are post-processing of it.
+mechanism. All rounds, whatever is chosen by their texts, and the choices of the corpus that prompts
+are made of (`popri.corpus: nearest`) and of how the generator writes (`popri.tune`) are
+post-processing of it.
 
 Tuning goes on to raise the reward when texts no longer improve, so the reward's embedder cannot say
 when to stop. A second JUDGE can (`popri.checkpoint: judged`): a share of the same epsilon releases
@@ -139,16 +140,19 @@ class Look:
         return found
 
     def judged(
-        self, released: PrivateMoments, written: Sequence[Sequence[str]]
+        self, released: Mapping[str, PrivateMoments], written: Sequence[Sequence[str]]
     ) -> dict[str, np.ndarray]:
-        """The second judge's distances of each round's texts from the clients; costs nothing.
+        """The distances of several lists of texts from the clients; costs nothing.
+
+        By the second judge or, where there is none, by the embedder that the rewards see.
 
         Returns:
-          The "distances" without the noise's bias, and the "chosen" round, of the least.
+          The "distances" without the noise's bias, and the "chosen" list's number, of the least.
         """
-        embed, clip_norm = self.embedders[JUDGE], self.plans[JUDGE].clip_norm
+        judge = JUDGE if JUDGE in self.plans else EMBEDDING
+        embed, clip_norm = self.embedders[judge], self.plans[judge].clip_norm
         found = score(
-            released,
+            released[judge],
             {
                 str(number): frechet_moments(np.asarray(embed(texts)), clip_norm)
                 for number, texts in enumerate(written)

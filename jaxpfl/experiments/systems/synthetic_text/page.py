@@ -37,6 +37,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections.append(Section("From the synthetic corpus", table=table))
     if "corpora" in record:
         sections.append(_corpora(record["corpora"], record["trained_on"]))
+    if "tried" in record:
+        sections.append(_tried(record["tried"], record["trained_on"]))
     if "distances" in record.get("checkpoint", {}):
         sections.append(_checkpoints(record))
     cost, when = record["cost"], "in its only round" if look else "in a round"
@@ -67,6 +69,25 @@ def _corpora(scores: dict[str, list[Any]], source: str) -> Section:
     )
     table = Table(("corpus", "distance", "interval"), rows, numbers=(1, 2), ours=0)
     return Section("The nearest public corpus", text, table=table)
+
+
+def _tried(found: dict[str, Any], source: str) -> Section:
+    names = list(found["choices"][0])
+    rows = [
+        (*(_shown(each[name]) for name in names), f"{distance:.4f}")
+        for each, distance in zip(found["choices"], found["distances"], strict=True)
+    ]
+    text = (
+        "How the generator writes was chosen before the first round, which cost nothing more. "
+        f"Frechet distances of the untuned generator's texts from the {source}, by the moments "
+        "that were released:"
+    )
+    table = Table((*names, "distance"), rows, numbers=(len(names),), ours=found["chosen"])
+    return Section("What was tried", text, table=table)
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list | tuple) else str(value)
 
 
 def _checkpoints(record: dict[str, Any]) -> Section:

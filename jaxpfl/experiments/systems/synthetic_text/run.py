@@ -27,6 +27,7 @@ from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems.synthetic_text.config import FED_AVG, SCORING, WRITING
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     DISTANCES,
+    TRIED,
     CorpusWriter,
     question,
 )
@@ -163,7 +164,7 @@ class Run:
             history.append(self._round(found))
 
         def corpus() -> dict[str, np.ndarray]:
-            found = models.texts(writer, samples, config.corpus.texts)
+            found = models.texts(author, config.corpus.texts)
             if not found:
                 raise InputError(
                     "the generator wrote only empty texts, expected a corpus: it needs more "
@@ -172,7 +173,7 @@ class Run:
             return {"texts": np.array(found)}
 
         with self.releases(asked) as releases:
-            writer, samples = models.tuned(self.directory, releases, asked, self._fid, on_round)
+            author = models.tuned(self.directory, releases, asked, self._fid, on_round)
             chosen = self._chosen(releases) if config.method == "popri" else {}
             texts = releases.load_or_compute("corpus", corpus)["texts"].tolist()
             releases.end()
@@ -195,6 +196,12 @@ class Run:
         if popri.corpus == "nearest":
             scores = releases.load_or_compute(NEAREST, missing)
             found["corpora"] = {name: values.tolist() for name, values in scores.items()}
+        if popri.tune is not None:
+            judged, choices = releases.load_or_compute(TRIED, missing), popri.tune.choices(popri)
+            names = [name for name, tried in vars(popri.tune).items() if tried]
+            tried = [{name: getattr(each, name) for name in names} for each in choices]
+            of_each = {name: array.tolist() for name, array in judged.items()}
+            found["tried"] = {"choices": tried, **of_each}
         if popri.checkpoint == "last":
             return {**found, "checkpoint": {"round": self.config.training.rounds}}
         measured = releases.load_or_compute(DISTANCES, missing)

@@ -12,7 +12,7 @@ import pytest
 from jaxpfl import files
 from jaxpfl.algorithms.frechet import Reference
 from jaxpfl.algorithms.frechet import moments as frechet_moments
-from jaxpfl.algorithms.fred import FredPlan, PrivateMoments
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, score
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.export import export
@@ -325,6 +325,45 @@ def test_one_look_is_released_once_wherever_it_is_killed(synthetic_config, tmp_p
     assert len(charges(parts / "ledger.jsonl")) == 5
     export(parts, tmp_path / "more", texts=40, progress=False)
     assert len(charges(parts / "ledger.jsonl")) == 5
+
+
+@pytest.mark.parametrize("judge", [(), METHODS["one_look"][4:]])
+def test_how_the_generator_writes_is_tried_and_chosen_at_no_cost(
+    synthetic_config, tmp_path, monkeypatch, judge
+):
+    """The nearest of all that was tried, by the stored texts; killed in between, it is the same."""
+    tried = ("--popri.tune.temperature", "[0, 1.5]", "--popri.tune.samples", "[far, near]")
+    changes = ("--popri.reward", "moments", "--popri.responses", "9", *judge, *SAME_NOISE, *tried)
+    config = synthetic_config("popri", *changes)
+    used, original = set(), corpus_writer.synthesise
+
+    def spy(writer, samples, number, settings, **shown):
+        used.add((settings.temperature, settings.samples))
+        return original(writer, samples, number, settings, **shown)
+
+    monkeypatch.setattr(corpus_writer, "synthesise", spy)
+    out = died(config, tmp_path / "run", [stored("tried_1"), stored("tried_settings")]).out
+    export(out, tmp_path / "more", texts=40, progress=False)
+    assert len(charges(out / "ledger.jsonl")) == (5 if judge else 3)
+    found = json.loads((out / "result.json").read_text())["tried"]
+    pairs = [(each["temperature"], each["samples"]) for each in found["choices"]]
+    assert pairs == [(0, ["far"]), (0, ["near"]), (1.5, ["far"]), (1.5, ["near"])]
+    column, function = ("judge", "hashed:16") if judge else ("embedding", "hashed:32")
+    released = files.read_npz(out / "artifacts" / "moments" / "arrays.npz")
+    names = ("count", "mean", "covariance", "noise")
+    private = PrivateMoments.of_arrays(
+        {name: released[f"{column}.{name}"] for name in names}, FredPlan.without_privacy()
+    )
+    embed_, moments = embedder(function), {}
+    for index in range(4):
+        texts = files.read_npz(out / "artifacts" / f"tried_{index}" / "arrays.npz")["texts"]
+        moments[str(index)] = frechet_moments(np.asarray(embed_(texts.ravel().tolist())), 1.0)
+    nearest = score(private, moments)
+    assert found["distances"][int(nearest[0].name)] == pytest.approx(nearest[0].corrected)
+    assert found["chosen"] == int(nearest[0].name)
+    temperature, samples = pairs[found["chosen"]]
+    assert used == {(temperature, tuple(samples))}
+    assert "What was tried" in (out / "report.html").read_text()
 
 
 def test_a_look_that_a_budget_has_no_room_for_is_not_begun(synthetic_config, tmp_path):

@@ -40,6 +40,15 @@ REFUSED = [
     ("popri", "--popri.checkpoint judged", "popri.checkpoint must not be 'judged'"),
     ("popri", f"{LOOK} --popri.checkpoint judged --embedder hashed:128", "another embedder"),
     ("popri", f"{LOOK} --popri.checkpoint judged --popri.judge hashd:8", "did you mean 'hashed'"),
+    ("popri", "--popri.tune.top_p [0.5,1]", "popri.tune must not be given"),
+    ("popri", f"{LOOK} --popri.tune.top_p [0.5]", "at least two values .* found one choice"),
+    ("popri", f"{LOOK} --popri.tune.top_p [0.5,2]", "popri.tune.top_p must be greater than 0"),
+    ("popri", f"{LOOK} --popri.tune.samples [near,nowhere]", "popri.tune.samples must be among"),
+    (
+        "popri",
+        f"{LOOK} --popri.corpus nearest --popri.tune.samples [near,far]",
+        "popri.tune.samples must be absent with popri.corpus 'nearest'",
+    ),
     ("popri", "--corpus.spans True", "popri.format.stop must be '' .* found '.n'"),
 ]
 
