@@ -62,30 +62,14 @@ def main(config: Config) -> list[dict]:
     from jaxpfl.federated import APFL, Ditto, LocalTraining, PersonalParts, Proximal, per_step
 
     folder = pathlib.Path(os.environ["JAXPFL_DATA"])
-    source = folder / "handwriting_mnist_writers" / "mnist_by_writer.npz"
     with np.load(folder / "handwriting_mnist_test" / "mnist_test.npz") as stored:
         test = {"image": jnp.asarray(stored["images"]), "label": jnp.int32(stored["labels"])}
 
-    def init(key):
-        first, second = jax.random.split(key)
-        return {
-            "w1": jax.random.normal(first, (IMAGES, HIDDEN), jnp.float32) / IMAGES**0.5,
-            "b1": jnp.zeros((1, HIDDEN)),
-            "w2": jax.random.normal(second, (HIDDEN, CLASSES), jnp.float32) / HIDDEN**0.5,
-            "b2": jnp.zeros((1, CLASSES)),
-        }
-
-    def logits(params, batch):
-        image = batch["image"].reshape(-1, IMAGES).astype(jnp.float32) / 255
-        hidden = jax.nn.relu(image @ params["w1"] + params["b1"])
-        return hidden @ params["w2"] + params["b2"]
-
-    def loss(params, batch):
-        found = logits(params, batch)
-        return optax.softmax_cross_entropy_with_integer_labels(found, batch["label"])
-
+    init, logits, loss = network()
     model = jp.models.from_functions(init, loss)
-    accuracy = jax.jit(lambda params: jnp.mean(logits(params, test).argmax(1) == test["label"]))
+    accuracy = jax.jit(
+        lambda params: jnp.mean(logits(params, test["image"]).argmax(1) == test["label"])
+    )
     sgd, falling = optax.sgd(RATE), optax.cosine_decay_schedule(1.0, config.rounds)
     algorithms = {
         "FedAvg": (LocalTraining(model, sgd), 1.0),
@@ -123,9 +107,7 @@ def main(config: Config) -> list[dict]:
                 continue
             found, on_own, began = [], [], time.perf_counter()
             for seed in range(config.seeds):
-                dealt = f"by=label&clients={config.clients}&alpha={config.alpha}&min_examples=0"
-                columns = "client=*&image=images&label=labels&partition=dirichlet"
-                clients = jp.data.open(f"{source}?{columns}&{dealt}&seed={seed}")
+                clients = dealt(config.clients, config.alpha, seed)
                 kept = np.ones(clients.num_examples, bool)
                 personal = hasattr(client, "own_model")
                 kept[4::5] = not personal
@@ -172,6 +154,44 @@ def main(config: Config) -> list[dict]:
             print(rows[-1], flush=True)
     print(harness.record("algorithms", rows))
     return rows
+
+
+def network():
+    """The network: its first parameters, `logits(params, image)` and `loss(params, batch)`."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    def init(key):
+        first, second = jax.random.split(key)
+        return {
+            "w1": jax.random.normal(first, (IMAGES, HIDDEN), jnp.float32) / IMAGES**0.5,
+            "b1": jnp.zeros((1, HIDDEN)),
+            "w2": jax.random.normal(second, (HIDDEN, CLASSES), jnp.float32) / HIDDEN**0.5,
+            "b2": jnp.zeros((1, CLASSES)),
+        }
+
+    def logits(params, image):
+        flat = image.reshape(-1, IMAGES).astype(jnp.float32) / 255
+        hidden = jax.nn.relu(flat @ params["w1"] + params["b1"])
+        return hidden @ params["w2"] + params["b2"]
+
+    def loss(params, batch):
+        found = logits(params, batch["image"])
+        return optax.softmax_cross_entropy_with_integer_labels(found, batch["label"])
+
+    return init, logits, loss
+
+
+def dealt(clients: int, alpha: float, seed: int):
+    """The training images, dealt to clients."""
+    import jaxpfl as jp
+
+    folder = pathlib.Path(os.environ["JAXPFL_DATA"]) / "handwriting_mnist_writers"
+    columns = "client=*&image=images&label=labels&partition=dirichlet&by=label&min_examples=0"
+    return jp.data.open(
+        f"{folder}/mnist_by_writer.npz?{columns}&clients={clients}&alpha={alpha}&seed={seed}"
+    )
 
 
 def drawn(rows: list[dict]):
