@@ -6,6 +6,7 @@ Both show the latest values and when they were measured. Switched off, messages 
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -86,7 +87,9 @@ class Progress:
             self._values = f"{measured} at {self._step} {done}"
         if done > self._start:
             speed = (done - self._start) / max(now - self._began, 1e-9)
-            parts = [f"{speed:.2f} {self._step}s/s"]
+            parts = ["" if self._step == "percent" else f"{speed:.2f} {self._step}s/s"]
+            if self._bar is None and self._total and done < self._total:
+                parts.append(f"{timedelta(seconds=round((self._total - done) / speed))} left")
             if self._clients is not None:
                 parts.append(f"{speed * self._clients:.0f} clients/s")
         else:

@@ -14,8 +14,7 @@
       or FIELD|domain, FOLDER?client=FIELD all such files of a folder, or that a path with * fits;
       or PATH/*.csv?client=FIELD           |domain is a URL's host
     FOLDER?client=FIELD                    what `datasets` saved to disk; with a table's options
-    FOLDER of CLIENT/IMAGE.png, .jpg       images; with ?size=32&channels=3, and &classes=CAT,DOG
-                                           where they are in CLIENT/CLASS/IMAGE.png
+    FOLDER of CLIENT/IMAGE.png             images by client, see `readers.image_folders`
     PATH.npz                               NumPy arrays of images, labels and client ids; with
                                            ?client=ARRAY&image=ARRAY&label=ARRAY&min_examples=5,
                                            each optional ("client", "images", "labels")
@@ -254,8 +253,7 @@ def open(source: str | Path | Population, *, public: bool = False) -> Population
     """The population of a source; a population is its own source.
 
     Args:
-      public: the source is, so that it does not matter whose its examples are: of a table, no
-        field of clients need be named.
+      public: it does not matter whose its examples are; no field of clients need be named.
 
     Raises:
       InputError: no such reader, package, file or option; or the content of the file is not valid.

@@ -1,7 +1,10 @@
 """`jaxpfl fred`: ranks public corpora by their distance to private clients, from one release."""
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,21 @@ from jaxpfl.algorithms.fred import (
     score,
     used_examples,
 )
+from jaxpfl.algorithms.gaussian_moments import Moments
+from jaxpfl.compilation_cache import caches
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.run_directory import run_id
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.experiments.report.plots import bars
 from jaxpfl.federated import mesh
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
-from jaxpfl.text.embed import embed, embedder
+from jaxpfl.text.embed import Embedder, embed, embedder
 
 _NAMED = re.compile(r"([\w.%+-][\w .%+-]*)=(.+)", re.DOTALL)
 
@@ -46,8 +52,8 @@ def choose_corpus(
     """Releases the clients' moments once and ranks the candidates, each SOURCE or NAME=SOURCE.
 
     The folder `out` gets fred.json (the returned record), fred.png (a bar for each candidate),
-    moments.npz (the released moments, which score further candidates at no cost) and, unless
-    `ledger` names another file, ledger.jsonl.
+    moments.npz (the released moments, which score further candidates at no cost), private/ (the
+    clients' embeddings) and, unless `ledger` names another file, ledger.jsonl.
 
     Raises:
       InputError: a source, name or embedder is not valid, or a candidate holds the clients' data.
@@ -62,13 +68,17 @@ def choose_corpus(
     for name, source in sources.items():
         corpus = open_population(source, public=True)
         content.refuse(corpus, f"candidate {name} = {source!r}")
-        corpora[name] = public_moments(corpus, function, plan.clip_norm, progress=progress)
+        corpora[name] = _moments(corpus, function, plan.clip_norm, progress)
     directory.mkdir(parents=True, exist_ok=True)
     path, chart = Path(ledger or directory / "ledger.jsonl"), directory / "fred.png"
     with Ledger(path, clients, unit=plan.unit) as charged:
         units = len(clients) if plan.unit == "client" else clients.num_examples
         require_affordable(fred(plan, units=units, dimension=function.dimension), charged, run="")
-        embedded = embed(used_examples(clients, plan, seed=0), function, progress=progress)
+        used = used_examples(clients, plan, seed=0)
+        stored = files.private_directory(directory / "private") / _key(used, function)
+        if not stored.exists():
+            embed(used, function, progress=progress).save(stored)
+        embedded = Population.load(stored)
         secret = RunSecret()
         run = f"fred {run_id(secret)}"
         released = private_moments(embedded, plan, ledger=charged, secret=secret, run=run)
@@ -76,7 +86,7 @@ def choose_corpus(
         statement = both_statements(charged, [run], plan.delta)
     rows = [
         {"rank": rank, "candidate": each.name, "source": sources[each.name], **each.row()}
-        for rank, each in enumerate(score(released, corpora), 1)
+        for rank, each in enumerate(score(released, corpora, progress=progress), 1)
     ]
     record = files.jsonable(
         {
@@ -97,6 +107,20 @@ def choose_corpus(
     files.write_json(directory / "fred.json", record)
     bars(rows, "" if plan.private else "NOT PRIVATE").savefig(chart)
     return record
+
+
+def _moments(corpus: Population, function: Embedder, clip_norm: float, progress: bool) -> Moments:
+    """`public_moments` from the user's cache, or computed and kept there."""
+    cache, key = Artifacts(caches() / "moments", "public"), _key(corpus, function, clip_norm)
+    compute = partial(public_moments, corpus, function, clip_norm, progress=progress)
+    found = cache.load_or_compute(key, lambda: Artifact(arrays=vars(compute()))).arrays
+    return Moments(float(found["count"]), found["mean_D"], found["covariance_DxD"])
+
+
+def _key(population: Population, function: Embedder, *settings: float) -> str:
+    """The name under which what was computed of this content is found again."""
+    made_of = json.dumps([population.content, function.name, *settings])
+    return hashlib.sha256(made_of.encode()).hexdigest()[:32]
 
 
 def named(candidates: Sequence[str]) -> dict[str, str]:

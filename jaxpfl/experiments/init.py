@@ -5,7 +5,6 @@ Names of columns and the numbers of clients, features and classes go into it; no
 
 import json
 import math
-from pathlib import Path
 from urllib.parse import quote
 
 import yaml
@@ -29,8 +28,6 @@ def init(file: str, **columns: str | None) -> str:
     Raises:
       InputError: the file cannot be read, does not fit, or has fewer than 20 clients.
     """
-    if "?" in file and Path(file).exists():
-        raise InputError(f"{file}: a table whose name has ? must be renamed first")
     given = {name: column for name, column in columns.items() if column is not None}
     if ("label" in given) != ("features" in given) or {"text", "label"} <= given.keys():
         raise InputError("expected a text, or a label and features that it is predicted from")

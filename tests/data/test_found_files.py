@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import re
-from functools import partial
 
 import numpy as np
 import pytest
@@ -153,20 +152,13 @@ def test_saved_data_sets_keep_the_rows_that_were_selected(tmp_path):
 def test_rows_without_a_value_can_be_left_out(tmp_path, name, monkeypatch, capsys):
     """Only the rows that lack a value of a field that is read; how many is PRIVATE."""
     pd = pytest.importorskip("pandas")
-    rows = pd.DataFrame(
-        {
-            "user": ["a", None, "b", "a"],
-            "said": ["x", "y", None, "z"],
-            "age": [1.5, 2, 3, float("nan")],
-            "other": None,
-        }
-    )
+    users, said = ["a", None, "b", "a"], ["x", "y", None, "z"]
+    rows = pd.DataFrame({"user": users, "said": said, "age": [1.5, 2, 3, None], "other": None})
     path = tmp_path / name
-    write = {"x.csv": rows.to_csv, "x.parquet": rows.to_parquet}.get(name)
-    lines = partial(rows.to_json, orient="records", lines=True)
-    write(path, index=False) if write else lines(path)
     if name == "x.jsonl":
-        path.write_text(path.read_text().replace('"user":null,', ""))
+        path.write_text(rows.to_json(orient="records", lines=True).replace('"user":null,', ""))
+    else:
+        (rows.to_csv if name == "x.csv" else rows.to_parquet)(path, index=False)
     for rule in ("user", "user|value"):
         source = f"{path}?client={rule}&text=said&missing=drop"
         found = jp.data.open(source)
@@ -212,8 +204,8 @@ def test_a_folder_of_images_by_client(tmp_path):
     scaled = jp.data.open(f"{tmp_path}?classes=cat,dog&size=4&channels=1")
     assert scaled.columns["image"].shape == (4, 4, 4, 1)
     for options, said in (
-        ("", "image 1: expected it at CLIENT/IMAGE"),
-        ("?classes=cat", "image 1: expected it at CLIENT/CLASS/IMAGE, a class of cat"),
+        ("", "image 1: expected CLIENT/IMAGE, or .*, found none"),
+        ("?classes=cat", "image 1: .* found cat"),
         ("?classes=cat,dog", r"image 2: is \[3, 5, 1\].*\?size=32&channels=3"),
         ("?channels=2", "1 .grey. or 3 .colour."),
     ):

@@ -31,6 +31,7 @@ from jaxpfl.algorithms.frechet import Reference
 from jaxpfl.algorithms.fred.query import MomentNoise, PrivateMoments
 from jaxpfl.algorithms.gaussian_moments import Moments
 from jaxpfl.errors import InputError
+from jaxpfl.progress import track
 
 # An interval reaches this many standard deviations beyond the estimates of all models.
 _WIDTH = 2.6
@@ -64,7 +65,9 @@ class Score(NamedTuple):
         return {"candidate": name, **dict(zip(self._fields[1:], values, strict=True))}
 
 
-def score(private: PrivateMoments, candidates: Mapping[str, Moments]) -> list[Score]:
+def score(
+    private: PrivateMoments, candidates: Mapping[str, Moments], *, progress: bool = False
+) -> list[Score]:
     """Returns the FreD of every candidate, the least `corrected` first; scoring costs no privacy.
 
     Up to 66 releases are simulated for the intervals, which takes some seconds at d = 256.
@@ -93,7 +96,7 @@ def score(private: PrivateMoments, candidates: Mapping[str, Moments]) -> list[Sc
         return [
             Score(n, d, d, d, d, False) for n, d in zip(names, distance_K.tolist(), strict=True)
         ]
-    error_MxKs = list(_errors(private, [candidates[name] for name in names]))
+    error_MxKs = list(_errors(private, [candidates[name] for name in names], progress))
     corrected_MxK = distance_K - np.stack([error_SxK.mean(axis=0) for error_SxK in error_MxKs])
     order_K = np.argsort(corrected_MxK[0], kind="stable")
     names, distance_K = [names[index] for index in order_K], distance_K[order_K]
@@ -118,13 +121,16 @@ def score(private: PrivateMoments, candidates: Mapping[str, Moments]) -> list[Sc
     ]
 
 
-def _errors(private: PrivateMoments, candidates: Sequence[Moments]) -> Iterator[np.ndarray]:
+def _errors(
+    private: PrivateMoments, candidates: Sequence[Moments], progress: bool
+) -> Iterator[np.ndarray]:
     """Of each model, the errors [simulations, candidates] of the distances of simulated releases.
 
     The simulated noise protects nothing, and may therefore be public and always the same.
     """
     generator = np.random.Generator(np.random.Philox(key=0))
-    for number, model in enumerate(_models(private, candidates)):
+    models = list(_models(private, candidates))
+    for number, model in enumerate(track(models, "scoring the candidates", progress=progress)):
         exact_K = Reference(model).distances(candidates)
         simulations = _OF_MODEL if number else _SIMULATIONS
         yield np.stack(

@@ -52,8 +52,7 @@ class Layout:
       split: "sentences", "paragraphs" or "lines" makes each of them in a text an example (see
         `readers.prose`) with the row's other fields. A client whose texts have none has no
         examples. None makes each text one.
-      missing: "drop" leaves out the rows that lack a value of one of these fields; None refuses
-        the table.
+      missing: "drop" leaves out the rows that lack a value of one of these fields; None: refused.
     """
 
     client: str = "client"

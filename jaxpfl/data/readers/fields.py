@@ -106,14 +106,11 @@ class Fields:
     def rows(
         self, source: str, numbers: Sequence[int], found: Mapping[str, Any], typed: bool = True
     ) -> Rows:
-        """Checks some rows.
+        """Checks some rows, and returns those that are kept; without columns where none is.
 
         Args:
           found: by field, an Arrow array or a list of Python values.
           typed: False where the values are strings that may stand for numbers or booleans.
-
-        Returns:
-          Those that are kept; without columns where none is.
         """
         columns = {}
         if self.drop:

@@ -47,11 +47,8 @@ def read_images(
     for number, file in enumerate(itertools.chain(*held)):
         where, inside = f"{folder}, image {number + 1}", file.relative_to(folder).parts[1:-1]
         if len(inside) != bool(classes) or not {*inside} <= {*classes}:
-            place = f"CLIENT/CLASS/IMAGE, a class of {', '.join(classes)}"
-            raise InputError(
-                f"{where}: expected it at {place if classes else 'CLIENT/IMAGE'}, found another "
-                "folder; where folders of classes lie between, name them: ?classes=NAME,NAME"
-            )
+            known = f"?classes=NAME,NAME names all of them, found {', '.join(classes) or 'none'}"
+            raise InputError(f"{where}: expected CLIENT/IMAGE, or CLIENT/CLASS/IMAGE: {known}")
         pixels = _pixels(where, file, checks.non_negative_int("size", size), channels)
         if not number:
             checks.fits_memory(f"{folder}: its images", int(offsets[-1]) * pixels.nbytes)

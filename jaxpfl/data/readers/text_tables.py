@@ -118,10 +118,8 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
         text = counted()
         header = next(filter(str.strip, text), "")
         if "\0" in header:
-            raise InputError(
-                f"{path}: its header has zero bytes, as UTF-16 without a byte order mark has: "
-                f"write {path}?encoding=utf-16-le"
-            )
+            hint = f"if it is in UTF-16, write {path}?encoding=utf-16-le"
+            raise InputError(f"{path}: its header has zero bytes; {hint}")
         separator = _separator(path, header, fields)
         for row in csv.reader(itertools.chain([header], text), delimiter=separator, strict=True):
             size, left = most - left, most
@@ -151,9 +149,5 @@ def _separator(path: Path, header: str, fields: Fields) -> str:
     """What separates the fields: what gives a header with those wanted, then one with most."""
     if path.name.endswith(_TSV):
         return "\t"
-
-    def found(separator: str) -> tuple[bool, int]:
-        names = next(csv.reader([header], delimiter=separator), ())
-        return {*fields.names} <= {*names}, len(names)
-
-    return max(",;\t|", key=found)
+    names = {each: next(csv.reader([header], delimiter=each), ()) for each in ",;\t|"}
+    return max(names, key=lambda each: ({*fields.names} <= {*names[each]}, len(names[each])))

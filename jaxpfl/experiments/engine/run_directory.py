@@ -114,8 +114,7 @@ class RunDirectory:
             "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
         }
         if self._population.dropped:
-            path = self.path / "private" / "dropped.json"
-            files.write_json(path, {"rows": self._population.dropped}, mode=0o600)
+            files.write_json(self.path / "private/dropped.json", {"rows": self._population.dropped})
         files.write_json(self.path / "run.json", self.record)
 
     def end(

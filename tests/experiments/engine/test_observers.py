@@ -78,6 +78,7 @@ def test_a_line_says_when_its_values_are_from(capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0] for line in lines] == [f"test: round {n}/2" for n in range(3)]
     assert "compiling" in lines[0] and "loss 1 at round 1" in lines[2]
+    assert [" left" in line for line in lines] == [False, True, False]
 
 
 @pytest.mark.parametrize("width", [60, 80])
