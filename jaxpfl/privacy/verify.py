@@ -89,7 +89,7 @@ class Releases:
         # divergence is convex, so a chord bounds it: it lies so far above the parabola.
         rho = sum(n * each.rho for each, n in self._leaves if isinstance(each, dp.ZCDpEvent))
         total = renyi.rdp + rho * (_ORDERS % 1) * (1 - _ORDERS % 1) / (_ORDERS - 1)
-        return lambda delta: float(rdp.compute_epsilon(_ORDERS, total, delta)[0])
+        return lambda delta: float(rdp.compute_epsilon([*_ORDERS], [*total], delta)[0])
 
 
 def _step(leaf: Any, times: int) -> float:
