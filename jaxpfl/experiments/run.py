@@ -1,8 +1,9 @@
 """`jaxpfl.run`: from an algorithm and its clients to a finished run directory."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from jaxpfl import checks, compilation_cache, files
 from jaxpfl.algorithms.base import Algorithm
@@ -10,17 +11,18 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import shared_run
-from jaxpfl.experiments.engine.baselines import with_baselines
-from jaxpfl.experiments.engine.evaluate import Evaluator
+from jaxpfl.experiments.engine.evaluate import Evaluator, sentences_of
 from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_of
-from jaxpfl.experiments.engine.texts import sentences_of
+from jaxpfl.experiments.records.cautions import OURS, of_table
 from jaxpfl.experiments.records.certify import certify
-from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
+from jaxpfl.experiments.records.lines import FROM_PYTHON, read_lines, record_attempt
 from jaxpfl.experiments.report.run_page import page_of_run
 from jaxpfl.privacy.ledger import Budget
 from jaxpfl.privacy.secret import ReproducibleSeed
+from jaxpfl.text.metrics.baselines import scored_counts
+from jaxpfl.text.tokenisers.vocabulary import EOS
 
 
 def run(
@@ -101,7 +103,7 @@ def run(
             with page_of_run(directory):
                 result = loop.run()
                 if evaluation is not None:
-                    result = with_baselines(algorithm, evaluation, result)
+                    result = _with_baselines(algorithm, evaluation, result)
                 plans = [query.plan for query in algorithm.queries]
                 certify(
                     directory,
@@ -125,6 +127,37 @@ def _tracking(clients: Population, evaluation: Evaluator | None, every: int, see
     return Tracking(
         evaluate=evaluation, evaluate_every=every, sentences=sentences, checkpoint_every=every
     )
+
+
+def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:
+    """The result with a table of the model before its rounds and of word frequencies alone.
+
+    Both are scored on the very examples that the run is evaluated on, neither reads the clients,
+    and the table is written to `result.json`, too. The words of the unigram model are those that
+    the evaluator's vocabulary was made of: the only public text that a caller of `jaxpfl.run` names
+    besides the evaluation's. There is none without a vocabulary, or with one that does not know how
+    many sentences it counts.
+    """
+    records = read_lines(result.out / "metrics.jsonl")
+    scored = [record for record in records if record.get("evaluation")]
+    rows: list[dict[str, Any]] = []
+    if scored and scored[0]["round"] == 0:
+        rows.append({"model": algorithm.begins_as, "private": True, **scored[0]["evaluation"]})
+    vocabulary, tokens = evaluator.vocabulary, evaluator.columns.get("tokens")
+    if vocabulary is not None and vocabulary.counts[EOS] and tokens is not None:
+        unigram = asdict(scored_counts(vocabulary.counts, tokens))
+        frequencies = f"{vocabulary.source} (declared public)"
+        rows.append({"model": "unigram", "private": True, "frequencies": frequencies, **unigram})
+    if not rows:
+        return result
+    path = Path(result.out) / "result.json"
+    record = files.read_record(path, {"private": bool})
+    ours = result.metrics.get("evaluation") or {}
+    rows.append({"model": OURS, "private": record["private"], **ours})
+    files.write_json(path, record | {"tested_on": evaluator.name, "table": rows})
+    metric = "perplexity" if "perplexity" in ours else "loss"
+    worse = of_table(rows, metric, evaluator.name)
+    return replace(result, table=tuple(rows), cautions=(*worse, *result.cautions))
 
 
 def _require_tokens(algorithm: Algorithm, clients: Population) -> None:

@@ -178,10 +178,10 @@ def test_a_record_without_a_field_is_refused_with_a_sentence(copied, file):
 def test_a_fault_of_the_program_is_not_called_a_damaged_record(finished, tmp_path, monkeypatch):
     """The sentence has the place of the error, without its text, which may be of a client."""
     fault = "raise TypeError('the text of a client')"
-    program = compile(f"def build_model(*_):\n    {fault}\n", "builder.py", "exec")
+    program = compile(f"def built(*_):\n    {fault}\n", "builder.py", "exec")
     namespace: dict[str, Any] = {}
     exec(program, namespace)
-    monkeypatch.setattr(federated_export, "build_model", namespace["build_model"])
+    monkeypatch.setattr(federated_export, "built", namespace["built"])
     with pytest.raises(CorruptFile, match="or the program is at fault") as caught:
         export(finished, tmp_path / "new")
     assert str(caught.value).endswith("TypeError in builder.py, line 2")

@@ -16,11 +16,10 @@ from jaxpfl import files
 from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import LanguageModelConfig
-from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
+from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator, sentences_of
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
-from jaxpfl.experiments.engine.texts import sentences_of
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems import RESULT, SIMULATION

@@ -96,8 +96,7 @@ class Stages:
 def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> dict[str, Any]:
     """The scores of all candidates, of run `name`, and the plan and statement of the release."""
     config, seed, candidates = study.config, workspace.reproducible_seed, study.candidates
-    assert config.fred is not None
-    assert candidates is not None
+    assert config.fred is not None and candidates is not None
     settings, clients = config.fred, study.clients
     secret_path = workspace.directory / "private" / "fred_secret.json"
     with workspace.ledger(clients) as ledger:
@@ -147,8 +146,7 @@ def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> d
 
 def _prefinetune(study: Prepared, name: str, start: Any, progress: bool) -> Artifact:
     config, candidates, settings = study.config, study.candidates, study.config.prefinetune
-    assert settings is not None
-    assert candidates is not None
+    assert settings is not None and candidates is not None
     corpus = candidates.corpus(
         name,
         settings.examples,
