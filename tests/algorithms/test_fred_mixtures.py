@@ -30,7 +30,7 @@ def test_gradient_of_a_mixtures_distance_equals_differences(count):
     assert value == pytest.approx(by_sqrtm(mixture(parts, share_K), target), rel=1e-5)
     for k in (1, 2, 3):
         by_K = step * (np.eye(4)[k] - np.eye(4)[0])
-        ahead, behind = (distance(target, mixture(parts, share_K + s * by_K)) for s in (1, -1))
+        ahead, behind = (distance(target, mixture(parts, [*(share_K + s * by_K)])) for s in (1, -1))
         expected = (ahead - behind) / (2 * step)
         assert slope_K[k] - slope_K[0] == pytest.approx(expected, rel=1e-5)
 

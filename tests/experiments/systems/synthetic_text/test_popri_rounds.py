@@ -39,9 +39,9 @@ def test_the_nearest_round_writes_after_the_best_responses(synthetic_config, tmp
             measured.append(texts)
             return DISTANCES[len(measured) - 1]
 
-        writer, samples = tuned_of(self, directory, releases, asked, counted, on_round)
-        written_by.append((writer.digest(), samples))
-        return writer, samples
+        author = tuned_of(self, directory, releases, asked, counted, on_round)
+        written_by.append((author.model.digest(), author.samples))
+        return author
 
     def with_adapters(generator, settings, params):
         chosen.append(attached(generator, settings, params))
