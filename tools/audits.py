@@ -191,17 +191,16 @@ def stored() -> list[dict[str, Any]]:
 
 def systems_table(rows: list[dict[str, Any]]) -> str:
     """The rows of systems as a table in Markdown."""
-    titles = ("config", "release", "rounds", "stated epsilon", "at least", "share", "trials")
+    titles = ("config", "release", "rounds", "stated epsilon", "at least", "trials")
     lines = [_line(titles), _line(("---",) * len(titles))]
     for row in rows:
         own = " (own clients)" if row.get("own_client_function") else ""
         cells = (
             row["system"],
             row["release"] + own,
-            f"{row['rounds']:,} of {row['planned']:,}",
+            f"{row['rounds']:,}",
             f"{row['epsilon']:.4g}",
             f"{row['bound']:.3g}",
-            f"{row['bound'] / row['epsilon']:.0%}",
             f"{row['trials']:,}",
         )
         lines.append(_line(cells))
