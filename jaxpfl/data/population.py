@@ -310,7 +310,6 @@ def from_rows(
       client_of_row: int [examples], index of each row's client in `client_ids`.
       client_ids: all different, in the population's order. A client's rows keep their order.
       columns: name -> values [examples, ...].
-      name, unit, dropped: as in `Population`.
     """
     sizes = np.bincount(client_of_row, minlength=len(client_ids))
     ready = {key: as_column(f"column {key!r}", values) for key, values in columns.items()}

@@ -118,7 +118,6 @@ def _moments(corpus: Population, function: Embedder, clip_norm: float, progress:
 
 
 def _key(population: Population, function: Embedder, *settings: float) -> str:
-    """The name under which what was computed of this content is found again."""
     made_of = json.dumps([population.content, function.name, *settings])
     return hashlib.sha256(made_of.encode()).hexdigest()[:32]
 

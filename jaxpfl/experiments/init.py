@@ -29,25 +29,25 @@ def init(file: str, **columns: str | None) -> str:
       InputError: the file cannot be read, does not fit, or has fewer than 20 clients.
     """
     given = {name: column for name, column in columns.items() if column is not None}
-    if ("label" in given) != ("features" in given) or {"text", "label"} <= given.keys():
-        raise InputError("expected a text, or a label and features that it is predicted from")
     table, *options = file.split("?", 1)
     options += [f"{name}={quote(column, safe=', *|')}" for name, column in given.items()]
     source = f"{table}?{'&'.join(options)}" if options else file
     population = open_population(source)
-    if "image" in population.columns:
-        how = "begin with `jaxpfl configs digits_cnn`, and set data.source and model.image_shape"
-        raise InputError(f"{file}: holds images, expected a table: {how}")
+    held, classes, features = population.columns, 0, 0
+    if ("text" in held) == ("features" in held) or ("label" in held) != ("features" in held):
+        raise InputError(
+            f"{source}: expected a text, or a label and features that it is predicted from, found "
+            f"{', '.join(held)}; of images, `jaxpfl configs digits_cnn` prints a config"
+        )
     clients, examples = len(population), population.num_examples
     if clients < _FEWEST:
         raise InputError(
             f"{source}: has fewer than {_FEWEST} clients, which cannot be divided into those that "
             "train and those that test"
         )
-    columns_held, classes, features = population.columns, 0, 0
-    if "label" in given:
-        classes = max(2, int(columns_held["label"].max()) + 1)
-        features = columns_held["features"].shape[1]
+    if "label" in held:
+        classes = max(2, int(held["label"].max()) + 1)
+        features = held["features"].shape[1]
     config = files.template(__package__ or "", "init.yaml.jinja").render(
         # JSON's strings are YAML's, too.
         source=json.dumps(source, ensure_ascii=False),

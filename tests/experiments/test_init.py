@@ -58,6 +58,7 @@ def test_its_config_is_of_the_table(write, form, capsys):
     with open("mine.yaml") as file:
         assert SECRET not in file.read()
     config = init(form, **NUMBERS)
+    assert config == init(f"{form}?client=*&label=outcome&features=age,bmi")
     assert f'source: "{form}?client=*&label=outcome&features=age,bmi"' in config
     assert "clients: 90 " in config and "features: 2\n" in config and "classes: 4\n" in config
 
@@ -67,7 +68,7 @@ def test_its_config_is_of_the_table(write, form, capsys):
     [
         (ROWS, {}, "row 1: .* no field 'client'"),
         (ROWS[:19], TEXTS, "fewer than 20 clients"),
-        (ROWS, {"label": "outcome"}, "a text, or a label and features"),
+        (ROWS, {"client": "*", "label": "outcome"}, "a text, or a label and features"),
         ([*ROWS, {TEXTS["client"]: "a"}], TEXTS, "row 91: .* no field 'my=text"),
     ],
 )

@@ -46,6 +46,10 @@ _EXPECTED = {
     float: "a number",
     list: "a list of numbers as long as the first row's",
 }
+_HINTS = {
+    "client": "; client=FIELD names whose a row is, client=* makes each row a client",
+    "text": "; text=FIELD names the texts",
+}
 _BOOLEANS = {"true": True, "false": False}
 INEXACT = "whole numbers of at most 64 bits, and of at most 2^53 where there are fractions, too"
 
@@ -92,8 +96,7 @@ class Fields:
             if known.count(name) != 1:
                 found = ", ".join(map(repr, known)) or "none"
                 problem = "there is no field" if name not in known else "there are two fields"
-                hint = "; client=FIELD names whose a row is, client=* makes each row a client"
-                hint = hint if "client" in self._uses[name] else ""
+                hint = _HINTS.get(self._uses[name][0], "")
                 raise InputError(f"{source}: {problem} {name!r}, found {found}{hint}")
 
     def require_schema(self, source: str, schema: pa.Schema) -> None:

@@ -4,8 +4,7 @@ Policy:
 - A client is a folder, also one without images. Clients, and the images of each, come in the order
   of their names. Hidden files are left out; all others must be PNG or JPEG images.
 - All images have the form of the first, unless the user names another: then each is scaled and made
-  grey or coloured by itself. They are turned as the camera was held.
-- Errors name an image by its number in that order, and never its name.
+  grey or coloured by itself. They are turned as the camera was held. Errors name their numbers.
 """
 
 import itertools
