@@ -111,8 +111,13 @@ def choose_corpus(
 
 def _moments(corpus: Population, function: Embedder, clip_norm: float, progress: bool) -> Moments:
     """`public_moments` from the user's cache, or computed and kept there."""
-    cache, key = Artifacts(caches() / "moments", "public"), _key(corpus, function, clip_norm)
+    folder, key = caches() / "moments", _key(corpus, function, clip_norm)
     compute = partial(public_moments, corpus, function, clip_norm, progress=progress)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return compute()  # a home that cannot be written
+    cache = Artifacts(folder, "public")
     found = cache.load_or_compute(key, lambda: Artifact(arrays=vars(compute()))).arrays
     return Moments(float(found["count"]), found["mean_D"], found["covariance_DxD"])
 

@@ -224,14 +224,16 @@ def check_file(ledger: dict[str, Any], path: Path) -> str:
 
 def together(ledgers: Sequence[dict[str, Any]]) -> str:
     """What all releases of several certificates cost, if they are of the same clients."""
-    charges: dict[Any, Any] = {}
+    longest: dict[str, list[Any]] = {}
     for ledger in ledgers:
-        for each in ledger["charges"]:
-            fits = charges.setdefault((ledger["key"], each["identity"]), each) == each
-            need(fits, "two certificates of one ledger have other charges")
+        before, now = longest.get(ledger["key"], []), ledger["charges"]
+        same = min(len(before), len(now))
+        need(before[:same] == now[:same], "two certificates of one ledger have other charges")
+        longest[ledger["key"]] = max(before, now, key=len)
     need(len({ledger["unit"] for ledger in ledgers}) == 1, "two units have no common epsilon")
+    charges = [charge for each in longest.values() for charge in each]
     delta = min((each["delta"] for each in ledgers if each["delta"] is not None), default=0.5)
-    cost, on = Releases([*charges.values()]).epsilon(delta), len({key for key, _ in charges})
+    cost, on = Releases(charges).epsilon(delta), len(longest)
     said = f"{len(charges)} releases on {on} ledgers cost (epsilon = {cost:.6g}, delta = {delta:g})"
     return f"together, if of the same clients: {said}"
 
