@@ -287,8 +287,7 @@ class Plan:
 
     @property
     def chosen_accountant(self) -> Accountant:
-        default = accounting.default_accountant(events.counts(self.charge_event()))
-        return self.accountant or default
+        return self.accountant or accounting.default_accountant(events.counts(self.charge_event()))
 
     @property
     def clip_norm(self) -> float:

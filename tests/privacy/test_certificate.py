@@ -275,9 +275,8 @@ def test_several_certificates_cost_together_what_their_releases_cost(made, tmp_p
     assert float(re.search(r"epsilon = ([0-9.]+)", said)[1]) == pytest.approx(whole, rel=1e-3)
     assert "10 releases on 2 ledgers" in said
     (ledger,) = found["ledgers"]
-    forked = {**ledger, "charges": [*ledger["charges"][:-1], {**ledger["charges"][-1], "round": 9}]}
     with pytest.raises(verify.Unfit, match="other charges"):
-        verify.together([ledger, forked])
+        verify.together([ledger, {**ledger, "charges": ledger["charges"][1:]}])
 
 
 @pytest.mark.parametrize("delta", [None, DELTA])

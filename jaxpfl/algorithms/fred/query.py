@@ -246,16 +246,12 @@ def private_moments(
       run: name of the query in the ledger.
 
     Raises:
-      InputError: the column is missing or holds no floats, the plan declares another number of
-        units or knows none, its delta is too large for them, or the ledger is of another population
-        or unit.
+      InputError: the column is missing or holds no floats, the plan has another number of units or
+        none, its delta is too large for them, or the ledger is of another population or unit.
       BudgetExhausted: the query exceeds the ledger's budget; nothing was released.
     """
     if plan.population is None and "count" not in plan.moments:
-        raise InputError(
-            "the plan neither releases the count nor declares a population, so that no mean can be "
-            "computed; `divided` makes such a plan for a second query, which `fred` runs"
-        )
+        raise InputError("the plan must release the count or declare a population, found neither")
     units = len(clients) if plan.unit == "client" else clients.num_examples
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
     releaser = releaser_of(algorithm, clients, ledger, secret or RunSecret(), run=run)

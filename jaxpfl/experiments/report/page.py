@@ -18,8 +18,6 @@ REPORT = "report.html"
 
 # At an epsilon this large, membership can hardly be hidden.
 _LARGEST = 20.0
-# A curve of more points has none under the pointer: they would overlap.
-_MOST_POINTS = 500
 
 
 @dataclass(frozen=True)
@@ -200,14 +198,13 @@ def _saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[s
 
 def _points(figure: Any) -> Iterator[tuple[float, float, str]]:
     """Of each point of each curve of a drawn figure: % from the left, % from the top, its value."""
-    for axes in figure.axes:
-        for line in axes.lines:
-            label, values = line.get_label(), line.get_xydata()
-            if label.startswith("_") or len(values) > _MOST_POINTS:
-                continue
-            places = figure.transFigure.inverted().transform(line.get_transform().transform(values))
-            for (x, y), (left, bottom) in zip(values, places, strict=True):
-                yield 100 * left, 100 * (1 - bottom), f"{label}, {axes.get_xlabel()} {x:g}: {y:.4g}"
+    for line in [line for axes in figure.axes for line in axes.lines]:
+        label, along, values = line.get_label(), line.axes.get_xlabel(), line.get_xydata()
+        if label.startswith("_") or len(values) > 500:  # which would overlap
+            continue
+        places = figure.transFigure.inverted().transform(line.get_transform().transform(values))
+        for (x, y), (left, bottom) in zip(values, places, strict=True):
+            yield 100 * left, 100 * (1 - bottom), f"{label}, {along} {x:g}: {y:.4g}"
 
 
 _KNOWN = {"model", "private", "frequencies", "count", "loss", "perplexity", "accuracy"}

@@ -60,16 +60,14 @@ def test_a_page_has_each_value_of_a_curve_where_the_curve_is(tmp_path):
     axes = plots.axes("Loss")
     axes.plot([1, 2, 3], [30.0, 0.25, 4.0], color=plots.ACCENT, marker="o", label="this run")
     axes.set_yscale("log")
-    figure = plots.labelled(axes, "round", "loss")
-    section = Section("Round by round", figures=[("loss", "Loss", figure)])
-    page = Page("A run", "", "", "epsilon = 1", (), (), [section])
-    html = write_page(tmp_path, page).read_text("utf-8")
+    section = Section("Rounds", figures=[("loss", "Loss", plots.labelled(axes, "round", "loss"))])
+    html = write_page(tmp_path, Page("A run", "", "", "epsilon = 1", (), (), [section])).read_text()
     found = re.findall(r'<i style="left:(.*?)%;top:(.*?)%;.*?" data-value="(.*?)"', html)
     values = ["this run, round 1: 30", "this run, round 2: 0.25", "this run, round 3: 4"]
     assert [value for _, _, value in found] == values
     picture = imread(tmp_path / "pictures" / "loss.png")[..., :3]
-    height, width, _ = picture.shape
+    accent = [int(plots.ACCENT[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     for left, top, value in found:
-        pixel = picture[round(float(top) / 100 * height), round(float(left) / 100 * width)]
-        accent = [int(plots.ACCENT[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        place = np.array([float(top), float(left)]) / 100 * picture.shape[:2]
+        pixel = picture[tuple(place.round().astype(int))]
         np.testing.assert_allclose(pixel, accent, atol=0.05, err_msg=value)

@@ -124,14 +124,13 @@ class PopriConfig(PopriSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reward != "moments":
-            asked = {"corpus": "nearest", "checkpoint": "judged", "tune": self.tune}
-            for name, found in asked.items():
-                if found is not None and getattr(self, name) == found:
-                    shown = "given" if name == "tune" else repr(found)
-                    raise InputError(
-                        f"popri.{name} must not be {shown} with popri.reward 'scores': only the "
-                        "moments of one look (popri.reward 'moments') show it"
-                    )
+            nearest, judged = self.corpus == "nearest", self.checkpoint == "judged"
+            by_look = {"corpus": nearest, "checkpoint": judged, "tune": self.tune is not None}
+            if asked := [name for name, found in by_look.items() if found]:
+                raise InputError(
+                    f"popri.{asked[0]} needs popri.reward 'moments', whose one look alone shows "
+                    f"what it chooses by, found {self.reward!r}"
+                )
         if self.tune is not None:
             if self.corpus == "nearest" and self.tune.samples:
                 raise InputError(

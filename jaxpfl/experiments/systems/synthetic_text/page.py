@@ -74,20 +74,15 @@ def _corpora(scores: dict[str, list[Any]], source: str) -> Section:
 def _tried(found: dict[str, Any], source: str) -> Section:
     names = list(found["choices"][0])
     rows = [
-        (*(_shown(each[name]) for name in names), f"{distance:.4f}")
+        (*map(str, each.values()), f"{distance:.4f}")
         for each, distance in zip(found["choices"], found["distances"], strict=True)
     ]
     text = (
-        "How the generator writes was chosen before the first round, which cost nothing more. "
-        f"Frechet distances of the untuned generator's texts from the {source}, by the moments "
-        "that were released:"
+        "How the generator writes was chosen before the first round, at no further cost, by the "
+        f"Frechet distance of its texts from the released moments of the {source}:"
     )
     table = Table((*names, "distance"), rows, numbers=(len(names),), ours=found["chosen"])
     return Section("What was tried", text, table=table)
-
-
-def _shown(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list | tuple) else str(value)
 
 
 def _checkpoints(record: dict[str, Any]) -> Section:
