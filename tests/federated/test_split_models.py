@@ -64,10 +64,10 @@ def stored_sum(mesh, chosen=None, chunk=1):
 
     def stored(broadcast, examples, key):
         value = examples.batches["x"][0, 0]
-        return {"a": value[:24].reshape(4, 6), "b": value[24:]}
+        return {"a": value[:2500].reshape(50, 50), "b": value[2500:]}
 
-    values = (3 * np.random.default_rng(2).normal(size=(13, 29))).astype(np.float32)
-    shapes = {"a": (4, 6), "b": (5,)}
+    values = (3 * np.random.default_rng(2).normal(size=(13, 2505))).astype(np.float32)
+    shapes = {"a": (50, 50), "b": (5,)}
     like = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
     chosen = plan(noise="exact") if chosen is None else chosen
     opened = door(stored, chosen, like, mesh=mesh, chunk=chunk)
@@ -90,7 +90,7 @@ def test_exact_sums_and_noise_have_the_bits_of_one_device():
 # As a user's process compiles, which the tests' own flags do not. It prints the sums' bits.
 OPTIMISED = """
 from tests.federated.test_split_models import client_mesh, stored_sum
-for devices, model, chunk in ((1, 1, 1), (1, 1, 2), (2, 2, 1)):
+for devices, model, chunk in ((1, 1, 1), (1, 1, 2), (1, 1, 8), (2, 2, 1)):
     value, name = stored_sum(client_mesh(devices, model=model), chunk=chunk)
     print(value.tobytes().hex(), name.tolist())
 """
@@ -102,7 +102,7 @@ def test_with_all_optimisations_they_have_these_bits_too():
     ((code, said, errors),) = ended([start(["-c", OPTIMISED], variables={"XLA_FLAGS": ""})])
     assert code == 0, errors
     bits = said.splitlines()
-    assert len(bits) == 3 and len(set(bits)) == 1
+    assert len(bits) == 4 and len(set(bits)) == 1
 
 
 @pytest.mark.parametrize(

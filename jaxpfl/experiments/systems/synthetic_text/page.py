@@ -74,7 +74,7 @@ def _corpora(scores: dict[str, list[Any]], source: str) -> Section:
 def _tried(found: dict[str, Any], source: str) -> Section:
     names = list(found["choices"][0])
     rows = [
-        (*map(str, each.values()), f"{distance:.4f}")
+        (*(str(x[0] if isinstance(x, list) else x) for x in each.values()), f"{distance:.4f}")
         for each, distance in zip(found["choices"], found["distances"], strict=True)
     ]
     text = (

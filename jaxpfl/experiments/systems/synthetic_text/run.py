@@ -199,8 +199,7 @@ class Run:
         if popri.tune is not None:
             judged, choices = releases.load_or_compute(TRIED, missing), popri.tune.choices(popri)
             names = [name for name, tried in vars(popri.tune).items() if tried]
-            shown = [{**vars(each), "samples": each.samples and each.samples[0]} for each in choices]
-            tried = [{name: each[name] for name in names} for each in shown]
+            tried = [{name: getattr(each, name) for name in names} for each in choices]
             of_each = {name: array.tolist() for name, array in judged.items()}
             found["tried"] = {"choices": tried, **of_each}
         if popri.checkpoint == "last":

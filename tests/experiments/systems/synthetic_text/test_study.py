@@ -347,7 +347,7 @@ def test_how_the_generator_writes_is_tried_and_chosen_at_no_cost(
     assert len(charges(out / "ledger.jsonl")) == (5 if judge else 3)
     found = json.loads((out / "result.json").read_text())["tried"]
     pairs = [(each["temperature"], each["samples"]) for each in found["choices"]]
-    assert pairs == [(0, "far"), (0, "near"), (1.5, "far"), (1.5, "near")]
+    assert pairs == [(0, ["far"]), (0, ["near"]), (1.5, ["far"]), (1.5, ["near"])]
     column, function = ("judge", "hashed:16") if judge else ("embedding", "hashed:32")
     released = files.read_npz(out / "artifacts" / "moments" / "arrays.npz")
     names = ("count", "mean", "covariance", "noise")
@@ -362,7 +362,7 @@ def test_how_the_generator_writes_is_tried_and_chosen_at_no_cost(
     assert found["distances"][int(nearest[0].name)] == pytest.approx(nearest[0].corrected)
     assert found["chosen"] == int(nearest[0].name)
     temperature, samples = pairs[found["chosen"]]
-    assert used == {(temperature, (samples,))}
+    assert used == {(temperature, tuple(samples))}
     assert "What was tried" in (out / "report.html").read_text()
 
 
