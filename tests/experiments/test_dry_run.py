@@ -168,18 +168,17 @@ PUBLISHED = {
         "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536,
         "vocab_size": 49152, "max_position_embeddings": 8192, "tie_word_embeddings": True,
     },
-    "models/bert-small": {
-        "model_type": "bert", "hidden_size": 512, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "intermediate_size": 2048, "vocab_size": 30522,
-    },
+    "models/bert-small": {"model_type": "bert", "hidden_size": 512, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "intermediate_size": 2048, "vocab_size": 30522},
     "sentence-transformers/paraphrase-albert-small-v2": {
         "model_type": "albert", "hidden_size": 768, "num_hidden_layers": 6, "vocab_size": 30000,
         "num_attention_heads": 12, "intermediate_size": 3072, "embedding_size": 128,
     },
-    "minilm": {
-        "model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6, "vocab_size": 30522,
-        "num_attention_heads": 12, "intermediate_size": 1536,
-    },
+    "minilm": {"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6,
+        "num_attention_heads": 12, "intermediate_size": 1536, "vocab_size": 30522},
+    "TinyLlama/TinyLlama-1.1B-intermediate-step-1195k-token-2.5T": {
+        "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "vocab_size": 32000,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 5632},
 }  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def test_more_texts_come_from_the_tuned_writer_and_cost_nothing(
     ledger, written = (run / "ledger.jsonl").read_bytes(), CorpusWriter.texts
 
     def texts(self, writer, *rest):
-        writers.append(writer)
+        writers.append(writer.model)
         return written(self, writer, *rest)
 
     monkeypatch.setattr(build, "open_population", pytest.fail)
