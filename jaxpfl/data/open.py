@@ -173,11 +173,12 @@ class _Named:
             return self.word
         if any((self.place / f"dataset_{each}.json").is_file() for each in ("info", "dict")):
             return "saved"
+        if storage.is_stored(self.place):  # which has no options
+            return "folder"
         if image_folders.holds_images(self.place):
             return "images"
         if self.place.is_dir():
-            # Of a stored population there are no options.
-            return "table" if self.options and not storage.is_stored(self.place) else "folder"
+            return "table" if self.options else "folder"
         return next((kind for end, kind in _ENDINGS.items() if self.head.endswith(end)), "")
 
     def require_known(self) -> None:
