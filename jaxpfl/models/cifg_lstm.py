@@ -19,6 +19,7 @@ from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.checks import real
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import OOV, Params
+from jaxpfl.models.layers.initial import glorot_uniform, normal
 from jaxpfl.models.layers.recurrence import Weights, cifg, one_step, run
 from jaxpfl.models.recurrent import RecurrentModel, RecurrentNetwork
 
@@ -30,11 +31,10 @@ class CIFGLayer(nnx.Module):
     """One CIFG layer: run over a whole sequence, or for one step."""
 
     def __init__(self, inputs: int, hidden: int, projection: int, peepholes: bool, key: Array):
-        initialise = jax.nn.initializers.glorot_uniform()
         keys = [jax.random.fold_in(key, i) for i in range(2)]
-        self.kernel = nnx.Param(initialise(keys[0], (inputs + projection, 3 * hidden), jnp.float32))
+        self.kernel = nnx.Param(glorot_uniform(keys[0], (inputs + projection, 3 * hidden)))
         self.bias = nnx.Param(jnp.zeros(3 * hidden, jnp.float32))
-        self.projection = nnx.Param(initialise(keys[1], (hidden, projection), jnp.float32))
+        self.projection = nnx.Param(glorot_uniform(keys[1], (hidden, projection)))
         self.peepholes = nnx.Param(jnp.zeros((2, hidden), jnp.float32)) if peepholes else None
 
     def _weights(self) -> Weights:
@@ -100,17 +100,16 @@ class CIFGLanguageModel(Checked, RecurrentModel):
 
     def _network(self, key: Array) -> RecurrentNetwork:
         keys = [jax.random.fold_in(key, i) for i in range(self.layers + 2)]
-        unit_rows = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
         sizes = (self.hidden, self.projection, self.peepholes)
         widths = [self.embedding, *[self.projection] * (self.layers - 1)]
         output, bias = None, jnp.zeros(self.vocab_size, jnp.float32)
         if not self.tied:
             shape = (self.vocab_size, self.projection)
-            output = jax.nn.initializers.glorot_uniform()(keys[-1], shape, jnp.float32)
+            output = glorot_uniform(keys[-1], shape)
         if self.output_bias_prior is not None:
             bias = jnp.asarray(self.output_bias_prior, jnp.float32)
         return RecurrentNetwork(
-            unit_rows(keys[0], (self.vocab_size, self.embedding), jnp.float32),
+            normal(keys[0], (self.vocab_size, self.embedding), self.embedding**-0.5),
             [CIFGLayer(width, *sizes, keys[i + 1]) for i, width in enumerate(widths)],
             output,
             bias,

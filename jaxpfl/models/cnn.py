@@ -16,6 +16,7 @@ from jax import Array
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.models.base import Classifier, NetworkModel, Params
 from jaxpfl.models.layers.convolution import Form, Padding, check_images, convolve
+from jaxpfl.models.layers.initial import glorot_uniform
 
 _KERNEL = 3
 
@@ -42,7 +43,7 @@ class Convolution(nnx.Module):
         self.form: Form = form
         self.shape = (height, width, outputs)
         shape = (_KERNEL, _KERNEL, inputs, outputs)
-        self.kernel = nnx.Param(jax.nn.initializers.glorot_uniform()(key, shape, jnp.float32))
+        self.kernel = nnx.Param(glorot_uniform(key, shape))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
@@ -56,8 +57,7 @@ class Dense(nnx.Module):
     """x W + b."""
 
     def __init__(self, inputs: int, outputs: int, key: Array):
-        initialise = jax.nn.initializers.glorot_uniform()
-        self.kernel = nnx.Param(initialise(key, (inputs, outputs), jnp.float32))
+        self.kernel = nnx.Param(glorot_uniform(key, (inputs, outputs)))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
 
     def __call__(self, x_BxI: Array) -> Array:

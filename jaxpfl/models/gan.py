@@ -34,6 +34,7 @@ from jaxpfl.checked import Checked, Positive, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params, split
 from jaxpfl.models.layers.convolution import check_images, convolve, upsample_convolve
+from jaxpfl.models.layers.initial import glorot_uniform
 
 GRADIENT_PENALTY = 10.0
 """The weight of the gradient penalty in the critic's loss."""
@@ -77,7 +78,7 @@ class Layer(nnx.Module):
     """A Glorot-uniform kernel, with a bias unless batch normalisation follows."""
 
     def __init__(self, shape: tuple[int, ...], key: Array, *, bias: bool = False):
-        self.kernel = nnx.Param(jax.nn.initializers.glorot_uniform()(key, shape, jnp.float32))
+        self.kernel = nnx.Param(glorot_uniform(key, shape))
         self.bias = nnx.Param(jnp.zeros(shape[-1], jnp.float32)) if bias else None
 
     def shifted(self, x: Array) -> Array:

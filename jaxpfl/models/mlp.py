@@ -8,6 +8,7 @@ from jax import Array
 
 from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
 from jaxpfl.models.base import Classifier, Params
+from jaxpfl.models.layers.initial import glorot_uniform
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,10 @@ class MLP(Checked, Classifier):
 
     def init(self, key: Array) -> Params:
         """Glorot-uniform kernels and zero biases."""
-        initialise = jax.nn.initializers.glorot_uniform()
         sizes = [self.features, *([self.hidden] if self.hidden else []), self.classes]
         return {
             f"layer_{place}": {
-                "kernel": initialise(jax.random.fold_in(key, place), shape, jnp.float32),
+                "kernel": glorot_uniform(jax.random.fold_in(key, place), shape),
                 "bias": jnp.zeros(shape[1], jnp.float32),
             }
             for place, shape in enumerate(zip(sizes, sizes[1:], strict=False))

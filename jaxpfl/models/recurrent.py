@@ -16,6 +16,7 @@ from jax import Array
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params, require_below
 from jaxpfl.models.layers.embedding import look_up
+from jaxpfl.models.layers.initial import glorot_uniform, uniform
 from jaxpfl.models.layers.output_layer import next_token_loss
 from jaxpfl.models.layers.recurrence import Weights, lstm, run
 
@@ -100,8 +101,7 @@ class LSTMLayer(nnx.Module):
 
     def __init__(self, inputs: int, hidden: int, key: Array):
         # As Keras initialises an LSTM, except that inputs and state share one draw.
-        initialise = jax.nn.initializers.glorot_uniform()
-        self.kernel = nnx.Param(initialise(key, (inputs + hidden, 4 * hidden), jnp.float32))
+        self.kernel = nnx.Param(glorot_uniform(key, (inputs + hidden, 4 * hidden)))
         # A forget gate that begins open (Jozefowicz et al. 2015).
         gates_4xH = jnp.zeros((4, hidden), jnp.float32).at[1].set(1.0)
         self.bias = nnx.Param(gates_4xH.reshape(-1))
@@ -133,8 +133,8 @@ class LSTMLanguageModel(Checked, RecurrentModel):
         widths = [self.embedding, *[self.hidden] * (self.layers - 1)]
         output_shape = (self.vocab_size, self.hidden)
         return RecurrentNetwork(
-            jax.random.uniform(keys[0], shape, jnp.float32, -0.05, 0.05),
+            uniform(keys[0], shape, 0.05),
             [LSTMLayer(width, self.hidden, keys[i + 1]) for i, width in enumerate(widths)],
-            jax.nn.initializers.glorot_uniform()(keys[-1], output_shape, jnp.float32),
+            glorot_uniform(keys[-1], output_shape),
             jnp.zeros(self.vocab_size, jnp.float32),
         )

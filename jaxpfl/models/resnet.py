@@ -21,6 +21,7 @@ from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Batch, Classifier, NetworkModel, Params
 from jaxpfl.models.layers.convolution import check_images
+from jaxpfl.models.layers.initial import he_normal, normal
 
 _EPSILON = 1e-3
 
@@ -48,9 +49,8 @@ class Convolution(nnx.Module):
     """A convolution without bias, which a norm follows or precedes."""
 
     def __init__(self, size: int, inputs: int, outputs: int, key: Array, *, stride: int = 1):
-        initialise = jax.nn.initializers.he_normal()
         shape = (size, size, inputs, outputs)
-        self.kernel = nnx.Param(initialise(key, shape, jnp.float32))
+        self.kernel = nnx.Param(he_normal(key, shape))
         self.stride = stride
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
@@ -102,8 +102,7 @@ class Network(nnx.Module):
             setattr(self, f"block_{i}", Block(inputs, outputs, i == 0, config, keys[i + 1]))
             inputs = outputs
         self.norm = GroupNorm(inputs, config.groups)
-        kernel = 0.01 * jax.random.normal(keys[-1], (inputs, config.classes), jnp.float32)
-        self.kernel = nnx.Param(kernel)
+        self.kernel = nnx.Param(normal(keys[-1], (inputs, config.classes), 0.01))
         self.bias = nnx.Param(jnp.zeros(config.classes, jnp.float32))
 
     def __call__(self, x_BxHxWxC: Array) -> Array:

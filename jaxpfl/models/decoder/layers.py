@@ -15,6 +15,7 @@ from flax import nnx
 from jax import Array
 
 from jaxpfl.models.decoder.config import LoRA, RopeScaling
+from jaxpfl.models.layers.initial import normal
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -51,8 +52,7 @@ class Linear(nnx.Module):
             self.kernel_int8 = nnx.Param(jnp.zeros((inputs, outputs), jnp.int8))
             self.kernel_scale = nnx.Param(jnp.ones(outputs, jnp.float32))
         else:
-            normal = jax.random.normal(key, (inputs, outputs), jnp.float32)
-            self.kernel = nnx.Param(normal * jnp.float32(deviation))
+            self.kernel = nnx.Param(normal(key, (inputs, outputs), deviation))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
         rank = 0 if lora is None else lora.rank
         self.a = nnx.Param(jnp.zeros((inputs, rank), jnp.float32)) if rank else None

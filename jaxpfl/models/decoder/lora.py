@@ -26,6 +26,7 @@ from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params, is_traced
 from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
 from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.layers.initial import uniform
 
 
 def attach(
@@ -60,7 +61,7 @@ def attach(
         own_key = jax.random.fold_in(key, PROJECTIONS.index(name))
         shape = (depth, inputs, lora.rank)
         adapted[name] = dict(layers[name]) | {
-            "a": jax.random.uniform(own_key, shape, jnp.float32, -bound, bound),
+            "a": uniform(own_key, shape, bound),
             "b": jnp.zeros((depth, lora.rank, outputs), jnp.float32),
         }
     return dataclasses.replace(model, lora=lora), dict(params) | {"layers": adapted}

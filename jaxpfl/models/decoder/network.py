@@ -45,6 +45,7 @@ from jaxpfl.models.decoder.layers import (
     wide_matmul,
 )
 from jaxpfl.models.layers.embedding import look_up
+from jaxpfl.models.layers.initial import normal
 
 
 class Layer(nnx.Module):
@@ -184,23 +185,19 @@ class Decoder(Checked, LossModel):
                 "a model with adapters or int8 weights has no random parameters: draw those of a "
                 "plain model, then use lora.attach or quantise"
             )
-        config = self.config
-        keys = [jax.random.fold_in(key, i) for i in range(4)]
-
-        def normal(key: Array, *shape: int) -> Array:
-            drawn = jax.random.normal(key, shape, jnp.float32)
-            return drawn * jnp.float32(config.initializer_range)
+        config, keys = self.config, [jax.random.fold_in(key, i) for i in range(4)]
+        width, deviation = config.hidden_size, config.initializer_range
 
         def layer(number: Array) -> Params:
             return split(Layer(self, jax.random.fold_in(keys[2], number)))[1]
 
-        embed = {"token": normal(keys[0], config.vocab_size, config.hidden_size)}
+        embed = {"token": normal(keys[0], (config.vocab_size, width), deviation)}
         if config.model_type == "gpt2":
-            embed["position"] = normal(keys[1], config.positions, config.hidden_size)
+            embed["position"] = normal(keys[1], (config.positions, width), deviation)
         layers = jax.vmap(layer)(jnp.arange(config.layers))
         params = {"embed": embed, "layers": layers, "norm": split(_norm(config))[1]}
         if not config.tied:
-            params["head"] = {"kernel": normal(keys[3], config.hidden_size, config.vocab_size)}
+            params["head"] = {"kernel": normal(keys[3], (width, config.vocab_size), deviation)}
         return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
     def hidden(

@@ -28,6 +28,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params
 from jaxpfl.models.decoder.layers import ACTIVATIONS, Linear, Norm
 from jaxpfl.models.encoder.config import CAUSAL_TYPES, EncoderConfig
+from jaxpfl.models.layers.initial import normal
 from jaxpfl.models.layers.output_layer import next_token_loss
 
 
@@ -43,13 +44,13 @@ class Embeddings(nnx.Module):
     """The normalised sum of word, position and segment embeddings; every token is in segment 0."""
 
     def __init__(self, config: EncoderConfig, key: Array):
-        size, normal = config.embedding_size, jax.nn.initializers.normal(config.initializer_range)
+        size, deviation = config.embedding_size, config.initializer_range
         keys = [jax.random.fold_in(key, i) for i in range(3)]
         self.first = config.first_position
         rows = self.first + config.positions
-        self.word = nnx.Param(normal(keys[0], (config.vocab_size, size), jnp.float32))
-        self.position = nnx.Param(normal(keys[1], (rows, size), jnp.float32))
-        self.segment = nnx.Param(normal(keys[2], (config.segments, size), jnp.float32))
+        self.word = nnx.Param(normal(keys[0], (config.vocab_size, size), deviation))
+        self.position = nnx.Param(normal(keys[1], (rows, size), deviation))
+        self.segment = nnx.Param(normal(keys[2], (config.segments, size), deviation))
         self.norm = _norm(size, config)
 
     def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
