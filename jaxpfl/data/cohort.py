@@ -16,11 +16,10 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from jaxpfl import checks
 from jaxpfl.checked import Checked, Fraction, PositiveInt
-from jaxpfl.data.columns import Column
+from jaxpfl.data.columns import Column, take
 from jaxpfl.data.mapped import Mapped
 from jaxpfl.data.population import Population, check_client_indices
 from jaxpfl.data.sequences import Padded
@@ -251,7 +250,7 @@ def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> n
     one that is removed. They are hashes under the seed, so that they tell nobody an id.
     """
     secret = (seed % 2**256).to_bytes(32, "little")
-    ids = population.client_ids.take(pa.array(clients_idx)).to_pylist()
+    ids = take(population.client_ids, clients_idx).to_pylist()
     words = [blake2b(each.encode(), digest_size=8, key=secret).digest() for each in ids]
     return np.frombuffer(b"".join(words), np.uint32).reshape(-1, 2)
 

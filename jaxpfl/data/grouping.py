@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks
-from jaxpfl.data.columns import from_arrow
+from jaxpfl.data.columns import arrow, from_arrow
 from jaxpfl.data.stream import Batch
 
 _BITS = 8
@@ -61,7 +61,7 @@ def _deal(blocks: Iterator[pa.RecordBatch], folder: Path) -> list[Path]:
             places = (_hashes(known.dictionary) >> np.uint64(64 - _BITS)).astype(np.int64)
             place_R = places[known.indices.to_numpy()]
             order = np.argsort(place_R, kind="stable")
-            sorted_rows = rows.take(pa.array(order))
+            sorted_rows = rows.take(arrow(order))
             ends = np.searchsorted(place_R[order], np.arange(2**_BITS + 1))
             for number in np.flatnonzero(np.diff(ends)).tolist():
                 path, begin = folder / f"{number:08}", int(ends[number])
@@ -95,6 +95,6 @@ def _sorted(table: pa.Table) -> Batch:
     rows = np.argsort(rank[client_R], kind="stable")
     held_R = table[HELD].to_numpy()
     sizes = np.bincount(rank[client_R[held_R]], minlength=len(order))
-    kept = table.drop_columns([CLIENT, HELD]).take(pa.array(rows[held_R[rows]]))
+    kept = table.drop_columns([CLIENT, HELD]).take(arrow(rows[held_R[rows]]))
     columns = {name: from_arrow(kept[name].combine_chunks()) for name in kept.column_names}
     return Batch(columns, [names[index] for index in order], sizes.tolist())

@@ -152,7 +152,7 @@ class MappedText:
     def whole(self) -> pa.Array:
         """All texts as a large_string array, a view of the file."""
         if not len(self):
-            return pa.array([], pa.large_string())
+            return pa.nulls(0, pa.large_string())
         edges, content = self.edges[:], self.content.blocks
         if not 0 <= edges[0] <= edges[-1] <= len(content.unverified):
             raise content.unfit("they do not lie within it")

@@ -182,7 +182,7 @@ class Population:
         else:
             rows = _rows_from(self.offsets[chosen] - offsets[:-1], sizes)
         columns = {name: take(column, rows) for name, column in self._stored.items()}
-        ids = self.client_ids.take(pa.array(chosen))
+        ids = take(self.client_ids, chosen)
         return self._derive(columns, offsets, ids, self.name if name is None else name)
 
     def with_min_examples(self, n: int) -> "Population":

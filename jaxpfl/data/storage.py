@@ -63,7 +63,7 @@ _NUMBERS = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64"),
 )
-_NO_IDS, _NO_OFFSETS = pa.array([], pa.large_string()), np.zeros(0, np.int64)
+_NO_IDS, _NO_OFFSETS = text_array([]), np.zeros(0, np.int64)
 # No source has a column of texts of this name: those that are read in one have this library's own.
 _TOKENS = "tokens"
 _HEX = 64

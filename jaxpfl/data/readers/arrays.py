@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks, files
-from jaxpfl.data.columns import describe, text_array
+from jaxpfl.data.columns import arrow, describe, text_array
 from jaxpfl.data.population import Population, from_rows
 from jaxpfl.errors import InputError
 
@@ -64,7 +64,7 @@ def read_arrays(
     checks.fits_memory(f"{path}: {total} rows", _ROW_BYTES * total)
     if alone:
         client_of_row = np.arange(total)
-        ids = pa.array(client_of_row + 1).cast(pa.large_string())
+        ids = arrow(client_of_row + 1).cast(pa.large_string())
     else:
         client_of_row, ids = _clients(f"{path}, array {client!r}", arrays[client])
     converters = {"image": _images, "label": _labels}
@@ -82,7 +82,7 @@ def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
         raise InputError(f"{what}: expected one client id per example, found {describe(ids)}")
     if ids.dtype.kind not in "iuU":
         raise InputError(f"{what}: client ids must be whole numbers or text, found {ids.dtype}")
-    names = text_array(ids.tolist()) if ids.dtype.kind == "U" else pa.array(ids)
+    names = text_array(ids.tolist()) if ids.dtype.kind == "U" else arrow(ids)
     known = names.cast(pa.large_string()).dictionary_encode()
     if "" in known.dictionary.to_pylist():
         raise InputError(f"{what}: a client id is empty, expected a non-empty one")

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from jaxpfl import checks
 from jaxpfl.data import grouping
-from jaxpfl.data.columns import from_arrow, text_array
+from jaxpfl.data.columns import arrow, from_arrow, text_array
 from jaxpfl.data.population import Population, from_rows
 from jaxpfl.data.readers.fields import INEXACT, Fields, Rows, row_error
 from jaxpfl.data.readers.prose import PIECES, pieces
@@ -242,7 +242,7 @@ def _side_by_side(columns: list[pa.Array]) -> pa.Array:
     """Numbers, and lists of them, as rows of a float32 matrix."""
     parts = [from_arrow(column) for column in columns]
     matrix = np.concatenate([part.reshape(len(part), -1) for part in parts], 1).astype(np.float32)
-    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
+    return pa.FixedSizeListArray.from_arrays(arrow(matrix.reshape(-1)), matrix.shape[1])
 
 
 def _divided(texts: pa.Array, split: str) -> tuple[pa.Array, np.ndarray, np.ndarray]:

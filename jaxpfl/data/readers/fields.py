@@ -257,9 +257,9 @@ def _array(values: Sequence[Any]) -> pa.Array | None:
     if bool in kinds and len(kinds) > 1 and kinds != {bool, type(None)}:
         return None
     try:
-        if values and type(values[0]) is str:
+        if kinds == {str}:
             return text_array(values)
-        return pa.array(values)
+        return pa.array(values, pa.large_string() if str in kinds else None)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return None
 
