@@ -101,7 +101,8 @@ def _release(event: Any) -> dp.DpEvent:
 def check(certificate: Any) -> list[str]:
     """Checks what follows from the certificate alone; returns what its ledgers cost, in words."""
     need(certificate["format"] == FORMAT, f"is not of the format {FORMAT!r}")
-    _require_fields(certificate, _CERTIFICATE)
+    wrong = sorted(certificate.keys() ^ {*_CERTIFICATE.split()})
+    need(not wrong, f"lacks or adds the fields {wrong}")
     content = {name: value for name, value in certificate.items() if name != "seal"}
     need(certificate["seal"] == digest_of(content), "was changed after it was sealed")
     lines, stamp, runs = [], certificate["stamp"], defaultdict[Any, list[Any]](list)
@@ -110,22 +111,25 @@ def check(certificate: Any) -> list[str]:
             lines.append(_check_ledger(ledger, stamp))
         for charge in ledger["charges"]:
             runs[number, charge["run"]].append(charge)
-    costs = [cost_of(charges) for charges in runs.values()]
     for epsilon, delta in re.findall(_STATED, certificate["statement"]):
-        least = min((cost(float(delta)) for cost in costs), default=0.0)
-        said = f"its statement says epsilon = {epsilon} at delta = {delta}"
+        least = min((cost_of(own)(float(delta)) for own in runs.values()), default=0.0)
         fits = "SIMULATED" in stamp or float(epsilon) >= least * (1 - TOLERANCE)
-        need(fits, f"{said}, the cheapest of its runs cost {least:.6g}")
+        said = f"its statement says epsilon = {epsilon} at delta = {delta}"
+        need(fits, f"{said}, its cheapest run costs {least:.6g}")
     return lines
 
 
 def _check_ledger(ledger: Any, stamp: str) -> str:
-    _require_fields(ledger, _LEDGER)
+    wrong = sorted(ledger.keys() ^ {*_LEDGER.split()})
+    need(not wrong, f"lacks or adds the fields {wrong}")
     charges, curve, delta = ledger["charges"], ledger["curve"], ledger["delta"]
-    plans = [(each["run"], each["label"], _event_of(each["plan"])) for each in ledger["queries"]]
+    plans = [(each["run"], each["label"], each["plan"]) for each in ledger["queries"]]
+    strict = [plan for *_, plan in plans if plan["private"] and not plan["allow_large_delta"]]
+    rare = len(strict) < len(plans) or any(delta * plan["population"] < 1 for plan in strict)
+    need(rare or not plans, f"states the delta {delta:g}, which is 1 / the population or more")
     for number, charge in enumerate(charges, 1):
         asked = charge["run"], charge["label"]
-        planned = [event for *names, event in plans if names == [*asked]]
+        planned = [_event_of(plan) for *names, plan in plans if names == [*asked]]
         fits = charge["event"] in planned or not planned
         need(fits, f"charge {number}: is not what its query's plan charges")
     unit, adjacency, cost = ledger["unit"], _adjacency_of(charges), cost_of(charges)
@@ -133,10 +137,9 @@ def _check_ledger(ledger: Any, stamp: str) -> str:
     need(stamp or math.isfinite(cost(0.5)), "lacks the stamp NOT PRIVATE")
     for each in (ledger, *curve):
         need(0 < each["delta"] < 1, f"has the delta {each['delta']}")
-        least = cost(each["delta"])
-        given = math.inf if each["epsilon"] is None else each["epsilon"]
-        said = f"costs epsilon = {least:.6g} at delta = {each['delta']:g}, and states {given:.6g}"
-        need(given >= least * (1 - TOLERANCE) - 1e-9, said)
+        least, given = cost(each["delta"]), each["epsilon"]
+        fits = math.isinf(least) if given is None else given >= least * (1 - TOLERANCE) - 1e-9
+        need(fits, f"costs epsilon = {least:.6g} at delta = {each['delta']:g}, and states {given}")
     for each in ledger["trade_off"]:
         missed, most = each["false_negatives"], least_missed(each["false_positives"], curve)
         need(missed <= most + 1e-9, f"its trade-off says {missed:.4g}, its curve {most:.4g}")
@@ -195,11 +198,10 @@ def check_file(path: Path, ledgers: Sequence[dict[str, Any]]) -> Iterator[str]:
     for ledger in found:
         lines = ledger["lines"]
         need(heads[lines:][:1] == [ledger["head"]], f"line {lines} is not the certificate's last")
-        for name, kind in (("charges", "event"), ("queries", "plan")):
-            own = [each for each in records[:lines] if kind in each]
-            need(own == ledger[name], f"has other {name} than the certificate")
-        for name in ("population", "unit"):
-            need(records[0][name] == ledger[name], f"has another {name} than the certificate")
+        charges, queries = ([r for r in records[:lines] if f in r] for f in ("event", "plan"))
+        own = {**records[0], "charges": charges, "queries": queries}
+        for name in ("population", "unit", "charges", "queries"):
+            need(own[name] == ledger[name], f"does not have the certificate's {name}")
         more = sum("event" in each for each in records[lines:])
         yield f"{path}: fits" + (f"; {more} later releases are not certified" if more else "")
 
@@ -245,19 +247,16 @@ def verified(
             every += certificate["ledgers"]
             if weights is not None:
                 yield check_weights(certificate["weights"], weights)
+    compared: list[str] = []
     for path in ledgers:
         with at(str(path)):
-            yield from check_file(path, every)
+            compared += check_file(path, every)
+    yield from compared
     if joined:
         yield together(every)
-    asked = "" if ledgers else "whether the ledgers say the same (--ledger); "
+    asked = "" if len(compared) >= len(every) else "whether all ledgers say the same (--ledger); "
     asked += "" if weights is not None else "weights (--weights); "
     yield f"not checked: {asked}releases on other ledgers; that the program did what it says"
-
-
-def _require_fields(record: dict[str, Any], names: str) -> None:
-    wrong = sorted(record.keys() ^ {*names.split()})
-    need(not wrong, f"lacks or adds the fields {wrong}")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
