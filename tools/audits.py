@@ -43,6 +43,8 @@ SHOWN = {
     "FreD": ("fred_pipeline", "FreD"),
     "DP-FedAvg, images": ("digits_cnn", "rounds"),
     "DP-FedAvg, words": ("irc_word_lm", "rounds"),
+    "SCAFFOLD, images": ("digits_cnn, SCAFFOLD", "rounds"),
+    "Ditto, images": ("digits_cnn, Ditto", "rounds"),
     "DP-FTRL": ("popri_small, DP-FTRL", "rounds"),
     "Federated metrics": ("gan_inversion", "each of two histograms of users' accuracy"),
     "Private evolution": ("popri_small, private evolution", "rounds"),

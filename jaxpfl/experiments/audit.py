@@ -14,9 +14,8 @@ from jaxpfl.checked import Checked, NonNegativeInt, OpenFraction, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.description import PlannedRelease
 from jaxpfl.experiments.registry import system_of
-from jaxpfl.experiments.report.page import Table, text_lines
+from jaxpfl.experiments.report.page import audited, text_lines
 from jaxpfl.federated.audits.canaries import Game
-from jaxpfl.privacy.accounting import rounded_up
 from jaxpfl.privacy.auditing import Trials, lower_bound
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.participation import Poisson
@@ -27,6 +26,15 @@ MOST_DIMENSIONS = 384
 """Of embeddings, and so canaries of a run, where a system's own client functions are asked."""
 
 SIMULATED = "SIMULATED: canaries in place of clients; no client was read, and no ledger charged"
+
+_FITS = (
+    "No bound exceeds what the ledger states, at {confidence:.0%} confidence. That is not a proof "
+    "that nothing more is released."
+)
+_EXCEEDED = (
+    "A bound exceeds the epsilon that the ledger states: more is released than is charged (or this "
+    "is an accident that a confidence of {confidence:.2%} leaves: repeat it with another --seed)."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +62,7 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
 
     Returns:
       "releases" by name: epsilon, as the ledger of the game states it, delta, the bound and the
-      trials; "exceeded": whether a bound exceeds its epsilon; "text".
+      trials; "exceeded": whether a bound exceeds its epsilon; "found", in a sentence; "text".
 
     Raises:
       InputError: the config is not valid, or nothing in it is private.
@@ -71,15 +79,17 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
         played = game.play(settings.runs, seed=settings.seed)
         rounds = {"rounds": game.rounds, "planned_rounds": game.plans[0].rounds}
         found[name] = rounds | judged(played.trials, played.stated, confidence)
+    exceeded = any(each["exceeded"] for each in found.values())
     record = {
         "simulation": SIMULATED,
         "system": config.system,
         "settings": dataclasses.asdict(settings),
         "releases": found,
         "not_private": [name for name in releases if name not in found],
-        "exceeded": any(each["exceeded"] for each in found.values()),
+        "exceeded": exceeded,
+        "found": (_EXCEEDED if exceeded else _FITS).format(confidence=settings.confidence),
     }
-    return {**record, "text": table(record)}
+    return {**record, "text": _in_words(record)}
 
 
 def game_of(release: PlannedRelease, settings: AuditSettings) -> Game:
@@ -121,32 +131,9 @@ def _smaller(plan: Plan, canaries: int) -> Plan:
     return dataclasses.replace(plan, participation=participation, simulates=None)
 
 
-def table(record: Mapping[str, Any]) -> str:
-    """The bounds of an audit as text for a terminal."""
-    stated, bound = "stated epsilon", "epsilon is at least"
-    columns = ("release", "rounds", "delta", stated, bound, "trials")
-    rows = [
-        (
-            name,
-            f"{each['rounds']:,} of {each['planned_rounds']:,}",
-            f"{each['delta']:g}",
-            rounded_up(each["epsilon"]),
-            f"{each['bound']:.4g}" + (" EXCEEDS IT" if each["exceeded"] else ""),
-            f"{each['trials']:,}",
-        )
-        for name, each in record["releases"].items()
-    ]
-    confidence = record["settings"]["confidence"]
-    bounds = text_lines(Table(columns, rows, numbers=(1, 2, 3, 4, 5)))
-    found = (
-        f"No bound exceeds what the ledger states, at {confidence:.0%} confidence. That is not a "
-        "proof that nothing more is released."
-    )
-    if record["exceeded"]:
-        found = (
-            "A bound exceeds the epsilon that the ledger states: more is released than is charged "
-            f"(or an accident of probability {1 - confidence:.2g} happened: repeat it with another "
-            "--seed)."
-        )
+def _in_words(record: Mapping[str, Any]) -> str:
+    """The bounds as text for a terminal."""
+    section = audited(record)
+    assert section.table is not None
     left = [f"not audited, because NOT PRIVATE: {name}" for name in record["not_private"]]
-    return "\n".join([record["simulation"], "", *bounds, "", found, *left])
+    return "\n".join([SIMULATED, "", *text_lines(section.table), "", record["found"], *left])

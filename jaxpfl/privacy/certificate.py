@@ -1,7 +1,7 @@
 """Certificates: what was released and what it costs, in a file that others can check.
 
-A certificate holds the charges of ledgers and what follows from them: an epsilon for each run and
-for everything, epsilons at other deltas, and how well any test for a client's membership can do.
+A certificate holds the queries and charges of ledgers and what follows from them: an epsilon of
+everything, epsilons at other deltas, and how well any test for a client's membership can do.
 `privacy.verify`, which imports nothing of this package, computes all of it again. Everything in a
 certificate is public: hashes of data are keyed, as in a ledger.
 
@@ -9,13 +9,13 @@ It covers what its ledgers were charged with. `NOT_COVERED` is said in each.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.privacy.ledger import Ledger, guarantee_of
+from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.verify import FORMAT, digest_of, least_missed
 
 NAME = "certificate.json"
@@ -34,26 +34,21 @@ NOT_COVERED = (
 def certificate(
     system: str,
     ledgers: Mapping[str, Ledger],
-    delta: float | None,
+    delta: float,
     *,
     statement: str,
     stamp: str,
-    queries: Sequence[Mapping[str, Any]] = (),
-    weights: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Returns the certificate of all releases on some ledgers.
 
     Args:
       system: what was run.
       ledgers: by the name that they are known by.
-      delta: of the stated epsilons; None where nothing has noise.
+      delta: of the stated epsilons.
       statement, stamp: as they are printed.
-      queries: fields "run", "label", "event", "plan", "captured" and "flow_checked" of what clients
-        were asked; of other runs they are not known.
-      weights: file -> SHA-256 (hex) of what was exported.
     """
-    found = [_of(name, each, delta, queries) for name, each in ledgers.items()]
-    if not stamp and any(math.isinf(each.spent(delta or 0.5)) for each in ledgers.values()):
+    found = [_of(name, each, delta) for name, each in ledgers.items()]
+    if not stamp and any(math.isinf(each.spent(delta)) for each in ledgers.values()):
         # The releases of another run, which share the ledger.
         stamp = "NOT PRIVATE: not everything on its ledgers has noise"
     content = {
@@ -64,7 +59,7 @@ def certificate(
         "versions": {name: version(name) for name in ("jaxpfl", "dp-accounting", "jax")},
         "ledgers": found,
         "not_covered": list(NOT_COVERED),
-        "weights": dict(weights or {}),
+        "weights": {},
     }
     return sealed(files.jsonable(content))
 
@@ -82,22 +77,12 @@ def with_weights(path: Path, folder: Path) -> None:
     files.write_json(folder / NAME, sealed({**files.read_record(path), "weights": weights}))
 
 
-def _of(
-    name: str, ledger: Ledger, delta: float | None, queries: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    runs = dict.fromkeys(charge.run for charge in ledger.charges)
-    asked = {(charge.run, charge.label) for charge in ledger.charges}
+def _of(name: str, ledger: Ledger, delta: float) -> dict[str, Any]:
     # Epsilons at several deltas, which all hold; none if a release has no noise.
-    deltas = () if delta is None else sorted({delta, *DELTAS}, reverse=True)
+    deltas = sorted({delta, *DELTAS}, reverse=True)
     curve = [{"delta": each, "epsilon": ledger.spent(each)} for each in deltas]
     curve = [point for point in curve if math.isfinite(point["epsilon"])]
-
-    def spent(run: str) -> float:
-        if delta is None:
-            return math.inf
-        own = [charge for charge in ledger.charges if charge.run == run]
-        return guarantee_of(own, delta, ledger.unit).epsilon()
-
+    spent = ledger.spent(delta)
     return {
         "name": name,
         "unit": ledger.unit,
@@ -107,10 +92,10 @@ def _of(
         "head": ledger.head,
         "lines": len(ledger.lines),
         "charges": [fields for fields in ledger.lines if "event" in fields],
-        "queries": [dict(query) for query in queries if (query["run"], query["label"]) in asked],
+        "queries": ledger.queries,
         "delta": delta,
-        "epsilon": _finite(math.inf if delta is None else ledger.spent(delta)),
-        "runs": {run: _finite(spent(run)) for run in runs},
+        # JSON has no infinity.
+        "epsilon": spent if math.isfinite(spent) else None,
         "curve": curve,
         "trade_off": [
             {"false_positives": level, "false_negatives": least_missed(level, curve)}
@@ -118,8 +103,3 @@ def _of(
             if curve
         ],
     }
-
-
-def _finite(epsilon: float) -> float | None:
-    """JSON has no infinity."""
-    return epsilon if math.isfinite(epsilon) else None

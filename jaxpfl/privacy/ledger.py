@@ -20,14 +20,14 @@ Guarantees:
 - All hashes of data and ids in the file are keyed, so that no guess can be tested without the
   ledger's secret: 32 random bytes in private/LEDGER.key next to it, mode 0600, made before the
   ledger's first line. Without the secret, the ledger can be read but not charged; do not publish it
-  with the ledger. The file holds `run`, `label`, `identity` and recorded releases as given.
+  with the ledger. The file holds `run`, `label`, queries, `identity` and releases as given.
 - There is no clock: with the same secret, equal runs write equal ledgers.
 """
 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,6 +48,8 @@ __all__ = ["Budget", "Charge", "Ledger", "guarantee_of"]
 FORMAT = "jaxpfl ledger 3"
 _HEADER = {"key": str, "unit": str, "budget": dict | None, "population": str}
 _CHARGE = {"run": str, "label": str, "round": int, "identity": str, "event": dict}
+_QUERY = {"run": str, "label": str, "plan": dict, "program": str}
+_QUERY |= {"captured": list, "flow_checked": bool}
 _FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -71,6 +73,7 @@ class Ledger(Chain):
       unit: what every release protects.
       recorded_budget: the file's own.
       charges: in the order in which they were made.
+      queries: what clients were asked, the fields of each line of `_QUERY`.
 
     Args:
       path: the file; made, with its folder and its key, if absent.
@@ -190,7 +193,14 @@ class Ledger(Chain):
         return self._account.adjacency
 
     def charge(
-        self, event: dp_accounting.DpEvent, label: str, *, run: str, round: int, identity: str
+        self,
+        event: dp_accounting.DpEvent,
+        label: str,
+        *,
+        run: str,
+        round: int,
+        identity: str,
+        query: Mapping[str, Any] | None = None,
     ) -> None:
         """Charges one release; on return it, and every line before it, is on the disk.
 
@@ -201,6 +211,8 @@ class Ledger(Chain):
           label: names the algorithm and release; public.
           run: names the run; public, so that it must not be a plain hash of private data.
           identity: a keyed hash of everything that the release depends on; public.
+          query: what clients are asked, as `PreparedQuery.asked` has it, for a line of its own
+            before the first charge of each; public. None = not told.
 
         Raises:
           BudgetExhausted: the release would exceed a budget; nothing was written.
@@ -236,7 +248,11 @@ class Ledger(Chain):
                 f"{limits}; spent so far: epsilon = {self.spent(budgets[0].delta):.4g}; nothing "
                 "was released"
             )
-        fields = {"run": run, "label": label, "round": charge.round, "identity": identity}
+        names = {"run": run, "label": label}
+        if query is not None and (asked := {**names, **query}) not in self.queries:
+            self.append(asked)
+            self.queries.append(asked)
+        fields = {**names, "round": charge.round, "identity": identity}
         self.append({**fields, "event": events.to_json(event)})
         self._count(charge)
 
@@ -298,6 +314,7 @@ class Ledger(Chain):
 
     def _take_lines(self) -> None:
         self.charges: list[Charge] = []
+        self.queries: list[dict[str, Any]] = []
         self._by_identity: dict[str, Charge] = {}
         self._recorded: dict[str, list[str]] = {}
         self._sources: set[str] = set()
@@ -330,6 +347,8 @@ class Ledger(Chain):
             event = events.from_json(fields["event"])
             run, label, round = fields["run"], fields["label"], fields["round"]
             self._count(Charge(run, label, round, event, fields["identity"]))
+        elif "plan" in fields:
+            self.queries.append(files.record_of(fields, "its content", _QUERY))
         else:
             files.record_of(fields, "its content", {"identity": str, "release": str})
             self._recorded.setdefault(fields["identity"], []).append(fields["release"])

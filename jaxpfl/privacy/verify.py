@@ -13,10 +13,9 @@ import json
 import math
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,72 +23,54 @@ import dp_accounting as dp
 import numpy as np
 from dp_accounting import pld, rdp
 
-FORMAT = "jaxpfl certificate 1"
+FORMAT = "jaxpfl certificate 2"
 TOLERANCE = 2e-3
 """By this share of an epsilon, two grids of privacy losses may differ."""
 
-_GAUSSIAN, _POISSON = dp.GaussianDpEvent, dp.PoissonSampledDpEvent
-_FIXED, _NO_NOISE = dp.SampledWithoutReplacementDpEvent, dp.NonPrivateDpEvent
 _ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [float(x) for x in range(12, 64)])
-# The form of a certificate, by an example: {} and [] may hold anything; null, a number or nothing.
-_EXAMPLE = json.loads("""{"format": "", "system": "", "stamp": "", "statement": "", "seal": "",
-  "versions": {}, "weights": {}, "not_covered": [], "ledgers": [{"name": "", "unit": "",
-    "adjacency": "", "population": "", "key": "", "head": "", "lines": 1, "runs": {},
-    "charges": [{"run": "", "label": "", "identity": "", "round": 1, "event": {}}],
-    "queries": [{"run": "", "label": "", "event": {}, "plan": {}, "captured": [],
-                 "flow_checked": true}], "delta": null, "epsilon": null,
-    "curve": [{"delta": 0.5, "epsilon": 0.5}],
-    "trade_off": [{"false_positives": 0.5, "false_negatives": 0.5}]}]}""")
-_KINDS = {float: int | float, type(None): int | float | None}
+_STATED = r"epsilon = (\d+\.?\d*(?:e[+-]\d+)?), delta = (\d+\.?\d*(?:e[+-]\d+)?)"
+_FIXED = "sampled_without_replacement"  # the only event whose adjacency is to replace one
+_CERTIFICATE = "format ledgers not_covered seal stamp statement system versions weights"
+_LEDGER = "name unit adjacency population key head lines charges queries delta epsilon curve "
+_LEDGER += "trade_off"
 
 
 class Unfit(Exception):
     """Something does not fit; the message says where and what."""
 
 
-class Releases:
-    """What the events of some charges cost together.
+def cost_of(charges: Sequence[Any]) -> Callable[[float], float]:
+    """`(delta) -> epsilon` of charges together: an upper bound, infinite if one has no noise."""
+    adjacency = dp.NeighboringRelation[_adjacency_of(charges).upper()]
+    leaves = Counter(_release(charge["event"]) for charge in charges).items()
+    kinds = {type(leaf) for leaf, _ in leaves}
+    if dp.NonPrivateDpEvent in kinds:
+        return lambda delta: math.inf
+    if kinds <= {dp.GaussianDpEvent}:
+        # They are together one, of shift / noise = mu.
+        mu = math.sqrt(sum(n / each.noise_multiplier**2 for each, n in leaves))
+        return lambda delta: float(dp.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
+    if kinds <= {dp.GaussianDpEvent, dp.PoissonSampledDpEvent}:
+        step = min(_step(*each) for each in leaves)
+        losses = pld.PLDAccountant(value_discretization_interval=step)
+        for each in leaves:
+            losses.compose(*each)
+        return losses.get_epsilon
+    renyi = rdp.RdpAccountant([*_ORDERS], adjacency)
+    for each in leaves:
+        renyi.compose(*each)
+    # Bounds of integer noise are proven at whole orders. Between them (order - 1) times the
+    # divergence is convex, so a chord bounds it: it lies so far above the parabola.
+    rho = sum(n * each.rho for each, n in leaves if isinstance(each, dp.ZCDpEvent))
+    total = renyi.rdp + rho * (_ORDERS % 1) * (1 - _ORDERS % 1) / (_ORDERS - 1)
+    return lambda delta: float(rdp.compute_epsilon([*_ORDERS], [*total], delta)[0])
 
-    Attributes:
-      adjacency: that they share; None if none of them has noise.
-      private: whether all of them have noise.
-    """
 
-    def __init__(self, charges: Sequence[Any]) -> None:
-        leaves: Counter[dp.DpEvent] = Counter()
-        for charge in charges:
-            for leaf, times in _leaves(charge["event"]):
-                leaves[leaf] += times
-        self._leaves: Any = (+leaves).items()  # not those that are repeated 0 times
-        self._kinds = {type(leaf) for leaf, _ in self._leaves}
-        self.private, fixed = _NO_NOISE not in self._kinds, _FIXED in self._kinds
-        need(not fixed or not {_POISSON, dp.ZCDpEvent} & self._kinds, "has two kinds of adjacency")
-        shared = "replace_one" if fixed else "add_or_remove_one"
-        self.adjacency = shared if self._kinds - {_NO_NOISE} else None
-
-    @cached_property
-    def epsilon(self) -> Callable[[float], float]:
-        """`(delta) -> epsilon`, an upper bound; infinite if a release has no noise."""
-        if not self.private:
-            return lambda delta: math.inf
-        if self._kinds <= {_GAUSSIAN}:
-            # They are together one, of shift / noise = mu.
-            mu = math.sqrt(sum(n / each.noise_multiplier**2 for each, n in self._leaves))
-            return lambda delta: float(dp.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
-        if self._kinds <= {_GAUSSIAN, _POISSON}:
-            step = min(_step(*each) for each in self._leaves)
-            losses = pld.PLDAccountant(value_discretization_interval=step)
-            for each in self._leaves:
-                losses.compose(*each)
-            return losses.get_epsilon
-        renyi = rdp.RdpAccountant([*_ORDERS], dp.NeighboringRelation[str(self.adjacency).upper()])
-        for each in self._leaves:
-            renyi.compose(*each)
-        # Bounds of integer noise are proven at whole orders. Between them (order - 1) times the
-        # divergence is convex, so a chord bounds it: it lies so far above the parabola.
-        rho = sum(n * each.rho for each, n in self._leaves if isinstance(each, dp.ZCDpEvent))
-        total = renyi.rdp + rho * (_ORDERS % 1) * (1 - _ORDERS % 1) / (_ORDERS - 1)
-        return lambda delta: float(rdp.compute_epsilon([*_ORDERS], [*total], delta)[0])
+def _adjacency_of(charges: Sequence[Any]) -> str:
+    """That of all charges, where they have noise; without any, add-or-remove-one."""
+    types = {charge["event"]["type"] for charge in charges} - {"non_private"}
+    need(_FIXED not in types or len(types) == 1, "has two adjacencies, with no common epsilon")
+    return "replace_one" if _FIXED in types else "add_or_remove_one"
 
 
 def _step(leaf: Any, times: int) -> float:
@@ -99,88 +80,88 @@ def _step(leaf: Any, times: int) -> float:
     return max(min(1e-4 if times > 250 else 5e-4, deviation / 100), (1 / z + 20) / (2 * z) / 2e5)
 
 
-def _leaves(event: dict[str, Any], times: int = 1) -> Iterator[tuple[dp.DpEvent, int]]:
-    """The elementary releases of an event, and how often each takes place."""
-    match event.get("type"), *sorted(each for each in event.items() if each[0] != "type"):
-        case ("none",):
-            return
-        case "composed", ("events", parts):
-            for part in parts:
-                yield from _leaves(part, times)
-        case "repeated", ("count", int(count)), ("event", part) if count >= 0:
-            yield from _leaves(part, times * count)
-        case ("non_private",):
-            yield _NO_NOISE(), times
-        case "zero_concentrated", ("rho", rho), ("xi", xi) if rho > 0 and xi >= 0:
-            yield dp.ZCDpEvent(rho, xi), times
-        case "gaussian", ("noise_multiplier", z) if z >= 0:
-            yield (_GAUSSIAN(z) if z else _NO_NOISE()), times
-        case "poisson_sampled", ("event", {"type": "gaussian"} as part), ("probability", q):
-            need(0 < q <= 1, f"has the sampling probability {q:g}")
-            noise, _ = next(_leaves(part))
-            # To sample everyone is not to sample.
-            yield (_POISSON(q, noise) if q < 1 and noise != _NO_NOISE() else noise), times
-        case "sampled_without_replacement", ("clients", n), ("event", part), ("population", of):
-            need(part["type"] == "gaussian" and 0 < n <= of, "samples more clients than there are")
-            noise, _ = next(_leaves(part))
-            yield (_FIXED(of, n, noise) if n < of and noise != _NO_NOISE() else noise), times
-        case _:
-            raise Unfit(f"has an event of an unknown kind, {event}")
+def _release(event: Any) -> dp.DpEvent:
+    match event:
+        case {"type": "non_private"}:
+            return dp.NonPrivateDpEvent()
+        case {"type": "zero_concentrated", "rho": rho, "xi": xi} if rho > 0 and xi >= 0:
+            return dp.ZCDpEvent(rho, xi)
+        case {"type": "gaussian", "noise_multiplier": z} if 1e-12 <= z <= 1e12:
+            return dp.GaussianDpEvent(z)
+        # To sample everyone is not to sample.
+        case {"type": "poisson_sampled", "probability": q, "event": noise} if 0 < q <= 1:
+            return dp.PoissonSampledDpEvent(q, _release(noise)) if q < 1 else _release(noise)
+        case {"type": "sampled_without_replacement", "clients": n, "population": of, **rest}:
+            need(0 < n <= of, f"draws {n} clients of {of}")
+            each = _release(rest["event"])
+            return dp.SampledWithoutReplacementDpEvent(of, n, each) if n < of else each
+    raise Unfit(f"has an event of an unknown kind, or out of range: {event}")
 
 
-def check(certificate: Any) -> list[Releases]:
-    """Checks what follows from the certificate alone; returns the releases of its ledgers."""
-    _check_form(certificate, _EXAMPLE, "the certificate")
+def check(certificate: Any) -> list[str]:
+    """Checks what follows from the certificate alone; returns what its ledgers cost, in words."""
     need(certificate["format"] == FORMAT, f"is not of the format {FORMAT!r}")
+    wrong = sorted(certificate.keys() ^ {*_CERTIFICATE.split()})
+    need(not wrong, f"lacks or adds the fields {wrong}")
     content = {name: value for name, value in certificate.items() if name != "seal"}
     need(certificate["seal"] == digest_of(content), "was changed after it was sealed")
-    found, stamp, ledgers = [], certificate["stamp"], certificate["ledgers"]
-    for number, ledger in enumerate(ledgers, 1):
+    lines, stamp, runs = [], certificate["stamp"], defaultdict[Any, list[Any]](list)
+    for number, ledger in enumerate(certificate["ledgers"], 1):
         with at(f"ledger {number}"):
-            found.append(_check_ledger(ledger))
-    need(stamp or all(releases.private for releases in found), "lacks the stamp NOT PRIVATE")
-    costs = [cost for ledger in ledgers for cost in ledger["runs"].values() if cost is not None]
-    least = min(costs, default=0.0) * (1 - TOLERANCE)
-    for stated in re.findall(r"epsilon = (\d+\.?\d*(?:e[+-]\d+)?)", certificate["statement"]):
-        said = f"its statement says epsilon = {stated}, the cheapest of its runs cost {least:.6g}"
-        need("SIMULATED" in stamp or float(stated) >= least, said)
-    return found
+            lines.append(_check_ledger(ledger, stamp))
+        for charge in ledger["charges"]:
+            runs[number, charge["run"]].append(charge)
+    for epsilon, delta in re.findall(_STATED, certificate["statement"]):
+        least = min((cost_of(own)(float(delta)) for own in runs.values()), default=0.0)
+        fits = "SIMULATED" in stamp or float(epsilon) >= least * (1 - TOLERANCE)
+        said = f"its statement says epsilon = {epsilon} at delta = {delta}"
+        need(fits, f"{said}, its cheapest run costs {least:.6g}")
+    return lines
 
 
-def _check_ledger(ledger: Any) -> Releases:
+def _check_ledger(ledger: Any, stamp: str) -> str:
+    wrong = sorted(ledger.keys() ^ {*_LEDGER.split()})
+    need(not wrong, f"lacks or adds the fields {wrong}")
     charges, curve, delta = ledger["charges"], ledger["curve"], ledger["delta"]
-    planned = {(query["run"], query["label"]): query["event"] for query in ledger["queries"]}
-    by_run: dict[str, list[Any]] = {}
+    plans = [(each["run"], each["label"], each["plan"]) for each in ledger["queries"]]
+    strict = [plan for *_, plan in plans if plan["private"] and not plan["allow_large_delta"]]
+    rare = len(strict) < len(plans) or any(delta * plan["population"] < 1 for plan in strict)
+    need(rare or not plans, f"states the delta {delta:g}, which is 1 / the population or more")
     for number, charge in enumerate(charges, 1):
-        by_run.setdefault(charge["run"], []).append(charge)
-        event = planned.get((charge["run"], charge["label"]), charge["event"])
-        need(charge["event"] == event, f"charge {number}: is not what its query's plan charges")
-    asked = {(charge["run"], charge["label"]) for charge in charges}
-    need(planned.keys() <= asked, "describes a query that was not asked")
-    need(len({each["identity"] for each in charges}) == len(charges), "charges a release twice")
-    need(ledger["unit"] in ("client", "example"), f"has the unit {ledger['unit']!r}")
-    need(ledger["lines"] > len(charges), "has more charges than lines")
-    releases, stated = Releases(charges), ledger["adjacency"]
-    found = releases.adjacency or stated
-    need(found == stated, f"has the adjacency {found}, not {stated}")
-    if delta is None:
-        need(not charges or not releases.private, "states no delta")
-        return releases
-    need(ledger["runs"].keys() == by_run.keys(), "lists other runs than its charges")
-    claims = [("its releases", releases, delta, ledger["epsilon"])]
-    claims += [(f"run {r}", Releases(by_run[r]), delta, e) for r, e in ledger["runs"].items()]
-    claims += [("its curve", releases, each["delta"], each["epsilon"]) for each in curve]
-    for what, of, at_delta, epsilon in claims:
-        need(0 < at_delta < 1, f"{what}: has the delta {at_delta}")
-        cost, given = of.epsilon(at_delta), math.inf if epsilon is None else epsilon
-        said = f"{what} cost epsilon = {cost:.6g} at delta = {at_delta:g}, not {given:.6g}"
-        fits = given >= cost * (1 - TOLERANCE) - 1e-9
-        need(of.private == (epsilon is not None) and fits, said)
+        asked = charge["run"], charge["label"]
+        planned = [_event_of(plan) for *names, plan in plans if names == [*asked]]
+        fits = charge["event"] in planned or not planned
+        need(fits, f"charge {number}: is not what its query's plan charges")
+    unit, adjacency, cost = ledger["unit"], _adjacency_of(charges), cost_of(charges)
+    need(ledger["adjacency"] == adjacency, f"has the adjacency {adjacency}, and states another")
+    need(stamp or math.isfinite(cost(0.5)), "lacks the stamp NOT PRIVATE")
+    for each in (ledger, *curve):
+        need(0 < each["delta"] < 1, f"has the delta {each['delta']}")
+        least, given = cost(each["delta"]), each["epsilon"]
+        fits = math.isinf(least) if given is None else given >= least * (1 - TOLERANCE) - 1e-9
+        need(fits, f"costs epsilon = {least:.6g} at delta = {each['delta']:g}, and states {given}")
     for each in ledger["trade_off"]:
-        level, missed = each["false_positives"], each["false_negatives"]
-        most = least_missed(level, curve)
+        missed, most = each["false_negatives"], least_missed(each["false_positives"], curve)
         need(missed <= most + 1e-9, f"its trade-off says {missed:.4g}, its curve {most:.4g}")
-    return releases
+    return (
+        f"  {ledger['name']}: {len(charges)} releases cost (epsilon = {cost(delta):.6g}, delta = "
+        f"{delta:g}) for each {unit}, computed again. Whoever accuses 5 % of the others of being "
+        f"members misses at least {least_missed(0.05, curve):.1%} of the members"
+    )
+
+
+def _event_of(plan: dict[str, Any]) -> dict[str, Any]:
+    """What one charge of a plan costs, as `charges` have it."""
+    fixed, of, n = plan["sampling"] == "fixed", plan["population"], plan["clients_per_round"]
+    # To replace a client moves a sum twice as far.
+    noise = {"type": "gaussian", "noise_multiplier": plan["noise_multiplier"] / (1 + fixed)}
+    if not plan["private"]:
+        return {"type": "non_private"}
+    if fixed:
+        return {"type": _FIXED, "population": of, "clients": n, "event": noise}
+    if plan["sampling"] == "poisson" and n < of:
+        return {"type": "poisson_sampled", "probability": n / of, "event": noise}
+    return noise
 
 
 def least_missed(level: float, curve: Sequence[dict[str, float]]) -> float:
@@ -201,25 +182,39 @@ def digest_of(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_file(ledger: dict[str, Any], path: Path) -> str:
-    """Compares a certificate's ledger with the file; returns in words what was found."""
-    records, head, lines = [], "0" * 64, ledger["lines"]
+def check_file(path: Path, ledgers: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Compares a ledger's file with those of `ledgers` that are of it; yields what was found."""
+    records, heads = [], ["0" * 64]
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         with at(f"line {number}"):
-            record = json.loads(line)
+            record = json.loads(line, object_pairs_hook=_once)
             digest, _ = record.pop("hash"), record.pop("bytes")
             need(digest_of(record) == digest, "was altered")
-            need(record.pop("previous") == head, "does not follow the line before it")
-            need(number != lines or digest == ledger["head"], "is not the certificate's last one")
-            head = digest
+            need(record.pop("previous") == heads[-1], "does not follow the line before it")
+            heads.append(digest)
             records.append(record)
-    need(len(records) >= lines, f"has {len(records)} of {lines} lines")
-    for name in ("key", "population", "unit"):
-        need(records[0][name] == ledger[name], f"has another {name} than the certificate")
-    charges = [each for each in records[:lines] if "event" in each]
-    need(charges == ledger["charges"], "has other charges than the certificate")
-    more = sum("event" in each for each in records[lines:])
-    return f"{path}: fits" + (f"; {more} later releases are not certified" if more else "")
+    found = [ledger for ledger in ledgers if records and ledger["key"] == records[0]["key"]]
+    need(found, "is the ledger of none of these certificates")
+    for ledger in found:
+        lines = ledger["lines"]
+        need(heads[lines:][:1] == [ledger["head"]], f"line {lines} is not the certificate's last")
+        charges, queries = ([r for r in records[:lines] if f in r] for f in ("event", "plan"))
+        own = {**records[0], "charges": charges, "queries": queries}
+        for name in ("population", "unit", "charges", "queries"):
+            need(own[name] == ledger[name], f"does not have the certificate's {name}")
+        more = sum("event" in each for each in records[lines:])
+        yield f"{path}: fits" + (f"; {more} later releases are not certified" if more else "")
+
+
+def check_weights(named: dict[str, str], folder: Path) -> str:
+    """Compares the files of an export with their digests; returns in words what was found."""
+    need(named, "names no weights")
+    held = [each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()]
+    for name, digest in named.items():
+        fits = name in held and hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+        need(fits, f"{folder / name} is not the file that it is for")
+    others = ", ".join(sorted({*held} - {*named, "certificate.json"}))
+    return f"  {folder}: {len(named)} files fit" + (f"; not certified: {others}" if others else "")
 
 
 def together(ledgers: Sequence[dict[str, Any]]) -> str:
@@ -232,8 +227,8 @@ def together(ledgers: Sequence[dict[str, Any]]) -> str:
         longest[ledger["key"]] = max(before, now, key=len)
     need(len({ledger["unit"] for ledger in ledgers}) == 1, "two units have no common epsilon")
     charges = [charge for each in longest.values() for charge in each]
-    delta = min((each["delta"] for each in ledgers if each["delta"] is not None), default=0.5)
-    cost, on = Releases(charges).epsilon(delta), len(longest)
+    delta = min(each["delta"] for each in ledgers)
+    cost, on = cost_of(charges)(delta), len(longest)
     said = f"{len(charges)} releases on {on} ledgers cost (epsilon = {cost:.6g}, delta = {delta:g})"
     return f"together, if of the same clients: {said}"
 
@@ -241,59 +236,33 @@ def together(ledgers: Sequence[dict[str, Any]]) -> str:
 def verified(
     paths: Sequence[Path], ledgers: Sequence[Path], weights: Path | None, joined: bool
 ) -> Iterator[str]:
-    """Checks certificates; yields what was found, a line each; raises Unfit, OSError."""
+    """Checks certificates; yields what was found, a line each; raises Unfit."""
     every: list[dict[str, Any]] = []
     for path in paths:
         with at(str(path)):
-            certificate = json.loads(path.read_bytes())
-            costs, stamp = check(certificate), certificate["stamp"]
+            certificate = json.loads(path.read_bytes(), object_pairs_hook=_once)
+            found, stamp = check(certificate), certificate["stamp"]
             yield f"{path}: fits" + (f"; {stamp}" if stamp else "")
+            yield from found
             every += certificate["ledgers"]
-            yield from map(_in_words, certificate["ledgers"], costs)
             if weights is not None:
-                need(certificate["weights"], "names no weights")
-                for name, digest in certificate["weights"].items():
-                    found = hashlib.sha256((weights / name).read_bytes()).hexdigest()
-                    need(found == digest, f"{weights / name} is not the file that it is for")
-                yield f"  {weights}: {len(certificate['weights'])} files fit"
+                yield check_weights(certificate["weights"], weights)
+    compared: list[str] = []
     for path in ledgers:
         with at(str(path)):
-            key = json.loads(path.read_bytes().split(b"\n", 1)[0])["key"]
-            of = [ledger for ledger in every if ledger["key"] == key]
-            need(of, "is the ledger of none of these certificates")
-            yield from (check_file(ledger, path) for ledger in of)
+            compared += check_file(path, every)
+    yield from compared
     if joined:
         yield together(every)
-    asked = "" if ledgers else "whether the ledgers say the same (--ledger); "
+    asked = "" if len(compared) >= len(every) else "whether all ledgers say the same (--ledger); "
     asked += "" if weights is not None else "weights (--weights); "
     yield f"not checked: {asked}releases on other ledgers; that the program did what it says"
 
 
-def _in_words(ledger: dict[str, Any], releases: Releases) -> str:
-    what, delta = f"  {ledger['name']}: {len(ledger['charges'])} releases cost", ledger["delta"]
-    if not releases.private or delta is None:
-        return f"{what} epsilon = infinity: NOT PRIVATE"
-    again, missed = releases.epsilon(delta), least_missed(0.05, ledger["curve"])
-    return (
-        f"{what} (epsilon = {ledger['epsilon']:.6g}, delta = {delta:g}) for each {ledger['unit']}, "
-        f"computed again: {again:.6g}. Whoever accuses 5 % of the others of being members misses "
-        f"at least {missed:.1%} of the members"
-    )
-
-
-def _check_form(value: Any, example: Any, place: str) -> None:
-    """Refuses other fields and types than the example's, numbers below 0 and NaN."""
-    kind = _KINDS.get(type(example), type(example))
-    fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
-    fits = fits and (not isinstance(value, int | float) or value >= 0)
-    need(fits, f"{place} is of a wrong type, or below 0")
-    if example and isinstance(value, dict):
-        wrong = sorted(value.keys() ^ example.keys())
-        need(not wrong, f"{place} lacks or adds the fields {wrong}")
-        for name, each in value.items():
-            _check_form(each, example[name], f"{place}: {name}")
-    for number, each in enumerate(value if example and isinstance(value, list) else (), 1):
-        _check_form(each, example[0], f"{place} {number}")
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; refuses a name that it has twice, for which readers find different values."""
+    need(len(dict(pairs)) == len(pairs), "names a field twice")
+    return dict(pairs)
 
 
 @contextmanager
@@ -322,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         for line in verified(given.certificates, given.ledger, given.weights, given.together):
             sys.stdout.write(f"{line}\n")
-    except (Unfit, OSError) as error:
+    except Unfit as error:
         sys.exit(f"DOES NOT FIT: {error}")
 
 

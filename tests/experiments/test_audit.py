@@ -10,7 +10,9 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import audit as audit_module
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.audit import AuditSettings, audit
+from jaxpfl.experiments.report.page import Page, write_page
 from jaxpfl.privacy import Guarantee
+from jaxpfl.privacy.accounting import rounded_up
 from jaxpfl.privacy.auditing import Bound
 from tests.experiments import test_dry_run
 
@@ -51,6 +53,15 @@ def test_the_command_prints_a_table_and_writes_the_record(tiny, tmp_path, capsys
     assert not record["exceeded"]
     # Nothing else is left, and no ledger of the user's is there.
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml", "audit.json"}
+
+
+def test_a_runs_page_shows_its_audit_beside_what_is_stated(tiny, tmp_path):
+    page = Page("a run", "", "", "private", privacy_notes=[], facts=[], sections=[])
+    assert "What an audit shows" not in write_page(tmp_path, page).read_text()
+    assert cli.main(["audit", str(tiny), "--canaries", "400", "--out", "audit.json"]) == 0
+    (found,) = json.loads((tmp_path / "audit.json").read_text())["releases"].values()
+    _, shown = write_page(tmp_path, page).read_text().split("What an audit shows")
+    assert f">{rounded_up(found['epsilon'])}<" in shown and f">{found['bound']:.4g}<" in shown
 
 
 def test_a_bound_that_exceeds_its_epsilon_has_an_exit_code(tiny, capsys, monkeypatch):

@@ -84,6 +84,15 @@ def test_whatever_is_changed_the_noise_is_independent_and_charged(changed, ledge
     assert all(isinstance(charge.event, dp_accounting.PoissonSampledDpEvent) for charge in charges)
 
 
+def test_a_ledger_tells_what_was_asked_and_that_a_program_was_changed(ledger_path):
+    for asked, round in ((sampled(), 1), (sampled(), 2), (sampled(half_of_it), 3)):
+        ask(ledger_path, asked, round=round)
+    first, second = Ledger.read(ledger_path).queries
+    assert first["plan"] == sampled().plan.to_dict() and first["flow_checked"]
+    assert first["program"] != second["program"]
+    assert {**first, "program": ""} == {**second, "program": ""}
+
+
 def test_one_client_replaced_and_a_second_ledger_file(tmp_path):
     """Nobody's update is the difference of two releases."""
     first, _ = ask(tmp_path / "first.jsonl")

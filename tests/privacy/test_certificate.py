@@ -5,6 +5,7 @@ TRUST 49. Changed certificates are sealed again, as somebody would who wants to 
 
 import ast
 import copy
+import dataclasses
 import json
 import math
 import re
@@ -16,12 +17,24 @@ import numpy as np
 import pytest
 
 from jaxpfl import files
-from jaxpfl.privacy import Ledger, accounting, certificate, events, verify
+from jaxpfl.privacy import (
+    Clip,
+    FixedSize,
+    Ledger,
+    Noise,
+    Plan,
+    Poisson,
+    accounting,
+    certificate,
+    events,
+    verify,
+)
 from tests.privacy.ledgers import (
     CLIENTS,
     EVERYONE,
     FIXED,
     GAUSSIAN,
+    NAMES,
     OTHER,
     charge,
     filled,
@@ -31,7 +44,8 @@ from tests.privacy.ledgers import (
 
 DELTA = 1e-5
 WEIGHTS = {"model.safetensors": b"weights", "below/tokenizer.json": b"{}"}
-QUERY = {"plan": {"clip_norm": 1.0}, "captured": ["scale: float32[]"], "flow_checked": True}
+PLAN = Plan(5, Clip(1.0), Noise(8.0), Poisson(len(NAMES), len(NAMES)), DELTA)
+QUERY = {"program": "0" * 64, "captured": ["scale: float32[]"], "flow_checked": True}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +55,9 @@ def made(tmp_path_factory):
     with Ledger(folder / "ledger.jsonl", CLIENTS) as ledger:
         # On everyone, whose composition has a formula: a hundred certificates are checked.
         for round in range(1, 6):
-            charge(ledger, round, EVERYONE)
+            names = {"run": "a", "round": round, "identity": f"fed_avg a {round}"}
+            asked = {"plan": PLAN.to_dict(), **QUERY}
+            ledger.charge(EVERYONE, "fed_avg", query=asked, **names)
             ledger.record(ledger.charges[-1].identity, f"{round:08x}")
         charge(ledger, 1, GAUSSIAN(4.0), "fred", run="another")
         charge(ledger, 2, EVERYONE, "fed_avg_gan", run="another")
@@ -49,12 +65,10 @@ def made(tmp_path_factory):
         (folder / "weights" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "weights" / name).write_bytes(data)
     ledger = Ledger.read(folder / "ledger.jsonl")
-    first = ledger.charges[0]
-    query = {"run": first.run, "label": first.label, "event": events.to_json(first.event), **QUERY}
     found = certificate.certificate(
         "federated_training", {"ledger.jsonl": ledger}, DELTA,
         statement=f"(epsilon = {accounting.rounded_up(ledger.spent(DELTA))}, delta = {DELTA:g})",
-        stamp="", queries=[query],
+        stamp="",
     )  # fmt: skip
     files.write_json(folder / certificate.NAME, found)
     certificate.with_weights(folder / certificate.NAME, folder / "weights")
@@ -72,10 +86,16 @@ def lines(folder, *, ledger=True, weights=True, joined=False, path=None):
     )
 
 
-def certified(path, delta=DELTA):
+def certified(path):
     """The ledger at `path`, and a certificate of it alone."""
     ledger = Ledger.read(path)
-    return ledger, certificate.certificate("x", {"l": ledger}, delta, statement="", stamp="")
+    return ledger, certificate.certificate("x", {"l": ledger}, DELTA, statement="", stamp="")
+
+
+def cost(record):
+    """The epsilon of a certificate's only ledger, once it was checked."""
+    verify.check(record)
+    return verify.cost_of(record["ledgers"][0]["charges"])(DELTA)
 
 
 def test_what_a_run_writes_fits(made):
@@ -117,12 +137,21 @@ def test_the_verifier_needs_dp_accounting_alone():
 def test_epsilons_are_those_of_the_library_at_every_delta(parts):
     """By the verifier's own code; a tenth of a percent apart at most."""
     total = dict(parts)
-    form = [{"event": events.to_json(dp_accounting.SelfComposedDpEvent(*each))} for each in parts]
-    found = verify.Releases(form)
-    accountant = accounting.default_accountant(total)
+    found = verify.cost_of(
+        [{"event": events.to_json(e)} for e, times in parts for _ in range(times)]
+    )
+    accountant, adjacency = accounting.default_accountant(total), events.adjacency(parts[0][0])
     for delta in (1e-2, 1e-5, 1e-9):
-        expected = accounting.epsilon_of_counts(total, delta, accountant, found.adjacency)
-        assert found.epsilon(delta) == pytest.approx(expected, rel=1e-3)
+        expected = accounting.epsilon_of_counts(total, delta, accountant, adjacency)
+        assert found(delta) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("participation", [Poisson(40, 4), FixedSize(40, 4), FixedSize(40, 40)])
+def test_a_plan_costs_what_the_verifier_says(participation):
+    plan = dataclasses.replace(PLAN, participation=participation)
+    assert verify._event_of(plan.to_dict()) == events.to_json(plan.charge_event())
+    plain = Plan.without_privacy(rounds=1, participation=participation)
+    assert verify._event_of(plain.to_dict()) == events.to_json(plain.charge_event())
 
 
 def test_trade_off_is_that_of_a_gaussian():
@@ -169,7 +198,7 @@ def _less_cautious(name, value):
 
 def changes(certificate_):
     """Changed copies, each with what was changed: values, missing and added fields and lines."""
-    words = ("stamp", "system", "name", "captured", "plan", "not_covered", "versions")
+    words = ("stamp", "system", "name", "not_covered", "versions")
     for path in _fields_of(certificate_):
         if {*words, "seal"} & set(path):
             continue  # words, from which nothing follows
@@ -184,6 +213,8 @@ def changes(certificate_):
             record[name] = value + 1
         elif isinstance(value, float):
             record[name] = _less_cautious(name, value)
+        elif value is None:
+            record[name] = "pld"
         else:
             record[name] = value[:-1] + ("0" if value[-1:] != "0" else "1")
         yield "/".join(map(str, path)), where
@@ -279,25 +310,23 @@ def test_several_certificates_cost_together_what_their_releases_cost(made, tmp_p
         verify.together([ledger, {**ledger, "charges": ledger["charges"][1:]}])
 
 
-@pytest.mark.parametrize("delta", [None, DELTA])
-def test_a_ledger_with_a_release_without_noise_is_stamped(tmp_path, delta):
+def test_a_ledger_with_a_release_without_noise_is_stamped(tmp_path):
     """Also beside noisy ones, of this run or of another; without the stamp it does not fit."""
     with Ledger(tmp_path / "ledger.jsonl", CLIENTS) as ledger:
         charge(ledger, 1, dp_accounting.NonPrivateDpEvent())
         charge(ledger, 1, EVERYONE, run="another")
-    _, found = certified(tmp_path / "ledger.jsonl", delta)
+    _, found = certified(tmp_path / "ledger.jsonl")
     assert found["stamp"].startswith("NOT PRIVATE")
-    (releases,) = verify.check(found)
-    assert math.isinf(releases.epsilon(DELTA))
+    assert math.isinf(cost(found))
     with pytest.raises(verify.Unfit, match="NOT PRIVATE"):
         verify.check(certificate.sealed({**found, "stamp": ""}))
 
 
-def test_cohorts_of_fixed_size(tmp_path):
-    filled(tmp_path / "ledger.jsonl", 4, FIXED)
+@pytest.mark.parametrize("event", [FIXED, fixed(100, 100, 2.0)], ids=["some", "everyone"])
+def test_cohorts_of_fixed_size(tmp_path, event):
+    filled(tmp_path / "ledger.jsonl", 4, event)
     ledger, found = certified(tmp_path / "ledger.jsonl")
-    (releases,) = verify.check(found)
-    assert releases.epsilon(DELTA) == pytest.approx(ledger.spent(DELTA))
+    assert cost(found) == pytest.approx(ledger.spent(DELTA))
     assert math.isfinite(found["ledgers"][0]["epsilon"])
 
 

@@ -20,7 +20,6 @@ from jaxpfl import files
 from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
-from jaxpfl.experiments.records import certify
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.releaser import Releaser
@@ -76,9 +75,7 @@ class Releases:
                 if run is None:
                     run = f"{name} {run_id(secret)}"
                     folder.mkdir(parents=True, exist_ok=True)
-                    asked = certify.described(run, name, queries)
-                    note = {"run": run, "config": _hash(described), "asked": asked}
-                    files.write_json(folder / _NOTE, note)
+                    files.write_json(folder / _NOTE, {"run": run, "config": _hash(described)})
                 releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=queries)
             plan = queries[0].plan
             private = plan.private and plan.simulates is None and seed is None

@@ -29,7 +29,6 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import stamped
 from jaxpfl.experiments.engine.setting import Setting, Tracking, stamp_of
-from jaxpfl.experiments.records.certify import described
 from jaxpfl.federated.release.identity import environment
 from jaxpfl.federated.release.query import read_columns, require_population
 from jaxpfl.models.base import Checking
@@ -103,7 +102,7 @@ class RunDirectory:
             "note": self._setting.note,
             **_described(self._algorithm, self._setting),
             "plan": queries[0].plan.to_dict(),
-            "asked": described(self.run_id, self._algorithm.name, queries),
+            "captured": {query.label: query.captured for query in queries},
             "evaluation": None if evaluate is None else evaluate.name,
             "unit": self._population.unit,
             "population": self._population.name,

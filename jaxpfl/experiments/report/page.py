@@ -11,10 +11,13 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.experiments.records.cautions import OURS, number, percent
 from jaxpfl.experiments.records.lines import attempts as attempts_of
+from jaxpfl.privacy.accounting import rounded_up
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.simulated import SIMULATED
 
 REPORT = "report.html"
+AUDIT = "audit.json"
+"""Where `jaxpfl audit --out` puts what a run's page shows."""
 
 # At an epsilon this large, membership can hardly be hidden.
 _LARGEST = 20.0
@@ -165,7 +168,9 @@ def write_page(directory: Path, page: Page) -> Path:
     pictures, config = directory / page.pictures, directory / "config.yaml"
     # What is said of the whole run, its own page says.
     own = page.name == REPORT
-    details = list(page.details)
+    details, sections = list(page.details), list(page.sections)
+    if own and (directory / AUDIT).exists():
+        sections.append(audited(files.read_record(directory / AUDIT)))
     if own and config.exists():
         details.insert(0, ("config.yaml, resolved", config.read_text("utf-8")))
     folder = "jaxpfl.experiments.report"
@@ -175,7 +180,7 @@ def write_page(directory: Path, page: Page) -> Path:
         page=page,
         sections=[
             (section, [_saved_figure(pictures, *figure) for figure in section.figures])
-            for section in page.sections
+            for section in sections
         ],
         details=details,
         attempts=attempts_of(directory) if own else [],
@@ -205,6 +210,25 @@ def _points(figure: Any) -> Iterator[tuple[float, float, str]]:
         places = figure.transFigure.inverted().transform(line.get_transform().transform(values))
         for (x, y), (left, bottom) in zip(values, places, strict=True):
             yield 100 * left, 100 * (1 - bottom), f"{label}, {along} {x:g}: {y:.4g}"
+
+
+def audited(record: Mapping[str, Any]) -> Section:
+    """The bounds of an audit beside what is stated, of a record of `experiments.audit`."""
+    stated, bound = "epsilon is at most", "epsilon is at least"
+    rows = [
+        (
+            name,
+            f"{each['rounds']:,} of {each['planned_rounds']:,}",
+            f"{each['delta']:g}",
+            rounded_up(each["epsilon"]),
+            f"{each['bound']:.4g}" + (" EXCEEDS IT" if each["exceeded"] else ""),
+            f"{each['trials']:,}",
+        )
+        for name, each in record["releases"].items()
+    ]
+    columns = ("release", "rounds", "delta", stated, bound, "trials")
+    text = f"{record['simulation']}. {record['found']}"
+    return Section("What an audit shows", text, table=Table(columns, rows, (1, 2, 3, 4, 5)))
 
 
 _KNOWN = {"model", "private", "frequencies", "count", "loss", "perplexity", "accuracy"}

@@ -209,11 +209,11 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     held = [
         (
-            f"what the client function of the {query['label']} captures, public by declaration",
-            "\n".join(query["captured"]),
+            f"what the client function of the {label} captures, public by declaration",
+            "\n".join(captured),
         )
-        for query in run["asked"]
-        if query["captured"]
+        for label, captured in run["captured"].items()
+        if captured
     ]
     return [*plans, *held, ("versions", "\n".join([head, *versions]))]
 

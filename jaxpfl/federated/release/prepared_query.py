@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,6 +112,19 @@ class PreparedQuery:
         return identity.described(
             self.query, self.program, self.content, self.fingerprint, environment
         )
+
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """What clients are asked, as ledgers and certificates tell it; public.
+
+        What a client function captured is public by declaration: a reader must be able to see it.
+        """
+        return {
+            "plan": self.query.plan.to_dict(),
+            "program": self.program,
+            "captured": self.query.captured,
+            "flow_checked": not self.query.plan.unchecked,
+        }
 
     def drawn(self, work: Work) -> np.ndarray:
         """The cohort, int64 [units]: clients, or examples. The same in all processes. PRIVATE."""

@@ -17,6 +17,7 @@ from jaxpfl.data.content import content_hash
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Stateful, Stepping
+from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
 from jaxpfl.federated.release.accumulators import Accumulator, Compensated, FixedPoint
 from jaxpfl.privacy.plan import Plan
@@ -147,6 +148,11 @@ class Query:
     def accumulator(self) -> Accumulator:
         """How clipped contributions are added up."""
         return FixedPoint() if self.plan.noise_kind == "exact" else Compensated()
+
+    @property
+    def captured(self) -> list[str]:
+        """What its functions capture, by name and kind: public by declaration."""
+        return [*captured(self.client_fn), *captured(self.prepare)]
 
     def _fitting(self) -> int:
         """The capacity of buckets that keep all devices busy."""

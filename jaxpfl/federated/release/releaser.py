@@ -275,6 +275,7 @@ class Releaser:
             run=self.run,
             round=first_round,
             identity=self._secret.digest("charge", f"{started} {number} {states}".rstrip()),
+            query=prepared.asked,
         )
         work = Work(
             round=round,
