@@ -1,13 +1,14 @@
-"""Progress on stderr: a bar on a terminal, elsewhere a line every ten seconds.
+"""Progress: a bar on a terminal and in a notebook, elsewhere a line every ten seconds on stderr.
 
-Both show the latest values and when they were measured. Switched off, messages alone are printed.
+All show the latest values and when they were measured. Switched off, messages alone are printed.
 """
 
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Self, TypeVar
+from html import escape
+from typing import Any, ClassVar, Self, TypeVar
 
 _SECONDS_BETWEEN_LINES = 10.0
 COMPILING = "compiling"
@@ -26,7 +27,12 @@ class Progress:
       clients: planned clients per step, to show clients per second. Never the sampled number,
         which is private.
       waiting: shown until the first step is done.
+
+    Attributes:
+      latest: what was shown last in this process. PRIVATE, as every time is.
     """
+
+    latest: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -44,6 +50,7 @@ class Progress:
         self._values = ""
         self._began = self._said = time.monotonic()
         self._bar: Any = None
+        self._cell: Any = None
         if progress:
             from rich.console import Console
 
@@ -51,6 +58,11 @@ class Progress:
             if console.is_terminal:
                 self._bar = _rich_bar(console)
                 self._task = self._bar.add_task(label, total=total, status="")
+            elif console.is_jupyter:
+                from IPython.display import HTML, display
+
+                cell: Any = display(HTML(""), display_id=True)
+                self._cell = lambda html: cell.update(HTML(html))
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -60,6 +72,9 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._cell is not None:
+            # No time is left in a notebook that is shared.
+            self._cell("")
 
     def begin(self, done: int, total: int | None = None) -> None:
         """States that `done` steps were done earlier; the speed counts later steps only.
@@ -85,25 +100,30 @@ class Progress:
         if values:
             measured = "  ".join(f"{name} {value}" for name, value in values.items())
             self._values = f"{measured} at {self._step} {done}"
+        left = ""
         if done > self._start:
             speed = (done - self._start) / max(now - self._began, 1e-9)
             parts = ["" if self._step == "percent" else f"{speed:.2f} {self._step}s/s"]
-            if self._bar is None and self._total and done < self._total:
-                parts.append(f"{timedelta(seconds=round((self._total - done) / speed))} left")
+            if self._total and done < self._total:
+                left = f"{timedelta(seconds=round((self._total - done) / speed))} left"
             if self._clients is not None:
                 parts.append(f"{speed * self._clients:.0f} clients/s")
         else:
             parts = [self._waiting]
-        status = "  ".join(filter(None, [parts[0], self._values, *parts[1:]]))
+        status = [parts[0], self._values, *parts[1:]]
+        line = "  ".join(filter(None, [*status[:2], left, *status[2:]]))
+        line = Progress.latest = f"{self._label}: {self._step} {done}/{self._total or '?'}  {line}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, status=status)
-        elif (
-            now - self._said >= _SECONDS_BETWEEN_LINES
-            or done == self._total
-            or parts == [self._waiting]
-        ):
+            self._bar.update(self._task, completed=done, status="  ".join(filter(None, status)))
+            return
+        apart = _SECONDS_BETWEEN_LINES if self._cell is None else 0.2
+        if now - self._said >= apart or done == self._total or parts == [self._waiting]:
             self._said = now
-            self.message(f"{self._label}: {self._step} {done}/{self._total or '?'}  {status}")
+            if self._cell is None:
+                self.message(line)
+            else:
+                share = f"value={done} max={self._total}" if self._total else ""
+                self._cell(f"<progress {share}></progress> {escape(line)}")
 
     def message(self, text: str) -> None:
         """Prints a line above the bar, even where progress is switched off."""

@@ -20,7 +20,10 @@ PACKAGE = "jaxpfl"
 MOST_LINES = 450
 MOST_PARAMETERS = 10
 
-LEAVES = {"errors", "checks", "checked", "compilation_cache", "cores", "files", "lazy", "progress"}
+LEAVES = {"errors", "checks", "checked", "compilation_cache", "cores", "files", "lazy"} | {
+    "notebook",
+    "progress",
+}
 FOUNDATIONS = {"data", "privacy", "models"}
 # What each part may import besides itself and the leaves.
 LAYERS: dict[str, set[str]] = {
@@ -50,6 +53,7 @@ EXPERIMENTS: dict[str, set[str]] = {
     # What a user calls from Python, without a config file.
     "run": SHARED,
     "choose_corpus": SHARED,
+    "compare": SHARED,
     "carry_out": SHARED | {"systems", "registry"},
     "sweep": SHARED | {"systems", "registry", "carry_out"},
     "export": SHARED | {"systems", "registry", "carry_out"},

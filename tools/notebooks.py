@@ -56,10 +56,15 @@ def execute(path: Path) -> None:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [_cleaned(each) for each in cell.outputs if each.get("name") != "stderr"]
+            cell.outputs = [_cleaned(each) for each in cell.outputs if not _is_progress(each)]
     notebook.metadata[_KEY] = code_hash(notebook)
     notebook.metadata["language_info"] = {"name": "python"}
     nbformat.write(notebook, path)
+
+
+def _is_progress(output: Any) -> bool:
+    # A bar is empty once it is done.
+    return output.get("name") == "stderr" or output.get("data", {}).get("text/html") == ""
 
 
 def _cleaned(output: Any) -> Any:

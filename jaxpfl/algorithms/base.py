@@ -74,6 +74,12 @@ class Algorithm(NamedTuple):
         """Whether every query's plan is private."""
         return all(query.plan.private for query in self.queries)
 
+    def _repr_html_(self) -> str:
+        from jaxpfl.notebook import facts
+
+        asked = {f"asks {query.label}": query.plan.statement() for query in self.queries}
+        return facts(f"Algorithm {self.name}", {"rounds": self.rounds, **asked})
+
 
 def require_parts(model: object, plan: object, **optimisers: object) -> None:
     """Refuses what cannot be trained, before it is called in a compiled program.

@@ -90,6 +90,11 @@ COMMANDS = {
         runs.add_report, runs.report, "Write a run's report.html and its plots anew.",
         "report runs/mine",
     ),
+    "compare": _Command(
+        runs.add_compare, runs.compare,
+        "Put runs side by side: the settings that differ, scores and curves.",
+        "compare runs/mine runs/mine-2 --out runs/compared",
+    ),
     "convert": _Command(
         convert.add, convert.run, "Write clients' data to a folder that opens at once.",
         "convert 'clients.jsonl.gz?client=author&text=body' clients",

@@ -3,15 +3,17 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from jaxpfl import checks
 from jaxpfl.cli import common
+from jaxpfl.errors import InputError
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "config", "--dry-run", "--distributed")
+    common.add(parser, "config", "--dry-run", "--distributed", "--live")
     common.add_path(parser, "--out", "DIR", "run directory (default: runs/NAME-OF-CONFIG)")
     common.add_path(
         parser,
@@ -39,20 +41,29 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         print(f"run directory: {out}", file=sys.stderr)
     from jaxpfl.experiments import carry_out
 
-    with shipped.form_without_data_named(path):
+    with shipped.form_without_data_named(path), _shown(out, arguments.live and keeps_files):
         return carry_out.run(config, out, command=arguments.command_line).to_dict()
 
 
+def _shown(directory: Path, live: bool) -> AbstractContextManager[object]:
+    if not live:
+        return nullcontext()
+    from jaxpfl.experiments.report.live import served
+
+    return served(directory)
+
+
 def add_resume(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "directory", "--distributed")
+    common.add(parser, "directory", "--distributed", "--live")
 
 
 def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     common.use_run(arguments.directory)
-    common.join(arguments.distributed)
+    live = common.join(arguments.distributed) and arguments.live
     from jaxpfl.experiments import carry_out
 
-    return carry_out.resume(arguments.directory, command=arguments.command_line).to_dict()
+    with _shown(arguments.directory, live):
+        return carry_out.resume(arguments.directory, command=arguments.command_line).to_dict()
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +75,28 @@ def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
     path = carry_out.report(arguments.directory)
     return {"report": str(path), "text": str(path)}
+
+
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="directories of runs")
+    common.add_path(parser, "--out", "DIR", "a new directory (default: runs/compare)")
+
+
+def compare(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl import files
+    from jaxpfl.experiments.compare import NOTE, compared
+    from jaxpfl.experiments.report.page import page_lines, write_page
+
+    out = arguments.out or common.unused_directory("compare")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} exists and is not empty: choose another directory with --out")
+    page = compared(arguments.runs, out)
+    files.make_directory(out)
+    path = str(write_page(out, page))
+    return {
+        "report": path,
+        "text": "\n".join([f"report: {path}", "", *page_lines(page)[:-1], NOTE]),
+    }
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:

@@ -131,6 +131,12 @@ class Population:
     def __repr__(self) -> str:
         return f"Population({self.name!r}, unit={self.unit!r}, columns=({self.described()}))"
 
+    def _repr_html_(self) -> str:
+        from jaxpfl.notebook import facts
+
+        held = {"a client is": self.unit, "columns": self.described()}
+        return facts("Population", {"source": self.name, **held})
+
     def described(self) -> str:
         """Name, type and shape of each column."""
         return ", ".join(f"{name}: {describe(column)}" for name, column in self._stored.items())

@@ -177,6 +177,14 @@ class Ledger(Chain):
     def __len__(self) -> int:
         return len(self.charges)
 
+    def _repr_html_(self) -> str:
+        from jaxpfl.notebook import facts
+
+        labels = Counter(charge.label for charge in self.charges)
+        released = "\n".join(f"{label}: {number}" for label, number in labels.items())
+        kept = {"unit": self.unit, "budget": self.recorded_budget, "releases": released}
+        return facts("Ledger", {"file": self.path, **kept})
+
     def covers(self, clients: Clients) -> bool:
         """Returns whether the releases of these clients' source are charged here.
 

@@ -385,6 +385,12 @@ class Plan:
             stated = f"{self.simulation}; {both_statements(larger, stated)}"
         return stated
 
+    def _repr_html_(self) -> str:
+        from jaxpfl.notebook import facts
+
+        known = {name: value for name, value in self.to_dict().items() if value is not False}
+        return facts("Plan", {**known, "privacy": self.statement()})
+
     def sample(self, seed: int, round: int) -> np.ndarray:
         """Returns a round's cohort: sorted client indices, int64; see `check_round`. PRIVATE."""
         self.check_round(round)

@@ -104,6 +104,12 @@ class Evaluator:
             )
         check_examples(model, self.population, self.name)
 
+    def _repr_html_(self) -> str:
+        from jaxpfl.notebook import facts
+
+        scored = {"on": self.name, "examples, at most": self._max_examples}
+        return facts("Evaluator", {"model": type(self.model).__name__, **scored})
+
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The examples in use, so that a baseline can be evaluated on the same ones."""

@@ -74,6 +74,11 @@ class Result:
         found += [f"caution: {each}" for each in self.cautions]
         return "\n".join([*found, f"after {self.rounds} rounds: {self.privacy}"])
 
+    def _repr_html_(self) -> str:
+        from jaxpfl.notebook import facts
+
+        return facts("Result", {"found": self, "report": self.out / "report.html"})
+
 
 @dataclass(frozen=True)
 class Tracking:

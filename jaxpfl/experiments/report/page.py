@@ -163,18 +163,33 @@ def no_protection(epsilon: float | None) -> list[str]:
 
 def write_page(directory: Path, page: Page) -> Path:
     """Writes the page, and its pictures as PNG files, to a directory; returns the page's path."""
+    path, pictures = directory / page.name, directory / page.pictures
+    files.write_atomically(path, page_html(directory, page, pictures))
+    for further in page.further:
+        write_page(directory, further)
+    return path
+
+
+def page_html(directory: Path, page: Page, pictures: Path | None = None, live: str = "") -> str:
+    """The page as HTML.
+
+    Args:
+      directory: of the run, whose config, attempts and certificate stand on its own page.
+      pictures: a folder that the figures are written to, too; None for none.
+      live: HTML that says where a run is that is under way, whose page renews itself; "" for one
+        that stays as it is.
+    """
     from markupsafe import Markup
 
-    pictures, config = directory / page.pictures, directory / "config.yaml"
+    folder = "jaxpfl.experiments.report"
+    details, config = list(page.details), directory / "config.yaml"
     # What is said of the whole run, its own page says.
     own = page.name == REPORT
-    details, sections = list(page.details), list(page.sections)
+    sections = list(page.sections)
     if own and (directory / AUDIT).exists():
         sections.append(audited(files.read_record(directory / AUDIT)))
     if own and config.exists():
         details.insert(0, ("config.yaml, resolved", config.read_text("utf-8")))
-    folder = "jaxpfl.experiments.report"
-    path = directory / page.name
     html = files.template(folder, "page.html.jinja").render(
         style=Markup(package_files(folder).joinpath("page.css").read_text("utf-8")),
         page=page,
@@ -185,18 +200,17 @@ def write_page(directory: Path, page: Page) -> Path:
         details=details,
         attempts=attempts_of(directory) if own else [],
         certificate=CERTIFICATE if own and (directory / CERTIFICATE).exists() else "",
+        live=Markup(live),
     )
-    files.write_atomically(path, html.lstrip())
-    for further in page.further:
-        write_page(directory, further)
-    return path
+    return html.lstrip()
 
 
-def _saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[str, Any]:
+def _saved_figure(folder: Path | None, name: str, title: str, figure: Any) -> dict[str, Any]:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    directory.mkdir(exist_ok=True)
-    files.write_atomically(directory / f"{name}.png", buffer.getvalue())
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
+        files.write_atomically(folder / f"{name}.png", buffer.getvalue())
     uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
     return {"title": title, "uri": uri, "points": list(_points(figure))}
 

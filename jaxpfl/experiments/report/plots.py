@@ -1,5 +1,6 @@
 """Building blocks of all pictures: axes, titles, stamps, and grids of images."""
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,13 +38,33 @@ def labelled(axes: Any, x: str, y: str) -> Any:
 
 
 def logarithmic(axes: Any) -> None:
-    """Makes the vertical axis logarithmic, with plain numbers at 1, 2, 5, 10, 20 and so on."""
-    from matplotlib.ticker import LogLocator, NullLocator
+    """Makes the vertical axis of what is drawn logarithmic, with plain numbers that stand apart:
+    at 1, 2, 5, 10, 20 and so on or, within less than a power of ten, evenly."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axes.get_ylim()
+    even = (
+        MaxNLocator(5)
+        if high < 10 * low
+        else LogLocator(subs=(1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,))
+    )
+    axes.yaxis.set_major_locator(even)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_locator(NullLocator())
+
+
+def ticks(axes: Any, values: Sequence[float]) -> None:
+    """Marks these values on the horizontal axis of a finished picture; texts that would touch the
+    one before them are left out."""
+    texts = [f"{value:,}" for value in values]
+    axes.set_xticks(values, texts)
+    axes.figure.draw_without_rendering()
+    boxes, end = [each.get_window_extent() for each in axes.get_xticklabels()], -math.inf
+    for place, box in enumerate(boxes):
+        texts[place] = texts[place] if box.x0 > end else ""
+        end = box.x1 + 6 if box.x0 > end else end
+    axes.set_xticks(values, texts)
 
 
 def watermark(axes: Any, stamp: str) -> None:

@@ -17,7 +17,7 @@ from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.engine.cost import OWN, SHARED
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.engine.signals import Interrupted
-from jaxpfl.experiments.records.cautions import of_rounds, of_table
+from jaxpfl.experiments.records.cautions import OURS, of_rounds, of_table
 from jaxpfl.experiments.records.lines import flat, read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, compared_models, write_page
@@ -29,7 +29,7 @@ _EVALUATED = (
     ("loss", "Loss", "loss", "evaluation/loss", False),
     ("accuracy", "Accuracy", "top-1 accuracy", "evaluation/accuracy", False),
 )
-_RELEASED = (
+RELEASED = (
     ("epsilon", "Privacy spent by this run", "epsilon", "epsilon", False),
     ("clip_norm", "Clip norm as released", "L2 norm", "clip_norm", False),
     ("update_norm", "Norm of the noisy mean update", "L2 norm", "update_norm", True),
@@ -77,6 +77,11 @@ class RunFiles:
             return mark_of(self.run["stamp"])
         return "SIMULATION" if self.run.get("note") else ""
 
+    @property
+    def privacy(self) -> str:
+        """The statement of the run, also while it is not finished."""
+        return self.result.get("privacy", f"{self.run['statement']}; the run is not finished")
+
     @cached_property
     def language(self) -> bool:
         """Whether the model's metric is perplexity."""
@@ -86,6 +91,23 @@ class RunFiles:
     @property
     def metric(self) -> str:
         return "perplexity" if self.language else "loss"
+
+    @property
+    def kinds(self) -> list[tuple[str, str, str, str, bool]]:
+        """The kinds of plots of what was evaluated, metrics of models of one's own included."""
+        known = {path.removeprefix("evaluation/") for *_, path, _ in _EVALUATED} | {"count"}
+        names = {name: None for record in self.records for name in record.get("evaluation") or ()}
+        own = [
+            (re.sub(r"\W+", "_", name), name, "mean per example", f"evaluation/{name}", False)
+            for name in names
+            if name not in known
+        ]
+        return [*(_EVALUATED if self.language else _EVALUATED[1:]), *own]
+
+    def curve(self, path: str) -> list[tuple[int, float]]:
+        """The values at this path of the rounds' records that have it, with their rounds."""
+        seen = [(record["round"], flat(record)) for record in self.records]
+        return [(round, values[path]) for round, values in seen if path in values]
 
 
 @contextmanager
@@ -127,9 +149,8 @@ def run_page(
     """
     run, records = found.run, found.records
     stamps = [found.mark] if found.mark else []
-    kinds = _EVALUATED if found.language else _EVALUATED[1:]
-    scored = _figures([*kinds, *_own_metrics(records)], found, found.evaluated_on)
-    figures = scored + _figures(_RELEASED, found)
+    scored = figures_of(found.kinds, {OURS: found}, found.evaluated_on)
+    figures = scored + figures_of(RELEASED, {OURS: found})
     rows: list[tuple[Any, ...]] = []
     if scored:
         rows.append(("scored during the rounds", f"on {found.evaluated_on}"))
@@ -157,13 +178,14 @@ def run_page(
     if sentences:
         table = Table(("after round", "drawn from the model"), sentences, style="sentences")
         sections.append(Section("Generated sentences", table=table, stamps=stamps))
-    statement = found.result.get("privacy", f"{run['statement']}; the run is not finished")
     return Page(
         title=run["label"],
         lead=run["population"],
         stamp=run["stamp"],
-        privacy=statement,
-        privacy_notes=[statement if run["stamp"] else f"A client here: {run['unit']}. {_COVERED}"],
+        privacy=found.privacy,
+        privacy_notes=[
+            found.privacy if run["stamp"] else f"A client here: {run['unit']}. {_COVERED}"
+        ],
         facts=_facts(found),
         sections=sections,
         cautions=[*cautions, *of_rounds(records[:until], found.evaluated_on)],
@@ -218,61 +240,48 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*plans, *held, ("versions", "\n".join([head, *versions]))]
 
 
-def _own_metrics(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str, bool]]:
-    """Kinds of plots of the metrics that models of one's own name."""
-    known = {path.removeprefix("evaluation/") for *_, path, _ in _EVALUATED} | {"count"}
-    names = {name: None for record in records for name in record.get("evaluation") or ()}
-    return [
-        (re.sub(r"\W+", "_", name), name, "mean per example", f"evaluation/{name}", False)
-        for name in names
-        if name not in known
-    ]
-
-
-def _figures(
-    kinds: Sequence[tuple[str, str, str, str, bool]], found: RunFiles, of: str = ""
+def figures_of(
+    kinds: Sequence[tuple[str, str, str, str, bool]], runs: Mapping[str, RunFiles], of: str = ""
 ) -> list[Figure]:
+    """A picture of each kind of value that the runs have, with a curve for each of them.
+
+    Args:
+      runs: by what a curve is called.
+      of: the data that the values were measured on; "" for values of no data.
+    """
     figures = []
     for name, title, axis, path, logarithmic in kinds:
-        seen = [(record["round"], flat(record)) for record in found.records]
-        points = [(round, values[path]) for round, values in seen if path in values]
+        curves = {label: points for label, run in runs.items() if (points := run.curve(path))}
+        values = [value for points in curves.values() for _, value in points]
         # A fixed clip norm is one of the facts, and no curve.
-        if not points or (name == "clip_norm" and len({value for _, value in points}) == 1):
+        if not values or (name == "clip_norm" and len(set(values)) == 1):
             continue
         axes = plots.axes("" if of else title)
         if of:
             plots.subtitle(axes, title, f"on {of}")
-        _draw(axes, axis, points, found.run["private"], logarithmic)
-        if found.mark:
-            plots.watermark(axes, found.mark)
+        for place, (label, points) in enumerate(curves.items()):
+            private, colour = runs[label].run["private"], plots.COLOURS[place % len(plots.COLOURS)]
+            axes.plot(
+                *zip(*points, strict=True),
+                label=label if private else f"{label} (NOT PRIVATE)",
+                color=colour if private or len(runs) > 1 else plots.RED,
+                linestyle="-" if private else "--",
+                linewidth=2,
+                marker="o" if len(points) < 25 else None,
+                markersize=3.5,
+            )
+        if logarithmic and all(value > 0 for value in values):
+            plots.logarithmic(axes)
+        elif axis != "loss":
+            low, high = axes.get_ylim()
+            # The margin above is of the whole axis, also where the values hardly differ.
+            axes.set_ylim(min(0.0, low), high + 0.05 * (high - min(0.0, low)))
+        axes.locator_params(axis="x", integer=True)
+        plots.labelled(axes, "round", axis)
+        if len(runs) > 1 or not all(run.run["private"] for run in runs.values()):
+            axes.legend(frameon=False, fontsize=8.5)
+        # Of curves with different marks, the legend says which.
+        if len(marks := {run.mark for run in runs.values()}) == 1:
+            plots.watermark(axes, *marks)
         figures.append((name, f"{title} on {of}" if of else title, axes.figure))
     return figures
-
-
-def _draw(
-    axes: Any, axis: str, points: list[tuple[int, float]], private: bool, logarithmic: bool
-) -> None:
-    rounds, values = zip(*points, strict=True)
-    axes.plot(
-        rounds,
-        values,
-        label="this run" if private else "this run (NOT PRIVATE)",
-        color=plots.ACCENT if private else plots.RED,
-        linestyle="-" if private else "--",
-        linewidth=2,
-        marker="o" if len(rounds) < 25 else None,
-        markersize=3.5,
-    )
-    if logarithmic and all(value > 0 for value in values):
-        axes.set_yscale("log")
-        # Plain numbers, because these ranges span one or two powers of ten only.
-        for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            formatter("{x:g}")
-    elif axis != "loss":
-        low, high = axes.get_ylim()
-        # The margin above is of the whole axis, also where the values hardly differ.
-        axes.set_ylim(min(0.0, low), high + 0.05 * (high - min(0.0, low)))
-    axes.locator_params(axis="x", integer=True)
-    plots.labelled(axes, "round", axis)
-    if not private:
-        axes.legend(frameon=False, fontsize=8.5)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxpfl.experiments.records.cautions import number
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
-from jaxpfl.experiments.report.plots import COLOURS, INK, axes
+from jaxpfl.experiments.report.plots import COLOURS, INK, axes, ticks
 from jaxpfl.experiments.sweep.config import Sweep
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -128,15 +128,14 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
             label=f"{text}, {number(None)} at {', '.join(holes)}" if holes else text,
             color=COLOURS[index % len(COLOURS)], marker="o", markersize=4, capsize=3, linewidth=1.6,
         )  # fmt: skip
-    ticks = sorted({row[axis] for row in rows})
-    if ticks[-1] >= 8 * ticks[0]:
+    values = sorted({row[axis] for row in rows})
+    if values[-1] >= 8 * values[0]:
         panel.set_xscale("log")
         panel.minorticks_off()
-    if len(ticks) <= 12:
-        panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     panel.set_xlabel(short(axis))
     panel.set_ylabel(sweep.metric)
     panel.legend(fontsize=8, frameon=False)
+    ticks(panel, values)
     return panel
 
 

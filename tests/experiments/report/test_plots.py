@@ -1,6 +1,7 @@
 """Pictures show what they are given; other tests only look at what is drawn, not at the pixels."""
 
 import io
+import itertools
 import re
 
 import numpy as np
@@ -71,3 +72,31 @@ def test_a_page_has_each_value_of_a_curve_where_the_curve_is(tmp_path):
         place = np.array([float(top), float(left)]) / 100 * picture.shape[:2]
         pixel = picture[tuple(place.round().astype(int))]
         np.testing.assert_allclose(pixel, accent, atol=0.05, err_msg=value)
+
+
+@pytest.mark.parametrize("values", [[300.0, 450.0], [9.9, 1000.0], [0.5, 4e5], [2.078, 2.11]])
+def test_texts_of_a_logarithmic_axis_stand_apart(values):
+    axes = plots.axes("Perplexity")
+    axes.plot([0, 1], values)
+    plots.logarithmic(axes)
+    apart(axes, axes.yaxis, lambda box: (box.y0, box.y1))
+
+
+def test_texts_of_a_sweeps_values_stand_apart():
+    axes = plots.axes("Sweep")
+    values = [10, 11, 12, 1_000, 1_050, 20_000, 1_000_000]
+    axes.plot(values, values)
+    axes.set_xscale("log")
+    plots.ticks(axes, values)
+    assert len(apart(axes, axes.xaxis, lambda box: (box.x0, box.x1))) == 4
+
+
+def apart(axes, axis, ends):
+    axes.figure.draw_without_rendering()
+    low, high = sorted(axis.get_view_interval())
+    seen = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    texts = [tick.label1 for tick in seen if tick.label1.get_text()]
+    places = sorted(ends(text.get_window_extent()) for text in texts)
+    assert len(places) >= 2
+    assert all(after[0] > before[1] for before, after in itertools.pairwise(places))
+    return places
