@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -211,10 +212,12 @@ def _prepared(
     memory: dict[Any, Any] | None = None,
 ) -> tuple[Study, Workspace]:
     """The study and where it is carried out, once all processes agree."""
-    study = system_of(config.system).part("study").prepare(config)
-    others = None if group is None else shared_run.others_of(group, *study.shared())
+    system = system_of(config.system)
+    study = system.part("study").prepare(config)
     shared = {} if memory is None else memory
-    return study, Workspace(config, directory, stamp(study), progress, others, shared)
+    alone = Workspace(config, directory, stamp(study), progress, memory=shared)
+    asks = partial(system.part("run").asked, study, alone)
+    return study, dataclasses.replace(alone, others=shared_run.others_of(group, asks))
 
 
 def _worker(group: Group, config: Any, directory: Path) -> Outcome:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.algorithms.federated_metrics import release
+from jaxpfl.algorithms.federated_metrics import federated_metrics, release, with_correct
 from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import classified_examples, examples_of_users
@@ -30,6 +30,8 @@ from jaxpfl.experiments.systems.gan_inversion.study import (
 )
 from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest, restate
 from jaxpfl.federated.clients.evaluation import correct_examples
+from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.models.cnn import CNN, classifier_cnn
 from jaxpfl.models.gan import sample_images
 from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
 
@@ -37,6 +39,8 @@ IMAGES = "images"
 """The artifact of what the finished GANs draw, and of public images beside it."""
 
 _PAGE_IMAGES = 64
+
+_ACCURACY = "accuracy"
 
 Thresholds = dict[str, float] | None
 
@@ -46,25 +50,24 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     config, public = study.config, study.public
     evaluator = image_evaluator(config, public, workspace.artifacts())
     ledger = ledger_path(config.privacy, workspace.directory)
-    clients = {"bug": invert_pixels(study.clients, config.bug.probability, config.run.seed)}
-    clients["fixed"] = study.clients
     accuracy = partial(_accuracy, study, workspace, evaluator)
-    released = {"before": accuracy("before", study.clients)}
+    released = {"before": accuracy("before")}
     # Refuses unusable thresholds before the next release is charged.
     thresholds = thresholds_of(released["before"], config.selection)
-    released["bug"] = accuracy("bug", clients["bug"])
+    released["bug"] = accuracy("bug")
     results, records, plans = {}, {}, []
     for name in GANS:
         phase, side = name.split("_")
         # The histograms that it depends on; the last one gives the matching share.
         used = HISTOGRAMS if phase == "bug" else HISTOGRAMS[:1]
+        selected = _selected(study, phase, side, evaluator.classifier, thresholds)
         share = matching_share(released[used[-1]], side, thresholds)
         prior = () if thresholds is None else tuple(released[each]["run"] for each in used)
-        selected = selected_examples(clients[phase], side, evaluator, config.selection, thresholds)
         results[name] = workspace.train(
             study.gan(share)._replace(name=f"GAN {phase}, {side} accuracy"),
-            selected.with_columns({"image": selected.columns["image"]}),
+            selected,
             name=name,
+            known=(evaluator.classifier[1], thresholds, share),
             privacy=config.privacy,
             start=evaluator.digest,
             prior=prior,
@@ -96,10 +99,40 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     }
 
 
+def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
+    """The queries of a histogram or a GAN, and the clients, by the classifier that is known."""
+    (phase, side), (params, thresholds, share) = stage.split("_"), known
+    settings, clients = study.config, _clients(study, phase)
+    classifier = (
+        classifier_cnn(settings.gan.model.image_shape, settings.classifier.classes),
+        params,
+    )
+    if side == _ACCURACY:
+        correct = correct_examples(*classifier, clients)
+        return federated_metrics(study.accuracy_plan).queries, with_correct(clients, correct)
+    return study.gan(float(share)).queries, _selected(study, phase, side, classifier, thresholds)
+
+
+def _clients(study: Study, phase: str) -> Population:
+    """The clients before the bug and after it, or with it; one phase is kept."""
+    if phase != "bug":
+        return study.clients
+    return invert_pixels(study.clients, study.config.bug.probability, study.config.run.seed)
+
+
+def _selected(
+    study: Study, phase: str, side: str, classifier: tuple[CNN, Any], thresholds: Thresholds
+) -> Population:
+    """The images that a GAN is trained on."""
+    clients, settings = _clients(study, phase), study.config.selection
+    selected = selected_examples(clients, side, classifier, settings, thresholds)
+    return selected.with_columns({"image": selected.columns["image"]})
+
+
 def _accuracy(
-    study: Study, workspace: Workspace, evaluator: ImageEvaluator, name: str, clients: Population
+    study: Study, workspace: Workspace, evaluator: ImageEvaluator, name: str
 ) -> dict[str, Any]:
-    config, plan = study.config, study.accuracy_plan
+    config, plan, clients = study.config, study.accuracy_plan, _clients(study, name)
     secret_path = workspace.directory / "private" / f"accuracy_{name}_secret.json"
     with workspace.ledger(clients) as ledger:
 
@@ -107,8 +140,11 @@ def _accuracy(
             purpose, seed = f"accuracy {name}", workspace.reproducible_seed
             secret = saved_secret(secret_path, reproducible_seed=seed, purpose=purpose)
             run = f"accuracy of users, {name} {run_id(secret)}"
+            others = workspace.shared(f"{name}_{_ACCURACY}", (evaluator.classifier[1], None, 1.0))
             correct = correct_examples(*evaluator.classifier, clients)
-            metrics = release(clients, plan, correct=correct, ledger=ledger, secret=secret, run=run)
+            metrics = release(
+                clients, plan, correct=correct, ledger=ledger, secret=secret, run=run, others=others
+            )
             sides = {side: metrics.percentile(getattr(config.selection, side)) for side in SIDES}
             found = {"run": run, "stamp": workspace.stamp, **metrics.to_dict()}
             return Artifact({**found, "accuracy": metrics.accuracy(), **sides})
@@ -156,12 +192,12 @@ def thresholds_of(before: dict[str, Any], settings: SelectionConfig) -> Threshol
 def selected_examples(
     population: Population,
     side: str,
-    evaluator: ImageEvaluator,
+    classifier: tuple[CNN, Any],
     settings: SelectionConfig,
     thresholds: Thresholds,
 ) -> Population:
     """The clients with only the images that a GAN is trained on, as their devices would choose."""
-    correct, low = correct_examples(*evaluator.classifier, population), side == "low"
+    correct, low = correct_examples(*classifier, population), side == "low"
     if thresholds is None:
         outcome = "incorrect" if low else "correct"
         chosen = classified_examples(population, correct, outcome, settings.at_least)
