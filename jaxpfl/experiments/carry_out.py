@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,11 +212,17 @@ def _prepared(
 ) -> tuple[Study, Workspace]:
     """The study and where it is carried out, once all processes agree."""
     system = system_of(config.system)
+    asked = getattr(system.part("run"), "asked", None)
+    if group is not None and asked is None:
+        raise InputError(
+            f"system {system.name!r} needs one process, found several of jax.distributed: its "
+            "module `run` has no function `asked`"
+        )
     study = system.part("study").prepare(config)
     shared = {} if memory is None else memory
     alone = Workspace(config, directory, stamp(study), progress, memory=shared)
-    asks = partial(system.part("run").asked, study, alone)
-    return study, dataclasses.replace(alone, others=shared_run.others_of(group, asks))
+    others = shared_run.others_of(group, lambda *stage: asked(study, alone, *stage))
+    return study, dataclasses.replace(alone, others=others)
 
 
 def _worker(group: Group, config: Any, directory: Path) -> Outcome:

@@ -238,8 +238,12 @@ def test_a_tree_arrives_as_it_was_sent():
     told = json.loads(json.dumps(trees.described(sent, "it")))
     shapes, structure = jax.tree.flatten(trees.shapes_of(told))
     content = trees.content_of(jax.tree.leaves(sent))
-    assert trees.size_of(shapes) == len(content)
-    found = jax.tree.unflatten(structure, trees.arrays_of(shapes, content))
+
+    def receive(size):
+        assert size == len(content)
+        return content
+
+    found = jax.tree.unflatten(structure, trees.received(shapes, receive))
     assert jax.tree.structure(found) == jax.tree.structure(sent)
     for there, here in zip(jax.tree.leaves(found), jax.tree.leaves(sent), strict=True):
         np.testing.assert_array_equal(there, here)

@@ -257,9 +257,8 @@ def private_moments(
         raise InputError("the plan must release the count or declare a population, found neither")
     units = len(clients) if plan.unit == "client" else clients.num_examples
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
-    releaser = releaser_of(
-        algorithm, clients, ledger, secret or RunSecret(), run=run, others=others
-    )
+    secret = secret or RunSecret()
+    releaser = releaser_of(algorithm, clients, ledger, secret, run=run, others=others)
     return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 

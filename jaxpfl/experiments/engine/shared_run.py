@@ -82,7 +82,7 @@ def received_result(
 ) -> Result:
     """The result that process 0 broadcasts, in another process, whose `out` has no file of it."""
     told = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in outcome.pop("shapes")]
-    leaves = list(map(jnp.asarray, trees.arrays_of(told, found.receive(trees.size_of(told)))))
+    leaves = list(map(jnp.asarray, trees.received(told, found.receive)))
 
     def held() -> Any:
         state = initial_state(algorithm, seed)

@@ -95,8 +95,8 @@ class SharedRounds:
           InputError: it cannot be shared, or a process has other clients or cannot prepare it.
         """
         _check_shareable(query, broadcast)
-        shapes = trees.described(broadcast, f"the broadcast of query {query.label!r}")
-        self._group.tell(prepare=number, broadcast=shapes, awaited=True)
+        told = trees.described(broadcast, f"the broadcast of query {query.label!r}")
+        self._group.tell(prepare=number, broadcast=told, awaited=True)
         key = RunSecret().words
         self._group.send(key)
         found = PreparedQuery.of(query, broadcast, population)
@@ -106,7 +106,7 @@ class SharedRounds:
                     f"process {index} has other clients or another config than process 0: all "
                     f"must be given the same; nothing was charged for query {query.label!r}"
                 )
-        self._rounds.append(_Round(found, broadcast))
+        self._rounds.append(_Round(found, trees.shapes_of(told)))
         return found
 
     def sum(
@@ -144,7 +144,7 @@ class SharedRounds:
         self._rounds.clear()
         self._asked = None  # Not two populations at a time.
         shapes, structure = jax.tree.flatten(trees.shapes_of(message["known"]))
-        known = trees.arrays_of(shapes, self._group.receive(trees.size_of(shapes)))
+        known = trees.received(shapes, self._group.receive)
         self._asked = self._asks(message["stage"], jax.tree.unflatten(structure, known))
 
     def _prepare(self, message: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ class SharedRounds:
     def _sum(self, message: dict[str, Any]) -> None:
         shared, changed = self._rounds[message["sum"]], message["changed"]
         shapes = [*_WORK, *(s for s, new in zip(shared.shapes, changed, strict=True) if new)]
-        sent = trees.arrays_of(shapes, self._group.receive(trees.size_of(shapes)))
+        sent = trees.received(shapes, self._group.receive)
         round, *secrets = sent[: len(_WORK)]
         work = Work(int(round), *secrets)
         chosen = shared.prepared.drawn(work)
@@ -190,11 +190,9 @@ class SharedRounds:
 class _Round:
     """A query's broadcast, of which a process keeps what does not change between rounds."""
 
-    def __init__(self, prepared: PreparedQuery, broadcast: PyTree) -> None:
+    def __init__(self, prepared: PreparedQuery, shapes: PyTree) -> None:
         self.prepared = prepared
-        self.shapes, self._structure = jax.tree.flatten(
-            jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
-        )
+        self.shapes, self._structure = jax.tree.flatten(shapes)
         self._last: list[Any] = [None] * len(self.shapes)
         self._placed: list[Any] = [None] * len(self.shapes)
 

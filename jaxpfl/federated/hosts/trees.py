@@ -8,7 +8,7 @@ called.
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -63,22 +63,14 @@ def content_of(leaves: Sequence[Any]) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
 
 
-def size_of(shapes: Sequence[Any]) -> int:
-    """How many bytes `content_of` makes of arrays of these shapes."""
-    return sum(_bytes(shape) for shape in shapes)
-
-
-def arrays_of(shapes: Sequence[Any], content: bytes) -> list[np.ndarray]:
-    """The arrays that `content_of` made these bytes of."""
-    edges = np.cumsum([_bytes(shape) for shape in shapes])
+def received(shapes: Sequence[Any], receive: Callable[[int], bytes]) -> list[np.ndarray]:
+    """The arrays of these shapes of which `receive` returns the `content_of`, by its size."""
+    sizes = [shape.size * shape.dtype.itemsize for shape in shapes]
+    content, edges = receive(sum(sizes)), np.cumsum(sizes)
     return [
-        np.frombuffer(content[end - _bytes(shape) : end], shape.dtype).reshape(shape.shape)
-        for shape, end in zip(shapes, edges, strict=True)
+        np.frombuffer(content[end - size : end], shape.dtype).reshape(shape.shape)
+        for shape, size, end in zip(shapes, sizes, edges, strict=True)
     ]
-
-
-def _bytes(shape: Any) -> int:
-    return shape.size * shape.dtype.itemsize
 
 
 def _told(structure: PyTreeDef) -> Any:

@@ -27,7 +27,6 @@ from jaxpfl.algorithms.fred import (
     used_examples,
 )
 from jaxpfl.algorithms.gaussian_moments import Moments, mixture
-from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.central.prefinetune import epochs_of, prefinetune
 from jaxpfl.experiments.central.training import Fitted
@@ -119,7 +118,7 @@ def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> d
                 # Embedding takes long, so a release that does not fit is refused before it.
                 require_affordable(algorithm, ledger, run)
                 others = workspace.shared(FRED)
-                embedded = _embedded(study, plan, function, workspace)
+                _, embedded = asked_by_fred(study, workspace, function)
                 found = private_moments(
                     embedded, plan, ledger=ledger, run=run, secret=secret, others=others
                 )
@@ -150,20 +149,14 @@ def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> d
     return dict(record)
 
 
-def asked_by_fred(study: Prepared, workspace: Workspace) -> Asked:
-    """FreD's queries, and the clients with their embeddings."""
-    settings, plan = study.config.fred, study.fred
-    assert settings is not None and plan is not None
-    function = embedder(settings.embedder)
+def asked_by_fred(study: Prepared, workspace: Workspace, function: Embedder | None = None) -> Asked:
+    """FreD's queries, and the clients with the embeddings of its embedder, which may be loaded."""
+    config, plan = study.config, study.fred
+    assert config.fred is not None and plan is not None
+    function = function or embedder(config.fred.embedder)
     algorithm = fred(plan, units=len(study.clients), dimension=function.dimension)
-    return algorithm.queries, _embedded(study, plan, function, workspace)
-
-
-def _embedded(
-    study: Prepared, plan: FredPlan, function: Embedder, workspace: Workspace
-) -> Population:
-    used = used_examples(study.clients, plan, study.config.data.split_seed)
-    return embed(used, function, progress=workspace.progress)
+    used = used_examples(study.clients, plan, config.data.split_seed)
+    return algorithm.queries, embed(used, function, progress=workspace.progress)
 
 
 def _prefinetune(study: Prepared, name: str, start: Any, progress: bool) -> Artifact:

@@ -40,8 +40,6 @@ IMAGES = "images"
 
 _PAGE_IMAGES = 64
 
-_ACCURACY = "accuracy"
-
 Thresholds = dict[str, float] | None
 
 
@@ -60,14 +58,14 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         phase, side = name.split("_")
         # The histograms that it depends on; the last one gives the matching share.
         used = HISTOGRAMS if phase == "bug" else HISTOGRAMS[:1]
-        selected = _selected(study, phase, side, evaluator.classifier, thresholds)
         share = matching_share(released[used[-1]], side, thresholds)
         prior = () if thresholds is None else tuple(released[each]["run"] for each in used)
+        clients, by = _clients(study, phase), evaluator.classifier
         results[name] = workspace.train(
             study.gan(share)._replace(name=f"GAN {phase}, {side} accuracy"),
-            selected,
+            selected_examples(clients, side, by, config.selection, thresholds),
             name=name,
-            known=(evaluator.classifier[1], thresholds, share),
+            known=(by[1], thresholds, share),
             privacy=config.privacy,
             start=evaluator.digest,
             prior=prior,
@@ -102,31 +100,20 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
 def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
     """The queries of a histogram or a GAN, and the clients, by the classifier that is known."""
     (phase, side), (params, thresholds, share) = stage.split("_"), known
-    settings, clients = study.config, _clients(study, phase)
-    classifier = (
-        classifier_cnn(settings.gan.model.image_shape, settings.classifier.classes),
-        params,
-    )
-    if side == _ACCURACY:
-        correct = correct_examples(*classifier, clients)
+    config, clients = study.config, _clients(study, phase)
+    model = classifier_cnn(config.gan.model.image_shape, config.classifier.classes)
+    if side == "accuracy":
+        correct = correct_examples(model, params, clients)
         return federated_metrics(study.accuracy_plan).queries, with_correct(clients, correct)
-    return study.gan(float(share)).queries, _selected(study, phase, side, classifier, thresholds)
+    chosen = selected_examples(clients, side, (model, params), config.selection, thresholds)
+    return study.gan(float(share)).queries, chosen
 
 
 def _clients(study: Study, phase: str) -> Population:
-    """The clients before the bug and after it, or with it; one phase is kept."""
+    """The clients with the bug, or before it and after its fix."""
     if phase != "bug":
         return study.clients
     return invert_pixels(study.clients, study.config.bug.probability, study.config.run.seed)
-
-
-def _selected(
-    study: Study, phase: str, side: str, classifier: tuple[CNN, Any], thresholds: Thresholds
-) -> Population:
-    """The images that a GAN is trained on."""
-    clients, settings = _clients(study, phase), study.config.selection
-    selected = selected_examples(clients, side, classifier, settings, thresholds)
-    return selected.with_columns({"image": selected.columns["image"]})
 
 
 def _accuracy(
@@ -140,7 +127,7 @@ def _accuracy(
             purpose, seed = f"accuracy {name}", workspace.reproducible_seed
             secret = saved_secret(secret_path, reproducible_seed=seed, purpose=purpose)
             run = f"accuracy of users, {name} {run_id(secret)}"
-            others = workspace.shared(f"{name}_{_ACCURACY}", (evaluator.classifier[1], None, 1.0))
+            others = workspace.shared(f"{name}_accuracy", (evaluator.classifier[1], None, 1.0))
             correct = correct_examples(*evaluator.classifier, clients)
             metrics = release(
                 clients, plan, correct=correct, ledger=ledger, secret=secret, run=run, others=others
@@ -204,7 +191,8 @@ def selected_examples(
     else:
         bound = "below" if low else "above"
         chosen = examples_of_users(population, correct, bound, thresholds[side])
-    return population.keeping(chosen)
+    selected = population.keeping(chosen)
+    return selected.with_columns({"image": selected.columns["image"]})
 
 
 def matching_share(released: dict[str, Any], side: str, thresholds: Thresholds) -> float:
