@@ -34,6 +34,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.release.query import Execution, Query
+from jaxpfl.federated.release.releaser import Others
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.participation import Poisson
@@ -230,6 +231,7 @@ def release(
     ledger: Ledger,
     secret: RunSecret | None = None,
     run: str = LABEL,
+    others: Others | None = None,
 ) -> ReleasedMetrics:
     """Runs `federated_metrics` once: releases the metrics of a model on all clients.
 
@@ -241,6 +243,7 @@ def release(
       secret: the run's secret, which must stay private. With it the same query gives the same
         release, which is charged once. None: a new secret is drawn, and another release made.
       run: name of the release in the ledger.
+      others: as for a `Releaser`.
 
     Raises:
       InputError: `correct` is not as expected, or the plan or the ledger is of another population.
@@ -248,7 +251,8 @@ def release(
     """
     algorithm = federated_metrics(plan)
     evaluated = with_correct(clients, correct)
-    releaser = releaser_of(algorithm, evaluated, ledger, secret or RunSecret(), run=run)
+    secret = secret or RunSecret()
+    releaser = releaser_of(algorithm, evaluated, ledger, secret, run=run, others=others)
     return ReleasedMetrics.of(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 

@@ -211,10 +211,18 @@ def _prepared(
     memory: dict[Any, Any] | None = None,
 ) -> tuple[Study, Workspace]:
     """The study and where it is carried out, once all processes agree."""
-    study = system_of(config.system).part("study").prepare(config)
-    others = None if group is None else shared_run.others_of(group, *study.shared())
+    system = system_of(config.system)
+    asked = getattr(system.part("run"), "asked", None)
+    if group is not None and asked is None:
+        raise InputError(
+            f"system {system.name!r} needs one process, found several of jax.distributed: its "
+            "module `run` has no function `asked`"
+        )
+    study = system.part("study").prepare(config)
     shared = {} if memory is None else memory
-    return study, Workspace(config, directory, stamp(study), progress, others, shared)
+    alone = Workspace(config, directory, stamp(study), progress, memory=shared)
+    others = shared_run.others_of(group, lambda *stage: asked(study, alone, *stage))
+    return study, dataclasses.replace(alone, others=others)
 
 
 def _worker(group: Group, config: Any, directory: Path) -> Outcome:

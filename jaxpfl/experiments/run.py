@@ -78,7 +78,7 @@ def run(
     _require_tokens(algorithm, clients)
     reproducible = isinstance(seed, ReproducibleSeed)
     with compilation_cache.enabled(), shared_run.group() as group:
-        others = shared_run.others_of(group, algorithm, clients)
+        others = shared_run.others_of(group, lambda *_: (algorithm.queries, clients))
         if group is not None and others is not None and group.index:
             outcome = shared_run.share_rounds(others)
             return shared_run.received_result(group, outcome, algorithm, seed, Path(out))
@@ -95,7 +95,7 @@ def run(
                 tracking=replace(tracking, on_round=functions),
                 setting=Setting({"every": every}, int(seed), reproducible),
                 resume=resume,
-                others=others,
+                others=lambda: others and others.at(algorithm.name),
             )
             if evaluation is not None and evaluation.vocabulary is not None:
                 evaluation.vocabulary.save(directory / "vocabulary.json")

@@ -1,7 +1,9 @@
-"""What several processes agree on and send each other, without the others: a group of one."""
+"""What several processes agree on and send each other, all of them in this one."""
 
 import dataclasses
-from types import SimpleNamespace
+import json
+import sys
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +12,24 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
+from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Work
 from jaxpfl.federated.release.query import Query, client_mesh
+from jaxpfl.federated.release.releaser import Releaser
+from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.secret import RunSecret
 from tests.federated.test_client_states import Summing
 
 PLAN = jp.Plan.without_privacy(rounds=2, clip=jp.Clip(100.0), participation=jp.Poisson(6, 6))
 CLIENTS = jp.data.from_clients({str(k): {"x": np.zeros((2, 3), np.float32)} for k in range(6)})
 WORDS = np.zeros(4, np.uint32)
+
+
+class Moved(NamedTuple):
+    by: Any
+    more: Any
 
 
 OVER = {"over": True}
@@ -31,7 +42,8 @@ class Line:
         self.index, self._said, self._other = index, said, other
 
     def tell(self, **message) -> None:
-        self._said["told"].append(message)
+        # As it arrives.
+        self._said["told"].append(json.loads(json.dumps(message)))
 
     def send(self, content: bytes) -> None:
         self._said["sent"].append(content)
@@ -44,21 +56,14 @@ class Line:
         assert len(content) == size
         return content
 
-    def answer(self, text: str) -> None:
-        self._said["answers"].append(text)
+    def answer(self, **message) -> None:
+        self._said["answers"].append(json.loads(json.dumps(message)))
 
-    def answers(self) -> list[str]:
+    def answers(self) -> list[dict]:
         if not self._said["answers"]:
             self.tell(**OVER)
             assert self._other.serve() == OVER
         return [self._said["answers"].pop(0)]
-
-
-def group():
-    """Takes the messages of process 0, to which no other process listens."""
-    return SimpleNamespace(
-        index=0, tell=lambda **_: None, send=lambda _: None, answers=list, answer=lambda _: 0
-    )
 
 
 def query_of(mesh=None, plan=PLAN) -> Query:
@@ -71,30 +76,16 @@ def query_of(mesh=None, plan=PLAN) -> Query:
     )
 
 
-def others(query: Query, broadcast, among=None, clients=CLIENTS) -> SharedRounds:
-    def step(state, release, round):
-        return release(query, broadcast(state)), {}
-
-    return SharedRounds(among or group(), lambda key: jnp.zeros(2), step, (query,), clients)
-
-
-def test_a_broadcast_that_was_changed_in_place_is_sent_again():
-    query = query_of()
-    shared = others(query, lambda state: state)
-    work = work_of(0)
-    broadcast = np.ones(2, np.float32)
-    first, _ = shared.sum(query, broadcast, work)
-    np.testing.assert_array_equal(first.value, [6.0, 6.0])
-    broadcast[:] = 3.0
-    second, _ = shared.sum(query, broadcast, work)
-    np.testing.assert_array_equal(second.value, [18.0, 18.0])
-
-
-def two(query: Query, clients=CLIENTS, said=None):
-    """Process 0, which has `query`, and process 1 with these clients."""
+def two(query: Query, clients=CLIENTS, said=None, theirs=None):
+    """Process 0, and process 1 with these clients and this query, in a stage that has one query."""
     said = {"told": [], "sent": [], "answers": []} if said is None else said
-    other = others(query_of(), lambda state: state, Line(1, said), clients)
-    return others(query, lambda state: state, Line(0, said, other)), other, said
+    asked = (theirs or query_of(),), clients
+    other = SharedRounds(Line(1, said), lambda stage, known: asked)
+    return SharedRounds(Line(0, said, other), lambda *_: asked).at("all"), other, said
+
+
+def prepared(shared: SharedRounds, query: Query, broadcast):
+    return shared.prepared(0, query, broadcast, CLIENTS)
 
 
 def work_of(seed: int) -> Work:
@@ -105,14 +96,15 @@ def work_of(seed: int) -> Work:
 def test_a_process_that_draws_another_cohort_does_not_sum_it(monkeypatch):
     """TRUST 38: a client in two processes' shares would count twice."""
     query = query_of()
-    first, other, said = two(query)
+    (first, other, said), broadcast = two(query), np.ones(2, np.float32)
+    asked = prepared(first, query, broadcast)
     for seed in (5, 6):
-        first.sum(query, np.ones(2, np.float32), work_of(seed))
+        first.sum(asked, broadcast, work_of(seed))
     # Without the secret of the release, nobody can test what the cohort is: here everyone.
     assert said["told"][0]["cohort"] != said["told"][1]["cohort"]
     said["told"].append(OVER)
     assert other.serve() == OVER
-    first.sum(query, np.ones(2, np.float32), work_of(7))
+    first.sum(asked, broadcast, work_of(7))
     monkeypatch.setattr(jp.Poisson, "sample", lambda *_: np.arange(5))
     with pytest.raises(InputError, match="drew another cohort than process 0"):
         other.serve()
@@ -120,12 +112,13 @@ def test_a_process_that_draws_another_cohort_does_not_sum_it(monkeypatch):
 
 def test_processes_that_are_not_alike_are_refused_before_a_charge(monkeypatch):
     """TRUST 38: other clients, another plan, other versions, or one that cannot begin."""
-    query, held = query_of(), {"x": np.ones((2, 3))}
+    query, broadcast, held = query_of(), np.ones(2, np.float32), {"x": np.ones((2, 3))}
+    shared, _, _ = two(query, jp.data.from_clients({str(k): held for k in range(6)}))
     with pytest.raises(InputError, match="has other clients or another config"):
-        two(query, jp.data.from_clients({str(k): held for k in range(6)}))
+        prepared(shared, query, broadcast)
     longer = dataclasses.replace(PLAN, rounds=3)
     with pytest.raises(InputError, match="has other clients or another config"):
-        two(query_of(plan=longer))
+        prepared(two(query, theirs=query_of(plan=longer))[0], query, broadcast)
     real, asked = identity.environment(), []
 
     def elsewhere():
@@ -137,19 +130,49 @@ def test_processes_that_are_not_alike_are_refused_before_a_charge(monkeypatch):
     with pytest.raises(InputError, match="process 1 has jax 0"):
         two(query)
     monkeypatch.undo()
+    failed = {"failed": "there is no such file"}
     with pytest.raises(InputError, match="process 1: there is no such file"):
-        two(query, said={"told": [], "sent": [], "answers": ["there is no such file"]})
+        two(query, said={"told": [], "sent": [], "answers": [failed]})
+    shared, _, said = two(query)
+    said["answers"].append(failed)
+    with pytest.raises(InputError, match="process 1: there is no such file"):
+        prepared(shared, query, broadcast)
 
 
-def test_a_query_that_the_first_round_does_not_ask_is_refused_before_a_charge():
-    """The others would not know what to sum for it."""
-    asked, later = query_of(), query_of()
+def test_a_query_that_is_first_asked_in_a_later_round_is_compared_before_it_is_charged(tmp_path):
+    plan = jp.Plan.without_privacy(rounds=3, clip=jp.Clip(9.0), participation=jp.Poisson(6, 6))
+    columns = {"x": np.zeros(2, np.float32), "y": np.zeros(2)}
+    clients = jp.data.from_clients({str(k): columns for k in range(6)})
+    queries = [
+        dataclasses.replace(query_of(plan=plan), label=name, columns=(name,)) for name in "xy"
+    ]
 
-    def step(state, release, round):
-        return release(asked, state), {}
+    def moved(clients):
+        return clients.with_columns({"y": clients.columns["y"] + 1})
 
-    with pytest.raises(InputError, match="'sums' is not asked in the first round"):
-        SharedRounds(group(), lambda key: jnp.zeros(2), step, (asked, later), CLIENTS)
+    theirs = [queries[0], dataclasses.replace(queries[1], prepare=moved)]
+    said = {"told": [], "sent": [], "answers": []}
+    other = SharedRounds(Line(1, said), lambda *_: (theirs, clients))
+    shared = SharedRounds(Line(0, said, other), lambda *_: ([], CLIENTS)).at("all")
+    with Ledger(tmp_path / "ledger.jsonl", clients) as ledger:
+        asked = {"run": "r", "queries": queries, "others": shared}
+        releaser = Releaser(clients, ledger, RunSecret.reproducible(0), **asked)
+        first = releaser.release(queries[0], np.ones(2, np.float32), round=1)
+        np.testing.assert_array_equal(first.value, [6.0, 6.0])
+        with pytest.raises(InputError, match=r"process 1 has other clients.*for query 'y'"):
+            releaser.release(queries[1], np.ones(2, np.float32), round=3)
+        assert [charge.label for charge in ledger.charges] == ["x"]
+
+
+def test_a_broadcast_of_another_shape_is_agreed_on_anew():
+    query = query_of()
+    shared, other, said = two(query)
+    for size in (2, 3):
+        broadcast = {"model": Moved(jnp.ones(size), (None, [np.float32(2)]))}
+        summed, _ = shared.sum(prepared(shared, query, broadcast), broadcast, work_of(0))
+        np.testing.assert_array_equal(summed.value, np.full(size, 6.0))
+        said["told"].append(OVER)
+        assert other.serve() == OVER
 
 
 @pytest.mark.parametrize(
@@ -157,19 +180,77 @@ def test_a_query_that_the_first_round_does_not_ask_is_refused_before_a_charge():
     [
         (
             query_of(),
-            lambda state: {"a": state, "key": jax.random.key(0)},
+            {"key": jax.random.key(0)},
             r"'sums' must be arrays of numbers.*key_data",
         ),
-        (query_of(client_mesh(1)), lambda state: state, "by all devices of all processes"),
+        (query_of(client_mesh(1)), jnp.ones(2), "by all devices of all processes"),
         # One process would hold them, and a client is computed by any.
         (
             dataclasses.replace(query_of(), client_fn=Summing()),
-            lambda state: state,
+            jnp.ones(2),
             "'sums' keeps a state of each client",
         ),
+        (query_of(), {(1, 2): jnp.ones(2)}, "broadcast of query 'sums' must be made of tuples"),
     ],
-    ids=["a key", "a mesh without some devices", "states of clients"],
+    ids=["a key", "a mesh without some devices", "states of clients", "a key of no JSON"],
 )
 def test_what_cannot_be_shared_is_refused_before_a_charge(query, broadcast, message):
+    shared, _, said = two(query_of())
     with pytest.raises(InputError, match=message):
-        others(query, broadcast)
+        prepared(shared, query, broadcast)
+    assert [*said["told"][0]] == ["stage", "known", "awaited"], "others were asked to prepare it"
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        ["subprocess", "Popen", None, [None]],
+        ["builtins", "exec", None, [None]],
+        ["os", "system", None, [None]],
+        ["antigravity", "fly", None, [None]],
+        ["builtins", "tuple.__class__", None, [None]],
+        ["builtins", "dict", ["a", "b"], [None]],
+        ["builtins", "dict", None, [None]],
+        [["os"], "system", None, [None]],
+        ["builtins", "tuple"],
+        "cos\nsystem\n(S'touch x'\ntR.",
+    ],
+)
+def test_what_a_stranger_sends_is_refused_and_runs_nothing(container, monkeypatch):
+    """Not even a module is imported, and only containers that JAX knows are made."""
+    monkeypatch.setattr("os.system", lambda *_: pytest.fail("it was called"))
+    told = {"containers": container, "leaves": [[[2], "float32"]]}
+    with pytest.raises(InputError, match="sent what is no tree of known containers"):
+        trees.shapes_of(told)
+    assert "antigravity" not in sys.modules
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Known:
+    array: object
+    about: tuple = dataclasses.field(metadata={"static": True})
+
+
+def test_a_tree_arrives_as_it_was_sent():
+    sent = {"a": [jnp.ones((2, 3)), (None, np.arange(3))], "b": Known(np.float64(0.1), ("x", (2,)))}
+    sent["c"] = Moved(jnp.ones(0, jnp.bfloat16), {3: np.bool_(True)})
+    told = json.loads(json.dumps(trees.described(sent, "it")))
+    shapes, structure = jax.tree.flatten(trees.shapes_of(told))
+    content = trees.content_of(jax.tree.leaves(sent))
+
+    def receive(size):
+        assert size == len(content)
+        return content
+
+    found = jax.tree.unflatten(structure, trees.received(shapes, receive))
+    assert jax.tree.structure(found) == jax.tree.structure(sent)
+    for there, here in zip(jax.tree.leaves(found), jax.tree.leaves(sent), strict=True):
+        np.testing.assert_array_equal(there, here)
+        assert there.dtype == here.dtype
+
+    class Hidden(NamedTuple):
+        x: int
+
+    with pytest.raises(InputError, match="at the top level of a module"):
+        trees.described(Hidden(jnp.ones(2)), "it")

@@ -35,6 +35,7 @@ from jaxpfl.data.selection import at_most
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.federated.clients.moments import Moment, from_half, half_shape
 from jaxpfl.federated.release.query import Execution, Query
+from jaxpfl.federated.release.releaser import Others
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import RunSecret
@@ -234,6 +235,7 @@ def private_moments(
     ledger: Ledger,
     secret: RunSecret | None = None,
     run: str = LABEL,
+    others: Others | None = None,
 ) -> PrivateMoments:
     """Runs `fred` once: releases count, mean and covariance of the column "embedding".
 
@@ -244,6 +246,7 @@ def private_moments(
       secret: the run's secret, which must stay private. With it the same query gives the same
         release, which is charged once. None: a new secret is drawn, and another release made.
       run: name of the query in the ledger.
+      others: as for a `Releaser`.
 
     Raises:
       InputError: the column is missing or holds no floats, the plan has another number of units or
@@ -254,7 +257,8 @@ def private_moments(
         raise InputError("the plan must release the count or declare a population, found neither")
     units = len(clients) if plan.unit == "client" else clients.num_examples
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
-    releaser = releaser_of(algorithm, clients, ledger, secret or RunSecret(), run=run)
+    secret = secret or RunSecret()
+    releaser = releaser_of(algorithm, clients, ledger, secret, run=run, others=others)
     return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 

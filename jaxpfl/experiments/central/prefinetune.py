@@ -70,7 +70,7 @@ def prefinetune(
     Raises:
       InputError: every learning rate diverged.
     """
-    place = partial(jax.device_put, device=jax.devices()[0])
+    place = partial(jax.device_put, device=jax.local_devices()[0])
     train, valid = (place(dict(columns)) for columns in (corpus.train, corpus.valid))
     examples = len(next(iter(corpus.train.values())))
     held_out = place(batches(np.arange(len(next(iter(corpus.valid.values())))), 128))

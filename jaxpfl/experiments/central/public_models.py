@@ -185,11 +185,12 @@ class PublicModels:
 
 
 def data_mesh(batch: int | None = None) -> Mesh | None:
-    """A mesh of all devices on an axis "data"; None if it is one, or does not divide `batch`."""
-    devices = jax.device_count()
-    if devices == 1 or (batch is not None and batch % devices):
+    """This process's devices on an axis "data"; None if it is one, or does not divide `batch`."""
+    devices = jax.local_devices()
+    if len(devices) == 1 or (batch is not None and batch % len(devices)):
         return None
-    return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
+    kinds = (AxisType.Auto,)
+    return jax.make_mesh((len(devices),), ("data",), axis_types=kinds, devices=devices)
 
 
 def _learned(texts: Sequence[str], vocab_size: int) -> str:

@@ -314,7 +314,7 @@ def _checked(model: Model, columns: Columns, what: str) -> tuple[dict[str, np.nd
 def shardings(mesh: Mesh | None) -> tuple[Any, Any]:
     """The devices or shardings of parameters and of [steps, batch] arrays."""
     if mesh is None:
-        return jax.devices()[0], jax.devices()[0]
+        return jax.local_devices()[0], jax.local_devices()[0]
     return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, "data"))
 
 

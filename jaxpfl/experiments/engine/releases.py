@@ -22,7 +22,7 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.federated.release.query import Query
-from jaxpfl.federated.release.releaser import Releaser
+from jaxpfl.federated.release.releaser import Others, Releaser
 from jaxpfl.privacy.ledger import Ledger
 
 Arrays = Mapping[str, np.ndarray]
@@ -59,6 +59,7 @@ class Releases:
         queries: Sequence[Query],
         ledger: Ledger,
         reproducible_seed: int | None,
+        others: Others | None = None,
     ) -> Self:
         """For a system whose rounds ask these queries, whose plans are alike.
 
@@ -66,6 +67,7 @@ class Releases:
           described: the config as text; artifacts of another config are refused.
           name: of the entries in the ledger.
           reproducible_seed: draws noise and cohorts from this seed: NOT private.
+          others: as for a `Releaser`.
         """
         try:
             folder, secret_path = directory / FOLDER, directory / "private" / "secret.json"
@@ -76,7 +78,8 @@ class Releases:
                     run = f"{name} {run_id(secret)}"
                     folder.mkdir(parents=True, exist_ok=True)
                     files.write_json(folder / _NOTE, {"run": run, "config": _hash(described)})
-                releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=queries)
+                asked: Any = {"name": name, "queries": queries, "others": others}
+                releaser = Releaser(clients, ledger, secret, run=run, **asked)
             plan = queries[0].plan
             private = plan.private and plan.simulates is None and seed is None
             artifacts = Artifacts(folder, run=run, ledger=ledger, private=private)

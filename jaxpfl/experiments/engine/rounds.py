@@ -16,6 +16,7 @@ Rounds count from 1: round r leads from the state after r - 1 rounds to the stat
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ class Loop:
       ledger: file that is charged before every release.
       budget: hard limit of the whole ledger, or None.
       resume: continues the run in `directory`; otherwise such a run is refused.
-      others: the other processes that share its rounds, or None.
+      others: comes to its rounds with the other processes, if there are any.
     """
 
     algorithm: Algorithm
@@ -62,7 +63,7 @@ class Loop:
     tracking: Tracking
     setting: Setting
     resume: bool
-    others: Others | None = None
+    others: Callable[[], Others | None] = lambda: None
 
     def __post_init__(self) -> None:
         check(self.algorithm, self.population, self.tracking)
@@ -233,7 +234,7 @@ class Loop:
             queries=self.algorithm.queries,
             warn=lambda message: bar.message(f"warning: {message}"),
             observe=log,
-            others=self.others,
+            others=self.others(),
             kept=(self._directory.path / "private" / "client_states", done),
         )
 

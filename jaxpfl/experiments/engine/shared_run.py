@@ -1,7 +1,7 @@
 """A run that several processes of `jax.distributed` share; see `federated.hosts.processes`.
 
 Process 0 carries out the run as if it were alone, with the devices of all. The others prepare the
-same algorithm and clients, sum their share of each release, and receive the result. They write
+same queries and clients, sum their share of each release, and receive the result. They write
 nothing.
 """
 
@@ -16,14 +16,14 @@ import numpy as np
 
 from jaxpfl import errors, files
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.federated import mesh
+from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.processes import Group
-from jaxpfl.federated.hosts.shared_rounds import SharedRounds
+from jaxpfl.federated.hosts.shared_rounds import Asks, SharedRounds
 
 # What a result says in JSON's types.
 _FIELDS = (
@@ -41,13 +41,9 @@ def group() -> Iterator[Group | None]:
         yield found
 
 
-def others_of(
-    found: Group | None, algorithm: Algorithm, clients: Population
-) -> SharedRounds | None:
-    """The other processes, once all have agreed on the run; None where there are none."""
-    if found is None:
-        return None
-    return SharedRounds(found, algorithm.init, algorithm.step, algorithm.queries, clients)
+def others_of(found: Group | None, asks: Asks) -> SharedRounds | None:
+    """The other processes, once all have begun; None where there are none."""
+    return None if found is None else SharedRounds(found, asks)
 
 
 def share_rounds(others: SharedRounds) -> dict[str, Any]:
@@ -76,16 +72,17 @@ def broadcast_result(found: Group, result: Result) -> None:
     fields = {name: getattr(result, name) for name in _FIELDS}
     held = result.state if result.kept is None else (result.state, result.params)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(held)]
-    content = b"".join(leaf.tobytes() for leaf in leaves)
-    found.tell(**files.jsonable(fields), size=len(content))
-    found.send(content)
+    shapes = [[leaf.shape, str(leaf.dtype)] for leaf in leaves]
+    found.tell(**files.jsonable(fields), shapes=shapes)
+    found.send(trees.content_of(leaves))
 
 
 def received_result(
     found: Group, outcome: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
 ) -> Result:
     """The result that process 0 broadcasts, in another process, whose `out` has no file of it."""
-    content = found.receive(outcome.pop("size"))
+    told = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in outcome.pop("shapes")]
+    leaves = list(map(jnp.asarray, trees.received(told, found.receive)))
 
     def held() -> Any:
         state = initial_state(algorithm, seed)
@@ -93,20 +90,13 @@ def received_result(
             return (state,)
         return state, algorithm.params(state)
 
-    like = jax.eval_shape(held)
-    shapes, structure = jax.tree.flatten(like)
-    sizes = [shape.size * shape.dtype.itemsize for shape in shapes]
-    if sum(sizes) != len(content):
+    structure = jax.tree.structure(jax.eval_shape(held))
+    if structure.num_leaves != len(leaves):
         raise InputError(
-            f"the state of the algorithm has {len(content)} bytes after its last round and "
-            f"{sum(sizes)} before the first: several processes cannot share it; the run's "
-            "directory holds the result"
+            f"the state of the algorithm has {len(leaves)} arrays after its last round and "
+            f"{structure.num_leaves} before the first: several processes cannot share it; the "
+            "run's directory holds the result"
         )
-    edges = np.cumsum(sizes)
-    leaves = [
-        jnp.asarray(np.frombuffer(content[end - size : end], shape.dtype).reshape(shape.shape))
-        for shape, size, end in zip(shapes, sizes, edges, strict=True)
-    ]
     state, *kept = jax.tree.unflatten(structure, leaves)
     params = None if algorithm.params is None else algorithm.params(state)
     params = kept[0] if kept else params

@@ -96,10 +96,11 @@ class Checkpoints:
         self.private = private
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.directory)
-        # Of several processes, only the one that holds the run's files writes checkpoints.
-        self._alone = not mesh.several()
-        first = {"primary_host": 0, "active_processes": {0}, "barrier_sync_key_prefix": "jaxpfl"}
-        options = ocp.options.MultiprocessingOptions(**({} if self._alone else first))
+        # Of several processes, each writes checkpoints of its own, if any.
+        self._alone, own = not mesh.several(), jax.process_index()
+        only: Any = {"primary_host": own, "active_processes": {own}}
+        only["barrier_sync_key_prefix"] = f"jaxpfl{own}"
+        options = ocp.options.MultiprocessingOptions(**({} if self._alone else only))
         logging.getLogger("absl").addFilter(_is_needed)
         self._arrays = ocp.StandardCheckpointer(multiprocessing_options=options, use_ocdbt=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

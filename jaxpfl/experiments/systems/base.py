@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from jaxpfl.errors import InputError
 
 if TYPE_CHECKING:
-    from jaxpfl.algorithms.base import Algorithm
     from jaxpfl.data.population import Population
     from jaxpfl.experiments.engine.description import Description
     from jaxpfl.privacy.plan import Plan
@@ -47,10 +46,6 @@ class Study:
 
         plans = self.plans.items()
         return Description({}, {}, {name: PlannedRelease.of_rounds(plan) for name, plan in plans})
-
-    def shared(self) -> "tuple[Algorithm, Population]":
-        """The one algorithm that clients are asked by, whose rounds several processes share."""
-        raise InputError("this kind of run needs one process, found several of jax.distributed")
 
 
 @dataclass(frozen=True)
@@ -138,6 +133,8 @@ class System:
         study.prepare(config): the Study of the clients that it reads; it writes nothing, and raises
           InputError for what cannot be carried out.
         run.carry_out(study, workspace): does what is left to do and returns the public record.
+        run.asked(study, workspace, stage, known): the queries, and the clients that are asked by
+          them, from a stage on that `carry_out` comes to by `Workspace.shared`.
         page.page(directory, record): the Page, from public files alone; the record is empty for an
           interrupted run that has a `run.json`.
         export.made(directory, config, record, *, texts, progress): optional; what a finished run

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_array
 from jaxpfl.experiments.report.run_page import page_of_run, write_run_page
 from jaxpfl.experiments.systems import ARTIFACTS, RESULT
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
+from jaxpfl.federated.release.releaser import Others
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
@@ -48,6 +50,10 @@ class Workspace:
     progress: bool = True
     others: SharedRounds | None = field(default=None, repr=False)
     memory: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def shared(self, stage: str, known: Any = ()) -> Others | None:
+        """Comes to a stage with the other processes, if there are any; see `SharedRounds.at`."""
+        return None if self.others is None else self.others.at(stage, known)
 
     @property
     def config_id(self) -> str:
@@ -93,6 +99,7 @@ class Workspace:
         start: str | None = None,
         prior: Sequence[str] = (),
         note: str = "",
+        known: Any = (),
     ) -> Result:
         """Starts or resumes a run, in `directory`/runs/`name`, and writes its page.
 
@@ -108,6 +115,7 @@ class Workspace:
           start: identifies the initial parameters, and all else that the run's data depends on
             besides the config, if there is any; a resumed run must have the same.
           prior: runs on the same ledger that this one depends on; its epsilons include theirs.
+          known: what the other processes are told of the rounds, whose stage has the `name`.
           note: of a simulation, the sentence that every statement on it ends with. It has a ledger
             of its own, in `directory`/`name`.
         """
@@ -135,7 +143,7 @@ class Workspace:
                 resumed_as=self.directory,
             ),
             resume=(folder / "run.json").exists(),
-            others=self.others,
+            others=partial(self.shared, name, known),
         )
         if not name:
             return loop.run()

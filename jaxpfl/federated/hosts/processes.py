@@ -81,7 +81,7 @@ class Group:
 
     If an exception leaves it in process 0, the others hear {"failed": its class, "sentence": ...},
     and those that do not listen within 5 seconds end. If one leaves it in another process, its
-    sentence is that process's first answer; later on, all processes end.
+    sentence is that process's answer {"failed": sentence}, where one is awaited; all processes end.
 
     Attributes:
       index: of this process.
@@ -92,7 +92,7 @@ class Group:
         self.index, self.size = jax.process_index(), jax.process_count()
         self._name = ""
         self._broadcasts = self._questions = 0
-        self._failed = False
+        self._failed, self._awaited = False, True
         self._over = threading.Event()
         self._watch = threading.Thread(target=self._look, name="jaxpfl-watch", daemon=True)
 
@@ -129,13 +129,14 @@ class Group:
 
     def _fail(self, error: BaseException) -> None:
         """Lets the other processes know of an error that leaves the run."""
-        if self.index and not self._questions:
-            self.answer(self._said(error))
-        elif not self._failed:
-            if not self.index:
-                number, kind = getattr(error, "number", None), type(error).__name__
-                self.tell(failed=kind, sentence=self._said(error), number=number)
-            mesh.store().key_value_set(self._key("gone", self.index), self._said(error))
+        if self._failed:
+            return  # because process 0 did
+        if not self.index:
+            number, kind = getattr(error, "number", None), type(error).__name__
+            self.tell(failed=kind, sentence=self._said(error), number=number)
+        elif self._awaited:
+            self.answer(failed=self._said(error))
+        mesh.store().key_value_set(self._key("gone", self.index), self._said(error))
 
     def _said(self, error: BaseException) -> str:
         """What the other processes may print of an error in this one."""
@@ -152,18 +153,20 @@ class Group:
         """The next message of process 0; waits for it."""
         heard = json.loads(self._get(self._key("broadcast", self._broadcasts)))
         self._broadcasts += 1
-        self._failed = "failed" in heard
+        self._failed, self._awaited = "failed" in heard, "awaited" in heard
         return heard
 
-    def answer(self, text: str) -> None:
-        """Another process answers process 0."""
-        mesh.store().key_value_set(self._key(f"answer/{self._questions}", self.index), text)
-        self._questions += 1
+    def answer(self, **message: Any) -> None:
+        """Another process answers process 0, at first and to what it `awaited`; JSON's types."""
+        key = self._key(f"answer/{self._questions}", self.index)
+        mesh.store().key_value_set(key, json.dumps(message))
+        self._questions, self._awaited = self._questions + 1, False
 
-    def answers(self) -> list[str]:
+    def answers(self) -> list[dict[str, Any]]:
         """What processes 1, 2, ... answered; waits for all."""
         number, self._questions = self._questions, self._questions + 1
-        return [self._get(self._key(f"answer/{number}", i)) for i in range(1, self.size)]
+        keys = [self._key(f"answer/{number}", index) for index in range(1, self.size)]
+        return [json.loads(self._get(key)) for key in keys]
 
     def send(self, content: bytes) -> None:
         """Process 0 sends bytes, which the others `receive`."""
@@ -176,6 +179,8 @@ class Group:
     def _bytes(self, content: np.ndarray) -> bytes:
         from jax.experimental import multihost_utils
 
+        if not content.size:
+            return b""
         # Words, because many small numbers take many instructions.
         words = np.frombuffer(content.tobytes() + bytes(-content.size % 4), np.uint32)
         mesh.store().wait_at_barrier(f"{self._name}/bytes/{next(_MEETINGS)}", mesh.WAIT_MS)

@@ -1,10 +1,15 @@
-"""Rounds that several processes compute together: what process 0 tells, and what the others do.
+"""Releases that several processes compute together: what process 0 tells, and what the others do.
 
-Process 0 alone runs the algorithm: it holds the state, the secret, the ledger and all files. The
-others have the clients and the queries, and wait. For a release, which process 0 has charged, it
-sends them the broadcast and the release's own secrets (not the run's), and all of them sum their
-devices' share of the same cohort. The network between the processes sees both: it must be trusted
-as the machines are.
+Process 0 alone runs the system: it holds the state, the secret, the ledger and all files. The
+others have the clients and the queries, and wait:
+
+    stage      which clients are asked next, with what is public and they depend on
+    prepare    a query and the shapes of its broadcast, BEFORE its first release is charged: every
+               process traces it, and a keyed digest of program and clients must be equal
+    sum        a release that was charged: the broadcast and the release's own secrets (not the
+               run's); all sum their devices' share of the same cohort
+
+The network between the processes sees both: it must be trusted as the machines are.
 
 With another cohort in one process, a client could be in two processes' shares and move the sum by
 twice the clip norm. Therefore all must have the same versions, clients and queries before anything
@@ -15,7 +20,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +30,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Stateful
+from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.mesh import here, put
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import PreparedQuery, Summed, Work
-from jaxpfl.federated.release.query import Query, arrays, prepared, read_columns, require_room
-from jaxpfl.federated.release.releaser import Released
+from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.secret import RunSecret
 
 PyTree = Any
+Asked = tuple[Sequence[Query], Population]
+"""The queries of a stage, and the PRIVATE clients that are asked."""
+Asks = Callable[[str, Any], Asked]
+"""From a stage and what is known of it, which is public."""
 
 # `Work` as it is sent.
 _WORK = (np.int32(0), np.float32(0), *[np.zeros(4, np.uint32)] * 5)
@@ -42,125 +51,154 @@ _EQUAL = ("versions", "options")
 
 
 class SharedRounds:
-    """The rounds of one run, in process 0 and in the others, which `serve`.
+    """The releases of one run, in process 0, which makes them, and in the others, which `serve`.
 
     Args:
       group: the processes.
-      init, step, queries: of the algorithm, whose first round must be traceable.
-      population: the clients, the same in every process. PRIVATE.
+      asks: the same in all of them.
 
     Attributes:
       environment: of all processes, as identities of releases have it; in process 0 alone.
+
+    Raises:
+      InputError: a process has other versions or options, or could not begin.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        init: Callable,
-        step: Callable,
-        queries: Sequence[Query],
-        population: Population,
-    ) -> None:
-        self._group = group
-        self._rounds = [
-            _Round(PreparedQuery.of(query, broadcast, population), broadcast)
-            for query, broadcast in _broadcasts(init, step, queries, population)
-        ]
+    def __init__(self, group: Group, asks: Asks) -> None:
+        self._group, self._asks = group, asks
+        self._asked: Any = None
+        self._rounds: list[_Round] = []
         self.environment: Any = None
         if group.index:
-            group.answer("")
+            group.answer(environment=identity.environment())
         else:
-            self.environment = self._agreed()
+            self.environment = self._common_environment()
 
-    def sum(self, query: Query, broadcast: PyTree, work: Work) -> tuple[Summed, dict[str, Any]]:
+    def at(self, stage: str, known: PyTree = ()) -> Self:
+        """Process 0 comes to a stage, for which the others prepare their clients meanwhile.
+
+        Args:
+          known: a pytree of arrays and numbers that the stage depends on; public.
+        """
+        known = jax.tree.map(np.asarray, known)
+        self._rounds.clear()
+        self._group.tell(stage=stage, known=trees.described(known, "what is known"), awaited=True)
+        self._group.send(trees.content_of(jax.tree.leaves(known)))
+        return self
+
+    def prepared(
+        self, number: int, query: Query, broadcast: PyTree, population: Population
+    ) -> PreparedQuery:
+        """Query `number` of the stage as process 0 keeps it, once all agree on it.
+
+        Raises:
+          InputError: it cannot be shared, or a process has other clients or cannot prepare it.
+        """
+        _check_shareable(query, broadcast)
+        told = trees.described(broadcast, f"the broadcast of query {query.label!r}")
+        self._group.tell(prepare=number, broadcast=told, awaited=True)
+        key = RunSecret().words
+        self._group.send(key)
+        found = PreparedQuery.of(query, broadcast, population)
+        for index, answer in enumerate(self._answers(), 1):
+            if answer["digest"] != _digest(key, found):
+                raise InputError(
+                    f"process {index} has other clients or another config than process 0: all "
+                    f"must be given the same; nothing was charged for query {query.label!r}"
+                )
+        self._rounds.append(_Round(found, trees.shapes_of(told)))
+        return found
+
+    def sum(
+        self, prepared: PreparedQuery, broadcast: PyTree, work: Work
+    ) -> tuple[Summed, dict[str, Any]]:
         """The sum of a release, on the devices of process 0, which alone calls this."""
-        number = next(i for i, each in enumerate(self._rounds) if each.prepared.query is query)
+        number = next(i for i, each in enumerate(self._rounds) if each.prepared is prepared)
         shared = self._rounds[number]
         changed = shared.changed(broadcast)
         leaves = jax.tree.leaves(broadcast)
         sent = [np.asarray(leaf) for leaf, new in zip(leaves, changed, strict=True) if new]
         work = work._replace(clip_norm=np.asarray(work.clip_norm))
-        chosen = shared.prepared.drawn(work)
+        chosen = prepared.drawn(work)
         parts = [np.asarray(each, like.dtype) for each, like in zip(work, _WORK, strict=True)]
-        content = b"".join(each.tobytes() for each in (*parts, *sent))
+        content = trees.content_of([*parts, *sent])
         # Told last, because the others wait for the bytes from then on.
-        self._group.tell(query=number, changed=changed, cohort=_name(chosen, work))
+        self._group.tell(sum=number, changed=changed, cohort=_name(chosen, work))
         self._group.send(content)
         return shared.sum(changed, sent, work, chosen)
 
     def serve(self) -> dict[str, Any]:
-        """The other processes: sums with process 0, until it tells something else."""
-        message = self._group.hear()
-        if "compare" in message:
-            digest = self._program(self._group.receive(16))
-            self._group.answer(json.dumps([digest, identity.environment()]))
+        """The other processes: work with process 0, until it tells something else."""
+        while True:
             message = self._group.hear()
-        while "query" in message:
-            shared, changed = self._rounds[message["query"]], message["changed"]
-            shapes = [s for s, new in zip(shared.shapes, changed, strict=True) if new]
-            shapes = [*_WORK, *shapes]
-            sizes = [shape.size * shape.dtype.itemsize for shape in shapes]
-            content, edges = self._group.receive(sum(sizes)), np.cumsum(sizes)
-            round, *sent = (
-                np.frombuffer(content[end - size : end], shape.dtype).reshape(shape.shape)
-                for shape, size, end in zip(shapes, sizes, edges, strict=True)
+            if "stage" in message:
+                self._come_to(message)
+            elif "prepare" in message:
+                self._prepare(message)
+            elif "sum" in message:
+                self._sum(message)
+            else:
+                return message
+
+    def _come_to(self, message: dict[str, Any]) -> None:
+        self._rounds.clear()
+        self._asked = None  # Not two populations at a time.
+        shapes, structure = jax.tree.flatten(trees.shapes_of(message["known"]))
+        known = trees.received(shapes, self._group.receive)
+        self._asked = self._asks(message["stage"], jax.tree.unflatten(structure, known))
+
+    def _prepare(self, message: dict[str, Any]) -> None:
+        key = self._group.receive(16)
+        queries, clients = self._asked
+        broadcast = trees.shapes_of(message["broadcast"])
+        found = PreparedQuery.of(queries[message["prepare"]], broadcast, clients)
+        self._rounds.append(_Round(found, broadcast))
+        self._group.answer(digest=_digest(key, found))
+
+    def _sum(self, message: dict[str, Any]) -> None:
+        shared, changed = self._rounds[message["sum"]], message["changed"]
+        shapes = [*_WORK, *(s for s, new in zip(shared.shapes, changed, strict=True) if new)]
+        sent = trees.received(shapes, self._group.receive)
+        round, *secrets = sent[: len(_WORK)]
+        work = Work(int(round), *secrets)
+        chosen = shared.prepared.drawn(work)
+        if _name(chosen, work) != message["cohort"]:
+            raise InputError(
+                "this process drew another cohort than process 0, with the same versions: "
+                "nothing was released"
             )
-            work, sent = Work(int(round), *sent[: len(_WORK) - 1]), sent[len(_WORK) - 1 :]
-            chosen = shared.prepared.drawn(work)
-            if _name(chosen, work) != message["cohort"]:
-                raise InputError(
-                    "this process drew another cohort than process 0, with the same versions: "
-                    "nothing was released"
-                )
-            shared.sum(changed, sent, work, chosen)
-            message = self._group.hear()
-        return message
+        shared.sum(changed, sent[len(_WORK) :], work, chosen)
 
-    def _agreed(self) -> Any:
-        """Compares what all processes have, without telling it, and returns their environments."""
-        for index, sentence in enumerate(self._group.answers(), 1):
-            if sentence:
-                raise InputError(f"process {index}: {sentence}")
-        self._group.tell(compare=True)
-        key = RunSecret().words
-        self._group.send(key)
-        answers = [json.loads(answer) for answer in self._group.answers()]
-        own = identity.environment()
-        for index, (digest, environment) in enumerate(answers, 1):
-            _require_equal(index, own, environment)
-            if digest != self._program(key):
-                raise InputError(
-                    f"process {index} has other clients or another config than process 0: all "
-                    "must be given the same; nothing was charged"
-                )
-        found = sorted({json.dumps(e, sort_keys=True) for e in (own, *(e for _, e in answers))})
+    def _answers(self) -> list[dict[str, Any]]:
+        """What processes 1, 2, ... answer, unless one failed."""
+        answers = self._group.answers()
+        for index, answer in enumerate(answers, 1):
+            if "failed" in answer:
+                raise InputError(f"process {index}: {answer['failed']}")
+        return answers
+
+    def _common_environment(self) -> Any:
+        environments = [identity.environment()]
+        for index, answer in enumerate(self._answers(), 1):
+            _require_equal(index, environments[0], answer["environment"])
+            environments.append(answer["environment"])
+        found = sorted({json.dumps(each, sort_keys=True) for each in environments})
         # On equal machines, a run has the same identities however many processes share it.
-        return own if len(found) == 1 else [json.loads(each) for each in found]
-
-    def _program(self, key: bytes) -> str:
-        """A digest of clients and queries; without the key, no guess of them can be tested."""
-        program = "\n".join(each.prepared.described(None) for each in self._rounds)
-        return RunSecret(key).digest("program", program)
+        return environments[0] if len(found) == 1 else [json.loads(each) for each in found]
 
 
 class _Round:
     """A query's broadcast, of which a process keeps what does not change between rounds."""
 
-    def __init__(self, prepared: PreparedQuery, broadcast: PyTree) -> None:
+    def __init__(self, prepared: PreparedQuery, shapes: PyTree) -> None:
         self.prepared = prepared
-        self.shapes, self._structure = jax.tree.flatten(broadcast)
+        self.shapes, self._structure = jax.tree.flatten(shapes)
         self._last: list[Any] = [None] * len(self.shapes)
         self._placed: list[Any] = [None] * len(self.shapes)
 
     def changed(self, broadcast: PyTree) -> list[bool]:
         """Which leaves are other arrays than in the round before."""
-        leaves, structure = jax.tree.flatten(broadcast)
-        found = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        if structure != self._structure or found != [(s.shape, s.dtype) for s in self.shapes]:
-            raise InputError(
-                f"the broadcast of query {self.prepared.query.label!r} must have the shapes of the "
-                "first round, which several processes share"
-            )
+        leaves = jax.tree.leaves(broadcast)
         # The values of an array of numpy can be replaced.
         changed = [
             a is not b or not isinstance(a, jax.Array)
@@ -181,44 +219,6 @@ class _Round:
         return here(summed), facts
 
 
-def _broadcasts(
-    init: Callable, step: Callable, queries: Sequence[Query], population: Population
-) -> list[tuple[Query, PyTree]]:
-    """The shapes of each query's broadcast, from a round of shapes alone."""
-    found: list[tuple[Query, PyTree]] = []
-
-    def release(query: Query, broadcast: PyTree = (), *, clip_norm: Any = None) -> Any:
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays(query, broadcast)
-        )
-        _check_shareable(query, shapes)
-        found.append((query, shapes))
-        columns = read_columns(query, prepared(query, population))
-        require_room(query, columns)
-        contribution = identity.traced(query, shapes, columns).contribution
-        value = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), contribution)
-        next_norm = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm
-        return Released(value, next_norm)
-
-    def first_round(key: jax.Array) -> None:
-        step(init(key), release, 1)
-
-    try:
-        jax.eval_shape(first_round, jax.eval_shape(lambda: jax.random.key(0)))
-    except jax.errors.JAXTypeError as error:
-        raise InputError(
-            "this algorithm's step computes with numbers on the host, so that its rounds cannot be "
-            f"shared: run it in one process ({str(error).splitlines()[0]})"
-        ) from error
-    missing = [query.label for query in queries if all(query is not each for each, _ in found)]
-    if missing:
-        raise InputError(
-            f"query {missing[0]!r} is not asked in the first round, so that its rounds cannot be "
-            "shared: run the algorithm in one process"
-        )
-    return found
-
-
 def _require_equal(index: int, own: dict[str, Any], environment: dict[str, Any]) -> None:
     """Refuses process `index` if it could draw other clients than process 0, or sum otherwise."""
     for kind in _EQUAL:
@@ -231,8 +231,8 @@ def _require_equal(index: int, own: dict[str, Any], environment: dict[str, Any])
                 )
 
 
-def _check_shareable(query: Query, shapes: PyTree) -> None:
-    """Refuses what would fail or be computed several times, when it was charged already."""
+def _check_shareable(query: Query, broadcast: PyTree) -> None:
+    """Refuses what would fail, or be computed several times."""
     if set(query.execution.devices.devices.flat) != set(jax.devices()):
         raise InputError(
             f"query {query.label!r} must be computed by all devices of all processes: leave "
@@ -243,7 +243,7 @@ def _check_shareable(query: Query, shapes: PyTree) -> None:
             f"query {query.label!r} keeps a state of each client between rounds, which one process "
             "holds: run it in one process"
         )
-    for leaf in jax.tree.leaves(shapes):
+    for leaf in jax.tree.leaves(broadcast):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise InputError(
                 f"the broadcast of query {query.label!r} must be arrays of numbers for several "
@@ -255,3 +255,8 @@ def _name(chosen: np.ndarray, work: Work) -> str:
     """Names a cohort; without the secret of the release, no guess of it can be tested."""
     content = np.asarray(chosen, np.int64).tobytes()
     return hmac.new(work.cohort.tobytes(), content, hashlib.sha256).hexdigest()
+
+
+def _digest(key: bytes, prepared: PreparedQuery) -> str:
+    """Of clients and program; without the key, no guess of them can be tested."""
+    return RunSecret(key).digest("program", prepared.described(None))

@@ -71,7 +71,15 @@ class Others(Protocol):
 
     environment: Any
 
-    def sum(self, query: Query, broadcast: PyTree, work: Work) -> tuple[Summed, dict[str, Any]]:
+    def prepared(
+        self, number: int, query: Query, broadcast: PyTree, population: Population
+    ) -> PreparedQuery:
+        """As `PreparedQuery.of`, of query `number`, once all processes agree on it."""
+        ...
+
+    def sum(
+        self, prepared: PreparedQuery, broadcast: PyTree, work: Work
+    ) -> tuple[Summed, dict[str, Any]]:
         """The sum of a release that was charged, on the devices of this process."""
         ...
 
@@ -292,7 +300,7 @@ class Releaser:
             broadcast = jax.device_put(broadcast, places)
             summed, facts = prepared.sum(broadcast, work, prepared.drawn(work))
         else:
-            summed, facts = self._others.sum(query, broadcast, work)
+            summed, facts = self._others.sum(prepared, broadcast, work)
         self._observe({"round": round, **facts})
         self.confirm(before=round)
         self._pending.append(_Pending(query, label, round, record, summed.name))
@@ -377,7 +385,8 @@ class Releaser:
 
     def _prepare(self, query: Query, broadcast: PyTree) -> PreparedQuery:
         """What is kept of the query; traces the client function before anything is charged."""
-        if self._queries is not None and not any(query is each for each in self._queries):
+        places = [i for i, each in enumerate(self._queries or ()) if each is query]
+        if self._queries is not None and not places:
             raise InputError(
                 f"query {query.label!r} is not one of the algorithm's queries, for which its cost "
                 "was stated"
@@ -388,7 +397,10 @@ class Releaser:
         prepared = self._prepared.get(key)
         if prepared is None:
             self._check(query)
-            prepared = PreparedQuery.of(query, broadcast, self._population, self._kept)
+            if self._others is None:
+                prepared = PreparedQuery.of(query, broadcast, self._population, self._kept)
+            else:
+                prepared = self._others.prepared(places[0], query, broadcast, self._population)
             # It keeps the query alive, so that no other object gets its id.
             self._prepared[key] = prepared
         return prepared

@@ -24,9 +24,10 @@ from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems import RESULT, SIMULATION
 from jaxpfl.experiments.systems.federated_training.page import Scores, page, ranking
-from jaxpfl.experiments.systems.federated_training.stages import Stages
+from jaxpfl.experiments.systems.federated_training.stages import FRED, Stages, asked_by_fred
 from jaxpfl.experiments.systems.federated_training.study import Prepared
 from jaxpfl.experiments.systems.workspace import Workspace
+from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.text.metrics.baselines import unigram_baseline
 
 VOCABULARY = "vocabulary.json"
@@ -41,6 +42,13 @@ NOTE = (
 def carry_out(study: Prepared, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
     return _Run(study, workspace).public_record()
+
+
+def asked(study: Prepared, workspace: Workspace, stage: str, known: Any) -> Asked:
+    """The queries of FreD or of the rounds, whatever they start from, and the clients."""
+    if stage == FRED:
+        return asked_by_fred(study, workspace)
+    return study.algorithm.queries, study.train
 
 
 class _Run:

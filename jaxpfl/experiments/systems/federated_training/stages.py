@@ -37,11 +37,14 @@ from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Cand
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.study import Prepared
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest
+from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
 
 MOMENTS = "fred_moments"
 SCORES = "fred_scores"
+FRED = "FreD"
+"""The stage of FreD's release, for several processes."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,11 @@ def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> d
                 algorithm = fred(plan, units=len(clients), dimension=function.dimension)
                 # Embedding takes long, so a release that does not fit is refused before it.
                 require_affordable(algorithm, ledger, run)
-                used = used_examples(clients, plan, config.data.split_seed)
-                embedded = embed(used, function, progress=workspace.progress)
-                found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
+                others = workspace.shared(FRED)
+                _, embedded = asked_by_fred(study, workspace, function)
+                found = private_moments(
+                    embedded, plan, ledger=ledger, run=run, secret=secret, others=others
+                )
                 return Artifact(arrays=found.arrays())
 
             moments = workspace.artifacts(run, ledger)
@@ -142,6 +147,16 @@ def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> d
             )
         forget(secret_path, ledger)
     return dict(record)
+
+
+def asked_by_fred(study: Prepared, workspace: Workspace, function: Embedder | None = None) -> Asked:
+    """FreD's queries, and the clients with the embeddings of its embedder, which may be loaded."""
+    config, plan = study.config, study.fred
+    assert config.fred is not None and plan is not None
+    function = function or embedder(config.fred.embedder)
+    algorithm = fred(plan, units=len(study.clients), dimension=function.dimension)
+    used = used_examples(study.clients, plan, config.data.split_seed)
+    return algorithm.queries, embed(used, function, progress=workspace.progress)
 
 
 def _prefinetune(study: Prepared, name: str, start: Any, progress: bool) -> Artifact:

@@ -189,14 +189,6 @@ class Prepared(Study):
             "tokeniser": self.published.tokeniser.name,
         }
 
-    def shared(self) -> tuple[Algorithm, Population]:
-        if self.config.prefinetune is not None:
-            raise InputError(
-                "prefinetune must be absent where several processes share a run: they share the "
-                "rounds alone"
-            )
-        return self.algorithm, self.train
-
 
 def prepare(config: Config) -> Prepared:
     """Reads the data, splits it by client, makes the vocabulary, calibrates the plans."""

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.algorithms.federated_metrics import release
+from jaxpfl.algorithms.federated_metrics import federated_metrics, release, with_correct
 from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import classified_examples, examples_of_users
@@ -30,6 +30,8 @@ from jaxpfl.experiments.systems.gan_inversion.study import (
 )
 from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest, restate
 from jaxpfl.federated.clients.evaluation import correct_examples
+from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.models.cnn import CNN, classifier_cnn
 from jaxpfl.models.gan import sample_images
 from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
 
@@ -46,13 +48,11 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     config, public = study.config, study.public
     evaluator = image_evaluator(config, public, workspace.artifacts())
     ledger = ledger_path(config.privacy, workspace.directory)
-    clients = {"bug": invert_pixels(study.clients, config.bug.probability, config.run.seed)}
-    clients["fixed"] = study.clients
     accuracy = partial(_accuracy, study, workspace, evaluator)
-    released = {"before": accuracy("before", study.clients)}
+    released = {"before": accuracy("before")}
     # Refuses unusable thresholds before the next release is charged.
     thresholds = thresholds_of(released["before"], config.selection)
-    released["bug"] = accuracy("bug", clients["bug"])
+    released["bug"] = accuracy("bug")
     results, records, plans = {}, {}, []
     for name in GANS:
         phase, side = name.split("_")
@@ -60,11 +60,12 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         used = HISTOGRAMS if phase == "bug" else HISTOGRAMS[:1]
         share = matching_share(released[used[-1]], side, thresholds)
         prior = () if thresholds is None else tuple(released[each]["run"] for each in used)
-        selected = selected_examples(clients[phase], side, evaluator, config.selection, thresholds)
+        clients, by = _clients(study, phase), evaluator.classifier
         results[name] = workspace.train(
             study.gan(share)._replace(name=f"GAN {phase}, {side} accuracy"),
-            selected.with_columns({"image": selected.columns["image"]}),
+            selected_examples(clients, side, by, config.selection, thresholds),
             name=name,
+            known=(by[1], thresholds, share),
             privacy=config.privacy,
             start=evaluator.digest,
             prior=prior,
@@ -96,10 +97,29 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     }
 
 
+def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
+    """The queries of a histogram or a GAN, and the clients, by the classifier that is known."""
+    (phase, side), (params, thresholds, share) = stage.split("_"), known
+    config, clients = study.config, _clients(study, phase)
+    model = classifier_cnn(config.gan.model.image_shape, config.classifier.classes)
+    if side == "accuracy":
+        correct = correct_examples(model, params, clients)
+        return federated_metrics(study.accuracy_plan).queries, with_correct(clients, correct)
+    chosen = selected_examples(clients, side, (model, params), config.selection, thresholds)
+    return study.gan(float(share)).queries, chosen
+
+
+def _clients(study: Study, phase: str) -> Population:
+    """The clients with the bug, or before it and after its fix."""
+    if phase != "bug":
+        return study.clients
+    return invert_pixels(study.clients, study.config.bug.probability, study.config.run.seed)
+
+
 def _accuracy(
-    study: Study, workspace: Workspace, evaluator: ImageEvaluator, name: str, clients: Population
+    study: Study, workspace: Workspace, evaluator: ImageEvaluator, name: str
 ) -> dict[str, Any]:
-    config, plan = study.config, study.accuracy_plan
+    config, plan, clients = study.config, study.accuracy_plan, _clients(study, name)
     secret_path = workspace.directory / "private" / f"accuracy_{name}_secret.json"
     with workspace.ledger(clients) as ledger:
 
@@ -107,8 +127,11 @@ def _accuracy(
             purpose, seed = f"accuracy {name}", workspace.reproducible_seed
             secret = saved_secret(secret_path, reproducible_seed=seed, purpose=purpose)
             run = f"accuracy of users, {name} {run_id(secret)}"
+            others = workspace.shared(f"{name}_accuracy", (evaluator.classifier[1], None, 1.0))
             correct = correct_examples(*evaluator.classifier, clients)
-            metrics = release(clients, plan, correct=correct, ledger=ledger, secret=secret, run=run)
+            metrics = release(
+                clients, plan, correct=correct, ledger=ledger, secret=secret, run=run, others=others
+            )
             sides = {side: metrics.percentile(getattr(config.selection, side)) for side in SIDES}
             found = {"run": run, "stamp": workspace.stamp, **metrics.to_dict()}
             return Artifact({**found, "accuracy": metrics.accuracy(), **sides})
@@ -156,19 +179,20 @@ def thresholds_of(before: dict[str, Any], settings: SelectionConfig) -> Threshol
 def selected_examples(
     population: Population,
     side: str,
-    evaluator: ImageEvaluator,
+    classifier: tuple[CNN, Any],
     settings: SelectionConfig,
     thresholds: Thresholds,
 ) -> Population:
     """The clients with only the images that a GAN is trained on, as their devices would choose."""
-    correct, low = correct_examples(*evaluator.classifier, population), side == "low"
+    correct, low = correct_examples(*classifier, population), side == "low"
     if thresholds is None:
         outcome = "incorrect" if low else "correct"
         chosen = classified_examples(population, correct, outcome, settings.at_least)
     else:
         bound = "below" if low else "above"
         chosen = examples_of_users(population, correct, bound, thresholds[side])
-    return population.keeping(chosen)
+    selected = population.keeping(chosen)
+    return selected.with_columns({"image": selected.columns["image"]})
 
 
 def matching_share(released: dict[str, Any], side: str, thresholds: Thresholds) -> float:

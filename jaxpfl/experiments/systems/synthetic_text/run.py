@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.algorithms.base import require_affordable
+from jaxpfl.algorithms.base import Algorithm, require_affordable
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.frechet import distance
 from jaxpfl.algorithms.gaussian_moments import moments
@@ -34,6 +34,7 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
 from jaxpfl.experiments.systems.synthetic_text.look import EMBEDDING, NEAREST, Look
 from jaxpfl.experiments.systems.synthetic_text.study import Prepared
 from jaxpfl.experiments.systems.workspace import Workspace
+from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
 from jaxpfl.privacy.guarantee import Guarantee
@@ -55,6 +56,16 @@ _FID_TEXTS, _PLANE_TEXTS = 2_000, 400
 def carry_out(study: Prepared, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
     return Run(study, workspace).public_record()
+
+
+def asked(study: Prepared, workspace: Workspace, stage: str, known: Any) -> Asked:
+    """The queries of the method, and the clients as they are asked."""
+    found = Run(study, workspace)
+    if stage == FED_AVG:
+        algorithm, clients = found.training()
+        return algorithm.queries, clients
+    scored = question(study.config, study.plan)
+    return scored.queries, found.embedded(scored)
 
 
 class Run:
@@ -138,12 +149,21 @@ class Run:
         params = writer.fitted(writer.downstream, texts, self.config.corpus.fine_tuning, folder)
         return params, epsilon, {**details, "corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
 
+    def training(self) -> tuple[Algorithm, Population]:
+        """The training of the downstream model, and its clients."""
+        rows, start = (
+            self.writer.rows(self.clients.columns["text"].to_pylist()),
+            self.writer.downstream,
+        )
+        algorithm = build_fed_avg(start.model, self.config.training, self.plan, start.params)
+        return algorithm, self.clients.with_columns({"tokens": rows})
+
     def _fed_avg(self) -> Result:
-        rows = self.writer.rows(self.clients.columns["text"].to_pylist())
+        algorithm, clients = self.training()
         start, plan = self.writer.downstream, self.plan
         return self.workspace.train(
-            build_fed_avg(start.model, self.config.training, plan, start.params),
-            self.clients.with_columns({"tokens": rows}),
+            algorithm,
+            clients,
             name=FED_AVG,
             privacy=self.config.privacy,
             tracking=Tracking(
@@ -213,6 +233,25 @@ class Run:
         config, directory, described = self.config, self.directory, self.writer.described
         if asked is None:
             return Releases.without_clients(directory, described)
+        others = self.workspace.shared(config.method)
+        found = Releases.of_clients(
+            directory,
+            described,
+            self.embedded(asked),
+            name="one look" if config.one_look else config.method,
+            queries=asked.queries,
+            ledger=self.workspace.ledger(self.clients, simulated=config.simulated is not None),
+            reproducible_seed=self.workspace.reproducible_seed,
+            others=others,
+        )
+        if isinstance(asked, Look) and found.ledger is not None:
+            # All three releases, or none.
+            require_affordable(asked.algorithm, found.ledger, found.run)
+        return found
+
+    def embedded(self, asked: Scorer | Look) -> Population:
+        """The clients with the embeddings that a question reads; kept for the next run."""
+        config = self.config
         kept = at_most(self.clients, config.training.max_examples, config.data.split_seed)
         few, functions = self.clients.keeping(kept), {EMBEDDING: self.writer.function}
         if isinstance(asked, Look):
@@ -226,19 +265,7 @@ class Run:
                 for name, function in functions.items()
             }
             memory[key] = few.with_columns(columns)
-        found = Releases.of_clients(
-            directory,
-            described,
-            memory[key],
-            name="one look" if config.one_look else config.method,
-            queries=asked.queries,
-            ledger=self.workspace.ledger(self.clients, simulated=config.simulated is not None),
-            reproducible_seed=self.workspace.reproducible_seed,
-        )
-        if isinstance(asked, Look) and found.ledger is not None:
-            # All three releases, or none.
-            require_affordable(asked.algorithm, found.ledger, found.run)
-        return found
+        return memory[key]
 
     def _held_out(self, part: Population) -> list[str]:
         """The first texts of held-out clients, as many as the evaluation uses."""

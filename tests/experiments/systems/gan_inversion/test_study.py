@@ -76,7 +76,7 @@ def evaluator(config, study, tmp_path_factory):
 def _selected(study, side, evaluator, settings, thresholds):
     """Of the clients, of whom half have inverted images."""
     struck = invert_pixels(study.clients, 0.5, 0)
-    return gan_inversion.selected_examples(struck, side, evaluator, settings, thresholds)
+    return gan_inversion.selected_examples(struck, side, evaluator.classifier, settings, thresholds)
 
 
 def test_one_ledger_has_every_release_of_the_study(straight):

@@ -1,0 +1,103 @@
+"""Pytrees of arrays as processes send them: the structure as JSON, the leaves as bytes.
+
+No code is sent. A container is named by module and class, and must be one that this process has
+loaded already and that JAX knows as a container: an unknown name is refused, and never imported or
+called.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import PyTreeDef, default_registry
+
+from jaxpfl.errors import InputError
+
+PyTree = Any
+
+
+def described(tree: PyTree, what: str) -> dict[str, Any]:
+    """The structure, and shapes and dtypes of the leaves, in JSON's types; see `shapes_of`.
+
+    Args:
+      what: the tree is, at the beginning of a sentence.
+
+    Raises:
+      InputError: a container or a key cannot be told in JSON.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    shapes = [[list(np.shape(leaf)), str(leaf.dtype)] for leaf in leaves]
+    found = {"containers": _told(structure), "leaves": shapes}
+    with contextlib.suppress(InputError, TypeError):
+        if jax.tree.structure(shapes_of(json.loads(json.dumps(found)))) == structure:
+            return found
+    raise InputError(
+        f"{what} must be made of tuples, lists, dictionaries by text or number, and NamedTuples "
+        "and registered dataclasses at the top level of a module, so that other processes can be "
+        f"told of it, found {structure}"
+    )
+
+
+def shapes_of(told: dict[str, Any]) -> PyTree:
+    """The tree that was `described`, of `jax.ShapeDtypeStruct`.
+
+    Raises:
+      InputError: it names what is no container, or does not fit together.
+    """
+    try:
+        leaves = [jax.ShapeDtypeStruct(shape, jnp.dtype(kind)) for shape, kind in told["leaves"]]
+        return jax.tree.unflatten(_heard(told["containers"]), leaves)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"another process sent what is no tree of known containers: {error}"
+        ) from error
+
+
+def content_of(leaves: Sequence[Any]) -> bytes:
+    """The bytes of arrays, one after the other."""
+    return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
+
+
+def received(shapes: Sequence[Any], receive: Callable[[int], bytes]) -> list[np.ndarray]:
+    """The arrays of these shapes of which `receive` returns the `content_of`, by its size."""
+    sizes = [shape.size * shape.dtype.itemsize for shape in shapes]
+    content, edges = receive(sum(sizes)), np.cumsum(sizes)
+    return [
+        np.frombuffer(content[end - size : end], shape.dtype).reshape(shape.shape)
+        for shape, size, end in zip(shapes, sizes, edges, strict=True)
+    ]
+
+
+def _told(structure: PyTreeDef) -> Any:
+    """None for a leaf; for a container its module and name, what it says of itself, its content."""
+    node = structure.node_data()
+    if node is None:
+        return None
+    kind, about = node
+    return [kind.__module__, kind.__qualname__, about, [_told(c) for c in structure.children()]]
+
+
+def _heard(told: Any) -> PyTreeDef:
+    if told is None:
+        return jax.tree.structure(0)
+    module, name, about, content = told
+    # Only looked up: an attribute of a module may import others.
+    kind: Any = type(None) if name == "NoneType" else sys.modules[module]
+    for part in () if name == "NoneType" else name.split("."):
+        kind = vars(kind)[part]
+    parts = [_heard(each) for each in content]
+    if kind is not dict:
+        about = _tuples(about)
+    elif len(about) != len(parts):
+        raise ValueError(f"a dictionary has {len(parts)} values and {len(about)} keys")
+    # It refuses what is no container.
+    return PyTreeDef.from_node_data_and_children(default_registry, (kind, about), parts)
+
+
+def _tuples(about: Any) -> Any:
+    return tuple(map(_tuples, about)) if isinstance(about, list) else about
