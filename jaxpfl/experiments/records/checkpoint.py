@@ -28,14 +28,12 @@ from jaxpfl.experiments.records.artifacts import (
     Artifact,
     Manifest,
     check_manifest,
-    named_leaves,
     remove,
     remove_leftovers,
-    require_same_leaves,
-    schema,
     store,
     verified,
 )
+from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 
 _PREFIX = "round_"
 _KEPT = 2
