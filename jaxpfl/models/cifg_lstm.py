@@ -1,10 +1,11 @@
 """CIFG-LSTM language models: the word- and char-LM of Augenstein et al. 2020.
 
-The cell has a coupled input-forget gate (Greff et al. 2015) and a projection (Sak et al. 2014), see
-`jaxpfl.models.layers.recurrence`. The output layer is m E^T + b_out with E the input embedding
-(tied) or another matrix. The word model (10,000 tokens, embedding 96, hidden 670, projection 96,
-tied) has exactly 1,422,250 parameters, untied 2,382,250; the char model (258 symbols, embedding
-128, three layers of 256 hidden and 128 projected units, untied) 756,738.
+The cell has a coupled input-forget gate (Greff et al. 2015), a projection (Sak et al. 2014) and
+optional peepholes, see `jaxpfl.models.layers.recurrence`. The output layer is m E^T + b_out with E
+the input embedding (tied) or another matrix. The word model (10,000 tokens, embedding 96, hidden
+670, projection 96, tied) has exactly 1,422,250 parameters, untied 2,382,250; the char model (258
+symbols, embedding 128, three layers of 256 hidden and 128 projected units, untied) 756,738, with
+peepholes 758,274.
 """
 
 from dataclasses import dataclass
@@ -28,15 +29,17 @@ Carry = tuple[tuple[Array, Array], ...]
 class CIFGLayer(nnx.Module):
     """One CIFG layer: run over a whole sequence, or for one step."""
 
-    def __init__(self, inputs: int, hidden: int, projection: int, key: Array):
+    def __init__(self, inputs: int, hidden: int, projection: int, peepholes: bool, key: Array):
         initialise = jax.nn.initializers.glorot_uniform()
         keys = [jax.random.fold_in(key, i) for i in range(2)]
         self.kernel = nnx.Param(initialise(keys[0], (inputs + projection, 3 * hidden), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(3 * hidden, jnp.float32))
         self.projection = nnx.Param(initialise(keys[1], (hidden, projection), jnp.float32))
+        self.peepholes = nnx.Param(jnp.zeros((2, hidden), jnp.float32)) if peepholes else None
 
     def _weights(self) -> Weights:
-        return Weights(self.kernel[...], self.bias[...], self.projection[...])
+        peepholes = None if self.peepholes is None else self.peepholes[...]
+        return Weights(self.kernel[...], self.bias[...], self.projection[...], peepholes)
 
     def __call__(self, x_TxBxI: Array) -> Array:
         """Outputs [T, B, projection] from the zero state."""
@@ -62,6 +65,7 @@ class CIFGLanguageModel(Checked, RecurrentModel):
       vocab_size: number of token ids, including the special tokens.
       embedding, hidden, projection, layers: sizes; `projection` must equal `embedding` if tied.
       tied: the output matrix is the input embedding.
+      peepholes: diagonal connections from the cell to the forget and output gates.
       output_bias_prior: log frequencies of the tokens in PUBLIC text, the initial output bias that
         makes the untrained model a unigram model of that text; zeros if None.
       oov: the id of out-of-vocabulary words; None for characters and the like.
@@ -73,6 +77,7 @@ class CIFGLanguageModel(Checked, RecurrentModel):
     projection: PositiveInt = 96
     layers: PositiveInt = 1
     tied: bool = True
+    peepholes: bool = False
     output_bias_prior: tuple[float, ...] | None = None
     oov: int | None = OOV
     name: str = "cifg_lstm"
@@ -96,11 +101,8 @@ class CIFGLanguageModel(Checked, RecurrentModel):
     def _network(self, key: Array) -> RecurrentNetwork:
         keys = [jax.random.fold_in(key, i) for i in range(self.layers + 2)]
         unit_rows = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
+        sizes = (self.hidden, self.projection, self.peepholes)
         widths = [self.embedding, *[self.projection] * (self.layers - 1)]
-        layers = [
-            CIFGLayer(width, self.hidden, self.projection, keys[i + 1])
-            for i, width in enumerate(widths)
-        ]
         output, bias = None, jnp.zeros(self.vocab_size, jnp.float32)
         if not self.tied:
             shape = (self.vocab_size, self.projection)
@@ -109,7 +111,7 @@ class CIFGLanguageModel(Checked, RecurrentModel):
             bias = jnp.asarray(self.output_bias_prior, jnp.float32)
         return RecurrentNetwork(
             unit_rows(keys[0], (self.vocab_size, self.embedding), jnp.float32),
-            layers,
+            [CIFGLayer(width, *sizes, keys[i + 1]) for i, width in enumerate(widths)],
             output,
             bias,
         )

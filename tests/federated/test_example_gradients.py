@@ -39,7 +39,7 @@ MODELS = {
         images(11),
     ),
     "tied CIFG": (
-        CIFGLanguageModel(12, embedding=6, hidden=10, projection=6),
+        CIFGLanguageModel(12, embedding=6, hidden=10, projection=6, peepholes=True),
         {"tokens": TOKENS},
     ),
     "LSTM": (LSTMLanguageModel(12, embedding=4, hidden=8), {"tokens": TOKENS}),

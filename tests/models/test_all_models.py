@@ -1,5 +1,6 @@
 """What every model promises: padding leaves no trace, published sizes, checked settings."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -127,6 +128,7 @@ PUBLISHED = [
     (CIFGLanguageModel(), 1_422_250),
     (CIFGLanguageModel(tied=False), 2_382_250),
     (CHARACTERS, 756_738),
+    (dataclasses.replace(CHARACTERS, peepholes=True), 758_274),
     (GAN(), 13_285_217 + 6_558_913),
     (Decoder(distilgpt2()), 81_912_576),
     (Decoder(llama3_8b()), 8_030_261_248),

@@ -12,7 +12,9 @@ from jaxpfl.models import CIFGLanguageModel, LSTMLanguageModel
 from jaxpfl.models.layers import recurrence
 
 SMALL = CIFGLanguageModel(vocab_size=11, embedding=4, hidden=6, projection=4)
-DEEP = CIFGLanguageModel(vocab_size=9, embedding=3, hidden=5, projection=4, layers=2, tied=False)
+DEEP = CIFGLanguageModel(
+    vocab_size=9, embedding=3, hidden=5, projection=4, layers=2, tied=False, peepholes=True
+)
 TOKENS = np.array([[1, 5, 3, 8, 2, -1], [1, 4, 4, 6, 7, 3], [1, 2, -1, -1, -1, -1]], np.int32)
 
 
@@ -21,7 +23,7 @@ def sigmoid(x):
 
 
 def perturbed(model, scale=0.5):
-    """Parameters with no zeros, so that biases are exercised too."""
+    """Parameters with no zeros, so that biases and peepholes are exercised too."""
     params = model.init(jax.random.key(3))
     leaves, tree = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
@@ -41,8 +43,12 @@ def reference_logits(model, params, row):
             layer = params[f"layer_{i}"]
             m, c = states[i]
             j, f, o = np.split(np.concatenate([x, m]) @ layer["kernel"] + layer["bias"], 3)
+            if model.peepholes:
+                f = f + layer["peepholes"][0] * c
             forget = sigmoid(f + 1)
             c = forget * c + (1 - forget) * np.tanh(j)
+            if model.peepholes:
+                o = o + layer["peepholes"][1] * c
             m = (sigmoid(o) * np.tanh(c)) @ layer["projection"]
             states[i] = (m, c)
             x = m

@@ -5,9 +5,9 @@ With x the input, m the previous output and c the previous cell, [x, m] W + b ar
     LSTM (Gers et al. 2000)       c' = sigmoid(f) c + sigmoid(i) tanh(g)
     gates i, f, g, o              m' = sigmoid(o) tanh(c')
 
-    CIFG (Greff et al. 2015)      F  = sigmoid(f + 1)
+    CIFG (Greff et al. 2015)      F  = sigmoid(f + 1)               (with peepholes: f + p_f c + 1)
     gates j, f, o                 c' = F c + (1 - F) tanh(j)
-                                  m' = (sigmoid(o) tanh(c')) W_P
+                                  m' = (sigmoid(o) tanh(c')) W_P        (with peepholes: o + p_o c')
 
 with the projection of Sak et al. 2014. The gradient of the loop is written out because automatic
 differentiation of a scan adds every step's weight gradient to an accumulator inside the loop. Here
@@ -31,11 +31,13 @@ class Weights(NamedTuple):
       kernel: W [I + P, G H]; the first I rows multiply x, the others m.
       bias: b [G H].
       projection: W_P [H, P] (CIFG).
+      peepholes: p_f and p_o [2, H], or None (CIFG).
     """
 
     kernel: Array
     bias: Array
     projection: Array | None = None
+    peepholes: Array | None = None
 
     @property
     def hidden(self) -> int:
@@ -58,8 +60,8 @@ class Weights(NamedTuple):
         return self.kernel[self.inputs :]
 
 
-# (gates, c) -> sigmoid(o) tanh(c') and c', all [B, ...].
-Cell = Callable[[Array, Array], tuple[Array, Array]]
+# (weights, gates, c) -> sigmoid(o) tanh(c') and c', all [B, ...].
+Cell = Callable[[Weights, Array, Array], tuple[Array, Array]]
 
 
 class Steps(NamedTuple):
@@ -86,7 +88,7 @@ def run(cell: Cell, x_TxBxI: Array, weights: Weights) -> Array:
 def one_step(cell: Cell, weights: Weights, x_BxG: Array, m_BxP: Array, c_BxH: Array) -> Steps:
     """One step, from `Weights.gate_inputs` of x and the previous output and cell."""
     gates_BxG = x_BxG + m_BxP @ weights.recurrent
-    (exposed_BxH, cell_BxH), slope = jax.vjp(cell, gates_BxG, c_BxH)
+    (exposed_BxH, cell_BxH), slope = jax.vjp(partial(cell, weights), gates_BxG, c_BxH)
     output_BxP = exposed_BxH if weights.projection is None else exposed_BxH @ weights.projection
     return Steps(output_BxP, cell_BxH, exposed_BxH, slope)
 
@@ -122,33 +124,46 @@ def _backward(cell: Cell, residuals: tuple[Any, ...], dm_TxBxP: Array) -> tuple[
     start = (jnp.zeros_like(dm_TxBxP[0]), jnp.zeros_like(steps.cell[0]))
     d_gates_TxBxG, dm_TxBxP = lax.scan(body, start, (dm_TxBxP, steps.slope), reverse=True)[1]
     d_gates_NxG = _rows(d_gates_TxBxG)
-    before_TxBxP = jnp.concatenate([jnp.zeros_like(steps.output[:1]), steps.output[:-1]])
-    read_NxK = _rows(jnp.concatenate([x_TxBxI, before_TxBxP], axis=-1))
+    read_NxK = _rows(jnp.concatenate([x_TxBxI, _before(steps.output)], axis=-1))
     dx_NxI = d_gates_NxG @ weights.kernel[: weights.inputs].T
-    d_projection = None
+    d_projection = d_peepholes = None
     if weights.projection is not None:
         d_projection = _rows(steps.exposed).T @ _rows(dm_TxBxP)
+    if weights.peepholes is not None:
+        _, df_TxBxH, do_TxBxH = jnp.split(d_gates_TxBxG, 3, axis=-1)
+        slopes = (df_TxBxH * _before(steps.cell), do_TxBxH * steps.cell)
+        d_peepholes = jnp.stack([jnp.sum(slope, (0, 1)) for slope in slopes])
     d_kernel, d_bias = read_NxK.T @ d_gates_NxG, jnp.sum(d_gates_NxG, axis=0)
-    return dx_NxI.reshape(x_TxBxI.shape), Weights(d_kernel, d_bias, d_projection)
+    return dx_NxI.reshape(x_TxBxI.shape), Weights(d_kernel, d_bias, d_projection, d_peepholes)
 
 
 run.defvjp(_forward, _backward)
+
+
+def _before(states_TxBxK: Array) -> Array:
+    """The state before each step, zeros before the first."""
+    return jnp.concatenate([jnp.zeros_like(states_TxBxK[:1]), states_TxBxK[:-1]])
 
 
 def _rows(states_TxBxK: Array) -> Array:
     return states_TxBxK.reshape(-1, states_TxBxK.shape[-1])
 
 
-def lstm(gates_Bx4H: Array, c_BxH: Array) -> tuple[Array, Array]:
+def lstm(weights: Weights, gates_Bx4H: Array, c_BxH: Array) -> tuple[Array, Array]:
     """The LSTM's `Cell`."""
+    del weights
     i_BxH, f_BxH, g_BxH, o_BxH = jnp.split(gates_Bx4H, 4, axis=-1)
     cell_BxH = jax.nn.sigmoid(f_BxH) * c_BxH + jax.nn.sigmoid(i_BxH) * jnp.tanh(g_BxH)
     return jax.nn.sigmoid(o_BxH) * jnp.tanh(cell_BxH), cell_BxH
 
 
-def cifg(gates_Bx3H: Array, c_BxH: Array) -> tuple[Array, Array]:
+def cifg(weights: Weights, gates_Bx3H: Array, c_BxH: Array) -> tuple[Array, Array]:
     """The CIFG's `Cell`."""
     j_BxH, f_BxH, o_BxH = jnp.split(gates_Bx3H, 3, axis=-1)
+    if weights.peepholes is not None:
+        f_BxH = f_BxH + weights.peepholes[0][None, :] * c_BxH
     forget_BxH = jax.nn.sigmoid(f_BxH + 1.0)
     cell_BxH = forget_BxH * c_BxH + (1.0 - forget_BxH) * jnp.tanh(j_BxH)
+    if weights.peepholes is not None:
+        o_BxH = o_BxH + weights.peepholes[1][None, :] * cell_BxH
     return jax.nn.sigmoid(o_BxH) * jnp.tanh(cell_BxH), cell_BxH
