@@ -288,7 +288,7 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
                     with archive.open(entry) as file:
                         arrays[name] = _array(file, entry.file_size)
             return arrays
-    except (InputError, MemoryError):
+    except InputError:
         raise
     # Of damaged archives, zipfile raises a dozen classes.
     except Exception as error:

@@ -3,7 +3,7 @@
     python tools/gpu_wheels.py build/gpu-wheels
 
 The machine is assumed to have Linux on x86-64, Python 3.12, and what its makers put there: JAX for
-CUDA, flax, optax, pyarrow, pandas, scipy, torch, tokenizers, safetensors and
+CUDA, flax, optax, orbax-checkpoint, pyarrow, pandas, scipy, torch, tokenizers, safetensors and
 transformers. The folder gets the rest of what the library and its benchmarks import, in the
 versions of constraints.txt, and the library itself. On that machine, in the repository:
 
@@ -26,6 +26,7 @@ THERE = (
     "jax",
     "flax",
     "optax",
+    "orbax-checkpoint",
     "numpy",
     "protobuf",
     "scipy",

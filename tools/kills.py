@@ -295,6 +295,8 @@ def _compared(out: Path) -> set[str]:
         if path.suffix in _COMPARED
         and path.name != "attempts.jsonl"  # it has dates
         and not {"private", "checkpoints"} & set(path.relative_to(out).parts)
+        # Of a state that Orbax wrote, not its manifest.
+        and not (path.name == "manifest.json" and (path.parent / "state").is_dir())
     }
 
 

@@ -329,6 +329,25 @@ def _arrays(folder: Path) -> Iterator[tuple[str, str]]:
         with np.load(file, allow_pickle=False) as arrays:
             for name in arrays.files:
                 yield f"{file.relative_to(folder).as_posix()}:{name}", _digest(arrays[name])
+    for checkpoints in sorted(folder.rglob("checkpoints")):
+        last = max(checkpoints.iterdir())
+        for name, array in _checkpoint(last).items():
+            yield f"{last.relative_to(folder).as_posix()}:{name}", _digest(array)
+
+
+def _checkpoint(folder: Path) -> dict[str, np.ndarray]:
+    import jax
+    import orbax.checkpoint as ocp
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        held = reader.metadata(folder / "state").item_metadata
+        as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+        wanted = jax.tree.map(lambda _: as_numpy, dict(held.tree))
+        state = reader.restore(folder / "state", args=ocp.args.PyTreeRestore(restore_args=wanted))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
 
 
 def _digest(array: np.ndarray) -> str:

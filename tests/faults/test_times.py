@@ -1,11 +1,13 @@
 """No file of a run tells how long anything took, which depends on how much the clients hold."""
 
+import json
 import os
 import re
 import time
 from pathlib import Path
 
 import numpy as np
+import orbax.checkpoint as ocp
 
 import jaxpfl as jp
 from jaxpfl import files
@@ -45,7 +47,7 @@ def test_a_round_that_takes_longer_changes_no_public_file(tmp_path):
 
 def test_files_of_a_run_have_no_times_of_their_own(tmp_path, monkeypatch):
     """Neither at its end nor, for what is written in rounds, before."""
-    during, real = {}, np.savez
+    during, real = {}, ocp.StandardCheckpointer.save
     out = tmp_path / "run"
 
     def looking(*arguments, **options):
@@ -53,7 +55,7 @@ def test_files_of_a_run_have_no_times_of_their_own(tmp_path, monkeypatch):
             during[path, path.stat().st_mtime] = True
         return real(*arguments, **options)
 
-    monkeypatch.setattr(np, "savez", looking)
+    monkeypatch.setattr(ocp.StandardCheckpointer, "save", looking)
     began = time.time()
     times: list[set[tuple[float, ...]]] = []
     real_end = files.without_times
@@ -68,3 +70,12 @@ def test_files_of_a_run_have_no_times_of_their_own(tmp_path, monkeypatch):
     assert len({mtime for mtime, _ in times[-1]}) == 1
     assert during and all(mtime < began - 10**6 for _, mtime in during)
     assert os.stat(out / "attempts.jsonl").st_mtime < began - 10**6
+
+
+def test_a_checkpoint_without_times_is_read_by_orbax(tmp_path):
+    _run(tmp_path / "run", 0.0)
+    state = tmp_path / "run" / "checkpoints" / "round_00000004" / "state"
+    assert json.loads((state / "_CHECKPOINT_METADATA").read_text())["commit_timestamp_nsecs"] == 0
+    with ocp.StandardCheckpointer() as reader:
+        assert reader.metadata(state).init_timestamp_nsecs == 0
+        assert np.isfinite(reader.restore(state)["0"])

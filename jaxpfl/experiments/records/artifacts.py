@@ -8,7 +8,9 @@
 An artifact is written under a temporary name, synced and renamed; before it is deleted, it is
 renamed. A crash at any instant therefore leaves complete artifacts, and leftovers whose names begin
 with a dot. All files are verified before they are opened, even right after they were written, so
-that a resumed run continues from the same bytes. Checkpoints are artifacts, too.
+that a resumed run continues from the same bytes.
+
+Checkpoints are artifacts, too; Orbax writes their arrays.
 """
 
 import dataclasses
@@ -31,7 +33,7 @@ from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 from jaxpfl.privacy.ledger import Ledger
 
 _TEMPORARY, _DELETED = ".tmp-", ".deleted-"
-_MANIFEST, RECORD, ARRAYS = "manifest.json", "record.json", "arrays.npz"
+_MANIFEST, RECORD, _ARRAYS = "manifest.json", "record.json", "arrays.npz"
 
 
 class Artifact(NamedTuple):
@@ -97,7 +99,7 @@ class Artifacts:
     def _read(self, name: str, made_from: Any) -> Artifact:
         path = self._path(name)
         check_manifest(path, verified(path), run=self.run, made_from=made_from, ledger=self.ledger)
-        return Artifact(files.read_record(path / RECORD), files.read_npz(path / ARRAYS))
+        return Artifact(files.read_record(path / RECORD), files.read_npz(path / _ARRAYS))
 
     def save(self, name: str, artifact: Artifact, made_from: Any = None) -> None:
         """Stores an artifact atomically; replaces one of the same name.
@@ -111,7 +113,15 @@ class Artifacts:
             self.ledger.require_unchanged()
             head = self.ledger.head
         manifest = Manifest(path.name, self.run, made_from, private=self.private, ledger_head=head)
-        store(path, artifact, manifest)
+        arrays = {key: np.asarray(value) for key, value in artifact.arrays.items()}
+        temporary = begin(path)
+        try:
+            (temporary / RECORD).write_text(files.json_text(artifact.record), encoding="utf-8")
+            (temporary / _ARRAYS).write_bytes(files.npz(arrays))
+            commit(temporary, path, manifest)
+        except BaseException:
+            discard(temporary)
+            raise
 
     def sha256(self, name: str) -> str:
         """A digest of a stored artifact's files; does not depend on the run or the folder."""
@@ -144,21 +154,11 @@ def begin(path: Path) -> Path:
     return temporary
 
 
-def store(path: Path, artifact: Artifact, manifest: Manifest) -> None:
-    """Writes the artifact `path`; if that fails, none of it is left."""
-    temporary = begin(path)
-    try:
-        (temporary / RECORD).write_text(files.json_text(artifact.record), encoding="utf-8")
-        np.savez(temporary / ARRAYS, **artifact.arrays)
-        commit(temporary, path, manifest)
-    except BaseException as error:
-        with suppress(CorruptFile):  # another run may have begun it by now
-            files.require_locks()
-            shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is None:
-            # A failed write does not name its file.
-            error.filename = str(path)
-        raise
+def discard(temporary: Path) -> None:
+    """Deletes what failed to become an artifact, unless another run may have begun it by now."""
+    with suppress(CorruptFile):
+        files.require_locks()
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def commit(temporary: Path, path: Path, manifest: Manifest) -> None:

@@ -1,19 +1,31 @@
-"""Checkpoints: artifacts that are written in the background; a run keeps the last two.
+"""Checkpoints: artifacts whose arrays Orbax writes in the background; a run keeps the last two.
 
-    round_00000010/record.json      dtype and shape of every leaf of the state
-    round_00000010/arrays.npz       the bytes of each, under its place among the leaves
+    round_00000010/state/           the leaves of the state, written by Orbax with their sharding,
+                                    each under its place among the sorted names of all
+    round_00000010/record.json      dtype and shape of every leaf
     round_00000010/manifest.json    as of any artifact, see `artifacts`
 
 `save` returns once the state is copied to the host, and the run continues during the write. A
 checkpoint gets its manifest and its name when all files are on the disk, so a crash never leaves an
-incomplete one under that name. `restore` hashes every file before it opens any.
+incomplete one under that name. `restore` hashes every file BEFORE Orbax opens any, because Orbax
+does not notice flipped bits.
 
 Nothing in a checkpoint tells when it was written, because that depends on how much the clients of
-the round hold.
+the round hold. Orbax therefore writes no OCDBT, whose binary manifest has times, and what it notes
+of the checkpoint as a whole is cut down to the kind of its content.
 """
 
-from collections.abc import Callable
+import errno
+import gc
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -23,22 +35,35 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.records.artifacts import (
-    ARRAYS,
     RECORD,
-    Artifact,
     Manifest,
+    begin,
     check_manifest,
+    commit,
+    discard,
     remove,
     remove_leftovers,
-    store,
     verified,
 )
+from jaxpfl.federated import mesh
 from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 
 _PREFIX = "round_"
 _KEPT = 2
+# What a checkpoint takes besides its arrays: Orbax's metadata, our record, and whole pages.
+_METADATA_BYTES = 2**18
+_BYTES_PER_ARRAY = 2**14
+_SECONDS_TO_END = 0.05
+# The codes of TensorStore's ValueErrors that are no fault of the files, such as too many open ones.
+_OF_THE_MACHINE = {
+    "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNKNOWN",
+}  # fmt: skip
 # Of a file that cannot be read at all, only these say that it is not the one that was written.
 _GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+# What Orbax and TensorStore raise of damaged files. Their metadata may lack keys, be nested without
+# end, or name arrays that are not there.
+_DAMAGE = (ValueError, LookupError, AttributeError, TypeError, RecursionError, *_GONE)
 
 
 class Restored(NamedTuple):
@@ -62,11 +87,19 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, *, run: str, private: bool = True) -> None:
+        import orbax.checkpoint as ocp
+
         self.directory = Path(directory).absolute()
         self.run = run
         self.private = private
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.directory)
+        # Of several processes, only the one that holds the run's files writes checkpoints.
+        self._alone = not mesh.several()
+        first = {"primary_host": 0, "active_processes": {0}, "barrier_sync_key_prefix": "jaxpfl"}
+        options = ocp.options.MultiprocessingOptions(**({} if self._alone else first))
+        logging.getLogger("absl").addFilter(_is_needed)
+        self._arrays = ocp.StandardCheckpointer(multiprocessing_options=options, use_ocdbt=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
 
@@ -86,13 +119,21 @@ class Checkpoints:
           CorruptFile: so, because another process may hold the run directory by now.
         """
         self.wait()
-        path, leaves = self._path(round), named_leaves(state)
+        leaves = named_leaves(state)
+        path = self._path(round)
+        if self._alone:
+            _require_room(path, leaves)
         manifest = Manifest(path.name, self.run, private=self.private, ledger_head=ledger_head)
-        # Copies, because the caller may donate or change the arrays during the write.
-        copies = (np.array(leaf).reshape(-1).view(np.uint8) for leaf in leaves.values())
-        arrays = {str(place): copy for place, copy in enumerate(copies)}
-        artifact = Artifact({"leaves": schema(leaves)}, arrays)
-        self._under_way = self._thread.submit(self._finish, path, artifact, manifest)
+        temporary = begin(path)
+        try:
+            (temporary / RECORD).write_text(files.json_text({"leaves": schema(leaves)}))
+            self._begin_arrays(temporary / "state", leaves)
+        except BaseException:
+            with suppress(Exception):
+                self._arrays.wait_until_finished()
+            discard(temporary)
+            raise
+        self._under_way = self._thread.submit(self._finish, temporary, path, manifest)
 
     def wait(self) -> None:
         """Blocks until the checkpoint that was started is on the disk; raises as `save`."""
@@ -135,6 +176,7 @@ class Checkpoints:
             self.wait()
         finally:
             self._thread.shutdown()
+            self._arrays.close()
 
     def __enter__(self) -> Self:
         return self
@@ -147,12 +189,34 @@ class Checkpoints:
                 raise
             error.add_note(f"the last checkpoint could not be written, either: {failed}")
 
-    def _finish(self, path: Path, artifact: Artifact, manifest: Manifest) -> None:
-        """Writes a checkpoint, in the background; on failure none of it is left."""
-        store(path, artifact, manifest)
+    def _finish(self, temporary: Path, path: Path, manifest: Manifest) -> None:
+        """Completes a checkpoint, in the background; on failure none of it is left."""
+        try:
+            self._arrays.wait_until_finished()
+            _cut_down(temporary / "state")
+            commit(temporary, path, manifest)
+        except BaseException as error:
+            discard(temporary)
+            if isinstance(error, ValueError) and not isinstance(error, CorruptFile):
+                # Orbax raises it when the disk is full, with all settings of its storage.
+                if "No space left on device" in str(error):
+                    full = errno.ENOSPC
+                    raise OSError(full, os.strerror(full), str(path)) from error
+                raise OSError(f"{path}: the checkpoint cannot be written: {error}") from error
+            raise
         for old in self.rounds()[:-_KEPT]:
             remove(self._path(old))
         files.without_times(self.directory)
+
+    def _begin_arrays(self, directory: Path, leaves: dict[str, Any]) -> None:
+        """Starts to write the leaves; returns once they are copied to the host."""
+        # Numpy arrays are copied, because the caller may change them during the write. Of several
+        # processes, Orbax only takes arrays that all of them share.
+        arrays = {place: leaves[name] for name, place in _places(leaves).items()}
+        for place, leaf in arrays.items():
+            if not (isinstance(leaf, jax.Array) and self._alone):
+                arrays[place] = np.array(leaf)
+        self._arrays.save(directory, arrays)
 
     def _read(self, round: int, like: Any) -> Restored:
         path = self._path(round)
@@ -161,18 +225,84 @@ class Checkpoints:
         record = files.read_record(path / RECORD, {"leaves": dict})
         leaves = named_leaves(like)
         require_same_leaves(record["leaves"], leaves, str(path))
-        held, found = files.read_npz(path / ARRAYS), []
-        for place, leaf in enumerate(leaves.values()):
-            content = held.get(str(place), np.zeros(0))
-            if content.dtype != np.uint8 or content.nbytes != leaf.nbytes:
-                raise CorruptFile(f"{path / ARRAYS}: does not hold the leaves of its record")
-            array = content.view(leaf.dtype).reshape(leaf.shape)
-            found.append(
-                jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array
-            )
+        places = _places(leaves)
+        wanted = {place: self._wanted(leaves[name]) for name, place in places.items()}
+        found = self._restored_arrays(path, wanted)
+        arrays = {name: _placed(found[place], leaves[name]) for name, place in places.items()}
         structure = jax.tree_util.tree_structure(like)
-        state = jax.tree_util.tree_unflatten(structure, found)
+        state = jax.tree_util.tree_unflatten(structure, ({**leaves, **arrays}[n] for n in leaves))
         return Restored(round, state, manifest.ledger_head)
+
+    def _restored_arrays(self, path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+        """The arrays of a checkpoint whose files have the right hashes."""
+        cause = None
+        with _in_silence():
+            try:
+                return self._arrays.restore(path / "state", wanted)
+            except Exception as error:
+                # Orbax raises a plain `Exception` where the file of an array is missing.
+                if type(error) is not Exception and not isinstance(error, _DAMAGE):
+                    raise
+                code = str(error).partition(":")[0]
+                if code in _OF_THE_MACHINE:
+                    raise OSError(f"{path}: its arrays cannot be read now ({code})") from error
+                cause = error.with_traceback(None)
+                cause.__cause__ = cause.__context__ = None
+            # What else was being read ends in other threads, and is deleted here.
+            time.sleep(_SECONDS_TO_END)
+            gc.collect()
+        raise CorruptFile(f"{path}: its arrays cannot be read ({type(cause).__name__})") from cause
+
+    def _wanted(self, leaf: Any) -> Any:
+        if not self._alone:
+            return np.empty(leaf.shape, leaf.dtype)
+        sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     def _path(self, round: int) -> Path:
         return self.directory / f"{_PREFIX}{round:08d}"
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """Drops what asyncio reports of exceptions that nobody has asked for."""
+    logger, hook = logging.getLogger("asyncio"), sys.unraisablehook
+    disabled, logger.disabled = logger.disabled, True
+    sys.unraisablehook = lambda _: None
+    try:
+        yield
+    finally:
+        logger.disabled, sys.unraisablehook = disabled, hook
+
+
+def _places(leaves: dict[str, Any]) -> dict[str, str]:
+    """What Orbax calls each leaf: the names of folders, which a leaf's own name may not be.
+
+    Orbax refuses empty arrays, whose shape is in the record.
+    """
+    return {name: str(at) for at, name in enumerate(sorted(leaves)) if leaves[name].size}
+
+
+def _cut_down(state: Path) -> None:
+    """Takes times, and the path of the run, out of what Orbax wrote with the arrays."""
+    path = state / "_CHECKPOINT_METADATA"
+    kept = {"item_handlers": json.loads(path.read_bytes())["item_handlers"]}
+    timeless = {**kept, "init_timestamp_nsecs": 0, "commit_timestamp_nsecs": 0}
+    path.write_text(json.dumps(timeless), encoding="utf-8")
+    (state / "commit_success.txt").write_bytes(b"")
+
+
+def _is_needed(record: logging.LogRecord) -> bool:
+    """Drops the warning that there is no OCDBT to merge, with which Orbax ends each checkpoint."""
+    return "merge of OCDBT" not in str(record.msg)
+
+
+def _placed(restored: Any, like: Any) -> Any:
+    return jax.device_put(restored, like.sharding) if isinstance(like, jax.Array) else restored
+
+
+def _require_room(path: Path, leaves: dict[str, Any]) -> None:
+    """Refuses what the disk has no room for, before Orbax logs a page of tracebacks."""
+    needed = sum(leaf.nbytes + _BYTES_PER_ARRAY for leaf in leaves.values()) + _METADATA_BYTES
+    if shutil.disk_usage(path.parent).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
