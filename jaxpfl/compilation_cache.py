@@ -93,18 +93,13 @@ def _made() -> Path | None:
         found = path.stat()
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             return None
-        _drop_oldest(path)
+        held = [(entry, entry.stat()) for entry in path.iterdir() if entry.is_file()]
+        size = sum(stat.st_size for _, stat in held)
+        for entry, stat in sorted(held, key=lambda each: each[1].st_mtime):
+            if size <= _MOST_BYTES:
+                break
+            entry.unlink(missing_ok=True)
+            size -= stat.st_size
     except (OSError, RuntimeError):
         return None
     return path
-
-
-def _drop_oldest(path: Path) -> None:
-    """Deletes the oldest programs until the rest take at most `_MOST_BYTES`."""
-    found = [(entry, entry.stat()) for entry in path.iterdir() if entry.is_file()]
-    size = sum(stat.st_size for _, stat in found)
-    for entry, stat in sorted(found, key=lambda each: each[1].st_mtime):
-        if size <= _MOST_BYTES:
-            break
-        entry.unlink(missing_ok=True)
-        size -= stat.st_size

@@ -18,7 +18,7 @@ from jaxpfl.federated.clients.client import ClientFn
 from jaxpfl.federated.clients.optimizers import require_optimizer, updated
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Others, Release, Releaser
-from jaxpfl.models.base import Model, initialised
+from jaxpfl.models.base import Model, initialised, named_leaves, require_same_leaves, schema
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import RunSecret
@@ -146,24 +146,14 @@ def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:
     """
     if start is None:
         return partial(initialised, model)
-    expected = _leaf_types(jax.eval_shape(model.init, jax.random.key(0)))
-    found = _leaf_types(start)
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            raise InputError(
-                f"start: parameter {name} is {found.get(name)}, expected {expected.get(name)}"
-            )
+    expected = named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    require_same_leaves(schema(named_leaves(start)), expected, "start")
     return copied(start)
 
 
 def copied(start: Any) -> Callable[[jax.Array], Any]:
     """Returns `(key) -> parameters`: a copy of `start` as in `initial_params`, unchecked."""
     return lambda key: jax.tree.map(jnp.array, start)
-
-
-def _leaf_types(tree: Any) -> dict[str, str]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
 def releaser_of(

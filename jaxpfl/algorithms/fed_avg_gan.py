@@ -25,9 +25,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.algorithms.base import Algorithm, initial_params, require_parts, server_step
+from jaxpfl.algorithms.base import (
+    Algorithm,
+    initial_params,
+    placed,
+    require_parts,
+    server_step,
+)
 from jaxpfl.algorithms.fed_avg import used_clip_norm
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
@@ -203,7 +208,6 @@ def fed_avg_gan(
     steps that were skipped because they were not finite).
     """
     require_parts(gan, plan, client=client, generator=generator, server=server)
-    execution = Execution() if execution is None else execution
     cohort = CohortSpec(batch_size=32, max_examples=192) if cohort is None else cohort
     settings = GeneratorTraining() if generator_training is None else generator_training
     update = Query(
@@ -212,9 +216,8 @@ def fed_avg_gan(
         plan,
         cohort,
         columns=tuple(gan.columns),
-        execution=execution,
+        execution=Execution() if execution is None else execution,
     )
-    everywhere = NamedSharding(execution.devices.local_mesh, PartitionSpec())
     first_params = initial_params(gan, start)
 
     def init(key):
@@ -229,7 +232,7 @@ def fed_avg_gan(
                 jax.random.fold_in(key, jnp.uint32(GENERATOR_IMAGES)), (2,), jnp.uint32
             ),
         )
-        return jax.device_put(state, everywhere)
+        return placed(update, state)
 
     def step(state, release, round):
         found = release(update, params(state), clip_norm=used_clip_norm(plan, state.clip_norm))

@@ -30,7 +30,7 @@ from scipy import optimize
 from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm, releaser_of, run_rounds
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.data.population import Population
+from jaxpfl.data.population import Population, one_per_example
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.release.query import Execution, Query
@@ -305,11 +305,4 @@ def with_correct(clients: Population, correct: Any) -> Population:
     Raises:
       InputError: `correct` is not as expected.
     """
-    correct = np.asarray(correct)
-    if correct.dtype != bool or correct.shape != (clients.num_examples,):
-        # The shape found is the number of examples, which may be private.
-        raise InputError(
-            f"correct must hold one boolean for each example, found {correct.dtype} with "
-            f"{correct.ndim} axes, or another number of values"
-        )
-    return clients.with_columns({"correct": correct})
+    return clients.with_columns({"correct": one_per_example(clients, "correct", correct)})

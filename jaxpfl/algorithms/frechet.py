@@ -59,14 +59,7 @@ class Reference:
         Raises:
             InputError: the candidate has another dimension.
         """
-        return float(self.distances([candidate])[0])
-
-    def distances(self, candidates: Sequence[Moments]) -> np.ndarray:
-        """Returns the distances to the candidates, in their order: float64 [candidates]."""
-        self._check(candidates)
-        return np.array([self._distance_to(each) for each in candidates], np.float64)
-
-    def _distance_to(self, candidate: Moments) -> float:
+        _require_same(self.dimension, candidate)
         # The candidate's covariance in the coordinates of the factor.
         projected_RxR = self._factor_DxR.T @ candidate.covariance_DxD @ self._factor_DxR
         eigenvalue_R = np.linalg.eigvalsh(projected_RxR) if self.rank else np.zeros(0)
@@ -76,13 +69,17 @@ class Reference:
         trace = float(np.trace(candidate.covariance_DxD))
         return max(float(shift_D @ shift_D) + self.trace + trace - overlap, 0.0)
 
-    def _check(self, candidates: Sequence[Moments]) -> None:
-        for index, candidate in enumerate(candidates):
-            if candidate.dimension != self.dimension:
-                raise InputError(
-                    f"candidate {index} has dimension {candidate.dimension}, but the reference has "
-                    f"{self.dimension}: embed both with the same model"
-                )
+    def distances(self, candidates: Sequence[Moments]) -> np.ndarray:
+        """Returns the distances to the candidates, in their order: float64 [candidates]."""
+        return np.array([self.distance(each) for each in candidates], np.float64)
+
+
+def _require_same(dimension: int, candidate: Moments) -> None:
+    if candidate.dimension != dimension:
+        raise InputError(
+            f"a candidate has dimension {candidate.dimension}, but the reference has {dimension}: "
+            "embed both with the same model"
+        )
 
 
 def distance(a: Moments, b: Moments) -> float:
@@ -120,7 +117,7 @@ def witness(target: Moments, current: Moments, embeddings_NxD: np.ndarray) -> np
     Raises:
       InputError: the dimensions differ.
     """
-    Reference(target)._check([current])
+    _require_same(target.dimension, current)
     found, vector_DxD = np.linalg.eigh(current.covariance_DxD)
     ridge = _RIDGE * max(float(np.trace(current.covariance_DxD)) / current.dimension, 1e-30)
     root_D = np.sqrt(np.maximum(found, 0.0) + ridge)

@@ -27,9 +27,8 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     encoder = None
     if arguments.vocabulary is not None:
         from jaxpfl.text.tokenisers.public_words import public_words
-        from jaxpfl.text.tokenisers.stored import WordEncoder
 
-        encoder = WordEncoder(public_words(arguments.vocabulary, arguments.vocab_size))
+        encoder = public_words(arguments.vocabulary, arguments.vocab_size)
     elif arguments.vocab_size is not None:
         raise InputError("--vocab-size must come with --vocabulary, which says whose words it is")
     record = convert(arguments.source, arguments.out, encoder)

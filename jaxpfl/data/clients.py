@@ -34,7 +34,13 @@ def from_clients(
     sizes = []
     pairs = clients.items() if isinstance(clients, Mapping) else clients
     for index, (client, given) in enumerate(pairs):
-        ids.append(_client_id(index, client))
+        if isinstance(client, Integral) and not isinstance(client, bool):
+            client = str(int(client))
+        if not isinstance(client, str) or not client:
+            found = "an empty string" if client == "" else type(client).__name__
+            expected = "its id must be a non-empty string or a whole number"
+            raise InputError(f"client {index}: {expected}, found {found}")
+        ids.append(client)
         columns = _columns_of(f"client {index}", given)
         if not index:
             pieces = {column_name: [] for column_name in columns}
@@ -60,17 +66,6 @@ def from_clients(
         raise InputError("from_clients needs at least one client, found none")
     whole = {column_name: concatenated(parts) for column_name, parts in pieces.items()}
     return Population(whole, offsets_of(sizes), ids, name, unit)
-
-
-def _client_id(index: int, client: Any) -> str:
-    if isinstance(client, Integral) and not isinstance(client, bool):
-        return str(int(client))
-    if not isinstance(client, str) or not client:
-        found = "an empty string" if client == "" else type(client).__name__
-        raise InputError(
-            f"client {index}: its id must be a non-empty string or a whole number, found {found}"
-        )
-    return client
 
 
 def _columns_of(what: str, given: Any) -> Mapping[str, Any]:

@@ -201,8 +201,11 @@ class Cohort:
                 *(each[sizes_b > 1] for each in (slots, clients_b, keys_b, sizes_b, epochs_b)),
                 strict=True,
             ):
-                orders = _orders((self.seed, self.round), words, int(size), spec)[:passes]
-                for epoch, order in enumerate(orders):
+                generator = _generator(_EXAMPLES, (self.seed, self.round), words)
+                # For a large client, the cost depends on the cap and not on the client's size.
+                kept = generator.choice(size, min(size, spec.max_examples), replace=False)
+                for epoch in range(passes):
+                    order = generator.permutation(kept) if epoch else kept
                     width = -(-len(order) // spec.batch_size) * spec.batch_size
                     place = slice(epoch * width, epoch * width + len(order))
                     mask[slot, place] = True
@@ -253,16 +256,6 @@ def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> n
     ids = take(population.client_ids, clients_idx).to_pylist()
     words = [blake2b(each.encode(), digest_size=8, key=secret).digest() for each in ids]
     return np.frombuffer(b"".join(words), np.uint32).reshape(-1, 2)
-
-
-def _orders(
-    address: tuple[int, int], words: np.ndarray, size: int, spec: CohortSpec
-) -> list[np.ndarray]:
-    """The client's examples in the order of each epoch: [epochs][min(size, max_examples)]."""
-    generator = _generator(_EXAMPLES, address, words)
-    # For a large client, the cost of `choice` depends on the cap and not on the client's size.
-    kept = generator.choice(size, min(size, spec.max_examples), replace=False)
-    return [kept] + [generator.permutation(kept) for _ in range(1, spec.epochs)]
 
 
 def _generator(purpose: int, address: tuple[int, int], words: np.ndarray) -> np.random.Generator:

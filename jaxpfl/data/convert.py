@@ -28,8 +28,8 @@ def convert(
     Args:
       source: a source as for `data.open`.
       out: the new folder. It contains private data and gets mode 0700.
-      encoder: writes token ids in place of the texts and all other columns, such as
-        `text.tokenisers.stored.WordEncoder`.
+      encoder: writes token ids in place of the texts and all other columns, such as a
+        `text.Vocabulary`.
       progress: whether a progress bar is shown on stderr.
 
     Returns:

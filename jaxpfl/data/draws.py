@@ -36,7 +36,11 @@ def example_uniforms(
     state = np.repeat(_client_words(purpose, seed, client_ids), np.diff(offsets))
     place = place_in_client(offsets).astype(np.uint64)
     with np.errstate(over="ignore"):
-        return _to_unit(_mix(state + np.uint64(0x9E3779B97F4A7C15) * (place + np.uint64(1))))
+        word = state + np.uint64(0x9E3779B97F4A7C15) * (place + np.uint64(1))
+        # The finaliser of splitmix64, a bijection of uint64.
+        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return _to_unit(word ^ (word >> np.uint64(31)))
 
 
 def place_in_client(offsets: np.ndarray) -> np.ndarray:
@@ -51,13 +55,6 @@ def _client_words(purpose: str, seed: int, client_ids: pa.Array) -> np.ndarray:
         hashlib.sha256(f"{start}{id_}".encode()).digest()[:8] for id_ in client_ids.to_pylist()
     ]
     return np.frombuffer(b"".join(words), ">u8").astype(np.uint64)
-
-
-def _mix(word: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64, a bijection of uint64."""
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))
 
 
 def _to_unit(word: np.ndarray) -> np.ndarray:

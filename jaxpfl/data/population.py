@@ -167,6 +167,15 @@ class Population:
         """Number of examples of each client, int64 [clients]. PRIVATE."""
         return np.diff(self.offsets)
 
+    def column(self, name: str) -> Column:
+        """`columns[name]`, with an `InputError` if there is no such column."""
+        if name not in self.columns:
+            found = ", ".join(map(repr, self.columns))
+            raise InputError(
+                f"population {self.name!r} must have a column {name!r}, found columns {found}"
+            )
+        return self.columns[name]
+
     def examples(self, client: int) -> dict[str, Column]:
         """The columns of one client, given by its index."""
         if not 0 <= client < len(self):

@@ -131,7 +131,12 @@ def write(
                 if stream.fingerprint is None:
                     texts = texts or {name: Growing(column) for name, column in held.items()}
                     _append(texts, held)
-                held = {_TOKENS: encoder.sequences(_texts_of(held, stream))}
+                if not isinstance(held.get("text"), pa.Array):
+                    found = ", ".join(map(repr, held)) or "none"
+                    raise InputError(
+                        f"{stream.name} must have a column 'text' to tokenise, found {found}"
+                    )
+                held = {_TOKENS: encoder.sequences(held["text"])}
             columns = columns or {
                 name: growing(partial / str(place), column)
                 for place, (name, column) in enumerate(held.items())
@@ -215,14 +220,6 @@ def _append(columns: Mapping[str, Growing], held: Mapping[str, Column]) -> None:
         raise InputError("a batch has other columns than the first one")
     for name, column in held.items():
         columns[name].append(column)
-
-
-def _texts_of(held: Mapping[str, Column], stream: Stream) -> pa.Array:
-    texts = held.get("text")
-    if not isinstance(texts, pa.Array):
-        found = ", ".join(map(repr, held)) or "none"
-        raise InputError(f"{stream.name} must have a column 'text' to tokenise, found {found}")
-    return texts
 
 
 def _hash(columns: Mapping[str, Growing], offsets: np.ndarray) -> str:

@@ -75,7 +75,14 @@ def run(
         checks.instance("evaluation", evaluation, Evaluator, hint)
     if budget is not None:
         checks.instance("budget", budget, Budget, "jaxpfl.Budget(epsilon, delta)")
-    _require_tokens(algorithm, clients)
+    read = {name for query in algorithm.queries for name in query.columns or ()}
+    if "tokens" in read and "tokens" not in clients.columns and "text" in clients.columns:
+        # Only the user can say which vocabulary is public.
+        raise InputError(
+            "the clients hold text and the model reads tokens: encode them with a vocabulary of "
+            "PUBLIC text, clients = jaxpfl.text.Vocabulary.from_public(SOURCE, "
+            "size).encode(clients)"
+        )
     reproducible = isinstance(seed, ReproducibleSeed)
     with compilation_cache.enabled(), shared_run.group() as group:
         others = shared_run.others_of(group, lambda *_: (algorithm.queries, clients))
@@ -158,14 +165,3 @@ def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) 
     metric = "perplexity" if "perplexity" in ours else "loss"
     worse = of_table(rows, metric, evaluator.name)
     return replace(result, table=tuple(rows), cautions=(*worse, *result.cautions))
-
-
-def _require_tokens(algorithm: Algorithm, clients: Population) -> None:
-    """Refuses text that is not encoded: only the user can say which vocabulary is public."""
-    read = {name for query in algorithm.queries for name in query.columns or ()}
-    if "tokens" in read and "tokens" not in clients.columns and "text" in clients.columns:
-        raise InputError(
-            "the clients hold text and the model reads tokens: encode them with a vocabulary of "
-            "PUBLIC text, clients = jaxpfl.text.Vocabulary.from_public(SOURCE, "
-            "size).encode(clients)"
-        )

@@ -13,6 +13,7 @@ for all devices, and not for those of one replica alone.
 """
 
 import itertools
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -161,15 +162,11 @@ def require_one_process(what: str) -> None:
 
 
 def put(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """`jax.device_put`, of arrays that every process has whole; each makes its devices' shards."""
+    """`jax.device_put`; of an array, each process has all that its own devices hold."""
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
-
-    def global_array(leaf):
-        whole = np.asarray(leaf)
-        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-    return jax.tree.map(global_array, tree)
+    made = partial(jax.make_array_from_process_local_data, sharding)
+    return jax.tree.map(lambda leaf: made(np.asarray(leaf)), tree)
 
 
 def shares(mesh: Mesh) -> tuple[int, ...]:
@@ -184,22 +181,7 @@ def put_shares(tree: PyTree, mesh: Mesh) -> PyTree:
     Args:
       tree: of the arrays, a process has the shares of its own devices alone, in their order.
     """
-    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
-    if sharding.is_fully_addressable:
-        return jax.device_put(tree, sharding)
-    places = {device: place for place, device in enumerate(shares(mesh))}
-
-    def global_array(leaf):
-        width = leaf.shape[0] // len(places)
-        shape = (width * mesh.size, *leaf.shape[1:])
-
-        def share(index):
-            first = places[index[0].indices(shape[0])[0] // width] * width
-            return leaf[first : first + width]
-
-        return jax.make_array_from_callback(shape, sharding, share)
-
-    return jax.tree.map(global_array, tree)
+    return put(tree, NamedSharding(mesh, PartitionSpec(mesh.axis_names[0])))
 
 
 def here(tree: PyTree) -> PyTree:

@@ -123,7 +123,12 @@ class Classifier(LossModel):
 
     def check(self, columns: Mapping[str, Any]) -> None:
         """Raises `InputError` if the columns do not fit the settings."""
-        require_shape(columns, self.columns[0], self.input_shape)
+        name, shape = self.columns[0], tuple(self.input_shape)
+        found = tuple(columns[name].shape[1:])
+        if found != shape:
+            raise InputError(
+                f"the model reads {name!r} of shape {list(shape)}, the data has {list(found)}"
+            )
         require_below(columns, "label", "classes", self.classes)
         label = np.asarray(columns["label"])
         if label.dtype.kind not in "iub" or (len(label) and label.min() < 0):
@@ -152,15 +157,6 @@ class Augmenting(Protocol):
     def augment(self, batch: Batch, key: Array) -> Batch:
         """The batch with other values, drawn from a typed key; padding stays padding."""
         ...
-
-
-def require_shape(columns: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> None:
-    """Raises `InputError` unless an example of the column has this shape."""
-    found = tuple(columns[name].shape[1:])
-    if found != tuple(shape):
-        raise InputError(
-            f"the model reads {name!r} of shape {list(shape)}, the data has {list(found)}"
-        )
 
 
 def require_below(columns: Mapping[str, Any], name: str, setting: str, limit: int) -> None:
@@ -279,3 +275,29 @@ def is_traced(tree: Any) -> bool:
 def count_parameters(params: Params) -> int:
     """Number of scalars in a pytree of arrays or shapes."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def require_same_leaves(found: Mapping[str, Any], like: Mapping[str, Any], where: str) -> None:
+    """Raises `InputError`, which names a leaf, if stored leaves of the `schema` `found` differ."""
+    expected = schema(like)
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise InputError(
+                f"{where}: leaf {name!r} is {found.get(name)}, expected {expected.get(name)}"
+            )
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a pytree by name; raises `InputError` if two have the same name."""
+    leaves = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    if len(leaves) != len(jax.tree_util.tree_leaves(tree)):
+        raise InputError("two leaves of a tree have the same name: a dictionary key holds a '.'")
+    return leaves
+
+
+def schema(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The dtype and shape of each leaf, as JSON data."""
+    return {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in leaves.items()}

@@ -175,12 +175,8 @@ class ResNet(Checked, NetworkModel, Classifier):
         """Float32 logits [B, classes]; of images larger than `crop`, the middle is used."""
         height, width = image_BxHxWxC.shape[1:3]
         top, left = (height - self.crop) // 2, (width - self.crop) // 2
-        crop = image_BxHxWxC[:, top : top + self.crop, left : left + self.crop]
-        return self._merged(params)(_standardised(crop.astype(jnp.float32)))
-
-
-def _standardised(image_BxHxWxC: Array) -> Array:
-    values = image_BxHxWxC[0].size
-    mean = jnp.mean(image_BxHxWxC, axis=(1, 2, 3), keepdims=True)
-    deviation = jnp.std(image_BxHxWxC, axis=(1, 2, 3), keepdims=True)
-    return (image_BxHxWxC - mean) / jnp.maximum(deviation, values**-0.5)
+        crop = image_BxHxWxC[:, top : top + self.crop, left : left + self.crop].astype(jnp.float32)
+        mean = jnp.mean(crop, axis=(1, 2, 3), keepdims=True)
+        deviation = jnp.std(crop, axis=(1, 2, 3), keepdims=True)
+        standardised = (crop - mean) / jnp.maximum(deviation, crop[0].size ** -0.5)
+        return self._merged(params)(standardised)

@@ -13,12 +13,11 @@ _BLOCK = 65_536
 
 def text_column(population: Population, name: str = "text") -> Any:
     """A column of texts."""
-    column = population.columns.get(name)
-    if column is None or isinstance(column, np.ndarray):
-        found = f"columns {', '.join(map(repr, population.columns)) or 'none'}"
+    column = population.column(name)
+    if isinstance(column, np.ndarray):
         raise InputError(
             f"population {population.name!r} must have a column {name!r} of text, found "
-            f"{found if column is None else column.dtype}"
+            f"{column.dtype}"
         )
     return column
 

@@ -221,7 +221,7 @@ def test_noisy_reference_is_its_projection():
 
 
 def test_candidates_of_another_dimension_are_refused():
-    with pytest.raises(InputError, match="candidate 1 has dimension 3, but the reference has 12"):
+    with pytest.raises(InputError, match="a candidate has dimension 3, but the reference has 12"):
         Reference(gaussian(23)).distances([gaussian(24), gaussian(25, dimension=3)])
     with pytest.raises(InputError, match="dimension 3, but the reference has 12"):
         distance(gaussian(23), gaussian(25, dimension=3))

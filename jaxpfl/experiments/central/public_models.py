@@ -27,12 +27,12 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import DecoderModelConfig
-from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.models.base import PAD, initialised
 from jaxpfl.models.checkpoints.model_files import require
 from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.text.columns import text_column
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers.base import packed
 from jaxpfl.text.tokenisers.fast import FastTokeniser
@@ -65,19 +65,9 @@ class PublicModels:
     @cached_property
     def corpora(self) -> dict[str, Population]:
         found = {name: open_population(source) for name, source in self.sources.items()}
-        for name, population in found.items():
-            if "text" not in population.columns:
-                raise InputError(
-                    f"corpora.{name}: {self.sources[name]!r} must have a column 'text', found "
-                    f"{', '.join(map(repr, population.columns))}"
-                )
+        for population in found.values():
+            text_column(population)
         return found
-
-    def refuse_private(self, clients: Population) -> None:
-        """Refuses corpora that hold these private clients' data, see `central.public_check`."""
-        private = PrivateContent(clients)
-        for name, corpus in self.corpora.items():
-            private.refuse(corpus, f"corpora.{name} = {self.sources[name]!r}")
 
     def documents(self, names: Sequence[str] | None = None) -> list[list[str]]:
         """The texts of the named corpora, or of all, grouped by document: a client of a corpus."""

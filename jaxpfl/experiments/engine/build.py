@@ -48,6 +48,7 @@ from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.simulated import LargerPopulation
+from jaxpfl.text.columns import texts_of
 from jaxpfl.text.tokenisers import characters
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -66,18 +67,13 @@ def split_clients(clients: Population, config: DataConfig) -> dict[str, Populati
     of the data as it was read.
     """
     parts = clients.split(dataclasses.asdict(config.split), seed=config.split_seed)
-    return {name: _cleaned(part, config) for name, part in parts.items()}
-
-
-def _cleaned(part: Population, config: DataConfig) -> Population:
     if config.remove is None:
-        return part
-    if "text" not in part.columns:
-        found = ", ".join(sorted(part.columns))
-        raise InputError(f"data.remove needs a column 'text' in data.source, found {found}")
+        return parts
     pattern = re.compile(config.remove)
-    texts = [pattern.sub("", text) for text in part.columns["text"].to_pylist()]
-    return part.with_columns({**part.columns, "text": text_array(texts)})
+    for name, part in parts.items():
+        texts = [pattern.sub("", text) for text in texts_of(part)]
+        parts[name] = part.with_columns({**part.columns, "text": text_array(texts)})
+    return parts
 
 
 def open_public(

@@ -29,6 +29,7 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 from jaxpfl.privacy.ledger import Ledger
 
 _TEMPORARY, _DELETED = ".tmp-", ".deleted-"
@@ -142,32 +143,6 @@ def tree_of(arrays: Mapping[str, Any], like: Any, where: str = "arrays") -> Any:
     require_same_leaves(schema(arrays), leaves, where)
     structure = jax.tree_util.tree_structure(like)
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in leaves])
-
-
-def require_same_leaves(found: Mapping[str, Any], like: Mapping[str, Any], where: str) -> None:
-    """Raises `InputError`, which names a leaf, if stored leaves of the `schema` `found` differ."""
-    expected = schema(like)
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            raise InputError(
-                f"{where}: leaf {name!r} is {found.get(name)}, expected {expected.get(name)}"
-            )
-
-
-def named_leaves(tree: Any) -> dict[str, Any]:
-    """Returns the leaves of a pytree by name; raises `InputError` if two have the same name."""
-    leaves = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-    if len(leaves) != len(jax.tree_util.tree_leaves(tree)):
-        raise InputError("two leaves of a tree have the same name: a dictionary key holds a '.'")
-    return leaves
-
-
-def schema(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The dtype and shape of each leaf, as JSON data."""
-    return {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in leaves.items()}
 
 
 def begin(path: Path) -> Path:

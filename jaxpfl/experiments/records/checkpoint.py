@@ -41,14 +41,12 @@ from jaxpfl.experiments.records.artifacts import (
     check_manifest,
     commit,
     discard,
-    named_leaves,
     remove,
     remove_leftovers,
-    require_same_leaves,
-    schema,
     verified,
 )
 from jaxpfl.federated import mesh
+from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 
 _PREFIX = "round_"
 _KEPT = 2

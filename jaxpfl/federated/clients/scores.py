@@ -94,18 +94,15 @@ def score_space(candidates_KxJxD: jax.Array | np.ndarray, centring: Centring) ->
     if centring != "none":
         prompts, _, dim = given_KxJxD.shape
         shape = (prompts if centring == "prompt" else 1, -1, dim)
-        _centre_each(given_KxJxD.reshape(shape), rows_KxJxD.reshape(shape))
+        given_GxTxD, rows_GxTxD = given_KxJxD.reshape(shape), rows_KxJxD.reshape(shape)
+        # The first row is subtracted before the mean, so that rows that are nearly alike lose
+        # little; groups that were given as one row become exactly 0.
+        rows_GxTxD -= rows_GxTxD[:, :1].copy()
+        rows_GxTxD -= rows_GxTxD.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+        rows_GxTxD[(given_GxTxD == given_GxTxD[:, :1]).all(axis=(1, 2))] = 0
     rows_MxD = rows_KxJxD.reshape(-1, rows_KxJxD.shape[2])
     with np.errstate(all="ignore"):
         return ScoreSpace(rows_KxJxD, _factor(rows_MxD.T @ rows_MxD))
-
-
-def _centre_each(given_GxTxD: np.ndarray, rows_GxTxD: np.ndarray) -> None:
-    """Subtracts each group's mean; groups that were given as one row become exactly 0."""
-    # The first row is subtracted before the mean, so that rows that are nearly alike lose little.
-    rows_GxTxD -= rows_GxTxD[:, :1].copy()
-    rows_GxTxD -= rows_GxTxD.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
-    rows_GxTxD[(given_GxTxD == given_GxTxD[:, :1]).all(axis=(1, 2))] = 0
 
 
 def _factor(gram_DxD: np.ndarray) -> np.ndarray:

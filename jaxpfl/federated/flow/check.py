@@ -93,8 +93,11 @@ def check_program(
 
 def _check_outputs(analysis: Analysis, outputs: Mapping[str, Value]) -> None:
     for name, value in outputs.items():
-        if value.kind is Kind.KEY and _harmless(value.detail, analysis.drawn):
-            continue
+        if value.kind is Kind.KEY:
+            key, drawn = value.detail, analysis.drawn
+            # It is bound to the sum, and no noise is drawn from it.
+            if key.bound is not None and all(p[: len(key.path)] != key.path for p in drawn):
+                continue
         if value.kind not in (Kind.PUBLIC, Kind.RELEASED):
             raise InformationLeak(
                 f"{name} depends on {what(value)} otherwise than by a noisy sum{because(value)}"
@@ -105,11 +108,6 @@ def _check_outputs(analysis: Analysis, outputs: Mapping[str, Value]) -> None:
             "two sums of the release have the same noise, so that their difference has none: "
             f"coordinates {twice.start} to {twice.stop} of one draw"
         )
-
-
-def _harmless(key: Key, drawn: Mapping[tuple[Any, ...], Any]) -> bool:
-    """Whether a key may be published: it is bound to the sum, and no noise is drawn from it."""
-    return key.bound is not None and all(path[: len(key.path)] != key.path for path in drawn)
 
 
 def _labels(given: Labelled) -> list[tuple[Kind, Any]]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxpfl.models.checkpoints.model_files import check_sizes, named
+from jaxpfl.models.base import named_leaves
+from jaxpfl.models.checkpoints.model_files import check_sizes
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
 
@@ -222,7 +223,7 @@ def stored(model: Encoder | Decoder) -> dict[str, tuple[tuple[int, ...], list[Bl
     """By name, as transformers stores it: a tensor's shape, and the parts of our leaves in it."""
     # transformers gives the tensors of an encoder without a head no prefix.
     bare = isinstance(model, Encoder) and not model.head
-    names, shapes = Naming(model.name), named(jax.eval_shape(model.init, jax.random.key(0)))
+    names, shapes = Naming(model.name), named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
     found: dict[str, tuple[tuple[int, ...], list[Block]]] = {}
     for block in blocks(model):
         name = block.tensor if bare else names.full(block.tensor)

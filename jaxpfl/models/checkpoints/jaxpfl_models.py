@@ -17,12 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Model, Params
+from jaxpfl.models.base import Model, Params, named_leaves
 from jaxpfl.models.checkpoints.model_files import (
     check_parameters,
     check_sizes,
     finite,
-    named,
     read_object,
 )
 from jaxpfl.models.checkpoints.safetensors_files import open_tensors, write_folder
@@ -90,7 +89,7 @@ def load(folder: str | Path) -> tuple[Any, Params]:
         expected = jax.eval_shape(model.init, jax.random.key(0))
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise InputError(f"{path}: does not describe a {architecture}: {error}") from None
-    shapes = named(expected)
+    shapes = named_leaves(expected)
     with open_tensors(folder) as tensors:
         for name in sorted(set(tensors) - shapes.keys()):
             raise InputError(f"{tensors.file(name)}: tensor {name!r} is not part of the model")

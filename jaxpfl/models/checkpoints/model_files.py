@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Model, Params
+from jaxpfl.models.base import Model, Params, named_leaves
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """Of parameters in files and in memory."""
@@ -49,18 +49,10 @@ def finite(what: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def named(params: Params) -> dict[str, Any]:
-    """The leaves, in the order of the tree, by names such as "layer_0.kernel"."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
-
-
 def check_parameters(model: Model, params: Params, dtypes: tuple[str, ...]) -> dict[str, Any]:
     """The leaves of a model's parameters, by name."""
-    leaves = named(params)
-    shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
+    leaves = named_leaves(params)
+    shapes = named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
     for name in sorted(leaves.keys() ^ shapes.keys()):
         what = "is missing" if name in shapes else "is not part of the model"
         raise InputError(f"parameter {name} {what}")

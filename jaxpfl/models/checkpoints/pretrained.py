@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Params
+from jaxpfl.models.base import Params, named_leaves
 from jaxpfl.models.checkpoints.hub import MINILM_NAMES as MINILM_NAMES
 from jaxpfl.models.checkpoints.hub import resolve as resolve
 from jaxpfl.models.checkpoints.hugging_face_names import (
@@ -32,7 +32,6 @@ from jaxpfl.models.checkpoints.model_files import (
     DTYPES,
     check_parameters,
     finite,
-    named,
     read_object,
 )
 from jaxpfl.models.checkpoints.model_files import require as require
@@ -153,7 +152,7 @@ def _parameters(
 ) -> dict[str, Any]:
     """The parameters of a model, from tensors that are all checked before a value is read."""
     names, by_short = Naming(model.name), _by_short(tensors, model)
-    shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
+    shapes = named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
     sources: dict[str, list[tuple[str, Block]]] = {leaf: [] for leaf in shapes}
     unused = dict(by_short)
     for block in blocks(model):
@@ -166,7 +165,7 @@ def _parameters(
             raise InputError(
                 f"{tensors.file(name)}: tensor {name!r} is not part of the described model"
             )
-    shardings = {} if mesh is None else named(model.shardings(mesh, _nested(shapes)))
+    shardings = {} if mesh is None else named_leaves(model.shardings(mesh, _nested(shapes)))
     params: dict[str, jax.Array] = {}
     for leaf, described in shapes.items():
         whole = _read(tensors, sources[leaf], described.shape, dtype)

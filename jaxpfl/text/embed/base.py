@@ -9,6 +9,7 @@ import pyarrow as pa
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.progress import Progress
+from jaxpfl.text.columns import text_column
 
 # Handed to an embedder at a time: enough to sort by length, few enough to show how far it has come.
 _CALL = 4_096
@@ -62,14 +63,8 @@ def embedded(
     A piece is some rows, in their order, and their vectors, float32 [n, d]. Progress is shown in
     examples where their number is public. Errors as `embed`.
     """
-    if embedder.column not in population.columns:
-        raise InputError(
-            f"population {population.name!r} has no column {embedder.column!r}, which embedder "
-            f"{embedder.name!r} reads; it has {', '.join(population.columns)}"
-        )
-    column = population.columns[embedder.column]
-    if embedder.column == "text" and isinstance(column, np.ndarray):
-        raise InputError(f"population {population.name!r}: column 'text' must hold text")
+    is_text = embedder.column == "text"
+    column = text_column(population) if is_text else population.column(embedder.column)
     label, count = f"embedding {population.name} with {embedder.name}", len(column)
     total, step = (count, embedder.column) if public else (100, "percent")
     with Progress(label, total=total, progress=progress, step=step) as bar:

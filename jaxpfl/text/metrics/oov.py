@@ -88,10 +88,4 @@ def oov_rates_of(population: Population) -> OOVRates:
 
     PRIVATE: for simulations only. Words beyond the length of a row are not counted.
     """
-    tokens = population.columns.get("tokens")
-    if tokens is None:
-        found = ", ".join(map(repr, population.columns)) or "none"
-        raise InputError(
-            f"population {population.name!r} must have a column 'tokens', found columns {found}"
-        )
-    return oov_rates(np.asarray(tokens))
+    return oov_rates(np.asarray(population.column("tokens")))

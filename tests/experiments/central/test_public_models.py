@@ -146,7 +146,7 @@ def test_corpora_without_text_or_too_small_are_refused(sources, tmp_path, monkey
         models(sources, tmp_path, limit=1, vocab_size=257).decoder("tiny", TINY, 24)
     numbers = from_clients({"a": {"x": np.zeros(2, np.float32)}})
     monkeypatch.setattr(public_models, "open_population", lambda _: numbers)
-    with pytest.raises(InputError, match=r"corpora\.near: .* must have a column 'text'"):
+    with pytest.raises(InputError, match="must have a column 'text'"):
         models(sources, tmp_path).corpora  # noqa: B018
 
 

@@ -73,8 +73,8 @@ def test_progress_is_shown_where_it_is_asked_for_and_in_per_cent(capfd):
 @pytest.mark.parametrize(
     ("clients", "lengths", "expected"),
     [
-        ({"a": {"label": [1]}}, Lengths(), "no column 'text', which embedder 'lengths' reads"),
-        ({"a": {"text": [1]}}, Lengths(), "column 'text' must hold text"),
+        ({"a": {"label": [1]}}, Lengths(), "must have a column 'text', found columns 'label'"),
+        ({"a": {"text": [1]}}, Lengths(), "must have a column 'text' of text"),
         (CLIENTS, Lengths(width=3), "returned shape (6, 3), expected (6, 2)"),
     ],
 )

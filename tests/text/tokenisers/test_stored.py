@@ -23,7 +23,6 @@ from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text import Vocabulary
 from jaxpfl.text.tokenisers.public_words import public_words
 from jaxpfl.text.tokenisers.splitting import SPLITTINGS, spaces
-from jaxpfl.text.tokenisers.stored import WordEncoder
 from tests.data.tff_files import example, write_file
 
 WORDS = ["a", "b", "jquery-1.9", "é", "."]
@@ -59,7 +58,7 @@ TEXTS = st.lists(st.lists(PIECES).map("".join), min_size=1, max_size=6)
 def test_stored_ids_are_read_as_the_text_is(splitting, texts, length):
     words = vocabulary(splitting)
     column = text_array(["before", *texts])[1:]
-    ids = WordEncoder(words).sequences(column)
+    ids = words.sequences(column)
     clients = from_clients({"a": {"text": texts}, "b": {"text": []}})
     stored = clients.with_columns({"tokens": ids})
     found = np.asarray(words.encode(stored, length).columns["tokens"])
@@ -68,7 +67,7 @@ def test_stored_ids_are_read_as_the_text_is(splitting, texts, length):
 
 def test_a_large_vocabulary_has_wider_ids():
     words = vocabulary("spaces", [f"w{n}" for n in range(70_000)])
-    ids = WordEncoder(words).sequences(text_array(["w69999 w0"]))
+    ids = words.sequences(text_array(["w69999 w0"]))
     assert ids.dtype == np.uint32 and ids.to_list()[0].tolist() == [1, 70_003, 4, 2]
 
 
@@ -145,7 +144,7 @@ def test_a_command_writes_tokens_that_train_as_the_text_does(posts, counts, tmp_
 
 def test_another_vocabulary_is_refused(posts, counts, tmp_path):
     words = public_words(str(counts), 9)
-    convert(posts, tmp_path / "tokens", WordEncoder(words), progress=False)
+    convert(posts, tmp_path / "tokens", words, progress=False)
     tokens = open_population(tmp_path / "tokens")
     words.encode(tokens, 3)
     for other in (public_words(str(counts), 8), vocabulary("words"), vocabulary("spaces", ["b"])):
@@ -155,7 +154,7 @@ def test_another_vocabulary_is_refused(posts, counts, tmp_path):
 
 def test_only_texts_are_tokenised(tmp_path):
     with pytest.raises(InputError, match="must have a column 'text'"):
-        convert("digits?clients=3", tmp_path / "out", WordEncoder(vocabulary()), progress=False)
+        convert("digits?clients=3", tmp_path / "out", vocabulary(), progress=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -186,7 +185,7 @@ def test_tokens_are_no_public_corpus_of_their_own_text(posts, counts, tmp_path):
     """TRUST: they have no column in common, so that contents cannot be compared."""
     from jaxpfl.experiments.central.public_check import PrivateContent
 
-    convert(posts, tmp_path / "tokens", WordEncoder(public_words(str(counts), 9)), progress=False)
+    convert(posts, tmp_path / "tokens", public_words(str(counts), 9), progress=False)
     text, tokens = open_population(posts), open_population(tmp_path / "tokens")
     for corpus, clients in ((text, tokens), (tokens, tokens), (tokens, text)):
         with pytest.raises(InputError, match="public and private"):

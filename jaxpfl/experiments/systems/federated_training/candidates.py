@@ -107,13 +107,9 @@ class Candidates:
     def _examples(self, source: str, columns: tuple[str, ...], rows: np.ndarray) -> Population:
         """Some examples of a source, as one client."""
         population = self.population(source)
-        for column in columns:
-            if column not in population.columns:
-                found = ", ".join(sorted(population.columns)) or "none"
-                raise InputError(f"candidate {source!r} needs a column {column!r}, found {found}")
         if not population.num_examples:
             raise InputError(f"candidate {source!r} has no examples")
-        values = {column: take(population.columns[column], rows) for column in columns}
+        values = {column: take(population.column(column), rows) for column in columns}
         return Population(values, np.array([0, len(rows)]), [source], source)
 
     def _order(self, source: str, seed: int) -> np.ndarray:

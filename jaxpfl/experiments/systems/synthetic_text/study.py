@@ -25,7 +25,7 @@ from jaxpfl.algorithms.canaries import ScoreCanaries
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
-from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine.build import build_fed_avg, read_clients, split_clients
 from jaxpfl.experiments.engine.description import (
@@ -66,6 +66,7 @@ from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.columns import text_column
 
 
 @dataclass(frozen=True)
@@ -198,11 +199,7 @@ class Prepared(Study):
 def prepare(config: SyntheticTextConfig) -> Prepared:
     """Reads the clients of a study and refuses what cannot be carried out; releases nothing."""
     clients = read_clients(config.data)
-    if "text" not in clients.columns:
-        raise InputError(
-            f"data.source: {config.data.source!r} must have a column 'text', found "
-            f"{', '.join(map(repr, clients.columns))}"
-        )
+    text_column(clients)
     parts = split_clients(clients, config.data)
     if config.evaluation.source is not None:
         held_out = open_population(config.evaluation.source)
@@ -210,7 +207,9 @@ def prepare(config: SyntheticTextConfig) -> Prepared:
     study = Prepared(config, parts["train"], parts["valid"], parts["test"])
     # Refuses here, before anything is charged, what cannot be calibrated or is missing.
     study.plan  # noqa: B018
-    CorpusWriter(config).public.refuse_private(parts["train"])
+    private, public = PrivateContent(parts["train"]), CorpusWriter(config).public
+    for name, corpus in public.corpora.items():
+        private.refuse(corpus, f"corpora.{name} = {public.sources[name]!r}")
     if config.method in WRITING:
         loaded_embedder(config.embedder)
     if config.one_look:
