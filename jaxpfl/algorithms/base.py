@@ -17,7 +17,7 @@ from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated.clients.client import ClientFn
 from jaxpfl.federated.clients.optimizers import require_optimizer, updated
 from jaxpfl.federated.release.query import Execution, Query
-from jaxpfl.federated.release.releaser import Others, Release, Releaser
+from jaxpfl.federated.release.releaser import Release, Releaser
 from jaxpfl.models.base import Model, initialised, named_leaves, require_same_leaves, schema
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
@@ -157,17 +157,11 @@ def copied(start: Any) -> Callable[[jax.Array], Any]:
 
 
 def releaser_of(
-    algorithm: Algorithm,
-    clients: Population,
-    ledger: Ledger,
-    secret: RunSecret,
-    *,
-    run: str,
-    others: Others | None = None,
+    algorithm: Algorithm, clients: Population, ledger: Ledger, secret: RunSecret, **more: Any
 ) -> Releaser:
     """Returns the releaser of an algorithm's queries, which charges them under its name."""
-    asked: Any = {"name": algorithm.name, "queries": algorithm.queries}
-    return Releaser(clients, ledger, secret, run=run, others=others, **asked)
+    more |= {"name": algorithm.name, "queries": algorithm.queries}
+    return Releaser(clients, ledger, secret, **more)
 
 
 def run_rounds(algorithm: Algorithm, releaser: Releaser, key: jax.Array) -> State:

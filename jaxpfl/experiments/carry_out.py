@@ -214,10 +214,7 @@ def _prepared(
     system = system_of(config.system)
     asked = getattr(system.part("run"), "asked", None)
     if group is not None and asked is None:
-        raise InputError(
-            f"system {system.name!r} needs one process, found several of jax.distributed: its "
-            "module `run` has no function `asked`"
-        )
+        raise InputError("this system needs one process, found several: its `run` has no `asked`")
     study = system.part("study").prepare(config)
     shared = {} if memory is None else memory
     alone = Workspace(config, directory, stamp(study), progress, memory=shared)

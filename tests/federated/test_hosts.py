@@ -82,31 +82,11 @@ result = jp.run(algorithm, clients, ledger=out + "/ledger.jsonl", out=out, every
 print(json.dumps(np.asarray(result.params["w"]).astype(float).tolist()))
 """
 
-GAN = (
-    TRAIN.split("model = ")[0]
-    + """
-images = np.random.default_rng(0).integers(0, 256, (60, 4, 4, 4, 1)).astype(np.uint8)
-clients = jp.data.from_clients({str(k): {"image": images[k, : k % 4]} for k in range(60)})
-plan = jp.Plan(rounds=3, clip=jp.Clip(0.1), participation=jp.Poisson(60, 20), delta=1e-3,
-               noise=jp.Noise(1.0, "exact"))
-algorithm = jp.algorithms.fed_avg_gan(
-    jp.models.GAN((4, 4, 1), width=0.02, noise=4), client=optax.sgd(0.01),
-    generator=optax.sgd(0.02), server=optax.sgd(1.0), plan=plan,
-    cohort=jp.CohortSpec(2, 4, clients_per_bucket=8))
-result = jp.run(algorithm, clients, ledger=out + "/ledger.jsonl", out=out, every=2,
-                seed=jp.privacy.ReproducibleSeed(0))
-leaves = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(result.params)]
-print(json.dumps(np.concatenate(leaves).astype(float).tolist()))
-"""
-)
 
-
-def trained(
-    tmp_path: Path, processes: int, *settings: str, script: str = TRAIN
-) -> list[list[float]]:
+def trained(tmp_path: Path, processes: int, *settings: str) -> list[list[float]]:
     """The parameters that each process ends with."""
     out = str(tmp_path / f"{processes} {' '.join(settings)}")
-    found = together(script, str(processes), out, *settings, processes=processes)
+    found = together(TRAIN, str(processes), out, *settings, processes=processes)
     assert all(code == 0 for code, _, _ in found), found
     return [json.loads(said.splitlines()[-1]) for _, said, _ in found]
 
@@ -133,13 +113,6 @@ def test_a_run_that_two_processes_share_stops_in_both_with_the_parameters_that_w
     assert alone != trained(tmp_path, 1, "exact", "private")[0]
     lines = Chain.read(tmp_path / "2 exact private stops/ledger.jsonl").lines
     assert sum("event" in line for line in lines) == 3
-
-
-@pytest.mark.long
-def test_two_processes_train_a_gan_as_one_does(tmp_path: Path) -> None:
-    (alone,) = trained(tmp_path, 1, "exact", "private", script=GAN)
-    assert np.isfinite(alone).all()
-    assert trained(tmp_path, 2, "exact", "private", script=GAN) == [alone, alone]
 
 
 @pytest.mark.long

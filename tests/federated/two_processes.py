@@ -40,10 +40,12 @@ def start(
     )
 
 
-def ended(processes: Sequence["subprocess.Popen[str]"]) -> list[tuple[int, str, str]]:
+def ended(
+    processes: Sequence["subprocess.Popen[str]"], seconds: float = 240
+) -> list[tuple[int, str, str]]:
     """Exit code, stdout and stderr of each process; none outlives this call."""
     try:
-        found = [process.communicate(timeout=240) for process in processes]
+        found = [process.communicate(timeout=seconds) for process in processes]
         return [(p.returncode, *text) for p, text in zip(processes, found, strict=True)]
     finally:
         for process in processes:

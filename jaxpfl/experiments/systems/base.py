@@ -133,8 +133,8 @@ class System:
         study.prepare(config): the Study of the clients that it reads; it writes nothing, and raises
           InputError for what cannot be carried out.
         run.carry_out(study, workspace): does what is left to do and returns the public record.
-        run.asked(study, workspace, stage, known): the queries, and the clients that are asked by
-          them, from a stage on that `carry_out` comes to by `Workspace.shared`.
+        run.asked(study, workspace, stage, known): optional; the queries and clients of a stage of
+          `carry_out`, which `Workspace.train` or `shared` names, for several processes.
         page.page(directory, record): the Page, from public files alone; the record is empty for an
           interrupted run that has a `run.json`.
         export.made(directory, config, record, *, texts, progress): optional; what a finished run

@@ -165,8 +165,8 @@ class Group:
     def answers(self) -> list[dict[str, Any]]:
         """What processes 1, 2, ... answered; waits for all."""
         number, self._questions = self._questions, self._questions + 1
-        keys = [self._key(f"answer/{number}", index) for index in range(1, self.size)]
-        return [json.loads(self._get(key)) for key in keys]
+        others = range(1, self.size)
+        return [json.loads(self._get(self._key(f"answer/{number}", each))) for each in others]
 
     def send(self, content: bytes) -> None:
         """Process 0 sends bytes, which the others `receive`."""

@@ -42,7 +42,6 @@ PyTree = Any
 Asked = tuple[Sequence[Query], Population]
 """The queries of a stage, and the PRIVATE clients that are asked."""
 Asks = Callable[[str, Any], Asked]
-"""From a stage and what is known of it, which is public."""
 
 # `Work` as it is sent.
 _WORK = (np.int32(0), np.float32(0), *[np.zeros(4, np.uint32)] * 5)
@@ -55,7 +54,7 @@ class SharedRounds:
 
     Args:
       group: the processes.
-      asks: the same in all of them.
+      asks: what a stage asks, by its name and what is known of it; the same in all of them.
 
     Attributes:
       environment: of all processes, as identities of releases have it; in process 0 alone.
@@ -72,14 +71,17 @@ class SharedRounds:
         if group.index:
             group.answer(environment=identity.environment())
         else:
-            self.environment = self._common_environment()
+            environments = [identity.environment()]
+            for index, answer in enumerate(self._answers(), 1):
+                _require_equal(index, environments[0], answer["environment"])
+                environments.append(answer["environment"])
+            found = sorted({json.dumps(each, sort_keys=True) for each in environments})
+            # On equal machines, a run has the same identities however many processes share it.
+            several = [json.loads(each) for each in found]
+            self.environment = environments[0] if len(found) == 1 else several
 
     def at(self, stage: str, known: PyTree = ()) -> Self:
-        """Process 0 comes to a stage, for which the others prepare their clients meanwhile.
-
-        Args:
-          known: a pytree of arrays and numbers that the stage depends on; public.
-        """
+        """Process 0 comes to a stage; `known` is what it depends on, public arrays and numbers."""
         known = jax.tree.map(np.asarray, known)
         self._rounds.clear()
         self._group.tell(stage=stage, known=trees.described(known, "what is known"), awaited=True)
@@ -176,15 +178,6 @@ class SharedRounds:
             if "failed" in answer:
                 raise InputError(f"process {index}: {answer['failed']}")
         return answers
-
-    def _common_environment(self) -> Any:
-        environments = [identity.environment()]
-        for index, answer in enumerate(self._answers(), 1):
-            _require_equal(index, environments[0], answer["environment"])
-            environments.append(answer["environment"])
-        found = sorted({json.dumps(each, sort_keys=True) for each in environments})
-        # On equal machines, a run has the same identities however many processes share it.
-        return environments[0] if len(found) == 1 else [json.loads(each) for each in found]
 
 
 class _Round:

@@ -1,8 +1,7 @@
 """Pytrees of arrays as processes send them: the structure as JSON, the leaves as bytes.
 
 No code is sent. A container is named by module and class, and must be one that this process has
-loaded already and that JAX knows as a container: an unknown name is refused, and never imported or
-called.
+loaded and JAX knows as a container: another name is refused, and nothing imported or called.
 """
 
 import contextlib
@@ -22,13 +21,10 @@ PyTree = Any
 
 
 def described(tree: PyTree, what: str) -> dict[str, Any]:
-    """The structure, and shapes and dtypes of the leaves, in JSON's types; see `shapes_of`.
-
-    Args:
-      what: the tree is, at the beginning of a sentence.
+    """The structure, and the leaves' shapes and dtypes, in JSON's types; for `shapes_of`.
 
     Raises:
-      InputError: a container or a key cannot be told in JSON.
+      InputError: a container or a key of the tree, which is `what`, cannot be told in JSON.
     """
     leaves, structure = jax.tree.flatten(tree)
     shapes = [[list(np.shape(leaf)), str(leaf.dtype)] for leaf in leaves]
@@ -53,9 +49,8 @@ def shapes_of(told: dict[str, Any]) -> PyTree:
         leaves = [jax.ShapeDtypeStruct(shape, jnp.dtype(kind)) for shape, kind in told["leaves"]]
         return jax.tree.unflatten(_heard(told["containers"]), leaves)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"another process sent what is no tree of known containers: {error}"
-        ) from error
+        message = f"another process sent what is no tree of known containers: {error}"
+        raise InputError(message) from error
 
 
 def content_of(leaves: Sequence[Any]) -> bytes:

@@ -1,0 +1,90 @@
+"""Every system by two real processes, and by one with as many devices."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.experiments.config.reader import to_yaml
+from jaxpfl.privacy.chain import Chain
+from tests.experiments.conftest import FAR, NEAR, write_lines
+from tests.experiments.systems.gan_inversion.test_study import STUDY as GANS
+from tests.experiments.systems.oov_concatenation.test_study import STUDY as WORDS
+from tests.federated.two_processes import ended, free_address, start
+
+EXACT = ("--privacy.noise", "exact")
+LOOK = ("--popri.reward", "moments", "--popri.checkpoint", "judged", "--popri.judge", "hashed:16")
+CHANGES = {
+    # FreD, prefinetuning, and the rounds from the corpus that FreD chose.
+    "fred": (*EXACT, "--prefinetune.other_candidates", "false"),
+    "popri": EXACT,
+    "one_look": (*EXACT, *LOOK),
+    "private_evolution": EXACT,
+    # DP-FTRL, whose noise several rounds share.
+    "fed_avg": ("--privacy.sampling", "cyclic", "--privacy.noise", "banded"),
+    # Histograms of a model's accuracy on clients, and four GANs.
+    "gan_inversion": EXACT,
+    "oov_concatenation": ("--words.privacy.noise", "exact", "--characters.privacy.noise", "exact"),
+}
+OF = {"one_look": "popri"}
+
+
+def config_of(name: str, folder: Path, pipeline: Path, synthetic: Callable) -> Path:
+    if name == "fred":
+        return pipeline
+    write_lines(folder / "clients.jsonl", NEAR + FAR, 60, 3, "canarytext{}")
+    write_lines(folder / "public.jsonl", NEAR, 30, 4, "publicword{}")
+    others = {"gan_inversion": GANS, "oov_concatenation": WORDS.format(folder=folder)}
+    path = folder / "config.yaml"
+    path.write_text(others.get(name) or to_yaml(synthetic(OF.get(name, name))))
+    return path
+
+
+def started(config: Path, out: Path, number: int, changes: Sequence[str], how=("-m", "jaxpfl")):
+    """The processes of a run, which have four devices together."""
+    address = free_address()
+    command = [*how, "run", str(config), "--out", str(out)]
+    command += [*changes, "--run.reproducible_noise", "true", "--run.devices", str(4 // number)]
+    joined = [["--distributed", f"{address},{index}/{number}"] for index in range(number)]
+    return [start([*command, *(each if number > 1 else [])]) for each in joined]
+
+
+def ledgers(out: Path) -> dict[Path, list]:
+    """The charges and releases of a run, without each ledger's own first line."""
+    found = sorted(out.rglob("ledger.jsonl"))
+    return {path.relative_to(out): Chain.read(path).lines[1:] for path in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
+def test_two_processes_make_the_releases_of_one(name, pipeline_config, synthetic_config, tmp_path):
+    config = config_of(name, tmp_path, pipeline_config, synthetic_config)
+    for number in (1, 2):
+        out = tmp_path / str(number)
+        for code, _, errors in ended(started(config, out, number, CHANGES[name]), seconds=1500):
+            assert code == 0, errors
+    alone, shared = (ledgers(tmp_path / number) for number in "12")
+    # A release is named by a hash of its exact sum and its noise.
+    assert any("release" in line for lines in alone.values() for line in lines)
+    assert alone == shared
+
+
+OTHER_EMBEDDINGS = """
+import sys
+from jaxpfl import cli
+from jaxpfl.text.embed.hashed import HashedNgrams
+if sys.argv[-1].endswith(",1/2"):
+    embed = HashedNgrams.__call__
+    HashedNgrams.__call__ = lambda self, examples: embed(self, examples) * 0.5
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.long
+def test_a_process_whose_embeddings_differ_ends_both_before_a_charge(pipeline_config, tmp_path):
+    """Both read the same clients by the same config, and agree at first."""
+    out, how = tmp_path / "run", ("-c", OTHER_EMBEDDINGS)
+    for code, _, errors in ended(started(pipeline_config, out, 2, EXACT, how), seconds=600):
+        assert code == 2, errors
+        assert "process 1 has other clients or another config than process 0" in errors
+    assert [line for lines in ledgers(out).values() for line in lines] == []
