@@ -45,10 +45,13 @@ def invert_pixels(population: Population, probability: float, seed: int) -> Popu
     # NaN passes: the contribution of a client with NaN is later set to zero.
     if kind == "f" and (np.any(images < 0) or np.any(images > 1)):
         raise InputError("column 'image' must hold float images in 0 .. 1, found other values")
-    inverted = images.copy()
-    white = images.dtype.type(1 if kind == "f" else 255)
-    np.subtract(white, images, out=inverted, where=chosen[:, None, None, None])
-    return population.with_columns({**population.columns, "image": inverted})
+    mixed = np.where(chosen[:, None, None, None], inverted(images), images)
+    return population.with_columns({**population.columns, "image": mixed})
+
+
+def inverted(images: np.ndarray) -> np.ndarray:
+    """Returns the images with inverted pixels: 255 - x for uint8, 1 - x for floats in 0 .. 1."""
+    return images.dtype.type(255 if images.dtype == np.uint8 else 1) - images
 
 
 def concatenate_first_words(population: Population, probability: float, seed: int) -> Population:

@@ -71,7 +71,14 @@ class Plan:
             checks.one_of("accountant", self.accountant, tuple(accounting.ACCOUNTANTS))
         if self.adaptive_clip is not None and self.sampling == "cyclic":
             raise InputError("sampling = 'cyclic' needs a constant clip norm: no adaptive_clip")
-        self._check_unit()
+        checks.one_of("unit", self.unit, ("client", "example"))
+        if self.unit == "example" and self.sampling != "poisson":
+            raise InputError(
+                "unit = 'example' needs sampling = 'poisson', where each example takes part by "
+                f"itself, found {self.sampling!r}"
+            )
+        if self.unit == "example" and self.adaptive_clip is not None:
+            raise InputError("unit = 'example' needs a constant clip norm: no adaptive_clip")
         if self.noise is None:
             if self.delta or self.simulates is not None:
                 raise InputError("a plan without noise has delta = 0: use Plan.without_privacy")
@@ -93,18 +100,6 @@ class Plan:
             self.simulates.check(self.participation, self.adaptive_clip)
             # Checked as a plan of its own, too.
             self.scaled_to(self.simulates)
-
-    def _check_unit(self) -> None:
-        checks.one_of("unit", self.unit, ("client", "example"))
-        if self.unit == "client":
-            return
-        if self.sampling != "poisson":
-            raise InputError(
-                "unit = 'example' needs sampling = 'poisson', where each example takes part by "
-                f"itself, found {self.sampling!r}"
-            )
-        if self.adaptive_clip is not None:
-            raise InputError("unit = 'example' needs a constant clip norm: no adaptive_clip")
 
     def _check_delta(self) -> None:
         checks.open_fraction("delta", self.delta)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.special import rel_entr, softmax
 
+from jaxpfl.data.corruptions import inverted
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.training import fit_adam
 from jaxpfl.experiments.records.artifacts import Artifacts
@@ -78,12 +79,6 @@ def image_evaluator(
     accuracy = float(np.mean(found == labels[tested]))
     digest = " ".join(artifacts.sha256(name) for name in models)
     return ImageEvaluator(**models, accuracy=accuracy, digest=digest)
-
-
-def inverted(images: np.ndarray) -> np.ndarray:
-    """Returns the images with inverted pixels: 255 - x for uint8, 1 - x for floats in 0 .. 1."""
-    white = images.dtype.type(255 if images.dtype == np.uint8 else 1)
-    return white - images
 
 
 def classifier_score(logits_NxC: np.ndarray) -> float:

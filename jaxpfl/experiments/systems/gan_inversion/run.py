@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxpfl.algorithms.federated_metrics import federated_metrics, release, with_correct
-from jaxpfl.data.corruptions import invert_pixels
+from jaxpfl.data.corruptions import invert_pixels, inverted
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import classified_examples, examples_of_users
 from jaxpfl.errors import InputError
@@ -19,7 +19,6 @@ from jaxpfl.experiments.systems.gan_inversion.config import SelectionConfig
 from jaxpfl.experiments.systems.gan_inversion.evaluator import (
     ImageEvaluator,
     image_evaluator,
-    inverted,
 )
 from jaxpfl.experiments.systems.gan_inversion.study import (
     GANS,
