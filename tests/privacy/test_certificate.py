@@ -16,19 +16,9 @@ import dp_accounting
 import numpy as np
 import pytest
 
+import jaxpfl as jp
 from jaxpfl import files
-from jaxpfl.privacy import (
-    Clip,
-    FixedSize,
-    Ledger,
-    Noise,
-    Plan,
-    Poisson,
-    accounting,
-    certificate,
-    events,
-    verify,
-)
+from jaxpfl.privacy import Ledger, accounting, certificate, events, verify
 from tests.privacy.ledgers import (
     CLIENTS,
     EVERYONE,
@@ -44,7 +34,7 @@ from tests.privacy.ledgers import (
 
 DELTA = 1e-5
 WEIGHTS = {"model.safetensors": b"weights", "below/tokenizer.json": b"{}"}
-PLAN = Plan(5, Clip(1.0), Noise(8.0), Poisson(len(NAMES), len(NAMES)), DELTA)
+PLAN = jp.Plan(5, jp.Clip(1.0), jp.Noise(8.0), jp.Poisson(len(NAMES), len(NAMES)), DELTA)
 QUERY = {"program": "0" * 64, "captured": ["scale: float32[]"], "flow_checked": True}
 
 
@@ -146,11 +136,11 @@ def test_epsilons_are_those_of_the_library_at_every_delta(parts):
         assert found(delta) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("participation", [Poisson(40, 4), FixedSize(40, 4), FixedSize(40, 40)])
-def test_a_plan_costs_what_the_verifier_says(participation):
-    plan = dataclasses.replace(PLAN, participation=participation)
+@pytest.mark.parametrize("kind", [jp.Poisson, jp.FixedSize, jp.Cyclic])
+def test_a_plan_costs_what_the_verifier_says(kind):
+    plan = dataclasses.replace(PLAN, participation=kind(40, 4))
     assert verify._event_of(plan.to_dict()) == events.to_json(plan.charge_event())
-    plain = Plan.without_privacy(rounds=1, participation=participation)
+    plain = jp.Plan.without_privacy(rounds=1, participation=kind(40, 4))
     assert verify._event_of(plain.to_dict()) == events.to_json(plain.charge_event())
 
 
