@@ -11,7 +11,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
-.PHONY: help demo docs notebooks test test-newest test-slow lint wheel sbom vulnerabilities bench peers bench-gpu \
+.PHONY: help demo docs notebooks test test-newest test-slow test-oldest lint wheel sbom vulnerabilities bench peers bench-gpu \
     gpu-wheels compile-check popri-table popri-table-test parity defects tff-check constraints clean
 .NOTPARALLEL:
 
@@ -20,6 +20,7 @@ help:
 	@echo "make test         lint, then the tests, on PYTHON (default: python3)"
 	@echo "make test-newest  the same and the longer tests on the newest Python and JAX (or NEWEST_PYTHON)"
 	@echo "make test-slow    the tests that take minutes"
+	@echo "make test-oldest  chosen tests on the lowest versions of dependencies (Python 3.11 or 3.12)"
 	@echo "make docs         build the documentation site into build/site"
 	@echo "make notebooks    run the notebooks and store their outputs (or NAMES=quickstart); an hour"
 	@echo "make lint         ruff, pyright and the rules of the architecture"
@@ -63,6 +64,22 @@ test-newest: .venv-newest/installed-dev
 	JAXPFL_TEST_XLA=full .venv-newest/bin/python -m pytest $(PYTEST_PARALLEL) -m "not slow" \
 	    $(COMPUTING)
 	.venv-newest/bin/python -m pytest $(PYTEST_PARALLEL) -m "not slow" $(COMPUTING:%=--ignore=%)
+
+# Once per release: what runs, reads, trains and draws, on the lowest versions that pyproject.toml
+# allows. Warnings of old libraries are theirs.
+OLDEST = tests/test_compilation_cache.py tests/data/test_tables.py tests/data/test_parquet.py \
+    tests/data/test_digits.py tests/privacy/test_plan.py tests/privacy/test_accounting.py \
+    tests/experiments/test_on_round.py tests/experiments/report tests/experiments/test_init.py
+test-oldest: .venv-oldest/installed
+	.venv-oldest/bin/python -m pytest $(PYTEST_PARALLEL) -W default $(OLDEST)
+
+.venv-oldest/installed: $(PINS) tools/oldest.py
+	rm -rf .venv-oldest
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python tools/oldest.py > .venv-oldest/lowest.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint .venv-oldest/lowest.txt --editable . pytest pytest-xdist hypothesis
+	@touch $@
 
 # Strict: a warning fails it. From installed packages alone; pages open without a server.
 docs: .venv/installed-dev
@@ -198,5 +215,5 @@ constraints:
 	    --no-emit-find-links --quiet --upgrade --output-file $@.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-core .venv-supply .venv-compile .venv-parity .venv-peer-* .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-newest .venv-oldest .venv-core .venv-supply .venv-compile .venv-parity .venv-peer-* .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -66,7 +66,7 @@ def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     with out.open("x", encoding="utf-8") as file:
         file.write(config)
     text = (
-        f"{out} has a comment for each setting. A fifth of the clients, `valid` and `test` in it, "
-        f"are declared public: scores on them are shown without noise.\n\njaxpfl run {out}"
+        f"{out} has a comment for each setting. Its `split` declares a part of the clients "
+        f"public: those that are not in `train`.\n\njaxpfl run {out}"
     )
     return {"config": str(out), "text": text}

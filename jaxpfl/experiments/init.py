@@ -1,6 +1,7 @@
 """`jaxpfl init FILE`: a config for a table of one's own.
 
-Names of columns and the numbers of clients, features and classes go into it; no other value does.
+Names of columns and the numbers of clients, features and classes go into it, and of a text the
+number of words of the part that it declares public; no other value does.
 """
 
 import json
@@ -13,6 +14,7 @@ from jaxpfl import files
 from jaxpfl.data.open import open as open_population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.registry import from_mapping
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 _FEWEST = 20
 
@@ -48,15 +50,26 @@ def init(file: str, **columns: str | None) -> str:
     if "label" in held:
         classes = max(2, int(held["label"].max()) + 1)
         features = held["features"].shape[1]
+    # Few clients may leave a small part without any.
+    scored = 0.1 if classes or clients < 200 else 0.05
+    public = {} if classes else {"public": 0.1}
+    train = round(1 - 2 * scored - sum(public.values()), 2)
+    split = {"train": train, "valid": scored, "test": scored, **public}
+    words = 4_000
+    if public:
+        declared = population.split(split, seed=0)["public"]
+        words = len(Vocabulary.from_public(declared, words))
     config = files.template(__package__ or "", "init.yaml.jinja").render(
         # JSON's strings are YAML's, too.
         source=json.dumps(source, ensure_ascii=False),
         clients=clients,
         classes=classes,
         features=features,
+        words=words,
+        split=yaml.safe_dump(split, default_flow_style=True, sort_keys=False).strip(),
         # Below 1 / N by a factor of two to twenty.
         delta=10.0 ** -math.ceil(math.log10(2 * clients)),
-        cohort=max(2, min(400, round(0.8 * clients / 4))),
+        cohort=max(2, min(400, round(train * clients / 4))),
         # Above the mean, so that most clients keep all; a power of two.
         most=min(64, 2 ** math.ceil(math.log2(2 * examples / clients + 1))),
     )

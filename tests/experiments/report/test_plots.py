@@ -9,8 +9,9 @@ import pytest
 from matplotlib.image import imread
 
 from jaxpfl.experiments.report import plots
-from jaxpfl.experiments.report.page import Page, Section, write_page
+from jaxpfl.experiments.report.page import Page, Section, Table, write_page
 from jaxpfl.experiments.report.plots import bars
+from tests.browser import seen
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -72,6 +73,19 @@ def test_a_page_has_each_value_of_a_curve_where_the_curve_is(tmp_path):
         place = np.array([float(top), float(left)]) / 100 * picture.shape[:2]
         pixel = picture[tuple(place.round().astype(int))]
         np.testing.assert_allclose(pixel, accent, atol=0.05, err_msg=value)
+
+
+@pytest.mark.long
+def test_in_a_browser_the_pointer_shows_a_value_and_a_click_sorts(tmp_path):
+    axes = plots.axes("Loss")
+    axes.plot([1, 2, 3], [30.0, 0.25, 4.0], label="this run")
+    figures = [("loss", "Loss", plots.labelled(axes, "round", "loss"))]
+    table = Table(("run", "loss"), [("9 b", ""), ("10 a", ""), ("1,000 c", "")])
+    page = Page("A run", "", "", "epsilon = 1", (), (), [Section("", "", figures, table)])
+    found = seen(write_page(tmp_path, page), "report")
+    assert found["value"] == '"this run, round 2: 0.25"'
+    up = ["9 b", "10 a", "1,000 c"]
+    assert found["orders"] == [up, up, up[::-1]]
 
 
 @pytest.mark.parametrize("values", [[300.0, 450.0], [9.9, 1000.0], [0.5, 4e5], [2.078, 2.11]])
