@@ -13,6 +13,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.errors import InputError
 from jaxpfl.federated.hosts import trees
+from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Work
@@ -35,10 +36,10 @@ class Moved(NamedTuple):
 OVER = {"over": True}
 
 
-class Line:
+class Line(Group):
     """One end of what two processes tell each other; process 1 works when process 0 waits."""
 
-    def __init__(self, index: int, said: dict[str, list], other=None) -> None:
+    def __init__(self, index: int, said: dict[str, list], other: Any = None) -> None:
         self.index, self._said, self._other = index, said, other
 
     def tell(self, **message) -> None:
