@@ -212,7 +212,7 @@ def _prepared(
 ) -> tuple[Study, Workspace]:
     """The study and where it is carried out, once all processes agree."""
     system = system_of(config.system)
-    asked = getattr(system.part("run"), "asked", None)
+    asked: Any = getattr(system.part("run"), "asked", None)
     if group is not None and asked is None:
         raise InputError("this system needs one process, found several: its `run` has no `asked`")
     study = system.part("study").prepare(config)

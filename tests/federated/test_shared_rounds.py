@@ -13,6 +13,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.errors import InputError
 from jaxpfl.federated.hosts import trees
+from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Work
@@ -35,35 +36,35 @@ class Moved(NamedTuple):
 OVER = {"over": True}
 
 
-class Line:
+class Line(Group):
     """One end of what two processes tell each other; process 1 works when process 0 waits."""
 
-    def __init__(self, index: int, said: dict[str, list], other=None) -> None:
-        self.index, self._said, self._other = index, said, other
+    def __init__(self, index: int, said: dict[str, list], other: Any = None) -> None:
+        self.index, self._sent, self._other = index, said, other
 
     def tell(self, **message) -> None:
         # As it arrives.
-        self._said["told"].append(json.loads(json.dumps(message)))
+        self._sent["told"].append(json.loads(json.dumps(message)))
 
     def send(self, content: bytes) -> None:
-        self._said["sent"].append(content)
+        self._sent["sent"].append(content)
 
     def hear(self):
-        return self._said["told"].pop(0)
+        return self._sent["told"].pop(0)
 
     def receive(self, size: int) -> bytes:
-        content = self._said["sent"].pop(0)
+        content = self._sent["sent"].pop(0)
         assert len(content) == size
         return content
 
     def answer(self, **message) -> None:
-        self._said["answers"].append(json.loads(json.dumps(message)))
+        self._sent["answers"].append(json.loads(json.dumps(message)))
 
     def answers(self) -> list[dict]:
-        if not self._said["answers"]:
+        if not self._sent["answers"]:
             self.tell(**OVER)
             assert self._other.serve() == OVER
-        return [self._said["answers"].pop(0)]
+        return [self._sent["answers"].pop(0)]
 
 
 def query_of(mesh=None, plan=PLAN) -> Query:

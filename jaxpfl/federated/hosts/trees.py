@@ -68,7 +68,7 @@ def received(shapes: Sequence[Any], receive: Callable[[int], bytes]) -> list[np.
     ]
 
 
-def _told(structure: PyTreeDef) -> Any:
+def _told(structure: Any) -> Any:
     """None for a leaf; for a container its module and name, what it says of itself, its content."""
     node = structure.node_data()
     if node is None:
@@ -77,7 +77,7 @@ def _told(structure: PyTreeDef) -> Any:
     return [kind.__module__, kind.__qualname__, about, [_told(c) for c in structure.children()]]
 
 
-def _heard(told: Any) -> PyTreeDef:
+def _heard(told: Any) -> Any:
     if told is None:
         return jax.tree.structure(0)
     module, name, about, content = told
