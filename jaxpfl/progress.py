@@ -27,12 +27,9 @@ class Progress:
       clients: planned clients per step, to show clients per second. Never the sampled number,
         which is private.
       waiting: shown until the first step is done.
-
-    Attributes:
-      latest: what was shown last in this process. PRIVATE, as every time is.
     """
 
-    latest: ClassVar[str] = ""
+    latest: ClassVar[str] = ""  # the last line in this process; PRIVATE, as every time is
 
     def __init__(
         self,
@@ -122,8 +119,9 @@ class Progress:
             if self._cell is None:
                 self.message(line)
             else:
-                share = f"value={done} max={self._total}" if self._total else ""
-                self._cell(f"<progress {share}></progress> {escape(line)}")
+                self._cell(
+                    f"<progress value={done} max={self._total or done}></progress> {escape(line)}"
+                )
 
     def message(self, text: str) -> None:
         """Prints a line above the bar, even where progress is switched off."""

@@ -1,6 +1,5 @@
 """The documentation site builds without a warning, fetches nothing; its made pages are whole."""
 
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 import jaxpfl
-from tests.browser import seen
+from tests.browser import CHROMIUM, seen
 from tests.test_docs import keys_of
 from tools import site_pages
 
@@ -84,7 +83,7 @@ def test_the_site_builds_without_a_warning_is_whole_and_fetches_nothing(tmp_path
             r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?(https?:[^\" >]*)", html
         )
         assert not loaded, f"{path.name} fetches {loaded}"
-    if os.environ.get("JAXPFL_CHROMIUM"):
+    if CHROMIUM:
         assert "FedProx" in seen(site / "index.html", "site")["text"]
     for path in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import )[\"']?https?:", path.read_text("utf-8")), path.name

@@ -22,10 +22,6 @@ _SHARED: dict[str, dict[str, Any]] = {
         "help": "check config, shapes, memory and epsilon: read no client, fetch, charge and write "
         "nothing (--data.clients N gives their number where the config does not)",
     },
-    "--live": {
-        "action": "store_true",
-        "help": "show the page of the run while it is under way, at an address of this machine",
-    },
     "--distributed": {
         "metavar": "HOW",
         "help": "share the run with the same command in other processes, such as one a machine: "

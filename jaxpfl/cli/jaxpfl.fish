@@ -25,7 +25,6 @@ complete -c jaxpfl -n '__fish_seen_subcommand_from data' -l revision -x -d 'of a
 complete -c jaxpfl -f -n __fish_use_subcommand -a resume -d 'Go on with an interrupted run, to the same final bits.'
 complete -c jaxpfl -n '__fish_seen_subcommand_from resume' -l json -d 'print one JSON object on stdout, and nothing else'
 complete -c jaxpfl -n '__fish_seen_subcommand_from resume' -l distributed -x -d 'share the run with the same command in other processes, such as one a machine: auto (Slurm, Kubernetes, Cloud TPU, Open MPI), or HOST:PORT,INDEX/COUNT, with HOST:PORT of process 0, such as 10.0.0.5:1234,0/2 here and 10.0.0.5:1234,1/2 there'
-complete -c jaxpfl -n '__fish_seen_subcommand_from resume' -l live -d 'show the page of the run while it is under way, at an address of this machine'
 complete -c jaxpfl -f -n __fish_use_subcommand -a sweep -d 'Carry out one experiment at every point of a grid.'
 complete -c jaxpfl -n '__fish_seen_subcommand_from sweep' -a '(jaxpfl configs 2>/dev/null | string replace -rf \'^jaxpfl \\S+ (\\S+).*\' \'$1\')'
 complete -c jaxpfl -n '__fish_seen_subcommand_from sweep' -l json -d 'print one JSON object on stdout, and nothing else'

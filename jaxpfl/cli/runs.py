@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from jaxpfl.errors import InputError
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "config", "--dry-run", "--distributed", "--live")
+    common.add(parser, "config", "--dry-run", "--distributed")
+    live = "show the page of the run while it is under way, at an address of this machine"
+    parser.add_argument("--live", action="store_true", help=live)
     common.add_path(parser, "--out", "DIR", "run directory (default: runs/NAME-OF-CONFIG)")
     common.add_path(
         parser,
@@ -41,29 +43,25 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         print(f"run directory: {out}", file=sys.stderr)
     from jaxpfl.experiments import carry_out
 
-    with shipped.form_without_data_named(path), _shown(out, arguments.live and keeps_files):
+    live = nullcontext()
+    if arguments.live and keeps_files:
+        from jaxpfl.experiments.report.live import served
+
+        live = served(out)
+    with shipped.form_without_data_named(path), live:
         return carry_out.run(config, out, command=arguments.command_line).to_dict()
 
 
-def _shown(directory: Path, live: bool) -> AbstractContextManager[object]:
-    if not live:
-        return nullcontext()
-    from jaxpfl.experiments.report.live import served
-
-    return served(directory)
-
-
 def add_resume(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "directory", "--distributed", "--live")
+    common.add(parser, "directory", "--distributed")
 
 
 def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     common.use_run(arguments.directory)
-    live = common.join(arguments.distributed) and arguments.live
+    common.join(arguments.distributed)
     from jaxpfl.experiments import carry_out
 
-    with _shown(arguments.directory, live):
-        return carry_out.resume(arguments.directory, command=arguments.command_line).to_dict()
+    return carry_out.resume(arguments.directory, command=arguments.command_line).to_dict()
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:

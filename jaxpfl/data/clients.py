@@ -33,7 +33,10 @@ def from_clients(
     pieces: dict[str, list[Column]] = {}
     sizes = []
     pairs = clients.items() if isinstance(clients, Mapping) else clients
-    for index, (client, given) in enumerate(pairs):
+    for index, pair in enumerate(pairs):
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InputError(f"from_clients takes {{id: columns}}, found {type(pair).__name__}")
+        client, given = pair
         if isinstance(client, Integral) and not isinstance(client, bool):
             client = str(int(client))
         if not isinstance(client, str) or not client:

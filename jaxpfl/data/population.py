@@ -220,6 +220,7 @@ class Population:
           InputError: a fraction is negative or not a number, or the sum is 0 or exceeds 1.
         """
         seed = checks.non_negative_int("seed", seed)
+        checks.instance("fractions", fractions, Mapping, 'a mapping, as {"train": 0.8}')
         shares = [checks.non_negative(f"fractions[{k!r}]", v) for k, v in fractions.items()]
         edges = np.concatenate([np.zeros(1), np.cumsum(shares)])
         if not 0 < edges[-1] <= 1 + 1e-9:

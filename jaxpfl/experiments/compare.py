@@ -38,9 +38,7 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
             "a comparison needs two runs or more, each in a directory of its own, found "
             f"{' and '.join(map(str, directories))}"
         )
-    names = [each.resolve().name for each in directories]
-    if len(set(names)) < len(names):
-        names = [str(each) for each in directories]
+    names = [str(each) for each in directories]
     runs = dict(zip(names, map(RunFiles.read, directories), strict=True))
     settings = {name: dict(_settings(run)) for name, run in runs.items()}
     keys = dict.fromkeys(key for each in settings.values() for key in each)
@@ -110,29 +108,24 @@ def _table(
     out: Path,
 ) -> Table:
     """The scores on one data set, run by run, then over runs that differ in the seed alone."""
-    # Perplexity says of a classifier what the loss says.
-    hidden = {"count"} if any(runs[name].language for name in scores) else {"count", "perplexity"}
-    found = {name: value for each in scores.values() for name, value in each.items()}
-    metrics = [n for n, value in found.items() if isinstance(value, float) and n not in hidden]
-    spent = {name: runs[name].result.get("epsilons") or {} for name in scores}
-    # The second one where it is another.
-    alone = all(each.get(OWN) == each.get(SHARED) for each in spent.values())
-    costs = [OWN] if alone else [OWN, SHARED]
+    known = dict.fromkeys(path for name in scores for *_, path, _ in runs[name].kinds)
+    found = {name for each in scores.values() for name in each}
+    metrics = [name for path in known if (name := path.partition("/")[2]) in found]
     rows: list[tuple[Any, ...]] = []
     for name in scores:
-        run, cost = runs[name], spent[name]
+        run, cost = runs[name], runs[name].result.get("epsilons") or {}
         link = Path(os.path.relpath(run.directory, out), REPORT).as_posix()
         cell = Cell(name, link=link, stamps=[run.mark] if run.mark else [])
         done = max((record["round"] for record in run.records), default=0)
         measured = [_shown(each, [scores[name]]) for each in metrics]
-        costing = [number(cost[of]) if of in cost and not run.mark else "" for of in costs]
+        costing = [number(cost[of]) if of in cost and not run.mark else "" for of in (OWN, SHARED)]
         rows.append((cell, f"{run.run['seed']}", f"{done}", *measured, *costing))
     for group in ([name for name in names if name in scores] for names in alike):
         if len(group) > 1:
             means = [_shown(each, [scores[name] for name in group]) for each in metrics]
             cell = Cell(", ".join(group), note="mean and standard deviation over seeds")
-            rows.append((cell, "", "", *means, *[""] * len(costs)))
-    columns = ("run", "seed", "rounds", *metrics, *(f"epsilon of {whose}" for whose in costs))
+            rows.append((cell, "", "", *means, "", ""))
+    columns = ("run", "seed", "rounds", *metrics, f"epsilon of {OWN}", f"epsilon of {SHARED}")
     return Table(columns, rows, tuple(range(1, len(columns))))
 
 

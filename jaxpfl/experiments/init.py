@@ -52,20 +52,17 @@ def init(file: str, **columns: str | None) -> str:
         features = held["features"].shape[1]
     # Few clients may leave a small part without any.
     scored = 0.1 if classes or clients < 200 else 0.05
-    public = {} if classes else {"public": 0.1}
-    train = round(1 - 2 * scored - sum(public.values()), 2)
-    split = {"train": train, "valid": scored, "test": scored, **public}
-    words = 4_000
-    if public:
-        declared = population.split(split, seed=0)["public"]
-        words = len(Vocabulary.from_public(declared, words))
+    public = 0.0 if classes else 0.1
+    train = round(1 - 2 * scored - public, 2)
+    split = {"train": train, "valid": scored, "test": scored, "public": public}
+    declared = None if classes else population.split(split, seed=0)["public"]
     config = files.template(__package__ or "", "init.yaml.jinja").render(
         # JSON's strings are YAML's, too.
         source=json.dumps(source, ensure_ascii=False),
         clients=clients,
         classes=classes,
         features=features,
-        words=words,
+        words=len(Vocabulary.from_public(declared, 4_000)) if declared is not None else 0,
         split=yaml.safe_dump(split, default_flow_style=True, sort_keys=False).strip(),
         # Below 1 / N by a factor of two to twenty.
         delta=10.0 ** -math.ceil(math.log10(2 * clients)),

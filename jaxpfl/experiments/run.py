@@ -67,6 +67,8 @@ def run(
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
     checks.instance("algorithm", algorithm, Algorithm, "one of jaxpfl.algorithms")
+    checks.instance("queries", algorithm.queries, tuple, "a tuple of jaxpfl.Query")
+    checks.instance("ledger", ledger, (str, Path), "the path of a file")
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.positive_int("every", every)
     checks.non_negative_int("seed", seed)

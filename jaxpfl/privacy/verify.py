@@ -272,7 +272,9 @@ def at(place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = str(error) if isinstance(error, Unfit) else f"cannot be read: {error!r}"
+        plain = error.strerror if isinstance(error, OSError) else repr(error)
+        plain = f"it is no JSON, {error}" if isinstance(error, json.JSONDecodeError) else plain
+        said = str(error) if isinstance(error, Unfit) else f"cannot be read: {plain}"
         raise Unfit(f"{place}: {said}") from None
 
 

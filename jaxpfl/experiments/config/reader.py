@@ -255,7 +255,9 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
         if any_length:
             inner = inner[:1] * len(parts)
         if not parts or len(parts) != len(inner):
-            raise where.must_be("a list" if any_length else f"a list of {len(inner)}", key, value)
+            raise where.must_be(
+                "a list of one or more" if any_length else f"a list of {len(inner)}", key, value
+            )
         return tuple(
             _convert(part, each, where, key) for part, each in zip(inner, parts, strict=True)
         )

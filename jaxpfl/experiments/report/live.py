@@ -54,11 +54,9 @@ def served(directory: Path) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """A terminal shows the run's progress."""
 
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            """Of a browser that left, too; the run goes on, whatever happens here."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        # Of a browser that left, too; the run goes on, whatever happens here.
+        server.handle_error = lambda request, client_address: None
         address = f"http://127.0.0.1:{server.server_port}/{secrets.token_urlsafe(16)}"
         sys.stderr.write(f"live page: {address}\n")
         threading.Thread(target=server.serve_forever, daemon=True).start()

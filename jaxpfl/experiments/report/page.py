@@ -171,13 +171,9 @@ def write_page(directory: Path, page: Page) -> Path:
 
 
 def page_html(directory: Path, page: Page, pictures: Path | None = None, live: str = "") -> str:
-    """The page as HTML.
+    """The page as HTML; its figures are written to the folder `pictures`, too, if there is one.
 
-    Args:
-      directory: of the run, whose config, attempts and certificate stand on its own page.
-      pictures: a folder that the figures are written to, too; None for none.
-      live: HTML that says where a run is that is under way, whose page renews itself; "" for one
-        that stays as it is.
+    With `live`, HTML that says where a run under way is, the page renews itself.
     """
     from markupsafe import Markup
 

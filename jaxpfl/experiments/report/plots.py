@@ -57,14 +57,13 @@ def logarithmic(axes: Any) -> None:
 def ticks(axes: Any, values: Sequence[float]) -> None:
     """Marks these values on the horizontal axis of a finished picture; texts that would touch the
     one before them are left out."""
-    texts = [f"{value:,}" for value in values]
-    axes.set_xticks(values, texts)
+    axes.set_xticks(values, [f"{value:,}" for value in values])
     axes.figure.draw_without_rendering()
-    boxes, end = [each.get_window_extent() for each in axes.get_xticklabels()], -math.inf
-    for place, box in enumerate(boxes):
-        texts[place] = texts[place] if box.x0 > end else ""
+    end = -math.inf
+    for text in axes.get_xticklabels():
+        box = text.get_window_extent()
+        text.set_visible(box.x0 > end)
         end = box.x1 + 6 if box.x0 > end else end
-    axes.set_xticks(values, texts)
 
 
 def watermark(axes: Any, stamp: str) -> None:

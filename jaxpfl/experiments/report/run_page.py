@@ -40,6 +40,7 @@ _COVERED = (
     "the same clients."
 )
 
+_RUN = {"stamp": str, "config": dict, "seed": int, "private": bool, "statement": str, "label": str}
 Figure = tuple[str, str, Any]
 
 
@@ -60,7 +61,7 @@ class RunFiles:
         result = directory / "result.json"
         return cls(
             directory,
-            files.read_record(directory / "run.json", {"stamp": str, "config": dict}),
+            files.read_record(directory / "run.json", _RUN),
             read_lines(directory / "metrics.jsonl"),
             files.read_record(result) if result.exists() else {},
         )
@@ -243,12 +244,7 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
 def figures_of(
     kinds: Sequence[tuple[str, str, str, str, bool]], runs: Mapping[str, RunFiles], of: str = ""
 ) -> list[Figure]:
-    """A picture of each kind of value that the runs have, with a curve for each of them.
-
-    Args:
-      runs: by what a curve is called.
-      of: the data that the values were measured on; "" for values of no data.
-    """
+    """Pictures of values, which were measured on `of`, with a curve for each run by its name."""
     figures = []
     for name, title, axis, path, logarithmic in kinds:
         curves = {label: points for label, run in runs.items() if (points := run.curve(path))}

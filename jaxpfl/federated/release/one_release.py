@@ -86,6 +86,7 @@ def release(
     query = Query(label, client_fn, plan, cohort)
     secret = RunSecret()
     run = secret.digest("run", label)[:12]
+    checks.instance("ledger", ledger, (str, Path), "the path of a file")
     with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
         with Releaser(clients, opened, secret, run=run) as releaser:
             found = releaser.release(query, broadcast, round=1)
