@@ -77,8 +77,7 @@ class SharedRounds:
                 environments.append(answer["environment"])
             found = sorted({json.dumps(each, sort_keys=True) for each in environments})
             # On equal machines, a run has the same identities however many processes share it.
-            several = [json.loads(each) for each in found]
-            self.environment = environments[0] if len(found) == 1 else several
+            self.environment = [*map(json.loads, found)] if found[1:] else environments[0]
 
     def at(self, stage: str, known: PyTree = ()) -> Self:
         """Process 0 comes to a stage; `known` is what it depends on, public arrays and numbers."""

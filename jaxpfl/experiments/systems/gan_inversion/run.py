@@ -98,14 +98,15 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
 
 def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
     """The queries of a histogram or a GAN, and the clients, by the classifier that is known."""
-    (phase, side), (params, thresholds, share) = stage.split("_"), known
+    (phase, side), (params, *numbers) = stage.split("_"), known
+    thresholds, share = jax.tree.map(float, numbers)
     config, clients = study.config, _clients(study, phase)
     model = classifier_cnn(config.gan.model.image_shape, config.classifier.classes)
     if side == "accuracy":
         correct = correct_examples(model, params, clients)
         return federated_metrics(study.accuracy_plan).queries, with_correct(clients, correct)
     chosen = selected_examples(clients, side, (model, params), config.selection, thresholds)
-    return study.gan(float(share)).queries, chosen
+    return study.gan(share).queries, chosen
 
 
 def _clients(study: Study, phase: str) -> Population:
