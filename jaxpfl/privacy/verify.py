@@ -80,7 +80,7 @@ def _steps(leaf: Any, times: int) -> tuple[float, float]:
     return min(1e-4 if times > 250 else 5e-4, deviation / 100), (1 / z + 20) / (2 * z) / 2e5
 
 
-def _release(event: Any) -> dp.DpEvent:
+def _release(event: Any) -> Any:
     match event:
         case {"type": "non_private"}:
             return dp.NonPrivateDpEvent()
