@@ -57,14 +57,12 @@ class _State(NamedTuple):
 
     Attributes:
       train: includes the sums of the current epoch.
-      best, best_loss, best_step: at the least validation loss so far; `best` is empty without
-        validation data.
+      best: at the least validation loss so far; empty without validation data.
+      train_losses, valid_losses: of each epoch, NaN until it has ended.
     """
 
     train: TrainState
     best: Params
-    best_loss: Array
-    best_step: Array
     train_losses: Array
     valid_losses: Array
 
@@ -124,24 +122,17 @@ def fit(
     state = _State(
         train=start(params, settings, steps, everywhere),
         best={} if valid is None else jax.tree.map(jnp.copy, place(params)),
-        best_loss=place(np.float32(np.inf)),
-        best_step=place(np.int32(0)),
         train_losses=place(np.full(settings.epochs, np.nan, np.float32)),
         valid_losses=place(np.full(settings.epochs if valid else 0, np.nan, np.float32)),
     )
 
-    def validated(state: _State, done: int) -> _State:
+    def validated(state: _State) -> _State:
         metrics = validate(model, state.train.params, held_out, valid_order, frozen)
         loss = summarise(jax.device_get(metrics))["loss"]
-        state = state._replace(valid_losses=state.valid_losses.at[epoch].set(loss))
         # The loss of a diverged run is NaN, for which this is false.
-        if loss < float(state.best_loss):
-            state = state._replace(
-                best=jax.tree.map(jnp.copy, state.train.params),
-                best_loss=place(np.float32(loss)),
-                best_step=place(np.int32(done)),
-            )
-        return state
+        if loss < np.nanmin(np.asarray(state.valid_losses), initial=np.inf):
+            state = state._replace(best=jax.tree.map(jnp.copy, state.train.params))
+        return state._replace(valid_losses=state.valid_losses.at[epoch].set(loss))
 
     order, epoch = None, -1
     done, checkpoints = 0, None
@@ -173,7 +164,7 @@ def fit(
                     train=state.train._replace(seen=jax.tree.map(jnp.zeros_like, seen)),
                     train_losses=state.train_losses.at[epoch].set(mean),
                 )
-                state = state if valid is None else validated(state, done)
+                state = state if valid is None else validated(state)
                 if checkpoints:
                     checkpoints.save(done, state)
             bar.update(done, {"loss": f"{loss:.3f}"})
@@ -182,8 +173,10 @@ def fit(
     record: dict[str, Any] = {"steps": steps, "train_loss": state.train_losses.tolist()}
     if valid is None:
         return Fitted(state.train.params, record)
-    scores = {"valid_loss": state.valid_losses.tolist(), "best_step": int(state.best_step)}
-    return Fitted(state.best, record | scores)
+    losses = np.nan_to_num(state.valid_losses, nan=np.inf)
+    best = (int(np.argmin(losses)) + 1) * steps_per_epoch if np.isfinite(losses).any() else 0
+    record |= {"valid_loss": state.valid_losses.tolist(), "best_step": best}
+    return Fitted(state.best, record)
 
 
 def fit_adam(
@@ -235,12 +228,7 @@ def run(
 ) -> tuple[TrainState, Array]:
     """Carries out steps `first` .. `last - 1` of an epoch; returns state and last step's loss.
 
-    Args:
-      steps: of the whole training, for the schedule.
-      state: donated.
-      frozen: the base of LoRA, or None.
-      columns: name -> [examples, ...].
-      order: as returned by `batches`.
+    `steps` are those of the whole training, for the schedule; `order` is made by `batches`.
     """
     rows_SxB, real_SxB = order
     optimizer = settings.optimizer(steps)

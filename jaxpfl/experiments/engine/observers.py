@@ -10,10 +10,9 @@ is to be called after each round (`on_round`).
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,23 +21,11 @@ from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.cost import Cost
-from jaxpfl.experiments.engine.evaluate import Pending
 from jaxpfl.experiments.engine.on_round import Round
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.setting import Tracking
 from jaxpfl.experiments.records.lines import MetricsFile, flat
 from jaxpfl.progress import Progress
-
-
-class _Values(NamedTuple):
-    """The results of a round, which the device may still be computing."""
-
-    round: int
-    due: bool
-    metrics: Mapping[str, Any]
-    evaluation: Pending | None
-    sentences: list[str] | None
-    params: Any
 
 
 class Observers:
@@ -68,16 +55,14 @@ class Observers:
         self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
         self._bar, self._confirm = bar, confirm
         self._directory, self._private = directory, not directory.stamp
-        self._late: _Values | None = None
-        self._closing = ExitStack()
+        # A round that is not published; the device may still be computing its results.
+        self._late: tuple[Any, ...] | None = None
         self.metrics = MetricsFile(directory.path / "metrics.jsonl")
         # What is in the last checkpoint, the functions were called for.
         self.stopped, self.kept = bool(done and self.metrics.records[done].get("stopped")), kept
-        self._closing.callback(self.metrics.close)
         self._board = None
         if find_spec("tensorboard") is not None:
             self._board = _TensorBoard(directory.path / "tensorboard", done)
-            self._closing.callback(self._board.close)
 
     def observe(self, round: int, metrics: Mapping[str, Any], state: Any) -> None:
         """Starts the evaluation of `round` without waiting for the device."""
@@ -89,7 +74,7 @@ class Observers:
         if due and params is not None:
             evaluation = tracking.evaluate(params) if tracking.evaluate else None
             sentences = tracking.sentences(params, round) if tracking.sentences else None
-        self._late = _Values(round, due, metrics, evaluation, sentences, params)
+        self._late = round, due, metrics, evaluation, sentences, params
         if tracking.on_round:
             # Before the next round is charged, and takes the buffers of the parameters.
             self.publish()
@@ -103,22 +88,22 @@ class Observers:
         late, self._late = self._late, None
         if late is None:
             return
-        round = late.round
+        round, due, metrics, evaluation, sentences, params = late
         self._confirm(round + 1)
         record: dict[str, Any] = {"round": round}
         if not self._private:
             record["private"] = False
-        record |= dict(sorted(jax.device_get(dict(late.metrics)).items()))
-        if late.due:
+        record |= dict(sorted(jax.device_get(dict(metrics)).items()))
+        if due:
             # Not in every round, because exact accounting takes about as long as a round.
             record["epsilon"] = self._cost.epsilon(round)
-        if late.evaluation is not None:
-            record["evaluation"] = late.evaluation.result()
-        if late.sentences is not None:
-            record["sentences"] = late.sentences
+        if evaluation is not None:
+            record["evaluation"] = evaluation.result()
+        if sentences is not None:
+            record["sentences"] = sentences
         record = files.jsonable(record)
         if self._tracking.on_round:
-            self._ask(round, record, late.params)
+            self._ask(round, record, params)
         self.metrics.append(round, record)
         if self._board is not None:
             prefix = "" if self._private else "NOT_PRIVATE/"
@@ -162,7 +147,9 @@ class Observers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.close()
+        self.metrics.close()
+        if self._board is not None:
+            self._board.close()
 
 
 class _TensorBoard:

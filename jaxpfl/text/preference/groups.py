@@ -34,7 +34,7 @@ class Groups:
       advantage_NxG: float32, see `advantages`; None for pairs.
 
     Raises:
-      InputError: there are no groups, or an array is of another type or shape.
+      InputError: there are no groups.
     """
 
     prompt_NxP: np.ndarray
@@ -44,23 +44,6 @@ class Groups:
     def __post_init__(self) -> None:
         if not len(self):
             raise InputError("there must be at least one group of responses, found none")
-        for name, kind, shape in (
-            ("prompt_NxP", "int32", (len(self), "P")),
-            ("responses_NxGxT", "int32", (len(self), "G", "T")),
-            ("advantage_NxG", "float32", self.responses_NxGxT.shape[:2]),
-        ):
-            array = getattr(self, name)
-            if array is None:
-                continue
-            fits = len(shape) == array.ndim and all(
-                isinstance(size, str) or size == found
-                for size, found in zip(shape, array.shape, strict=True)
-            )
-            if array.dtype != kind or not fits:
-                raise InputError(
-                    f"{name} must be {kind} [{', '.join(map(str, shape))}], found {array.dtype} "
-                    f"{list(array.shape)}"
-                )
 
     def __len__(self) -> int:
         return len(self.prompt_NxP)
@@ -159,23 +142,13 @@ def preferences(
     scores are ranked by place.
 
     Args:
-      rejected_rank: the rank of the rejected response; the best has 1.
+      rejected_rank: the rank of the rejected response, in 2 .. J; the best has 1.
       candidates_KxJ: bool; the responses that are ranked, None for all. A prompt with fewer than
         `rejected_rank` of them has no pair.
 
     Returns:
       Three int64 [N], with N <= K.
-
-    Raises:
-      InputError: a rank that is not in 2 .. J, scores that are not [K, J] or not finite.
     """
-    scores_KxJ = _checked(scores_KxJ)
-    responses = scores_KxJ.shape[1]
-    if not 2 <= positive_int("rejected_rank", rejected_rank) <= responses:
-        raise InputError(
-            f"rejected_rank must lie in 2 .. {responses}, the number of responses to a prompt, "
-            f"found {rejected_rank}"
-        )
     if candidates_KxJ is None:
         candidates_KxJ = np.ones(scores_KxJ.shape, bool)
     ranked_KxJ = np.where(candidates_KxJ, scores_KxJ, -np.inf)
@@ -192,11 +165,8 @@ def advantages(scores_KxJ: np.ndarray, candidates_KxJ: np.ndarray) -> tuple[np.n
 
     Returns:
       int64 [N], the prompts two of whose candidates have different scores, and float32 [N, J].
-
-    Raises:
-      InputError: scores that are not [K, J] or not finite.
     """
-    scores_KxJ = _checked(scores_KxJ).astype(np.float64)
+    scores_KxJ = scores_KxJ.astype(np.float64)
     highest_K = np.max(np.where(candidates_KxJ, scores_KxJ, -np.inf), axis=1)
     lowest_K = np.min(np.where(candidates_KxJ, scores_KxJ, np.inf), axis=1)
     (prompts_N,) = np.nonzero(highest_K > lowest_K)
@@ -204,12 +174,3 @@ def advantages(scores_KxJ: np.ndarray, candidates_KxJ: np.ndarray) -> tuple[np.n
     above_NxJ = scores_NxJ - np.nanmean(scores_NxJ, axis=1, keepdims=True)
     found_NxJ = above_NxJ / np.nanstd(scores_NxJ, axis=1, ddof=1, keepdims=True)
     return prompts_N, np.nan_to_num(found_NxJ).astype(np.float32)
-
-
-def _checked(scores_KxJ: np.ndarray) -> np.ndarray:
-    scores_KxJ = np.asarray(scores_KxJ)
-    if scores_KxJ.ndim != 2:
-        raise InputError(f"scores must be [prompts, responses], found shape {scores_KxJ.shape}")
-    if not np.isfinite(scores_KxJ).all():
-        raise InputError("scores must be finite numbers")
-    return scores_KxJ

@@ -69,17 +69,3 @@ def test_preferences_by_rank():
         np.testing.assert_array_equal(rejected_K, expected)
     # Equal scores rank by place.
     assert [each.tolist() for each in preferences(np.zeros((1, 10)), 5)] == [[0], [0], [4]]
-
-
-@pytest.mark.parametrize(
-    ("scores", "rank", "message"),
-    [
-        (np.zeros((2, 3)), 1, "rejected_rank must lie in 2 .. 3"),
-        (np.zeros((2, 3)), 4, "rejected_rank must lie in 2 .. 3"),
-        (np.zeros(3), 2, r"scores must be \[prompts, responses\]"),
-        (np.array([[0.0, np.nan]]), 2, "scores must be finite"),
-    ],
-)
-def test_bad_rankings(scores, rank, message):
-    with pytest.raises(InputError, match=message):
-        preferences(scores, rank)
