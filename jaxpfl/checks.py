@@ -86,7 +86,7 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def instance(name: str, value: Any, kind: type[_T], hint: str) -> _T:
+def instance(name: str, value: Any, kind: type[_T] | tuple[type[_T], ...], hint: str) -> _T:
     """Returns `value`, which must be a `kind`; `hint` says how a caller gets one."""
     if not isinstance(value, kind):
         raise InputError(f"{name} must be {hint}, found {type(value).__name__}")
