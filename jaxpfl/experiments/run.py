@@ -88,7 +88,7 @@ def run(
         others = shared_run.others_of(group, lambda *_: (algorithm.queries, clients))
         if group is not None and others is not None and group.index:
             outcome = shared_run.share_rounds(others)
-            return shared_run.received_result(group, outcome, algorithm, seed, Path(out))
+            return shared_run.received_result(group, outcome, algorithm, Path(out))
         functions = (on_round,) if callable(on_round) else on_round
         tracking = _tracking(clients, evaluation, every, seed)
         directory = Path(out)
