@@ -84,11 +84,7 @@ def require_unchanged(path: Path, descriptor: int, size: int, end: bytes) -> Non
     """Refuses to go on with a file that is held open, if it is not at its path as it was left.
 
     A lock is on the file and not on its name: nobody is told when another file gets the name.
-
-    Args:
-      descriptor: of the file, open for reading.
-      size: that it was left with.
-      end: the last bytes of it.
+    `size` and `end`, its last bytes, are those that it was left with.
     """
     found = None
     with suppress(FileNotFoundError, NotADirectoryError):
@@ -119,8 +115,7 @@ def require_locks() -> None:
 def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
     """Replaces a file atomically: a reader sees the old content or the new, even after a crash.
 
-    Args:
-      mode: permissions that the file has from its first byte on, such as 0o600 for a secret.
+    The file has the permissions `mode` from its first byte on, such as 0o600 for a secret.
 
     Raises:
       CorruptFile: as `require_locks`; nothing was replaced.
@@ -203,10 +198,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """The value that JSON in UTF-8 holds.
-
-    What it returns can be walked by recursion and written again.
-    """
+    """The value that JSON in UTF-8 holds; it can be walked by recursion and written again."""
     text = content.decode("utf-8")
     try:
         value = json.loads(text)
@@ -230,12 +222,10 @@ def read_record(path: Path, fields: Mapping[str, Any] = {}) -> dict[str, Any]:
 
 
 def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Returns `value`, read from JSON, which must be an object with these fields.
+    """Returns `value`, read from JSON, which must be an object with fields of these types.
 
-    Args:
-      where: begins messages, such as the file's path.
-      fields: the type of each, such as `int` or `str | None`. As in JSON, `true` is no number; a
-        whole number is a `float`, too.
+    A type is such as `int` or `str | None`. As in JSON, `true` is no number; a whole number is a
+    `float`, too. Messages begin with `where`, such as the file's path.
     """
     if not isinstance(value, dict):
         raise CorruptFile(f"{where}: must hold a JSON object, found {JSON_NAMES[type(value)]}")
@@ -400,9 +390,6 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[IO[bytes] | None]:
     """Locks the file `path`, which is made if absent; yields it, or None if another process has it.
 
     The kernel releases the lock when the process ends, however it ends.
-
-    Args:
-      wait: waits until no other process holds the lock.
     """
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as file:
         held: IO[bytes] | None = file

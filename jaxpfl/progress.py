@@ -21,8 +21,6 @@ class Progress:
     """A context manager that shows how many of `total` steps are done, how fast, and some values.
 
     Args:
-      label: what is being done.
-      total: number of steps; None where it is unknown.
       step: what one step is called, such as "round".
       clients: planned clients per step, to show clients per second. Never the sampled number,
         which is private.
@@ -74,11 +72,7 @@ class Progress:
             self._cell("")
 
     def begin(self, done: int, total: int | None = None) -> None:
-        """States that `done` steps were done earlier; the speed counts later steps only.
-
-        Args:
-          total: number of steps, if it was not known before.
-        """
+        """States that `done` steps of a `total` were done earlier; the speed is of later ones."""
         self._start = done
         self._began = time.monotonic()
         self._total = self._total if total is None else total
@@ -86,11 +80,7 @@ class Progress:
             self._bar.update(self._task, completed=done, total=self._total, status=self._waiting)
 
     def update(self, done: int, values: Mapping[str, str] = {}) -> None:
-        """Shows that `done` steps are done, and what was measured after the last of them.
-
-        Args:
-          values: by name, such as the epsilon so far; empty where nothing was measured.
-        """
+        """Shows that `done` steps are done, and what was measured after the last of them."""
         if not self._progress:
             return
         now = time.monotonic()

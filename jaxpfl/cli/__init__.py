@@ -40,13 +40,9 @@ class _Parser(argparse.ArgumentParser):
 class _Command(NamedTuple):
     """A command of the command line.
 
-    Attributes:
-      add: adds the command's arguments to a parser.
-      run: takes the parsed and the unknown arguments and returns the result: its entry "text" is
-        printed, or with --json all other entries. "exit_code" is not printed; absent, it is 0.
-      help: a sentence.
-      example: a command line, after `jaxpfl`.
-      takes_overrides: whether unknown arguments set keys of a config.
+    `run` takes the parsed and the unknown arguments, which set keys of a config if the command
+    `takes_overrides`. Of its result the entry "text" is printed, or with --json all other entries;
+    "exit_code" is not printed, and 0 if absent.
     """
 
     add: Callable[[argparse.ArgumentParser], None]

@@ -48,8 +48,7 @@ def use_run(directory: Path) -> None:
 def use_devices(config: Any) -> Any:
     """Sets JAX's number of virtual CPU devices to the config's, by default one per core.
 
-    Returns:
-      The config with that number, so that a resumed run uses the same. Accelerators ignore it.
+    Returns the config with that number, so that a resumed run uses the same.
     """
     import jax
 

@@ -7,7 +7,6 @@ said in `federated.audits.canaries` and `privacy.auditing`.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from jaxpfl.checked import Checked, NonNegativeInt, OpenFraction, PositiveInt
@@ -89,7 +88,11 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
         "exceeded": exceeded,
         "found": (_EXCEEDED if exceeded else _FITS).format(confidence=settings.confidence),
     }
-    return {**record, "text": _in_words(record)}
+    section = audited(record)
+    assert section.table is not None
+    left = [f"not audited, because NOT PRIVATE: {name}" for name in record["not_private"]]
+    lines = [SIMULATED, "", *text_lines(section.table), "", record["found"], *left]
+    return {**record, "text": "\n".join(lines)}
 
 
 def game_of(release: PlannedRelease, settings: AuditSettings) -> Game:
@@ -129,11 +132,3 @@ def _smaller(plan: Plan, canaries: int) -> Plan:
         return plan
     participation = Poisson(fewer, taken * fewer // number)
     return dataclasses.replace(plan, participation=participation, simulates=None)
-
-
-def _in_words(record: Mapping[str, Any]) -> str:
-    """The bounds as text for a terminal."""
-    section = audited(record)
-    assert section.table is not None
-    left = [f"not audited, because NOT PRIVATE: {name}" for name in record["not_private"]]
-    return "\n".join([SIMULATED, "", *text_lines(section.table), "", record["found"], *left])

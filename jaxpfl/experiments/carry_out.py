@@ -79,7 +79,6 @@ def run(
     """Carries out a config of any system in the new or empty directory `out`.
 
     Args:
-      config: as `registry.load` reads it.
       memory: results that several runs share, see `systems.workspace`; None shares nothing.
       command: what the page says that the run was begun by.
 

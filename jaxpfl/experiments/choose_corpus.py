@@ -56,7 +56,7 @@ def choose_corpus(
     clients' embeddings) and, unless `ledger` names another file, ledger.jsonl.
 
     Raises:
-      InputError: a source, name or embedder is not valid, or a candidate holds the clients' data.
+      InputError: a candidate holds the clients' data.
       BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
     """
     mesh.require_one_process("a comparison of corpora needs")

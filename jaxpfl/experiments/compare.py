@@ -28,11 +28,7 @@ _ONCE = (
 
 
 def compared(directories: Sequence[Path], out: Path) -> Page:
-    """The page of two runs or more, finished or not, to be written to `out`, where links begin.
-
-    Raises:
-      InputError: there are fewer than two, one occurs twice, or holds no run.
-    """
+    """The page of two runs or more, finished or not, to be written to `out`, where links begin."""
     if len({each.resolve() for each in directories}) < max(2, len(directories)):
         raise InputError(
             "a comparison needs two runs or more, each in a directory of its own, found "

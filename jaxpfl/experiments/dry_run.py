@@ -25,11 +25,7 @@ _FIRST = "dry run: no client was read, nothing was fetched, charged or written"
 
 
 def dry_run(config: Any) -> dict[str, Any]:
-    """Checks a config of any system; returns its description as plain data, and as "text".
-
-    Raises:
-      InputError: the run would be refused: the message says where and why.
-    """
+    """Checks a config of any system; returns its description as plain data, and as "text"."""
     found = system_of(config.system).describe(config)
     record = {
         "system": config.system,
@@ -59,11 +55,7 @@ def dry_run(config: Any) -> dict[str, Any]:
 
 
 def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
-    """Checks every point of a sweep; points that differ in the seed alone are checked once.
-
-    Raises:
-      InputError: a point would be refused; the message names it.
-    """
+    """Checks every point of a sweep; points that differ in the seed alone are checked once."""
     found: dict[str, dict[str, Any]] = {}
     different: dict[str, Point] = {}
     for point in sweep.points:

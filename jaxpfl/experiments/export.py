@@ -51,9 +51,6 @@ def export(
       texts: of the synthetic corpus; None for as many as the run wrote. More cost the clients
         nothing.
 
-    Returns:
-      The folder, its files, the statement and the stamp.
-
     Raises:
       InputError: the run is not finished, or its system makes nothing that can be exported; or
         `folder` exists.

@@ -24,8 +24,8 @@ def init(file: str, **columns: str | None) -> str:
 
     Args:
       file: the table, as `data.open` takes it, perhaps with options, such as its encoding.
-      columns: what `data.open` takes as "client", "text", "label" and "features": of a word
-        language model a text, of a classifier a label and features. None: the default.
+      columns: "client", "text", "label" and "features" of `data.open`: of a word language model a
+        text, of a classifier a label and features. None: the default.
 
     Raises:
       InputError: the file cannot be read, does not fit, or has fewer than 20 clients.

@@ -90,9 +90,14 @@ def run(
         others = shared_run.others_of(group, lambda *_: (algorithm.queries, clients))
         if group is not None and others is not None and group.index:
             outcome = shared_run.share_rounds(others)
-            return shared_run.received_result(group, outcome, algorithm, seed, Path(out))
+            return shared_run.received_result(group, outcome, algorithm, Path(out))
+        sentences = None
+        if evaluation is not None:
+            PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
+            if evaluation.vocabulary is not None:
+                sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
         functions = (on_round,) if callable(on_round) else on_round
-        tracking = _tracking(clients, evaluation, every, seed)
+        tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
         directory = Path(out)
         with files.exclusive(directory):
             loop = Loop(
@@ -101,7 +106,7 @@ def run(
                 directory=directory,
                 ledger=ledger,
                 budget=budget,
-                tracking=replace(tracking, on_round=functions),
+                tracking=tracking,
                 setting=Setting({"every": every}, int(seed), reproducible),
                 resume=resume,
                 others=lambda: others and others.at(algorithm.name),
@@ -125,17 +130,6 @@ def run(
         if group is not None:
             shared_run.broadcast_result(group, result)
         return result
-
-
-def _tracking(clients: Population, evaluation: Evaluator | None, every: int, seed: int) -> Tracking:
-    sentences = None
-    if evaluation is not None:
-        PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
-        if evaluation.vocabulary is not None:
-            sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
-    return Tracking(
-        evaluate=evaluation, evaluate_every=every, sentences=sentences, checkpoint_every=every
-    )
 
 
 def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:

@@ -120,7 +120,7 @@ def test_a_killed_run_stops_at_the_round_at_which_it_would_have_stopped(tmp_path
     losses, params = straight
     best, last = early(losses, 2)
     owner, name = (Checkpoints, "save") if when.startswith("before") else (RunDirectory, "end")
-    with stopped(owner, name, when=lambda _, round, *__, **___: round == last):
+    with stopped(owner, name, when=lambda _, at, *__, **___: getattr(at, "rounds", at) == last):
         run(tmp_path, jp.KeepBest(patience=2))
     found = run(tmp_path, jp.KeepBest(patience=2), resume=True)
     assert (found.kept, found.rounds) == (best, last)

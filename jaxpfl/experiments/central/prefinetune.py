@@ -58,9 +58,8 @@ def prefinetune(
 ) -> Fitted:
     """Trains `model` from the parameters `start` on a public corpus; deterministic in `seed`.
 
-    Args:
-      callback: called after each epoch with the number of epochs so far, of
-        `epochs_of(settings)`, and the least validation loss so far.
+    After each epoch, `callback` is called with the number of epochs so far, of
+    `epochs_of(settings)`, and the least validation loss so far.
 
     Returns:
       Parameters, and a record with "learning_rate", "best_epoch", "valid_loss", "trials" (learning

@@ -103,7 +103,6 @@ class PublicModels:
         """The pretrained decoder of these settings; pretrains it if the cache does not hold it.
 
         Args:
-          name: the beginning of its name in the cache.
           positions: the number of tokens of the longest sequence that it will read.
 
         Raises:

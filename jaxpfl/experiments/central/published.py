@@ -44,11 +44,7 @@ class PublishedModel:
 
     @classmethod
     def found(cls, settings: PublishedModelConfig, name: str, *, trained: bool = False) -> Self:
-        """Finds the model that a section names, and reads its small files.
-
-        Args:
-          trained: whether its own weights, and not only adapters, are trained.
-        """
+        """Finds the model of a section, whose own weights may be trained; reads its small files."""
         folder = hub.resolve(settings.path)
         model = described(settings, folder, name)
         if trained and settings.int8:
@@ -75,11 +71,7 @@ class PublishedModel:
             )
 
     def loaded(self, *, trained: bool = False, mesh: Mesh | None = None) -> LanguageModel:
-        """The model with its weights, its adapters merged; an encoder is trained, never sampled.
-
-        Args:
-          mesh: the devices that the weights are dealt to; None = the default device.
-        """
+        """The model with its weights, its adapters merged; an encoder is trained, never sampled."""
         settings = self.settings
         dtype = "float32" if trained else settings.dtype
         model, params = pretrained.load(self.folder, dtype=dtype, mesh=mesh)

@@ -116,9 +116,8 @@ def build_plan(
 ) -> Plan:
     """Builds the plan of the rounds for `population` training clients.
 
-    Args:
-      prior_releases: the run's other releases on them; `privacy.epsilon` covers these, too.
-      simulated: the larger population that the section `privacy` is for.
+    `privacy.epsilon` covers the run's `prior_releases` on them, too; the section is for the larger
+    population that is `simulated`, if one is.
     """
     sampled = participation.of(privacy.sampling, population, training.clients_per_round)
     if simulated is not None:

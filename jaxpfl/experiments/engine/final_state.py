@@ -49,7 +49,6 @@ def final_params(
 
     Args:
       algorithm: the run's own, of the plan that `planned` returns; none of its queries is asked.
-      ledger: the file that the run charged.
       privacy: the statement of the run, which must contain what its ledger says.
       prior: runs on the same ledger that the statement covers, too.
     """

@@ -153,11 +153,7 @@ class Observers:
 
 
 class _TensorBoard:
-    """Scalar events. Their wall time is the round, because real times would reveal cohort sizes.
-
-    Args:
-      resumed_after: rounds that earlier attempts completed.
-    """
+    """Scalar events. Their wall time is the round, because real times would reveal cohort sizes."""
 
     def __init__(self, directory: Path, resumed_after: int) -> None:
         # Generated modules, whose names a type checker cannot see.

@@ -37,7 +37,6 @@ class Releases:
     """The stored phases; a context manager that closes the ledger.
 
     Attributes:
-      run: its name in the ledger.
       releaser: asks the clients; None if no client is asked or all releases are made.
       secret: the file of the run's secret; it and the ledger are None if no client is asked.
     """
@@ -65,9 +64,7 @@ class Releases:
 
         Args:
           described: the config as text; artifacts of another config are refused.
-          name: of the entries in the ledger.
           reproducible_seed: draws noise and cohorts from this seed: NOT private.
-          others: as for a `Releaser`.
         """
         try:
             folder, secret_path = directory / FOLDER, directory / "private" / "secret.json"

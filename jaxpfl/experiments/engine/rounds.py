@@ -48,9 +48,7 @@ class Loop:
     """One run in one directory, whose lock the caller holds.
 
     Attributes:
-      population: the private clients.
-      ledger: file that is charged before every release.
-      budget: hard limit of the whole ledger, or None.
+      ledger: file that is charged before every release; `budget` limits all of it.
       resume: continues the run in `directory`; otherwise such a run is refused.
       others: comes to its rounds with the other processes, if there are any.
     """
@@ -159,21 +157,14 @@ class Loop:
             checkpoints.wait()
             epsilons = cost.epsilons()
             records = observers.metrics.records[: done + 1]
-            kept = last_kept(records)
-            shown, stopped = done if kept is None else kept, observers.stopped
-            metrics = {**observers.latest(shown), "epsilon": epsilons[OWN]}
-            statement = directory.end(
-                done, cost.statement(), metrics, epsilons, ledger, stopped=stopped, kept=kept
-            )
-            if failure is not None:
-                raise failure
-            params = observers.kept
+            kept, params = last_kept(records), observers.kept
+            shown = done if kept is None else kept
             if kept is None and algorithm.params is not None:
                 params = algorithm.params(state)
             evaluated_on = directory.record["evaluation"]
-            return Result(
-                privacy=statement,
-                metrics=metrics,
+            result = Result(
+                privacy=cost.statement(),
+                metrics={**observers.latest(shown), "epsilon": epsilons[OWN]},
                 rounds=done,
                 out=directory.path,
                 state=state,
@@ -183,6 +174,10 @@ class Loop:
                 epsilons=epsilons,
                 cautions=tuple(of_rounds(records[: shown + 1], evaluated_on or "")),
             )
+            result = directory.end(result, ledger, stopped=observers.stopped)
+            if failure is not None:
+                raise failure
+            return result
 
     def _start(
         self, checkpoints: Checkpoints, ledger: Ledger, bar: Progress

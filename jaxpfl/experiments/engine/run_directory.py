@@ -2,20 +2,16 @@
 
 run.json                 what the run is, written before its first charge, compared on resume
 private/secret.json      16 bytes as four words, mode 0600, until the run is finished
-metrics.jsonl, tensorboard/                                see `observers`
-private/rounds.jsonl     see `engine.rounds`
 private/dropped.json     how many rows of the clients' table lacked a value, if any were left out
-private/client_states    see `federated.release.client_states`
-checkpoints/             see `records.checkpoint`
-run.lock                 see `files.lock`
 result.json              statement and last metrics, written when the run stops
+others                   see `observers`, `rounds`, `records.checkpoint`, `files.lock` and
+                         `federated.release.client_states`
 
 A killed run needs its secret to draw the cohorts and the noise of its rounds again, bit for bit and
 at no further cost. Nobody else can draw them, and nobody at all once the run is finished.
 """
 
-import dataclasses
-from collections.abc import Mapping
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,7 +24,7 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import stamped
-from jaxpfl.experiments.engine.setting import Setting, Tracking, stamp_of
+from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_of
 from jaxpfl.federated.release.identity import environment
 from jaxpfl.federated.release.query import read_columns, require_population
 from jaxpfl.models.base import Checking
@@ -39,11 +35,7 @@ _RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": st
 
 
 class RunDirectory:
-    """A run's directory, whose lock the caller holds.
-
-    Args:
-      algorithm, population, setting: the run.
-      resume: continues the run in the directory; otherwise such a run is refused.
+    """A run's directory, whose lock the caller holds; without `resume`, one with a run is refused.
 
     Attributes:
       finished: the number of rounds of a finished run, or None.
@@ -116,42 +108,22 @@ class RunDirectory:
             files.write_json(self.path / "private/dropped.json", {"rows": self._population.dropped})
         files.write_json(self.path / "run.json", self.record)
 
-    def end(
-        self,
-        rounds: int,
-        statement: str,
-        metrics: Mapping[str, Any],
-        epsilons: Mapping[str, float],
-        ledger: Ledger,
-        *,
-        stopped: bool,
-        kept: int | None,
-    ) -> str:
-        """Writes `result.json`, deletes a finished run's secret, and returns the statement.
+    def end(self, result: Result, ledger: Ledger, *, stopped: bool) -> Result:
+        """Writes `result.json`, deletes a finished run's secret, and returns the result as stated.
 
-        If the ledger was changed from outside, nothing is written or deleted.
-
-        Args:
-          stopped: by `on_round`, which makes the run a finished one.
-          kept: the round that it kept, or None.
+        If the ledger was changed from outside, nothing is written or deleted. A run that `on_round`
+        has stopped is a finished one.
         """
-        statement = self.stated(statement, rounds, stopped=stopped)
-        record = {
-            "run": self.run_id,
-            "rounds": rounds,
-            "stopped": stopped,
-            "kept": kept,
-            "private": not self.stamp,
-            "privacy": statement,
-            "epsilons": epsilons,
-            "evaluated_on": self.record["evaluation"],
-            "metrics": metrics,
-        }
+        rounds, statement = result.rounds, result.privacy
+        result = replace(result, privacy=self.stated(statement, rounds, stopped=stopped))
+        fields = ("rounds", "kept", "privacy", "epsilons", "evaluated_on", "metrics")
+        record = {"run": self.run_id, "private": not self.stamp, "stopped": stopped}
+        record |= {name: getattr(result, name) for name in fields}
         ledger.require_unchanged()
         files.write_json(self.path / "result.json", record)
         if stopped or rounds == self._algorithm.rounds:
             forget(self._secret_path, ledger)
-        return statement
+        return result
 
     def stated(self, statement: str, rounds: int, *, stopped: bool = False) -> str:
         """The statement of a run after these rounds, perhaps its last ones."""
@@ -180,7 +152,7 @@ def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
             {
                 "label": query.label,
                 "plan": query.plan.to_dict(),
-                "cohort": dataclasses.asdict(query.cohort),
+                "cohort": asdict(query.cohort),
             }
             for query in algorithm.queries
         ],

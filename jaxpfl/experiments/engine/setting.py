@@ -85,9 +85,8 @@ class Tracking:
     """How a run is evaluated, saved and shown while it trains.
 
     Attributes:
-      evaluate: scores parameters on public data, or None.
       evaluate_every: rounds between two evaluations, besides those before round 1 and at the end.
-      sentences: `(params, round) -> sentences`, generated at each evaluation, or None.
+      sentences: `(params, round) -> sentences`, generated at each evaluation.
       checkpoint_every: rounds between two checkpoints, besides the one at the end.
       on_round: is called after each round, see `engine.on_round`; the device then waits for the
         host in each round.

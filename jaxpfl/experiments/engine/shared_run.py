@@ -16,8 +16,6 @@ import numpy as np
 
 from jaxpfl import errors, files
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.federated import mesh
@@ -70,33 +68,19 @@ def share_rounds(others: SharedRounds) -> dict[str, Any]:
 def broadcast_result(found: Group, result: Result) -> None:
     """Process 0 broadcasts the result of a run."""
     fields = {name: getattr(result, name) for name in _FIELDS}
-    held = result.state if result.kept is None else (result.state, result.params)
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(held)]
-    shapes = [[leaf.shape, str(leaf.dtype)] for leaf in leaves]
-    found.tell(**files.jsonable(fields), shapes=shapes)
-    found.send(trees.content_of(leaves))
+    held = [result.state] if result.kept is None else [result.state, result.params]
+    held = jax.tree.map(np.asarray, held)
+    told = trees.described(held, "the state of the algorithm after its last round")
+    found.tell(**files.jsonable(fields), held=told)
+    found.send(trees.content_of(jax.tree.leaves(held)))
 
 
 def received_result(
-    found: Group, outcome: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
+    found: Group, outcome: dict[str, Any], algorithm: Algorithm, out: Path
 ) -> Result:
     """The result that process 0 broadcasts, in another process, whose `out` has no file of it."""
-    told = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in outcome.pop("shapes")]
-    leaves = list(map(jnp.asarray, trees.received(told, found.receive)))
-
-    def held() -> Any:
-        state = initial_state(algorithm, seed)
-        if outcome["kept"] is None or algorithm.params is None:
-            return (state,)
-        return state, algorithm.params(state)
-
-    structure = jax.tree.structure(jax.eval_shape(held))
-    if structure.num_leaves != len(leaves):
-        raise InputError(
-            f"the state of the algorithm has {len(leaves)} arrays after its last round and "
-            f"{structure.num_leaves} before the first: several processes cannot share it; the "
-            "run's directory holds the result"
-        )
+    shapes, structure = jax.tree.flatten(trees.shapes_of(outcome.pop("held")))
+    leaves = map(jnp.asarray, trees.received(shapes, found.receive))
     state, *kept = jax.tree.unflatten(structure, leaves)
     params = None if algorithm.params is None else algorithm.params(state)
     params = kept[0] if kept else params

@@ -52,11 +52,9 @@ class Manifest:
 
     Attributes:
       what: its name, which is also its folder's.
-      run: the run that made it.
       made_from: the inputs that it was made from, other than the run, as JSON; a digest where they
         are large.
       version: of jaxpfl.
-      private: false if the run is not private.
       ledger_head: head of the ledger when the artifact was stored; None without a ledger.
     """
 
@@ -76,7 +74,6 @@ class Artifacts:
       run: identifies the run; artifacts of another run are refused.
       ledger: that the run charges, if any; one that has lost a charge from before an artifact was
         stored is refused.
-      private: recorded in every artifact.
     """
 
     folder: Path

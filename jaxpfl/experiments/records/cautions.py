@@ -16,11 +16,7 @@ OURS = "this run"
 def worse_than(table: Sequence[Mapping[str, Any]], metric: str) -> dict[str, tuple[float, float]]:
     """The models that the run ends worse than: name -> (the run's score, the model's score).
 
-    A score that is missing or not finite is worse than any other.
-
-    Args:
-      table: rows with "model", and scores on the same data; one of them is the run's.
-      metric: "perplexity" for models of language, else "loss".
+    The scores are on the same data. One that is missing or not finite is worse than any other.
     """
     ours = next((row for row in table if row["model"] == OURS), None)
     if ours is None:

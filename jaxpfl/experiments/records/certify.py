@@ -25,7 +25,6 @@ def certify(
     Args:
       plans: of what clients were asked; the first one with noise gives the delta, which is else
         `WITHOUT_NOISE`, for what other runs were charged with on these ledgers.
-      statement, stamp: as they are printed.
       ledgers: of the releases that the statement is of; none is charged by a run that asks nobody.
     """
     found = {}

@@ -83,7 +83,6 @@ class Checkpoints:
     Args:
       directory: created if absent, and cleared of what a crash left.
       run: the run's id; a checkpoint of another run is refused.
-      private: recorded in every checkpoint.
     """
 
     def __init__(self, directory: str | Path, *, run: str, private: bool = True) -> None:

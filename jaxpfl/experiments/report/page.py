@@ -46,7 +46,7 @@ class Table:
 
     Attributes:
       numbers: indices of the columns that are aligned to the right.
-      ours: index of the highlighted row, or None.
+      ours: index of the highlighted row.
       style: a class of `page.css`.
     """
 

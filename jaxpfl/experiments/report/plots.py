@@ -80,10 +80,9 @@ def subtitle(axes: Any, title: str, text: str) -> None:
 
 
 def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamp: str = "") -> Any:
-    """Grids of `side` x `side` images in rows and columns, each with a title.
+    """Grids of `side` x `side` uint8 images [N, H, W, C], each with a title, in rows and columns.
 
-    Args:
-      blocks: rows of (title, uint8 images [N, H, W, C]); in gray images, 0 is shown white.
+    In gray images, 0 is shown white.
     """
     from matplotlib.figure import Figure
 
@@ -111,11 +110,9 @@ def _mosaic(images_NxHxWxC: np.ndarray, side: int) -> np.ndarray:
 
 
 def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
-    """A bar for each candidate, nearest first.
+    """A bar for each `Score.row`, nearest first.
 
-    Args:
-      rows: of `Score.row`: the part of "distance" beyond "corrected" is pale, and a line reaches
-        from "low" to "high".
+    The part of "distance" beyond "corrected" is pale, and a line reaches from "low" to "high".
     """
     panel = axes("Frechet distance of the candidates", height=1.3 + 0.34 * len(rows), stamp=stamp)
     places, values = range(len(rows)), [row["distance"] for row in rows]

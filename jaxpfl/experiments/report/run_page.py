@@ -143,10 +143,8 @@ def run_page(
 ) -> Page:
     """Builds the page of one run.
 
-    Args:
-      about: further rows for the table that describes the figures.
-      compared: sections before those of the rounds.
-      cautions: further warnings, see `records.cautions`.
+    `about` has further rows for the table that describes the figures, and `compared` the sections
+    before those of the rounds.
     """
     run, records = found.run, found.records
     stamps = [found.mark] if found.mark else []

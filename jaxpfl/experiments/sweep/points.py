@@ -75,9 +75,6 @@ def carry_out_point(
     Args:
       known: the failure that was recorded of the point when this process began. Where there is
         another one by now, the point is not tried again.
-
-    Raises:
-      Interrupted: as `run_sweep`; also of a signal that was answered before the point failed.
     """
     with folder.claimed() as free:
         if not free:

@@ -223,16 +223,19 @@ class _Watched(RunSecret):
 
 
 class Gradients:
-    """Training, in which canary i moves coordinate i of the gradient; every second round back.
-
-    Args:
-      plans, canaries: of the game.
-    """
+    """Training, in which canary i moves coordinate i of the gradient; every second round back."""
 
     def __init__(self, plans: tuple[Plan, ...], canaries: int) -> None:
         self.plans, self.canaries = plans, canaries
         # Made once: a release knows a query by its identity.
-        self.queries = [_query(plan, number, canaries) for number, plan in enumerate(plans)]
+        self.queries = []
+        for number, plan in enumerate(plans):
+            model = CanaryModel(canaries, plan.clip_norm)
+            client_fn, cohort = LocalTraining(model, _STEP_OF_ONE), CohortSpec(1, 1)
+            if plan.unit == "example":
+                client_fn, cohort = ClippedGradients(model, plan.clip_norm), CohortSpec(16, 16)
+            asked = Query(f"canaries {number}", client_fn, plan, cohort, columns=model.columns)
+            self.queries.append(asked)
 
     def clients(self, present_M: np.ndarray) -> Population:
         """Clients of one example each: a direction, and a length in clip norms."""
@@ -267,9 +270,6 @@ class CanaryModel:
     """A model that an example moves in its own direction, away from zero, wherever it is.
 
     An example holds a length l and a direction i; its loss is -slope l |params_i|.
-
-    Attributes:
-      dimension: the number of directions.
     """
 
     dimension: int
@@ -289,12 +289,3 @@ class CanaryModel:
 
     def evaluate(self, params: jax.Array, batch: Any, mask: jax.Array) -> Any:
         return self.loss(params, batch, mask)[1]
-
-
-def _query(plan: Plan, number: int, canaries: int) -> Query:
-    model = CanaryModel(canaries, plan.clip_norm)
-    if plan.unit == "client":
-        client_fn, cohort = LocalTraining(model, _STEP_OF_ONE), CohortSpec(1, 1)
-    else:
-        client_fn, cohort = ClippedGradients(model, plan.clip_norm), CohortSpec(16, 16)
-    return Query(f"canaries {number}", client_fn, plan, cohort, columns=model.columns)

@@ -82,10 +82,6 @@ class Group:
     If an exception leaves it in process 0, the others hear {"failed": its class, "sentence": ...},
     and those that do not listen within 5 seconds end. If one leaves it in another process, its
     sentence is that process's answer {"failed": sentence}, where one is awaited; all processes end.
-
-    Attributes:
-      index: of this process.
-      size: the number of processes.
     """
 
     def __init__(self) -> None:

@@ -53,7 +53,6 @@ class SharedRounds:
     """The releases of one run, in process 0, which makes them, and in the others, which `serve`.
 
     Args:
-      group: the processes.
       asks: what a stage asks, by its name and what is known of it; the same in all of them.
 
     Attributes:

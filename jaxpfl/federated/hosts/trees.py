@@ -23,8 +23,7 @@ PyTree = Any
 def described(tree: PyTree, what: str) -> dict[str, Any]:
     """The structure, and the leaves' shapes and dtypes, in JSON's types; for `shapes_of`.
 
-    Raises:
-      InputError: a container or a key of the tree, which is `what`, cannot be told in JSON.
+    A tree, called `what`, with a container or a key that cannot be told in JSON is refused.
     """
     leaves, structure = jax.tree.flatten(tree)
     shapes = [[list(np.shape(leaf)), str(leaf.dtype)] for leaf in leaves]
@@ -40,11 +39,7 @@ def described(tree: PyTree, what: str) -> dict[str, Any]:
 
 
 def shapes_of(told: dict[str, Any]) -> PyTree:
-    """The tree that was `described`, of `jax.ShapeDtypeStruct`.
-
-    Raises:
-      InputError: it names what is no container, or does not fit together.
-    """
+    """The tree that was `described`, of `jax.ShapeDtypeStruct`; what is none is refused."""
     try:
         leaves = [jax.ShapeDtypeStruct(shape, jnp.dtype(kind)) for shape, kind in told["leaves"]]
         return jax.tree.unflatten(_heard(told["containers"]), leaves)

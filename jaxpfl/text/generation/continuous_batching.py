@@ -66,8 +66,6 @@ class Sequences(NamedTuple):
         the initial carry of request `row_S`.
       draw: (keys_S, logits_SxV) to tokens_S int32.
       ended: (tokens_S, stop_S) to (bool [S], stop_S), whether a sequence ends with its token.
-      max_tokens: the largest number of tokens of a sequence.
-      key_impl: the implementation of the requests' keys.
     """
 
     step: Callable[[Array, Any], tuple[Array, Any]]

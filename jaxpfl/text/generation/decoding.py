@@ -20,9 +20,6 @@ class Decoding(Checked):
       top_p: tokens are drawn from the nucleus, the fewest most probable tokens that together have
         this probability (Holtzman et al. 2020); 1 turns this off.
       stop: a response ends before the first of these texts, see `jaxpfl.text.generation.stop`.
-
-    Raises:
-      InputError: a setting is out of its range; the message names it.
     """
 
     max_new_tokens: PositiveInt = 64

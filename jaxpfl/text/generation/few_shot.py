@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpfl.checked import Checked, PositiveInt
-from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 
 
@@ -60,12 +59,8 @@ class FewShot(Checked):
         """`number` prompts of a round, each of `shots` PUBLIC samples drawn without replacement.
 
         Prompt i of a round is a function of (samples, seed, round, i) alone, so a round can be
-        computed again.
-
-        Raises:
-          InputError: fewer samples than shots.
+        computed again. Fewer samples than shots are refused.
         """
-        positive_int("number", number)
         if len(samples) < self.shots:
             raise InputError(
                 f"a prompt needs {self.shots} different samples, found {len(samples)} samples"

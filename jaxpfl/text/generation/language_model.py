@@ -39,9 +39,6 @@ class LanguageModel:
     """A decoder, its parameters and its tokeniser, which together generate texts.
 
     Attributes:
-      model: the network.
-      params: its parameters, including the adapters where the model has them.
-      tokeniser: the tokeniser of the vocabulary that the network was trained on.
       mesh: the devices that share the requests, along its axis "data"; None for one device.
 
     Raises:

@@ -187,14 +187,12 @@ def prefill_batches(
     padded_length: int,
     prompts: int,
 ) -> Iterator[tuple[PrefillBatch, bool]]:
-    """The prefill batches of the prompts `group_G`, each with whether it is the last.
+    """The prefill batches of the prompts in the rows `group_G`, each with whether it is the last.
 
     Args:
-      prompts_PxL: all prompts, of which those in the rows `group_G` are read.
       words_NxW: the words of the keys of all requests (p, j).
-      responses: how many responses each prompt gets.
-      padded_length: the length to which the prompts are padded.
-      prompts: how many prompts of a batch each device reads.
+      responses: how many each prompt gets.
+      prompts: how many of a batch each device reads.
     """
     # The requests (g, j), in this order, are dealt to the devices in blocks.
     bounds = np.arange(devices + 1) * len(group_G) * responses // devices

@@ -76,7 +76,6 @@ class MaskAndFill(Checked):
 
     Attributes:
       model, params: an encoder with a language-model head (`models.encoder.network`).
-      mask_id: the id of the mask token.
       first_id, last_id: the ids around a text.
       tokens: longer texts are cut to this number of tokens.
     """

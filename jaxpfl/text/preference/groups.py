@@ -32,9 +32,6 @@ class Groups:
     Attributes:
       prompt_NxP, responses_NxGxT: int32. Of a pair (G = 2) the first response is the chosen one.
       advantage_NxG: float32, see `advantages`; None for pairs.
-
-    Raises:
-      InputError: there are no groups.
     """
 
     prompt_NxP: np.ndarray

@@ -27,10 +27,7 @@ def log_probabilities(
     mesh: Mesh | None = None,
     progress: bool = False,
 ) -> np.ndarray:
-    """Log-probabilities of all responses' tokens, in nats; 0 where there is no token.
-
-    Returns:
-      float32 [N, G, T].
+    """Log-probabilities of all responses' tokens, in nats, float32 [N, G, T]; 0 where none is.
 
     Args:
       microbatch_size: groups on the accelerator at a time.

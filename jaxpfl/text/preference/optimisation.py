@@ -144,8 +144,7 @@ def tune(
     Args:
       params: with adapters (`lora.attach`); they are not changed.
       groups: with advantages for GRPO, or else pairs.
-      seed: for the order of the groups; the same seed gives the same parameters on the same
-        hardware.
+      seed: of their order; the same one gives the same parameters on the same hardware.
       carried: the optimiser of an earlier tuning, which is continued; it is not changed.
       mesh: the devices along its axis "data" share each microbatch. Parameters on the mesh keep
         their sharding; others are copied to all of its devices.

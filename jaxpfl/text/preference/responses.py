@@ -61,7 +61,6 @@ def groups_of_texts(
 
     Args:
       ended_NxG: bool; whether a response ended by itself and was not cut.
-      advantage_NxG: see `Groups`.
     """
     prompt_rows = prompt_ids(tokeniser, prompts)
     longest = prompt_tokens + response_tokens
@@ -89,7 +88,10 @@ def _with_ends(
     rows = tokeniser.encode(texts)
     if format.stop:
         # Tokenised as one text, because a token may belong to both the response and its end.
-        ending = _ending(format)
+        # What follows a text in a prompt, up to the end of the stop string.
+        after = format.after + format.heading.format(number=format.shots + 2)
+        before, found, _ = after.partition(format.stop)
+        ending = before + found if found else format.stop
         longer = tokeniser.encode([text + ending for text in texts])
     elif tokeniser.end_of_text is not None:
         longer = [np.append(row, np.int32(tokeniser.end_of_text)) for row in rows]
@@ -99,10 +101,3 @@ def _with_ends(
         with_end if by_itself and len(with_end) <= left else row
         for row, with_end, by_itself, left in zip(rows, longer, ended, room, strict=True)
     ]
-
-
-def _ending(format: FewShot) -> str:
-    """What follows a text in a prompt, up to the end of the stop string."""
-    after = format.after + format.heading.format(number=format.shots + 2)
-    before, found, _ = after.partition(format.stop)
-    return before + found if found else format.stop
