@@ -67,7 +67,6 @@ def groups_of(
       responses: G of each prompt; of a pair the chosen one and the rejected one.
     """
     positive_int("prompt_tokens", prompt_tokens)
-    positive_int("total_tokens", total_tokens)
     if total_tokens <= prompt_tokens:
         raise InputError(
             f"total_tokens must be above prompt_tokens = {prompt_tokens}, found {total_tokens}"
