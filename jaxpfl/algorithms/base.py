@@ -82,11 +82,7 @@ class Algorithm(NamedTuple):
 
 
 def require_parts(model: object, plan: object, **optimisers: object) -> None:
-    """Refuses what cannot be trained, before it is called in a compiled program.
-
-    Raises:
-      InputError: `model` is none, `plan` is none, or an optimiser, which is named, is none.
-    """
+    """Refuses what cannot be trained, before it is called in a compiled program."""
     if isinstance(model, type) or not callable(getattr(model, "init", None)):
         found = model.__name__ if isinstance(model, type) else type(model).__name__
         raise InputError(

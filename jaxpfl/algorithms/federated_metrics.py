@@ -162,9 +162,6 @@ class ReleasedMetrics:
 
         Args:
           percent: strictly between 0 and 100.
-
-        Raises:
-          InputError: `percent` is out of range.
         """
         if not 0 < checks.real("percent", percent) < 100:
             raise InputError(f"percent must lie strictly between 0 and 100, found {percent!r}")
@@ -301,8 +298,5 @@ def with_correct(clients: Population, correct: Any) -> Population:
 
     Args:
       correct: bool [examples], from `federated.clients.evaluation.correct_examples`. PRIVATE.
-
-    Raises:
-      InputError: `correct` is not as expected.
     """
     return clients.with_columns({"correct": one_per_example(clients, "correct", correct)})

@@ -55,9 +55,6 @@ class Reference:
         Equal moments give 0 to about 1e-7 of the trace. The candidate's covariance must be
         positive semidefinite, as every covariance of embeddings is. This is not checked; use
         `distance` where both sides may need the projection.
-
-        Raises:
-            InputError: the candidate has another dimension.
         """
         _require_same(self.dimension, candidate)
         # The candidate's covariance in the coordinates of the factor.
@@ -87,9 +84,6 @@ def distance(a: Moments, b: Moments) -> float:
 
     Either covariance may have negative eigenvalues: both are projected by `project_psd`. Use
     `Reference` to compute many distances from one side.
-
-    Raises:
-        InputError: the dimensions differ.
     """
     projected = Moments(b.count, b.mean_D, project_psd(b.covariance_DxD))
     return Reference(a).distance(projected)
@@ -113,9 +107,6 @@ def witness(target: Moments, current: Moments, embeddings_NxD: np.ndarray) -> np
 
     Returns:
       float64 [N]; only differences mean something.
-
-    Raises:
-      InputError: the dimensions differ.
     """
     _require_same(target.dimension, current)
     found, vector_DxD = np.linalg.eigh(current.covariance_DxD)

@@ -161,10 +161,6 @@ def moments(embeddings_NxD, clip_norm: float) -> Moments:
     Args:
         embeddings_NxD: a NumPy or JAX array of floating point numbers, n >= 1.
         clip_norm: rows with a larger L2 norm are scaled down to it; `math.inf` clips no row.
-
-    Raises:
-        InputError: the array is not a matrix of floats, has no rows, or has a row that is not
-            finite.
     """
     shape = np.shape(embeddings_NxD)
     if len(shape) != 2:
@@ -184,9 +180,6 @@ def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
     Args:
         parts: the moments of one or more corpora, all of one dimension.
         shares: one number >= 0 for each corpus; they must sum to 1 to within 1e-6.
-
-    Raises:
-        InputError: the dimensions differ, or the shares are not as described.
     """
     shares_K = _checked_shares(parts, shares)
     means_KxD = np.stack([part.mean_D for part in parts])
@@ -228,9 +221,6 @@ def project_psd(matrix_DxD) -> np.ndarray:
     The eigenvectors are kept and negative eigenvalues become 0 (Higham 1988, "Computing a nearest
     symmetric positive semidefinite matrix", Theorem 2.1). A positive definite matrix is returned
     as it is.
-
-    Raises:
-        InputError: the matrix is not square, finite and symmetric.
     """
     matrix_DxD = _symmetric("matrix", matrix_DxD)
     try:

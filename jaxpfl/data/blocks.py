@@ -84,11 +84,7 @@ class Blocks:
         return root_of(self._sums, len(self.unverified))
 
     def verify(self, begin: int, end: int) -> None:
-        """Verifies the blocks of the bytes begin .. end - 1.
-
-        Raises:
-          CorruptFile: a byte of these blocks was altered.
-        """
+        """Verifies the blocks of the bytes begin .. end - 1."""
         if self._left and begin < end:
             blocks = slice(begin // BLOCK, (end - 1) // BLOCK + 1)
             self._verify(np.flatnonzero(self._missing[blocks]) + blocks.start)

@@ -56,11 +56,7 @@ class DataSet:
     converted: Sequence[str] = ()
 
     def folder(self, given: Path | None = None) -> Path:
-        """The folder of its files: `given`, or the one that the variable names.
-
-        Raises:
-          InputError: neither says where.
-        """
+        """The folder of its files: `given`, or the one that the variable names."""
         named = os.environ.get(self.variable)
         if given is None and not named:
             raise InputError(
@@ -102,11 +98,7 @@ def data_sets() -> dict[str, DataSet]:
 
 
 def find(name: str) -> DataSet:
-    """The data set of this name.
-
-    Raises:
-      InputError: there is none; names the nearest.
-    """
+    """The data set of this name."""
     known = data_sets()
     if name in known:
         return known[name]

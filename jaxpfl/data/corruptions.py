@@ -28,9 +28,6 @@ def invert_pixels(population: Population, probability: float, seed: int) -> Popu
     Args:
       population: clients whose column "image" holds images [H, W, C], uint8 or floats in 0 .. 1.
       probability: of a client to be corrupted.
-
-    Raises:
-      InputError: a parameter is out of range, the column is missing, or it holds no such images.
     """
     probability = checks.fraction("probability", probability)
     struck = client_uniforms("inverted pixels", seed, population.client_ids) < probability
@@ -64,9 +61,6 @@ def concatenate_first_words(population: Population, probability: float, seed: in
       population: clients whose column "words" holds sentences, the words of which are separated by
         `columns.WORD_SEPARATOR`.
       probability: of a sentence to be chosen.
-
-    Raises:
-      InputError: a parameter is out of range, or there is no such column of text.
     """
     probability = checks.fraction("probability", probability)
     ids, offsets = population.client_ids, population.offsets

@@ -380,11 +380,7 @@ def place(source: str) -> str:
 
 
 def expanded(path: str) -> str:
-    """A path with its ~ and its environment variables replaced.
-
-    Raises:
-      InputError: a variable is not set.
-    """
+    """A path with its ~ and its environment variables replaced."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]

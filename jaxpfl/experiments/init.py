@@ -26,9 +26,6 @@ def init(file: str, **columns: str | None) -> str:
       file: the table, as `data.open` takes it, perhaps with options, such as its encoding.
       columns: "client", "text", "label" and "features" of `data.open`: of a word language model a
         text, of a classifier a label and features. None: the default.
-
-    Raises:
-      InputError: the file cannot be read, does not fit, or has fewer than 20 clients.
     """
     given = {name: column for name, column in columns.items() if column is not None}
     table, *options = file.split("?", 1)

@@ -73,11 +73,7 @@ def client_mesh(devices: int | None = None, *, model: int = 1) -> Mesh:
 
 
 def checked(mesh: Mesh) -> Mesh:
-    """The mesh, if clients can be dealt to it.
-
-    Raises:
-      InputError: its axes are others, or several processes would share a copy of the model.
-    """
+    """The mesh, if clients can be dealt to it."""
     if mesh.axis_names not in ((CLIENTS,), (CLIENTS, MODEL)):
         raise InputError(
             "a mesh of clients must have the axis 'clients', or the axes 'clients' and 'model', "

@@ -45,11 +45,7 @@ class Account:
         return accounting.default_accountant(self._counts)
 
     def add(self, event: dp_accounting.DpEvent) -> None:
-        """Adds a release, whether it fits the budgets or not.
-
-        Raises:
-          InputError: as `check_adjacency`.
-        """
+        """Adds a release, whether it fits the budgets or not."""
         self.check_adjacency(event)
         releases = events.counts(event)
         self._counts += releases

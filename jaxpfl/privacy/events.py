@@ -50,9 +50,6 @@ def counts(event: dp_accounting.DpEvent) -> Counter[dp_accounting.DpEvent]:
     """Returns how often each elementary release happens in `event`.
 
     Sampling that takes everyone counts as no sampling, for which there is an exact formula.
-
-    Raises:
-      InputError: the event is not in the table above, or a parameter is out of range.
     """
     total = Counter[dp_accounting.DpEvent]()
     for part, times in _parts(event):
@@ -61,11 +58,7 @@ def counts(event: dp_accounting.DpEvent) -> Counter[dp_accounting.DpEvent]:
 
 
 def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
-    """Returns an event's adjacency; that of a release on everyone is add-or-remove-one.
-
-    Raises:
-      InputError: the event mixes both adjacencies.
-    """
+    """Returns an event's adjacency; that of a release on everyone is add-or-remove-one."""
     kinds = {type(part) for part, _ in _parts(event)} - {dp_accounting.NonPrivateDpEvent}
     if dp_accounting.SampledWithoutReplacementDpEvent not in kinds:
         return "add_or_remove_one"

@@ -32,9 +32,6 @@ def gaussian_noise_like(key: jax.Array, tree: PyTree, std: jax.Array | float) ->
       key: typed threefry4x32 key, used for this draw alone.
       tree: pytree of arrays or shapes; only shapes are read.
       std: standard deviation, a float32 scalar.
-
-    Raises:
-      InputError: the key is not a typed threefry4x32 key.
     """
     return cut(standard_normal(key, (coordinates(tree),)) * std, tree)
 

@@ -37,11 +37,7 @@ def scaled(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent
 
 
 def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
-    """Returns a delta, float64 [E], for each epsilon >= 0, with which the event is private.
-
-    Raises:
-      InputError: the kind of event is unknown, or the releases have no common adjacency.
-    """
+    """Returns a delta, float64 [E], for each epsilon >= 0, with which the event is private."""
     releases = events.counts(event)
     if any(isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases):
         return np.ones(len(epsilons_E))

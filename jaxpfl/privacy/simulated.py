@@ -41,9 +41,6 @@ class LargerPopulation:
       population: N.
       clients_per_round: C.
       delta: of the larger population's guarantee, below 1 / N.
-
-    Raises:
-      InputError: a value is out of range.
     """
 
     population: int

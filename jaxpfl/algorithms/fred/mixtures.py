@@ -59,9 +59,6 @@ def best_mixture(private: PrivateMoments, candidates: Mapping[str, Moments]) -> 
     Args:
       private: the moments of the clients, as released.
       candidates: the moments of public corpora, by name.
-
-    Raises:
-      InputError: there is no candidate, or one has embeddings of another dimension.
     """
     names, parts = list(candidates), list(candidates.values())
     dimensions = sorted({part.dimension for part in parts})

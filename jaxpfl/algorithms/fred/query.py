@@ -85,11 +85,7 @@ class PrivateMoments(NamedTuple):
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], plan: FredPlan) -> Self:
-        """The moments that `arrays` returned; `plan` is the one they were released under.
-
-        Raises:
-          InputError: an array is missing, or holds something else.
-        """
+        """The moments that `arrays` returned; `plan` is the one they were released under."""
         axes = {"count": 0, "mean": 1, "covariance": 2, "noise": 1}
         for name, number in axes.items():
             found = arrays.get(name)
@@ -111,11 +107,7 @@ class PrivateMoments(NamedTuple):
 
     @classmethod
     def load(cls, path: str | Path, plan: FredPlan) -> Self:
-        """Reads the file that `save` wrote; `plan` is the one they were released under.
-
-        Raises:
-          CorruptFile: the file is missing or damaged, or holds no moments.
-        """
+        """Reads the file that `save` wrote; `plan` is the one they were released under."""
         arrays = files.read_npz(Path(path))
         try:
             return cls.of_arrays(arrays, plan)
@@ -293,9 +285,6 @@ def public_moments(
 
     Args:
       progress: whether a progress bar is shown.
-
-    Raises:
-      InputError: the corpus has no examples, or lacks the column that the embedder reads.
     """
     if not corpus.num_examples:
         raise InputError(

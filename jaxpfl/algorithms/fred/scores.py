@@ -75,9 +75,6 @@ def score(
     Args:
       private: the moments of the clients, as released.
       candidates: the moments of public corpora, by name.
-
-    Raises:
-      InputError: a candidate has embeddings of another dimension than the clients have.
     """
     if not candidates:
         return []

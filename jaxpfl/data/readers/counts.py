@@ -27,10 +27,6 @@ def read_counts(path: str | Path) -> dict[str, int]:
 
     Returns:
       Each word with its count, by falling count; words of one count in the file's order.
-
-    Raises:
-      InputError: there is no such file, or it does not hold counts as described above.
-      CorruptFile: an archive is truncated or damaged.
     """
     path = Path(path)
     with errors_of(path):

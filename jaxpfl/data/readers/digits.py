@@ -15,9 +15,6 @@ def read_digits(clients: int = 100, alpha: float = 0.5, seed: int = 0) -> Popula
     Numbers of examples differ by at most one between clients.
 
     Columns: "image" float32 [8, 8, 1] in 0 .. 1 (0 = paper), "label" int32 in 0 .. 9.
-
-    Raises:
-      InputError: a parameter is out of range, or there are more clients than digits.
     """
     clients = checks.positive_int("digits: clients", clients)
     alpha = checks.positive("digits: alpha", alpha)

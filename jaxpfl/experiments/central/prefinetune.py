@@ -65,9 +65,6 @@ def prefinetune(
       Parameters, and a record with "learning_rate", "best_epoch", "valid_loss", "trials" (learning
       rate and validation loss of each) and "epochs" (training and validation loss of each epoch of
       the chosen trial). Losses are in nats per target.
-
-    Raises:
-      InputError: every learning rate diverged.
     """
     place = partial(jax.device_put, device=jax.local_devices()[0])
     train, valid = (place(dict(columns)) for columns in (corpus.train, corpus.valid))

@@ -104,10 +104,6 @@ class PublicModels:
 
         Args:
           positions: the number of tokens of the longest sequence that it will read.
-
-        Raises:
-          InputError: the corpora are too small to pretrain on.
-          CorruptFile: a file of the cache was altered; names the file.
         """
         names = settings.corpora or tuple(self.sources)
         described = {**asdict(settings), "positions": positions, "seed": self.seed}

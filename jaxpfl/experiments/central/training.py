@@ -100,9 +100,6 @@ def fit(
     Returns:
       Parameters, and a record with "steps", "train_loss" (nats per target, the mean of each epoch)
       and, with validation data, "valid_loss" (after each epoch) and "best_step".
-
-    Raises:
-      InputError: there are no examples.
     """
     columns, examples = _checked(model, columns, "columns")
     everywhere, dealt = shardings(mesh)

@@ -37,11 +37,7 @@ class Study:
         raise NotImplementedError
 
     def describe(self) -> "Description":
-        """Models, rounds and releases; of the clients only their number is used.
-
-        Raises:
-          InputError: the parts of the config do not fit together.
-        """
+        """Models, rounds and releases; of the clients only their number is used."""
         from jaxpfl.experiments.engine.description import Description, PlannedRelease
 
         plans = self.plans.items()

@@ -111,9 +111,6 @@ class Game:
       canaries: at most the population.
       rounds: how many of the plans' rounds are played; None = all.
       questions: makes what is asked; None = `Gradients`.
-
-    Raises:
-      InputError: a value is out of range, or the plans do not fit together.
     """
 
     plans: tuple[Plan, ...]

@@ -44,9 +44,6 @@ class TwoParts:
         Args:
           name: of the second part, for errors.
           second, share: C and a.
-
-        Raises:
-          InputError: a number is out of range, or the plan's clip norm is adaptive.
         """
         if plan.adaptive_clip is not None:
             raise InputError(

@@ -50,9 +50,6 @@ def join(how: str) -> None:
     Args:
       how: "auto" for what JAX finds out by itself (Slurm, Kubernetes, Cloud TPU, Open MPI), or
         HOST:PORT,INDEX/COUNT, such as "10.0.0.5:1234,0/2" for the first of two.
-
-    Raises:
-      InputError: `how` is neither, or there is no connection.
     """
     given: dict[str, Any] = {}
     if how != "auto":

@@ -57,9 +57,6 @@ class SharedRounds:
 
     Attributes:
       environment: of all processes, as identities of releases have it; in process 0 alone.
-
-    Raises:
-      InputError: a process has other versions or options, or could not begin.
     """
 
     def __init__(self, group: Group, asks: Asks) -> None:

@@ -226,9 +226,6 @@ class Door:
           shared_noise_P: this round's noise of unit scale, for all coordinates of all leaves in
             their order, if the plan's noise is correlated between rounds.
           keep: is called with the next states of each bucket's clients, which are PRIVATE.
-
-        Raises:
-          InputError: a bucket cannot be split evenly among devices, or a share into chunks.
         """
         plan, accumulator = self.query.plan, self.query.accumulator
         sums = zero_sums(accumulator, self._layout, self._like)
@@ -278,9 +275,6 @@ class Door:
 
         Args:
           broadcast, columns: only shapes and dtypes are used; devices need not be available.
-
-        Raises:
-          InputError: as `__call__`.
         """
         by_client, everywhere = (
             functools.partial(placed, NamedSharding(self.mesh, spec))

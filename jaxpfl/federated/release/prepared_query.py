@@ -205,11 +205,7 @@ class PreparedQuery:
 def opened(
     query: Query, broadcast: PyTree, columns: Mapping[str, Any]
 ) -> tuple[Door, TracedClient]:
-    """The door of a query, and its client function as traced for one client.
-
-    Raises:
-      InputError: as `traced`.
-    """
+    """The door of a query, and its client function as traced for one client."""
     client = identity.traced(query, broadcast, columns)
     return Door(query, client.contribution, client.client_state), client
 

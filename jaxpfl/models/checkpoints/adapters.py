@@ -68,9 +68,6 @@ def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None
 
     Args:
       base: the folder or the hub name of the base, which PEFT looks up; None leaves it open.
-
-    Raises:
-      InputError: the model has no adapters, or one is not finite.
     """
     if model.lora is None:
         raise InputError("the model has no adapters to save")

@@ -40,9 +40,6 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
     """Writes config.json and model.safetensors, in place of a model that the folder holds.
 
     `load` gives the parameters back bit by bit.
-
-    Raises:
-      InputError: another kind of model, or parameters that are not its own, float32 and finite.
     """
     architecture = type(model).__name__
     if architecture not in _ARCHITECTURES:

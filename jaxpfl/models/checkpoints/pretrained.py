@@ -115,9 +115,6 @@ def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
 
     Args:
       params: float32 or bfloat16.
-
-    Raises:
-      InputError: the model has adapters or int8 weights, or `params` are not its own or not finite.
     """
     if isinstance(model, Decoder) and model.lora is not None:
         raise InputError(

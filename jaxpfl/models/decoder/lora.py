@@ -35,10 +35,6 @@ def attach(
     """The model with adapters, and its parameters: the same base arrays, and new adapters.
 
     The adapters of projection i of `PROJECTIONS` are drawn from `fold_in(key, i)`.
-
-    Raises:
-      InputError: the model has adapters already, or none of the targets, or the adapters exceed
-        this machine's memory.
     """
     if model.lora is not None:
         raise InputError("the model has adapters already: merge or detach them first")

@@ -20,11 +20,7 @@ from jaxpfl.models.decoder.network import Decoder
 
 
 def quantise(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
-    """The model with int8 weights in its layers, and its parameters; half of bfloat16's memory.
-
-    Raises:
-      InputError: the model is quantised already.
-    """
+    """The model with int8 weights in its layers, and its parameters; half of bfloat16's memory."""
     if model.int8:
         raise InputError("the model has int8 weights already")
     layers = dict(params["layers"])

@@ -108,9 +108,6 @@ def oov_words(
     from the column "words", else from "text"; one that occurs twice is two examples. Clients
     without such a word remain, without examples. The fingerprint is that of `population`, and
     therefore also the ledger.
-
-    Raises:
-      InputError: there is neither column, or a word contains a control character.
     """
     index: dict[str, int] = {}
     order = []

@@ -18,13 +18,10 @@ _EXPECTED = (
 def embedder(name: str) -> Embedder:
     """The embedder of a name.
 
-        hashed, hashed:DIMENSION       hashed n-grams; needs no weights (`embed.hashed`)
-        minilm                         all-MiniLM-L6-v2 (`embed.encoder`)
-        encoder:FOLDER-OR-HUB-NAME     an encoder of BERT's kind and tokenizer (`embed.encoder`)
-        sentence-transformers:NAME     through that library, if installed
-
-    Raises:
-      InputError: there is no such embedder, or a file or library that it needs is missing.
+    hashed, hashed:DIMENSION       hashed n-grams; needs no weights (`embed.hashed`)
+    minilm                         all-MiniLM-L6-v2 (`embed.encoder`)
+    encoder:FOLDER-OR-HUB-NAME     an encoder of BERT's kind and tokenizer (`embed.encoder`)
+    sentence-transformers:NAME     through that library, if installed
     """
     if not isinstance(name, str):
         raise InputError(f"an embedder's name must be a string, found {type(name).__name__}")
@@ -62,11 +59,7 @@ class SentenceTransformersEmbedder:
     column = "text"
 
     def __init__(self, name: str):
-        """Loads a folder, "minilm", or a model NAME or NAME@REVISION of the Hugging Face hub.
-
-        Raises:
-          InputError: the library is not installed, or cannot load the model.
-        """
+        """Loads a folder, "minilm", or a model NAME or NAME@REVISION of the Hugging Face hub."""
         from jaxpfl.models.checkpoints import pretrained
 
         library = pretrained.require("sentence_transformers", "sentence-transformers")

@@ -49,9 +49,6 @@ def unigram_baseline(
       vocab_size: number of token ids, including the special tokens.
       words: whether the ids are those of a `Vocabulary`, of which some are never targets, and one
         stands for no word. A `Tokeniser` has no such ids.
-
-    Raises:
-      InputError: an id is out of range, or there is nothing to evaluate.
     """
     positive_int("vocab_size", vocab_size)
     counts_V = _target_counts("train", train_NxL, vocab_size)

@@ -67,9 +67,6 @@ def oov_rates(tokens_NxT: np.ndarray) -> OOVRates:
     Args:
       tokens_NxT: int ids of a `Vocabulary`, one sentence per row: words, then the end of sentence
         if it is not cut, then padding; with or without a beginning of sentence before them.
-
-    Raises:
-      InputError: not a two-dimensional array of integers.
     """
     tokens_NxT = np.asarray(tokens_NxT)
     check_token_rows("tokens", tokens_NxT)

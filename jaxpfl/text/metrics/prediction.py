@@ -35,9 +35,6 @@ def evaluate(
     Returns:
       "accuracy" (top-1, 0 .. 1), "loss" (nats per target), "perplexity" (exp of the loss) and
       "count" of targets; NaN when there is none.
-
-    Raises:
-      InputError: tokens that are not int32 with two axes, or none at all.
     """
     positive_int("batch_size", batch_size)
     if tokens_NxL.ndim != 2 or tokens_NxL.dtype != np.int32:

@@ -33,9 +33,6 @@ def log_probabilities(
       microbatch_size: groups on the accelerator at a time.
       multiple: rows are padded to a multiple of this many tokens.
       mesh: the devices along its axis "data" share the groups.
-
-    Raises:
-      InputError: a prompt with a response has more tokens than the model has positions.
     """
     check_fits(model, groups)
     params = placed(params, mesh)

@@ -55,11 +55,7 @@ class Tokeniser:
         return self
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of one sequence; special tokens and padding are left out.
-
-        Raises:
-          InputError: an id is not in the vocabulary.
-        """
+        """The text of one sequence; special tokens and padding are left out."""
         pieces = self.token_bytes()
         found = []
         for token in map(int, ids):
@@ -114,11 +110,7 @@ class TextEncoder:
         return text_rows(self.tokeniser, texts, sequence_length)
 
     def encode(self, population: Population, sequence_length: int) -> Population:
-        """The population with "tokens" as its only column.
-
-        Raises:
-          InputError: the population has no column "text".
-        """
+        """The population with "tokens" as its only column."""
         texts = text_column(population).to_pylist()
         return population.with_columns({"tokens": self.encode_texts(texts, sequence_length)})
 

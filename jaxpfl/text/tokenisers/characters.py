@@ -44,9 +44,6 @@ def encode(population: Population, sequence_length: int) -> Population:
     """The same clients, whose examples are the rows of their texts, in the column "tokens".
 
     The fingerprint does not change, because the rows are as private as the text.
-
-    Raises:
-      InputError: the population has no column "text".
     """
     positive_int("sequence_length", sequence_length)
     found = [character_rows(text, sequence_length) for text in texts_of(population)]

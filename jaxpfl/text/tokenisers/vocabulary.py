@@ -167,9 +167,6 @@ class Vocabulary:
         These encode the column "words" where there is one (`with_words`), else "text". Clients that
         were tokenised on the disk (`jaxpfl convert --vocabulary`) already have the ids: of these, a
         row is made when it is read.
-
-        Raises:
-          InputError: there is no such column, or the ids on the disk are of another vocabulary.
         """
         tokens = population.columns.get("tokens")
         if isinstance(tokens, Sequences):
@@ -263,11 +260,7 @@ class Vocabulary:
         return word in self.ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The words of one sequence, joined by spaces, up to the end of sentence or padding.
-
-        Raises:
-          InputError: an id is not in the vocabulary.
-        """
+        """The words of one sequence, joined by spaces, up to the end of sentence or padding."""
         found = []
         for token in map(int, ids):
             if token in (PAD, EOS):
@@ -282,9 +275,6 @@ class Vocabulary:
         """Log frequencies of the tokens as targets, add-one smoothed, for `output_bias_prior`.
 
         The result is as long as the vocabulary, or has `size` entries; the additional ids count 0.
-
-        Raises:
-          InputError: the number of sentences is not known.
         """
         if not self.counts[EOS]:
             raise InputError(
@@ -308,11 +298,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":
-        """Reads what `save` wrote.
-
-        Raises:
-          CorruptFile: the file is not a whole vocabulary of this format.
-        """
+        """Reads what `save` wrote."""
         try:
             record = files.read_record(Path(path), _FIELDS)
             tokens, counts = record["tokens"], record["counts"]
@@ -335,9 +321,6 @@ def with_words(population: Population, split: Split = words) -> Population:
     The words of a text are joined by `jaxpfl.data.columns.WORD_SEPARATOR`, a control character and
     therefore in none of them. Other columns and the fingerprint do not change. An existing column
     "words" does not change either, because its words may have been altered on purpose.
-
-    Raises:
-      InputError: there is neither a column "words" nor a column "text".
     """
     if "words" in population.columns:
         return population
