@@ -126,7 +126,7 @@ def _check_ledger(ledger: Any, stamp: str) -> str:
     charges, curve, delta = ledger["charges"], ledger["curve"], ledger["delta"]
     plans = [(each["run"], each["label"], each["plan"]) for each in ledger["queries"]]
     strict = [plan for *_, plan in plans if plan["private"] and not plan["allow_large_delta"]]
-    rare = len(strict) < len(plans) or any(delta * plan["population"] < 1 for plan in strict)
+    rare = len(strict) < len(plans) or any(delta * (p["population"] or 0) < 1 for p in strict)
     need(rare or not plans, f"states the delta {delta:g}, which is 1 / the population or more")
     for number, charge in enumerate(charges, 1):
         asked = charge["run"], charge["label"]
@@ -160,7 +160,7 @@ def _event_of(plan: dict[str, Any]) -> dict[str, Any]:
         return {"type": "non_private"}
     if fixed:
         return {"type": _FIXED, "population": of, "clients": n, "event": noise}
-    if plan["sampling"] == "poisson" and n < of:
+    if plan["sampling"] == "poisson" and n != of:
         return {"type": "poisson_sampled", "probability": n / of, "event": noise}
     return noise
 

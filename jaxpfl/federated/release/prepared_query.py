@@ -119,8 +119,12 @@ class PreparedQuery:
 
         What a client function captured is public by declaration: a reader must be able to see it.
         """
+        plan = self.query.plan.to_dict()
+        # Of FreD, whose units all take part, the number may be private; no charge depends on it.
+        if plan["sampling"] == "poisson" and plan["clients_per_round"] == plan["population"]:
+            plan |= {"clients_per_round": None, "population": None}
         return {
-            "plan": self.query.plan.to_dict(),
+            "plan": plan,
             "program": self.program,
             "captured": self.query.captured,
             "flow_checked": not self.query.plan.unchecked,
