@@ -272,10 +272,8 @@ def at(place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        plain = error.strerror if isinstance(error, OSError) else repr(error)
-        plain = f"it is no JSON, {error}" if isinstance(error, json.JSONDecodeError) else plain
-        said = str(error) if isinstance(error, Unfit) else f"cannot be read: {plain}"
-        raise Unfit(f"{place}: {said}") from None
+        why = "" if isinstance(error, Unfit) else f"cannot be read: {type(error).__name__}: "
+        raise Unfit(f"{place}: {why}{getattr(error, 'strerror', None) or error}") from None
 
 
 def need(holds: Any, otherwise: str) -> None:
