@@ -155,7 +155,10 @@ def copied(start: Any) -> Callable[[jax.Array], Any]:
 def releaser_of(
     algorithm: Algorithm, clients: Population, ledger: Ledger, secret: RunSecret, **more: Any
 ) -> Releaser:
-    """Returns the releaser of an algorithm's queries, which charges them under its name."""
+    """Returns the releaser of an algorithm's queries, which charges them under its name.
+
+    `more` are further arguments of `Releaser`: `run` and, of several processes, `others`.
+    """
     more |= {"name": algorithm.name, "queries": algorithm.queries}
     return Releaser(clients, ledger, secret, **more)
 

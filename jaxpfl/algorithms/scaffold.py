@@ -33,9 +33,11 @@ from jaxpfl.algorithms.base import (
     server_step,
     update_query,
 )
+from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.two_parts import TwoParts
+from jaxpfl.federated.release.query import Execution
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
 
@@ -111,18 +113,18 @@ def scaffold(
     plan: Plan,
     variate_clip: float,
     variate_share: float = 0.5,
+    cohort: CohortSpec | None = None,
+    execution: Execution | None = None,
     start: Any = None,
-    **settings: Any,
 ) -> Algorithm:
     """Returns SCAFFOLD for `model` under `plan`, whose clip norm S bounds the clients' changes.
 
     Args:
-      model, server, plan, start: as for `fed_avg`; the clip is constant.
+      model, server, plan, cohort, execution, start: as for `fed_avg`; the clip is constant.
       learning_rate: eta, of the clients' SGD.
       variate_clip: C, the L2 bound on the change of a client's variate, which has the size of a
         gradient.
       variate_share: a, between 0 and 1.
-      settings: `cohort` and `execution`, as for `fed_avg`.
 
     Raises:
       InputError: an argument is of another kind or out of range, or the clip is adaptive.
@@ -133,7 +135,7 @@ def scaffold(
     rate = checks.positive("learning_rate", learning_rate)
     parts = TwoParts.of(plan, "variate", variate_clip, variate_share)
     client = CorrectedTraining(model, optax.sgd(rate), learning_rate=rate, parts=parts)
-    update = update_query(model, client, plan, **settings)
+    update = update_query(model, client, plan, cohort, execution)
     first_params = initial_params(model, start)
 
     def init(key):
