@@ -148,6 +148,9 @@ def _halves(contributions: PyTree) -> list[list[jax.Array]]:
     return [[pair.low for pair in pairs], [pair.high for pair in pairs]]
 
 
+_MMAP_THRESHOLD = -3  # in glibc's malloc.h
+
+
 def shape_of(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
@@ -177,13 +180,16 @@ def next_clip_norm(plan: Plan, clip_norm: jax.Array, noisy_below: jax.Array) -> 
 
 
 def give_back_memory() -> None:
-    """Gives freed memory back to the system, where the C library is glibc.
+    """Gives freed memory back to the system, from now on too, where the C library is glibc.
 
     The compiler frees almost all that it took, but glibc keeps these pages for whatever is
-    allocated next, and arrays are too large for them: the process would hold both.
+    allocated next, and arrays are too large for them: the process would hold both. Arrays of over
+    1 MiB get pages of their own, which glibc would stop doing once some have been freed.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        library = ctypes.CDLL(None)
+        library.malloc_trim(0)
+        library.mallopt(_MMAP_THRESHOLD, 1 << 20)
 
 
 class Door:
