@@ -32,13 +32,11 @@ from jaxpfl.algorithms.base import (
     server_step,
     update_query,
 )
-from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.client import Batch, PyTree
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.two_parts import TwoParts
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 class AdaFedProxState(NamedTuple):
@@ -123,7 +121,6 @@ def ada_fed_prox(
         return placed(update, AdaFedProxState(params, before, *start))
 
     def step(state, release, round):
-        del round
         sent = release(update, (state.params, state.before, state.mu)).value
         before = jax.tree.map(jnp.array, state.params)
         divisor = -plan.denominator * parts.scales[0]

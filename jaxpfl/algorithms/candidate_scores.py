@@ -215,7 +215,6 @@ def candidate_scores(candidates_KxJxD: Any, scorer: Scorer) -> Algorithm:
     shape = np.shape(candidates_KxJxD)[:2]
 
     def init(key):
-        del key  # nothing is random
         return ScoresState(jnp.zeros(shape, jnp.float32))
 
     def step(state, release, round):

@@ -36,14 +36,12 @@ from jaxpfl.algorithms.base import (
 from jaxpfl.algorithms.fed_avg import used_clip_norm
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.client import Batch, PyTree
 from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.models.gan import GAN, to_range, with_statistics
 from jaxpfl.privacy.keys import GENERATOR_IMAGES
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,6 @@ class CriticTraining:
     optimizer: optax.GradientTransformation
 
     def init(self, broadcast: PyTree, key: jax.Array) -> PyTree:
-        del key  # nothing is drawn
         return broadcast["critic"], self.optimizer.init(broadcast["critic"])
 
     def step(

@@ -33,13 +33,11 @@ from jaxpfl.algorithms.base import (
     update_query,
 )
 from jaxpfl.algorithms.fed_avg import used_clip_norm
-from jaxpfl.federated.clients.client import Examples, contribution
+from jaxpfl.federated.clients.client import Examples, PyTree, contribution
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import Passing
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 class FedBuffState(NamedTuple):
@@ -116,7 +114,6 @@ def fed_buff(
         return placed(update, state)
 
     def step(state, release, round):
-        del round
         found = release(update, state.history, clip_norm=used_clip_norm(plan, state.clip_norm))
         params, server_state, norm = server_step(
             server, _newest(state), state.server, found.value, -plan.denominator

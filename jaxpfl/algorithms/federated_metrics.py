@@ -208,13 +208,11 @@ def federated_metrics(plan: MetricsPlan) -> Algorithm:
     )
 
     def init(key):
-        del key  # nothing is random
         zero = jnp.float32(0)
         bins = len(plan.edges) - 1
         return {"histogram": jnp.zeros(bins, jnp.float32), "correct": zero, "incorrect": zero}
 
     def step(state, release, round):
-        del state, round
         return release(query).value, {}
 
     return Algorithm(LABEL, init, step, (query,))
@@ -272,14 +270,12 @@ class ClientMetrics:
 
     def step(self, broadcast: Any, state: Any, batch: Batch, mask_B: jax.Array, key: Any) -> Any:
         """Counts one batch."""
-        del broadcast, key
         count, hits = state
         more = jnp.sum(mask_B, dtype=jnp.float32)
         return count + more, hits + jnp.sum(mask_B & batch["correct"], dtype=jnp.float32)
 
     def finish(self, broadcast: Any, state: Any) -> Any:
         """Returns "histogram", float32 [bins], "correct" and "incorrect"."""
-        del broadcast
         count, hits = state
         divisor = jnp.maximum(count, 1)
         inner = jnp.asarray(self.edges[1:-1], jnp.float32)

@@ -34,14 +34,12 @@ from jaxpfl.algorithms.base import (
     update_query,
 )
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.client import Batch, PyTree
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.two_parts import TwoParts
 from jaxpfl.federated.release.query import Execution
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 class Parts(NamedTuple):
@@ -100,7 +98,6 @@ class CorrectedTraining(LocalTraining):
 
     def keep(self, broadcast: Parts, state: PyTree, sent: Parts) -> PyTree:
         """c_i, moved by what was sent."""
-        del broadcast
         scale = self.parts.scales[1]
         return jax.tree.map(lambda own, d: own + d / scale, state[1], sent.variate)
 
@@ -144,7 +141,6 @@ def scaffold(
         return placed(update, ScaffoldState(params, variate, server.init(params)))
 
     def step(state, release, round):
-        del round
         sent = release(update, Parts(state.params, state.variate)).value
         divisor = -plan.denominator * parts.scales[0]
         stepped = server_step(server, state.params, state.server, sent.params, divisor)

@@ -164,13 +164,11 @@ def fred(plan: FredPlan, *, units: int, dimension: int, column: str = "embedding
     of = dict(zip(plan.moments, queries, strict=True))
 
     def init(key):
-        del key  # nothing is random
         return FredState(
             jnp.float32(0), jnp.zeros(dimension, jnp.float32), jnp.zeros(half_shape(dimension))
         )
 
     def step(state, release, round):
-        del round
         origin_D = jnp.zeros(dimension, jnp.float32)
         count = state.count if plan.population is None else jnp.float32(plan.population)
         if "count" in of:

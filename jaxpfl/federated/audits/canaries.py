@@ -275,7 +275,6 @@ class CanaryModel:
     columns: tuple[str, ...] = ("direction", "length")
 
     def init(self, key: jax.Array) -> jax.Array:
-        del key  # nothing is drawn
         return jnp.ones(self.dimension, jnp.float32)
 
     def loss(self, params: jax.Array, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:

@@ -236,7 +236,6 @@ def of_one_client(number: jax.Array) -> jax.Array:
 def _of_several_clients(
     axis_size: int, in_batched: list[bool], numbers: jax.Array
 ) -> tuple[jax.Array, bool]:
-    del axis_size, in_batched
     return jnp.full((), jnp.iinfo(numbers.dtype).max, numbers.dtype), False
 
 

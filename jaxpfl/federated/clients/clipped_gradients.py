@@ -30,18 +30,16 @@ that they are lost, and then an example would seem shorter than it is.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.client import Batch, PyTree
 from jaxpfl.federated.clients.local_training import OfModel
 from jaxpfl.federated.clients.tapped_products import opened
 from jaxpfl.models.base import Augmenting
 from jaxpfl.privacy.clipping import Clip, clip_factors
 
-PyTree = Any
 Loss = Callable[[PyTree, Batch], jax.Array]
 
 # Gradients of single examples that are in memory at a time: 512 MB of float32.
@@ -68,7 +66,6 @@ class ClippedGradients(OfModel):
         return self.clip_norm
 
     def init(self, params: PyTree, key: jax.Array) -> PyTree:
-        del key  # nothing is drawn
         return jax.tree.map(jnp.zeros_like, params)
 
     def step(
@@ -85,7 +82,6 @@ class ClippedGradients(OfModel):
 
     def finish(self, params: PyTree, total: PyTree) -> PyTree:
         """Returns a sum like `params`; exactly 0 for a client without examples."""
-        del params
         return total
 
 

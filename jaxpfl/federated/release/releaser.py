@@ -35,15 +35,13 @@ from dp_accounting import DpEvent
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.mesh import require_one_process, shardings
+from jaxpfl.federated.mesh import PyTree, require_one_process, shardings
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.privacy.simulated import SIMULATED
-
-PyTree = Any
 
 
 class Released(NamedTuple):
