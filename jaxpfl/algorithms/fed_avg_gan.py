@@ -26,13 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl.algorithms.base import (
-    Algorithm,
-    initial_params,
-    placed,
-    require_parts,
-    server_step,
-)
+from jaxpfl.algorithms import base
 from jaxpfl.algorithms.fed_avg import used_clip_norm
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
@@ -180,7 +174,7 @@ def fed_avg_gan(
     generator_training: GeneratorTraining | None = None,
     execution: Execution | None = None,
     start: Any = None,
-) -> Algorithm:
+) -> base.Algorithm:
     """Returns DP-FedAvg-GAN for `gan` under `plan`.
 
     Args:
@@ -204,7 +198,7 @@ def fed_avg_gan(
     generator steps that were taken, or 0) and `generator_left_out` (int32, the number of generator
     steps that were skipped because they were not finite).
     """
-    require_parts(gan, plan, client=client, generator=generator, server=server)
+    base.require_parts(gan, plan, client=client, generator=generator, server=server)
     cohort = CohortSpec(batch_size=32, max_examples=192) if cohort is None else cohort
     settings = GeneratorTraining() if generator_training is None else generator_training
     update = Query(
@@ -215,7 +209,7 @@ def fed_avg_gan(
         columns=tuple(gan.columns),
         execution=Execution() if execution is None else execution,
     )
-    first_params = initial_params(gan, start)
+    first_params = base.initial_params(gan, start)
 
     def init(key):
         params = first_params(key)
@@ -229,11 +223,11 @@ def fed_avg_gan(
                 jax.random.fold_in(key, jnp.uint32(GENERATOR_IMAGES)), (2,), jnp.uint32
             ),
         )
-        return placed(update, state)
+        return base.placed(update, state)
 
     def step(state, release, round):
         found = release(update, params(state), clip_norm=used_clip_norm(plan, state.clip_norm))
-        critic, server_state, update_norm = server_step(
+        critic, server_state, update_norm = base.server_step(
             server, state.critic, state.server, found.value, -plan.denominator
         )
         trained, optimizer_state, loss, left_out = train_generator(
@@ -261,4 +255,4 @@ def fed_avg_gan(
     def params(state):
         return {"generator": state.generator, "critic": state.critic}
 
-    return Algorithm("fed_avg_gan", init, step, (update,), params)
+    return base.Algorithm("fed_avg_gan", init, step, (update,), params)

@@ -34,7 +34,7 @@ from typing import Any, Self
 import dp_accounting
 
 from jaxpfl import checks, files
-from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, named
 from jaxpfl.privacy import events
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.budget import Account, Budget
@@ -242,10 +242,8 @@ class Ledger(Chain):
                     "charged with another event before"
                 )
             return
-        try:
+        with named(self.path):
             self._account.check_adjacency(event)
-        except InputError as error:
-            raise InputError(f"{self.path}: {error}") from None
         if not self._account.fits(event):
             budgets = self._account.budgets
             limits = " and ".join(

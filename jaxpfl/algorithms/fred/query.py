@@ -32,7 +32,7 @@ from jaxpfl.algorithms.gaussian_moments import Moments, RunningMoments, project_
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.federated.clients.moments import Moment, from_half, half_shape
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Others
@@ -108,11 +108,8 @@ class PrivateMoments(NamedTuple):
     @classmethod
     def load(cls, path: str | Path, plan: FredPlan) -> Self:
         """Reads the file that `save` wrote; `plan` is the one they were released under."""
-        arrays = files.read_npz(Path(path))
-        try:
-            return cls.of_arrays(arrays, plan)
-        except InputError as error:
-            raise CorruptFile(f"{path}: {error}") from None
+        with named(path, CorruptFile):
+            return cls.of_arrays(files.read_npz(Path(path)), plan)
 
 
 class FredState(NamedTuple):

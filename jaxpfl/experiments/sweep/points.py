@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import compilation_cache, files
-from jaxpfl.errors import InputError, RunLocked
+from jaxpfl.errors import RunLocked
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointFolder, begin
 from jaxpfl.experiments.sweep.results import SweepOutcome, collect, value_of
 from jaxpfl.federated import mesh
+from jaxpfl.lazy import require
 from jaxpfl.progress import Progress
 
 
@@ -110,12 +111,7 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
     this machine and ended afterwards. A worker has so many virtual CPU devices, and asks for one
     CPU, and for one GPU where the cluster has any.
     """
-    try:
-        import ray  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise InputError(
-            "--ray needs Ray, which is not installed: pip install 'jaxpfl[ray]'"
-        ) from error
+    ray = require("ray", "ray")
     out = Path(out).resolve()
     begin(sweep, out)
     # Ray reports its usage to its makers unless told not to.

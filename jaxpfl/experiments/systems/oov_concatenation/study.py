@@ -28,20 +28,13 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.training import fit_adam
+from jaxpfl.experiments.engine import description
 from jaxpfl.experiments.engine.build import (
     build_fed_avg,
     build_model,
     open_public,
     read_clients,
     split_clients,
-)
-from jaxpfl.experiments.engine.description import (
-    Description,
-    Sized,
-    cached_plan,
-    example_columns,
-    shapes_of,
-    tracing,
 )
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
@@ -76,7 +69,9 @@ class Study(base.Study):
         """The plans of both models, which are the same in every world."""
         both = {"words": self.config.words, "characters": self.config.characters}
         number = len(self.clients)
-        return {kind: cached_plan(s.privacy, s.training, number) for kind, s in both.items()}
+        return {
+            kind: description.cached_plan(s.privacy, s.training, number) for kind, s in both.items()
+        }
 
     @cached_property
     def models(self) -> dict[str, Any]:
@@ -98,24 +93,24 @@ class Study(base.Study):
         training = getattr(self.config, kind).training
         return build_fed_avg(self.models[kind], training, self.plans[kind], start)
 
-    def describe(self) -> Description:
+    def describe(self) -> description.Description:
         words, characters = self.config.words.model, self.config.characters.model
         columns = {
-            "words": example_columns(words),
+            "words": description.example_columns(words),
             # Start and end of word.
             "characters": {"tokens": column((characters.max_bytes + 2,), np.int32)},
         }
         models, rounds, together = {}, {}, {}
         for kind, model in self.models.items():
-            with tracing(f"a round of {kind}"):
-                models[kind] = Sized.of(model.name, shapes_of(model))
+            with description.tracing(f"a round of {kind}"):
+                models[kind] = description.Sized.of(model.name, description.shapes_of(model))
                 rounds[kind] = rehearse(partial(self.algorithm, kind), columns[kind])
         delta, events = self.config.words.privacy.delta, [p.event() for p in self.plans.values()]
         if delta is not None:
             for name, number in ((BOTH, 1), (f"all {len(self.worlds)} worlds", len(self.worlds))):
                 together[name] = Guarantee.of_events(events * number, delta)
         releases, together = super().describe().releases, {**together, **self.at_scale()}
-        return Description(models, rounds, releases, together=together)
+        return description.Description(models, rounds, releases, together=together)
 
     def at_scale(self) -> dict[str, Guarantee]:
         """The cost of one world at `scaled_up`."""

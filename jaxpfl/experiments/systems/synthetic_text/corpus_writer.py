@@ -23,7 +23,7 @@ from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.popri import Written, popri, prompts_of, respond, synthesise, with_adapters
 from jaxpfl.algorithms.private_evolution import Vary, private_evolution, selected_texts
 from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.published import PublishedModel
@@ -99,11 +99,9 @@ def check_published(config: SyntheticTextConfig, found: PublishedModel) -> None:
         found.require_decoder("which writes no texts")
         needed = config.positions["generator"]
         used = "popri.prompt_tokens, popri.new_tokens and a start token"
-        try:
+        with named("popri.prompt_tokens"):
             if tokeniser is not None:
                 prompt_room(tokeniser, config.popri.prompt_tokens)
-        except InputError as error:
-            raise InputError(f"popri.prompt_tokens: {error}") from None
     found.require_positions(needed, used)
 
 
