@@ -109,7 +109,6 @@ class Scorer(Checked):
         """Releases the noisy sum of a cohort's scores, float32 [prompts, responses].
 
         Args:
-          release: the release of this round.
           candidates_KxJxD: PUBLIC embeddings of the candidates, float [prompts, responses, d], of
             any norm; a zero embedding has cosine 0 with everything.
 

@@ -245,13 +245,8 @@ class FredPlan:
     def plans(self, units: int) -> tuple[Plan, ...]:
         """Returns one plan for each release in `moments`, of one round in which all take part.
 
-        Their costs compose to the guarantee of this plan.
-
-        Args:
-          units: the number of clients, or of examples where the example is the unit.
-
-        Raises:
-          InputError: `delta` is not below 1 / units.
+        Their costs compose to the guarantee of this plan. `units` is the number of clients, or of
+        examples where the example is the unit; `delta` must be below 1 / units.
         """
         return tuple(
             Plan(

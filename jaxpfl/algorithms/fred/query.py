@@ -228,11 +228,10 @@ def private_moments(
 
     Args:
       clients: a population with the column "embedding", float [examples, d].
-      plan: what is released and at which noise.
-      ledger: the ledger of these clients, for the plan's unit.
+      ledger: of these clients, for the plan's unit.
       secret: the run's secret, which must stay private. With it the same query gives the same
         release, which is charged once. None: a new secret is drawn, and another release made.
-      run: name of the query in the ledger.
+      run: its name in the ledger.
       others: as for a `Releaser`.
 
     Raises:
@@ -277,9 +276,6 @@ def public_moments(
     """Returns the moments of a public corpus, which is embedded piece by piece to save memory.
 
     Embeddings are clipped to `clip_norm`, as the clients' are, and all examples weigh the same.
-
-    Args:
-      progress: whether a progress bar is shown.
     """
     if not corpus.num_examples:
         raise InputError(

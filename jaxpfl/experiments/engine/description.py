@@ -201,8 +201,7 @@ def published_shapes(
 ) -> PublishedShapes | Sized:
     """The model of a section by its config.json, or what is said of one that is not available.
 
-    Args:
-      trained: whether its own weights are trained, and so float32.
+    If its own weights are `trained`, they are float32.
     """
     folder = hub.at_hand(settings.path)
     if folder is None:

@@ -80,11 +80,7 @@ class Observers:
             self.publish()
 
     def publish(self) -> None:
-        """Publishes the round that was observed last, after its releases are confirmed.
-
-        Raises:
-          BudgetExhausted: a repeated round has another result, whose charge does not fit.
-        """
+        """Publishes the round that was observed last, after its releases are confirmed."""
         late, self._late = self._late, None
         if late is None:
             return

@@ -30,12 +30,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
     """Carries out the unfinished points of `sweep` in the directory `out`.
 
     Points that another process is carrying out are left to it. The table is of what is there when
-    this process has nothing left to do.
-
-    Raises:
-      InputError: `out` holds another sweep, or the result of a point lacks the metric.
-      NoDataFolder: the environment does not name the folder of a point's data.
-      Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
+    this process has nothing left to do. After `Interrupted`, the same call continues the sweep.
     """
     mesh.require_one_process("a sweep needs")
     out = Path(out)

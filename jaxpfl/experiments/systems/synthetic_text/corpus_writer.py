@@ -224,11 +224,8 @@ class CorpusWriter:
         """The generator as the method tuned it, and how it writes.
 
         Args:
-          directory: the run's directory, where checkpoints of a training are saved.
-          releases: what an earlier attempt at the run has stored, and how clients are asked.
           asked: what clients are asked; None for a method that asks no client.
-          distance: called only where the choice of POPri's round is neither stored nor simply the
-            last.
+          distance: called only where POPri's round is neither stored nor simply the last.
           on_round: is called after each round with its `Written` or `Evolved`.
         """
         config = self.config
