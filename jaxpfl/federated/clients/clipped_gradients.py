@@ -134,7 +134,10 @@ def clipped_sum(
             total[i] = total[i] + product.as_weight(added_IxO)
         return total
 
-    at_once = _at_once(mask_B.shape[0], sum(leaves[i].size for i in others))
+    # As many examples as fit, a divisor of the batch's size.
+    size, entries = mask_B.shape[0], sum(leaves[i].size for i in others)
+    fitting = (n for n in range(size, 0, -1) if size % n == 0 and n * entries <= _ENTRIES)
+    at_once = next(fitting, 1)
     zeros = [jnp.zeros_like(leaf) for leaf in leaves]
     if at_once == mask_B.shape[0]:
         return jax.tree.unflatten(structure, add(batch, mask_B, zeros))
@@ -147,12 +150,6 @@ def clipped_sum(
 
     total = jax.lax.fori_loop(0, mask_B.shape[0] // at_once, add_part, zeros)
     return jax.tree.unflatten(structure, total)
-
-
-def _at_once(size: int, entries: int) -> int:
-    """The most examples whose gradients of so many entries fit, a divisor of the batch's size."""
-    fitting = (n for n in range(size, 0, -1) if size % n == 0 and n * entries <= _ENTRIES)
-    return next(fitting, 1)
 
 
 def _lengths(rows_BxK: jax.Array) -> jax.Array:

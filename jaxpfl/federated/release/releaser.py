@@ -147,17 +147,6 @@ class _Round:
 _OPEN: "weakref.WeakValueDictionary[int, _Round]" = weakref.WeakValueDictionary()
 
 
-def charge_label(query: Query, name: str | None, queries: int) -> str:
-    """What a query's charges are called in the ledger.
-
-    Args:
-      name: of all entries of the run; None = each query's label.
-      queries: the number of queries of the run.
-    """
-    found = query.label if name is None else name if queries == 1 else f"{name} {query.label}"
-    return f"{found} ({SIMULATED})" if query.plan.simulates else found
-
-
 class Releaser:
     """Makes releases of one population, for one run.
 
@@ -421,7 +410,11 @@ class Releaser:
         )
 
     def _label(self, query: Query) -> str:
-        return charge_label(query, self._name, len(self._queries or ()))
+        """What a query's charges are called in the ledger."""
+        found, alone = self._name or query.label, len(self._queries or ()) == 1
+        if self._name is not None and not alone:
+            found = f"{self._name} {query.label}"
+        return f"{found} ({SIMULATED})" if query.plan.simulates else found
 
     def _require_same_noise(self, query: Query, started: str, number: int, round: int) -> None:
         """Refuses to go on with correlated noise if the identity is not that of round 1."""

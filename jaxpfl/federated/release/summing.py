@@ -12,17 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
-from jaxpfl.federated.clients.client import (
-    ClientFn,
-    Examples,
-    PyTree,
-    computed,
-    first_state,
-    kept,
-    keys_of,
-)
+from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept, keys_of
 from jaxpfl.federated.double_word import is_pair
-from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
+from jaxpfl.federated.mesh import CLIENTS, PyTree, replicas, shardings, splits_model
 from jaxpfl.federated.release.accumulators import Accumulator
 from jaxpfl.federated.release.vector import Shapes
 from jaxpfl.privacy.clipping import clip_factors

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError, named
 from jaxpfl.models.base import Params, named_leaves
+from jaxpfl.models.checkpoints import model_files
 from jaxpfl.models.checkpoints.hub import resolve as resolve
 from jaxpfl.models.checkpoints.hugging_face_names import (
     Block,
@@ -26,12 +27,6 @@ from jaxpfl.models.checkpoints.hugging_face_names import (
     require_sizes,
     stored,
     stored_shape,
-)
-from jaxpfl.models.checkpoints.model_files import (
-    DTYPES,
-    check_parameters,
-    finite,
-    read_object,
 )
 from jaxpfl.models.checkpoints.safetensors_files import Tensors, open_tensors, write_folder
 from jaxpfl.models.checkpoints.safetensors_files import weight_files as weight_files
@@ -72,7 +67,7 @@ def load(
         are read.
       CorruptFile: a file is broken.
     """
-    one_of("dtype", dtype, tuple(DTYPES))
+    one_of("dtype", dtype, tuple(model_files.DTYPES))
     folder = Path(folder)
     model = read_config(folder / "config.json")
     if isinstance(model, Decoder):
@@ -83,12 +78,12 @@ def load(
         if isinstance(model, Encoder):
             has_head = Naming(model.name).head in _by_short(tensors, model)
             model = dataclasses.replace(model, head=has_head)
-        return model, _parameters(tensors, model, DTYPES[dtype], mesh)
+        return model, _parameters(tensors, model, model_files.DTYPES[dtype], mesh)
 
 
 def read_config(path: str | Path) -> Encoder | Decoder:
     """The model that a config.json describes, without the head of an encoder; errors as `load`."""
-    values = read_object(Path(path))
+    values = model_files.read_object(Path(path))
     with named(path):
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         if model_type in decoder_config.MODEL_TYPES:
@@ -121,7 +116,7 @@ def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
         raise InputError(
             "int8 weights cannot be saved: save the model from which they were quantised"
         )
-    leaves = check_parameters(model, params, tuple(DTYPES))
+    leaves = model_files.check_parameters(model, params, tuple(model_files.DTYPES))
     tensors = stored(model)
     described = {
         name: jax.ShapeDtypeStruct(shape, leaves[first.leaf].dtype)
@@ -132,7 +127,7 @@ def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
         first, *_ = sources = tensors[name][1]
         parts = [_cut(block, leaves[block.leaf]) for block in sources]
         tensor = np.concatenate(parts, -1) if len(parts) > 1 else parts[0]
-        finite(f"parameter {first.leaf}", tensor)
+        model_files.finite(f"parameter {first.leaf}", tensor)
         return tensor.T if first.transposed else tensor
 
     kinds = {leaf.dtype.name for leaf in leaves.values()}

@@ -29,15 +29,7 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
 from jaxpfl.algorithms.federated_metrics import MetricsPlan, federated_metrics
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine import description
-from jaxpfl.experiments.engine.build import (
-    build_cohort,
-    build_execution,
-    build_optimizer,
-    build_plan,
-    read_clients,
-    split_clients,
-)
+from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
@@ -99,7 +91,7 @@ class Study(base.Study):
         training, number = self.config.training, len(self.clients)
         sampled = min(number, round(training.clients_per_round / share))
         training = dataclasses.replace(training, clients_per_round=sampled)
-        return build_plan(self.config.privacy, training, number)
+        return build.build_plan(self.config.privacy, training, number)
 
     def gan(self, share: float) -> Algorithm:
         """The training of a GAN under `gan_plan`, on what this share of the clients holds."""
@@ -110,13 +102,13 @@ class Study(base.Study):
         server = dataclasses.replace(training.server, learning_rate=rate)
         return fed_avg_gan(
             settings.model,
-            client=build_optimizer(training.client),
-            generator=build_optimizer(settings.generator_optimizer),
-            server=build_optimizer(server),
+            client=build.build_optimizer(training.client),
+            generator=build.build_optimizer(settings.generator_optimizer),
+            server=build.build_optimizer(server),
             plan=self.gan_plan(share),
-            cohort=build_cohort(training),
+            cohort=build.build_cohort(training),
             generator_training=settings.generator,
-            execution=build_execution(training),
+            execution=build.build_execution(training),
         )
 
     def at_scale(self, plans: Sequence[Plan], what: str = "everything") -> dict[str, Guarantee]:
@@ -159,10 +151,10 @@ class Study(base.Study):
 
 def prepare(config: GanInversionConfig) -> Study:
     """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
-    clients = read_clients(config.data)
+    clients = build.read_clients(config.data)
     classifier = classifier_cnn(config.gan.model.image_shape, config.classifier.classes)
     check_examples(classifier, clients, "data.source")
-    parts = split_clients(clients, config.data)
+    parts = build.split_clients(clients, config.data)
     if not parts["public"].num_examples:
         raise InputError(
             f"data.split.public = {config.data.split.public:g} leaves no public client with "

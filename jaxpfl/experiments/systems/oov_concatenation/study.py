@@ -28,14 +28,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.training import fit_adam
-from jaxpfl.experiments.engine import description
-from jaxpfl.experiments.engine.build import (
-    build_fed_avg,
-    build_model,
-    open_public,
-    read_clients,
-    split_clients,
-)
+from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
 from jaxpfl.experiments.systems.workspace import at_scale
@@ -80,7 +73,7 @@ class Study(base.Study):
         if self.public_words is not None:
             # Their letter frequencies.
             sizes["output_bias_prior"] = log_prior(self.public_words)
-        words = build_model(self.config.words.model, self.vocabulary)
+        words = build.build_model(self.config.words.model, self.vocabulary)
         return {"words": words, "characters": char_lm(**sizes)}
 
     @property
@@ -91,7 +84,7 @@ class Study(base.Study):
     def algorithm(self, kind: str, start: Any = None) -> Algorithm:
         """Trains a model; `start` as in `algorithms.fed_avg`."""
         training = getattr(self.config, kind).training
-        return build_fed_avg(self.models[kind], training, self.plans[kind], start)
+        return build.build_fed_avg(self.models[kind], training, self.plans[kind], start)
 
     def describe(self) -> description.Description:
         words, characters = self.config.words.model, self.config.characters.model
@@ -139,10 +132,10 @@ class Study(base.Study):
 
 def prepare(config: OovConcatenationConfig) -> Study:
     """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
-    parts = split_clients(read_clients(config.data), config.data)
+    parts = build.split_clients(build.read_clients(config.data), config.data)
     assert config.data.public is not None
     private = PrivateContent(parts["train"])
-    public = open_public(config.data.public, parts["public"], private, "data.public")
+    public = build.open_public(config.data.public, parts["public"], private, "data.public")
     size, longest = config.words.model.vocab_size, config.characters.model.max_bytes
     vocabulary = public_words(config.data.vocabulary or public, size)
     unknown = oov_words(public, vocabulary, longest).columns["tokens"]

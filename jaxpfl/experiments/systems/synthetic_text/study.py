@@ -30,23 +30,12 @@ from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine import description
 from jaxpfl.experiments.engine.build import build_fed_avg, read_clients, split_clients
 from jaxpfl.experiments.systems import base
+from jaxpfl.experiments.systems.synthetic_text import corpus_writer, look
 from jaxpfl.experiments.systems.synthetic_text.config import (
     FED_AVG,
     SCORING,
     WRITING,
     SyntheticTextConfig,
-)
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
-    CorpusWriter,
-    check_published,
-    loaded_embedder,
-    scorer,
-)
-from jaxpfl.experiments.systems.synthetic_text.look import (
-    EMBEDDING,
-    fred_plan,
-    joint_plan,
-    parts_of,
 )
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
 from jaxpfl.models import adapter_trees
@@ -68,14 +57,14 @@ class Study(base.Study):
         """The privacy plan of what the clients send, if they send anything."""
         config, number = self.config, len(self.clients)
         if config.one_look:
-            return joint_plan(self.look, number)
+            return look.joint_plan(self.look, number)
         privacy, simulated = config.client_privacy, config.simulated
         return description.cached_plan(privacy, config.training, number, simulated=simulated)
 
     @cached_property
     def look(self) -> FredPlan:
         """What `popri.reward: moments` releases."""
-        return fred_plan(self.config, len(self.clients))
+        return look.fred_plan(self.config, len(self.clients))
 
     @property
     def plans(self) -> dict[str, Plan]:
@@ -107,8 +96,8 @@ class Study(base.Study):
             models["adapters"] = self._describe_adapters(*found["generator"][:2])
         number, together = len(self.clients), {}
         if config.one_look:
-            for column_, (plan, embedder) in parts_of(config, self.look).items():
-                what = "moments" if column_ == EMBEDDING else f"moments of the {column_}"
+            for column_, (plan, embedder) in look.parts_of(config, self.look).items():
+                what = "moments" if column_ == look.EMBEDDING else f"moments of the {column_}"
                 releases[what] = description.PlannedRelease.of_moments(plan, number)
                 dimension, more = description.embedding_size(embedder)
                 notes += more
@@ -128,7 +117,7 @@ class Study(base.Study):
             found = description.published_shapes(settings, name, trained=name == "downstream")
             if not isinstance(found, description.PublishedShapes):
                 return None, None, found
-            check_published(config, found.found)
+            corpus_writer.check_published(config, found.found)
             return found.found.model, found.params, found.sized
         positions = max(settings.sequence_length, config.positions[name])
         model = Decoder(settings.network(config.vocab_size, positions))
@@ -157,7 +146,7 @@ class Study(base.Study):
         broadcast = jax.ShapeDtypeStruct((number, dimension), np.float32)
         name = "embedding" if by_text else "mean_embedding"
         with description.tracing("a round of scores"):
-            query = scorer(self.config, self.plan).query
+            query = corpus_writer.scorer(self.config, self.plan).query
             found, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
         return Rehearsed(0, (found,))
 
@@ -195,12 +184,12 @@ def prepare(config: SyntheticTextConfig) -> Prepared:
     study = Prepared(config, parts["train"], parts["valid"], parts["test"])
     # Refuses here, before anything is charged, what cannot be calibrated or is missing.
     study.plan  # noqa: B018
-    private, public = PrivateContent(parts["train"]), CorpusWriter(config).public
+    private, public = PrivateContent(parts["train"]), corpus_writer.CorpusWriter(config).public
     for name, corpus in public.corpora.items():
         private.refuse(corpus, f"corpora.{name} = {public.sources[name]!r}")
     if config.method in WRITING:
-        loaded_embedder(config.embedder)
+        corpus_writer.loaded_embedder(config.embedder)
     if config.one_look:
-        for _, embedder in parts_of(config, study.look).values():
-            loaded_embedder(embedder)
+        for _, embedder in look.parts_of(config, study.look).values():
+            corpus_writer.loaded_embedder(embedder)
     return study
