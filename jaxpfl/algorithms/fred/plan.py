@@ -186,9 +186,8 @@ class FredPlan:
     def divided(self, share: float) -> tuple[Self, Self]:
         """Two queries of the same units, of different embeddings, that together cost as much.
 
-        Args:
-          share: of mu^2 of mean and covariance, which the second query receives. It releases no
-            count: it uses the first one's.
+        The second receives this share of mu^2 of mean and covariance. It releases no count: it uses
+        the first one's.
         """
         checks.open_fraction("share", share)
         count, *others = self.multipliers

@@ -21,10 +21,9 @@ def load(
     config: str | None = None,
     streaming: bool = False,
 ) -> Any:
-    """A data set as a `datasets.Dataset`, or an `IterableDataset` if streaming.
+    """A data set OWNER/NAME as a `datasets.Dataset`, or an `IterableDataset` if streaming.
 
     Args:
-      name: OWNER/NAME.
       revision: the commit to read, 40 hexadecimal digits. A branch is refused, because its data,
         and with it the population's fingerprint and ledger, could change.
       part: such as "train", "validation" or "test".

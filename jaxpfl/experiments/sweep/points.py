@@ -66,11 +66,7 @@ def carry_out_point(
     """Carries out one point of a sweep, unless it is finished; False if another process has it.
 
     An error is recorded and goes no further; but an interrupt does, because the point can be
-    resumed.
-
-    Args:
-      known: the failure that was recorded of the point when this process began. Where there is
-        another one by now, the point is not tried again.
+    resumed. If another failure than the `known` one of before is recorded, it is not tried again.
     """
     with folder.claimed() as free:
         if not free:

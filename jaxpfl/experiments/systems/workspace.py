@@ -207,10 +207,8 @@ def at_scale(
     """The cost of `what`, with these plans, on a larger population; empty without `scaled_up`.
 
     Source: Augenstein et al. 2020, "Privacy at scale": with k times the clients per round, k times
-    the noise multiplier leaves the noise of the mean unchanged.
-
-    Args:
-      histograms: noise multipliers of releases in which every client takes part, in order.
+    the noise multiplier leaves the noise of the mean unchanged. `histograms` are the multipliers of
+    releases in which every client takes part.
     """
     if scaled_up is None:
         return {}

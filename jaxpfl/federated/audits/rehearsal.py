@@ -99,11 +99,8 @@ def check_information_flow(
     """What is proven of a query before its first charge, without a release.
 
     Nothing is compiled, run or charged. Of the clients and the broadcast only shapes are used,
-    after the query's `prepare`.
-
-    Raises:
-      InputError: the query does not fit the data, or this process is one of several.
-      InformationLeak: as `information_flow.check_release`.
+    after the query's `prepare`. Raises as `information_flow.check_release`, and `InputError` if the
+    query does not fit the data.
     """
     columns = read_columns(query, prepared(query, clients))
     broadcast = arrays(query, broadcast)

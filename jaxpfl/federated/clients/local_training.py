@@ -174,8 +174,7 @@ def gradient(
 ) -> PyTree:
     """The gradient of a batch's mean loss, of examples that an `Augmenting` model draws anew.
 
-    Args:
-      local: parameters of the model, or adapters, whose `base` is then given.
+    `local` are parameters of the model, or adapters, whose `base` is then given.
     """
 
     def loss(local, batch, mask):

@@ -39,9 +39,7 @@ class _WithOwnModel(LocalTraining):
     def _slope(self, start: PyTree, local: PyTree, own: PyTree, gradient_at: Any) -> PyTree:
         """The gradient of v, by `gradient_at(params)`, of a batch's loss.
 
-        Args:
-          start, local: the shared parameters as they were broadcast, and as they are before this
-            step.
+        `start` and `local` are the shared parameters as broadcast, and before this step.
         """
         raise NotImplementedError
 
