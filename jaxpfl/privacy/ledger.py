@@ -28,6 +28,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,7 +65,7 @@ class Charge:
     identity: str
 
 
-class Ledger(Chain):
+class Ledger(Chain, AbstractContextManager["Ledger"]):
     """An open ledger: a `Chain` whose lines are charges; a context manager.
 
     Attributes:
@@ -167,9 +168,6 @@ class Ledger(Chain):
         if not ledger.lines:
             raise CorruptFile(f"{path}: is empty, expected a ledger")
         return ledger
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

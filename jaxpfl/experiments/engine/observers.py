@@ -10,9 +10,10 @@ is to be called after each round (`on_round`).
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from jaxpfl.experiments.records.lines import MetricsFile, flat
 from jaxpfl.progress import Progress
 
 
-class Observers:
+class Observers(AbstractContextManager["Observers"]):
     """The public outputs of one run; a context manager that closes them.
 
     Args:
@@ -138,9 +139,6 @@ class Observers:
         for record in self.metrics.records[: done + 1]:
             found.update(record)
         return found
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.metrics.close()

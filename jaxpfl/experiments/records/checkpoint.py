@@ -25,9 +25,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -64,7 +64,7 @@ class Restored(NamedTuple):
     ledger_head: str | None
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of one run; only the process that holds the run's lock uses them.
 
     A context manager that exits once everything is on the disk. `rounds` and `restore` ignore a
@@ -169,9 +169,6 @@ class Checkpoints:
         finally:
             self._thread.shutdown()
             self._arrays.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:

@@ -24,9 +24,10 @@ the identity. A run whose identity changed, or a replay with another result, is 
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +148,7 @@ class _Round:
 _OPEN: "weakref.WeakValueDictionary[int, _Round]" = weakref.WeakValueDictionary()
 
 
-class Releaser:
+class Releaser(AbstractContextManager["Releaser"]):
     """Makes releases of one population, for one run.
 
     It is a context manager, and records all releases at its end.
@@ -206,9 +207,6 @@ class Releaser:
             )
         for query in self._queries or ():
             self._check(query)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
