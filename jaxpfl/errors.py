@@ -1,5 +1,8 @@
 """Errors a user can act on, each with the exit code that the command line gives it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """Bad input (a file, a field, a number): exit code 2.
@@ -31,3 +34,13 @@ class BudgetExhausted(RuntimeError):
 
 class InformationLeak(InputError):
     """A release's program may tell something of the clients without noise: exit code 2."""
+
+
+@contextmanager
+def named(where: object, kind: type[InputError] = InputError) -> Iterator[None]:
+    """Begins the sentence of an `InputError` with the place of the fault, unless it is there."""
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        raise kind(said if str(where) in said else f"{where}: {said}") from None

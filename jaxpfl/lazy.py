@@ -1,4 +1,4 @@
-"""Faces of packages whose names are imported when they are first used.
+"""What is imported when it is first used: the names of packages, and optional libraries.
 
 Whoever needs one name of a package loads the module that defines it, and nothing else.
 """
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from jaxpfl.errors import InputError
 
 
 def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -51,3 +53,14 @@ def _homes(file: Path) -> dict[str, str]:
     ]
     imports = [each for block in blocks for each in block if isinstance(each, ast.ImportFrom)]
     return {alias.name: str(each.module) for each in imports for alias in each.names}
+
+
+def require(module: str, extra: str) -> Any:
+    """Imports a library of an optional extra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"this needs {module}, which cannot be imported ({error}): "
+            f"pip install 'jaxpfl[{extra}]'"
+        ) from error

@@ -24,21 +24,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl.algorithms.base import (
-    Algorithm,
-    initial_params,
-    placed,
-    require_parts,
-    server_step,
-    update_query,
-)
-from jaxpfl.federated.clients.client import Batch
+from jaxpfl.algorithms import base
+from jaxpfl.federated.clients.client import Batch, PyTree
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.two_parts import TwoParts
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 class AdaFedProxState(NamedTuple):
@@ -94,7 +85,7 @@ def ada_fed_prox(
     rise_share: float = 0.1,
     start: Any = None,
     **settings: Any,
-) -> Algorithm:
+) -> base.Algorithm:
     """Returns AdaFedProx for `model` under `plan`, whose clip norm S bounds the clients' changes.
 
     Args:
@@ -110,31 +101,30 @@ def ada_fed_prox(
     Metrics of a step, public: `update_norm` as in `fed_avg`, `rise`, and `mu` as it was used,
     which begins at 0.
     """
-    require_parts(model, plan, client=client, server=server)
+    base.require_parts(model, plan, client=client, server=server)
     parts = TwoParts.of(plan, "rise", rise_clip, rise_share)
     training = ComparedTraining(model, client, parts=parts)
-    update = update_query(model, training, plan, **settings)
-    first_params = initial_params(model, start)
+    update = base.update_query(model, training, plan, **settings)
+    first_params = base.initial_params(model, start)
 
     def init(key):
         params = first_params(key)
         before = jax.tree.map(jnp.array, params)
         start = server.init(params), jnp.float32(0), jnp.int32(0)
-        return placed(update, AdaFedProxState(params, before, *start))
+        return base.placed(update, AdaFedProxState(params, before, *start))
 
     def step(state, release, round):
-        del round
         sent = release(update, (state.params, state.before, state.mu)).value
         before = jax.tree.map(jnp.array, state.params)
         divisor = -plan.denominator * parts.scales[0]
-        params, server_state, norm = server_step(
+        params, server_state, norm = base.server_step(
             server, state.params, state.server, sent[0], divisor
         )
         rise = sent[1] / (plan.denominator * parts.scales[1])
         metrics = {"update_norm": norm, "rise": rise, "mu": state.mu}
         return AdaFedProxState(params, before, server_state, *_next(state, rise)), metrics
 
-    return Algorithm("ada_fed_prox", init, step, (update,), lambda state: state.params)
+    return base.Algorithm("ada_fed_prox", init, step, (update,), lambda state: state.params)
 
 
 @jax.jit

@@ -120,12 +120,9 @@ def placed(query: Query, state: State) -> State:
 
 @partial(jax.jit, static_argnames=("optimizer",), donate_argnames=("params", "state"))
 def server_step(optimizer, params, state, release, divisor):
-    """The server optimiser on the gradient `release / divisor`.
+    """The server optimiser on `release / divisor`: parameters, its state, L2 norm of the gradient.
 
     The divisor of clients' changes of the parameters is negative: their mean points downhill.
-
-    Returns:
-      (parameters, optimiser state, L2 norm of the gradient).
     """
     gradient = jax.tree.map(lambda leaf: leaf / divisor, release)
     updates, state = updated(optimizer, gradient, state, params)
@@ -133,12 +130,9 @@ def server_step(optimizer, params, state, release, divisor):
 
 
 def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:
-    """Returns `(key) -> parameters`: a copy of `start`, or, where that is None, new ones.
+    """Returns `(key) -> parameters`: a copy of `start`, which must fit, or, of None, new ones.
 
     It is a copy because a step donates the state's buffers, while `start` remains the caller's.
-
-    Raises:
-      InputError: `start` is not a tree of the model's parameters.
     """
     if start is None:
         return partial(initialised, model)
@@ -183,9 +177,6 @@ def require_affordable(algorithm: Algorithm, ledger: Ledger, run: str) -> None:
     """Refuses an algorithm that does not fit the ledger's budget, before clients compute anything.
 
     A run that was charged before is accepted, because it may make the same releases again.
-
-    Raises:
-      BudgetExhausted: all rounds of the algorithm together would exceed the budget.
     """
     begun = any(charge.run == run for charge in ledger.charges)
     if not begun and not ledger.fits(algorithm.event()):

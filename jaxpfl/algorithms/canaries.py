@@ -62,7 +62,6 @@ class TrainingCanaries(Gradients):
     def ask(
         self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
     ) -> Shown:
-        del number
         shown: list[Shown] = []
 
         def watched(query: Query, broadcast: Any, clip_norm: Any = None) -> Released:

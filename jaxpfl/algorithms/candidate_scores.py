@@ -41,14 +41,7 @@ from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.scores import (
-    Centring,
-    LinearScores,
-    NearestVotes,
-    mean_embeddings,
-    score_space,
-    unit_rows,
-)
+from jaxpfl.federated.clients import scores
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Release
 from jaxpfl.privacy.keys import key_from_words
@@ -58,7 +51,7 @@ from jaxpfl.text.embed import embeddings_of
 ScoreKind = Literal["cosine", "zscore", "per_prompt", "nn_histogram"]
 ScoreNoise = Literal["projected", "every_score"]
 
-_CENTRING: dict[str, Centring] = {"cosine": "none", "zscore": "all", "per_prompt": "prompt"}
+_CENTRING: dict[str, scores.Centring] = {"cosine": "none", "zscore": "all", "per_prompt": "prompt"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +109,6 @@ class Scorer(Checked):
         """Releases the noisy sum of a cohort's scores, float32 [prompts, responses].
 
         Args:
-          release: the release of this round.
           candidates_KxJxD: PUBLIC embeddings of the candidates, float [prompts, responses, d], of
             any norm; a zero embedding has cosine 0 with everything.
 
@@ -127,10 +119,10 @@ class Scorer(Checked):
         candidates = self._candidates(candidates_KxJxD)
         prompts, responses, _ = candidates.shape
         if self.kind == "nn_histogram":
-            rows_MxD = unit_rows(jnp.asarray(candidates)).reshape(prompts * responses, -1)
+            rows_MxD = scores.unit_rows(jnp.asarray(candidates)).reshape(prompts * responses, -1)
             votes_M = release(self.query, rows_MxD).value
             return np.asarray(votes_M).reshape(prompts, responses)
-        space = score_space(candidates, _CENTRING[self.kind])
+        space = scores.score_space(candidates, _CENTRING[self.kind])
         sum_D = release(self.query, space.factor_DxD).value
         scores_KxJ = space.scores(sum_D)
         if self.noise == "every_score" and self.plan.private:
@@ -154,9 +146,9 @@ class Scorer(Checked):
         execution = self.execution
         if execution.chunk is None:
             execution = dataclasses.replace(execution, chunk=chunk)
-        client_fn = NearestVotes()
+        client_fn = scores.NearestVotes()
         if not by_text:
-            client_fn = LinearScores(None if self.kind == "cosine" else self.plan.clip_norm)
+            client_fn = scores.LinearScores(None if self.kind == "cosine" else self.plan.clip_norm)
         return Query(
             "scores",
             client_fn,
@@ -215,7 +207,6 @@ def candidate_scores(candidates_KxJxD: Any, scorer: Scorer) -> Algorithm:
     shape = np.shape(candidates_KxJxD)[:2]
 
     def init(key):
-        del key  # nothing is random
         return ScoresState(jnp.zeros(shape, jnp.float32))
 
     def step(state, release, round):
@@ -234,7 +225,7 @@ def _public_key(released_D: jax.Array, round: int) -> jax.Array:
 
 def _with_means(clients: Population) -> Population:
     """Every client with one example, the mean of its normalised embeddings."""
-    means_CxD = mean_embeddings(embeddings_of(clients), clients.offsets)
+    means_CxD = scores.mean_embeddings(embeddings_of(clients), clients.offsets)
     return clients.with_examples(
         {"mean_embedding": means_CxD}, np.arange(len(clients) + 1, dtype=np.int64)
     )

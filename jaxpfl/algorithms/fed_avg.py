@@ -22,16 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl.algorithms.base import (
-    UNTRAINED,
-    Algorithm,
-    copied,
-    initial_params,
-    placed,
-    require_parts,
-    server_step,
-    update_query,
-)
+from jaxpfl.algorithms import base
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Stepping
@@ -68,7 +59,7 @@ def fed_avg(
     execution: Execution | None = None,
     start: Any = None,
     frozen: Any = None,
-) -> Algorithm:
+) -> base.Algorithm:
     """Returns DP-FedAvg for `model` under `plan`.
 
     Args:
@@ -99,16 +90,16 @@ def fed_avg(
         client = LocalTraining(model, client, adapters=frozen is not None)
     elif not isinstance(client, Stepping) and not callable(client):
         require_optimizer("client", client)
-    require_parts(model, plan, server=server)
+    base.require_parts(model, plan, server=server)
     if isinstance(client, LocalTraining) and client.adapters != (frozen is not None):
         raise InputError("a LocalTraining must have adapters = True with `frozen`, and only then")
-    update = update_query(model, client, plan, cohort, execution)
+    update = base.update_query(model, client, plan, cohort, execution)
     if frozen is None:
-        first_params = initial_params(model, start)
+        first_params = base.initial_params(model, start)
     elif start is None:
         raise InputError("start must hold the adapters of the frozen model, found none")
     else:
-        first_params = copied(start)
+        first_params = base.copied(start)
         mesh = update.execution.devices.local_mesh
         frozen = jax.device_put(frozen, shardings(model, mesh, frozen))
 
@@ -118,7 +109,7 @@ def fed_avg(
     def init(key):
         params = first_params(key)
         state = FedAvgState(params, server.init(params), jnp.float32(plan.clip_norm))
-        return placed(update, state)
+        return base.placed(update, state)
 
     def step(state, release, round):
         broadcast = state.params if frozen is None else (state.params, frozen)
@@ -126,14 +117,16 @@ def fed_avg(
             broadcast = client.scheduled(broadcast, round)
         found = release(update, broadcast, clip_norm=used_clip_norm(plan, state.clip_norm))
         change = _whole(state.params, found.value)
-        params, server_state, update_norm = server_step(
+        params, server_state, update_norm = base.server_step(
             server, state.params, state.server, change, -plan.denominator
         )
         metrics = {"clip_norm": state.clip_norm, "update_norm": update_norm}
         return FedAvgState(params, server_state, found.clip_norm), metrics
 
-    begins_as = UNTRAINED if start is None else "before the rounds"
-    return Algorithm("fed_avg", init, step, (update,), lambda state: whole(state.params), begins_as)
+    begins_as = base.UNTRAINED if start is None else "before the rounds"
+    return base.Algorithm(
+        "fed_avg", init, step, (update,), lambda state: whole(state.params), begins_as
+    )
 
 
 def _whole(params: Any, change: Any) -> Any:

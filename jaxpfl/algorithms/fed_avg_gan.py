@@ -26,24 +26,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl.algorithms.base import (
-    Algorithm,
-    initial_params,
-    placed,
-    require_parts,
-    server_step,
-)
+from jaxpfl.algorithms import base
 from jaxpfl.algorithms.fed_avg import used_clip_norm
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.client import Batch, PyTree
 from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.models.gan import GAN, to_range, with_statistics
 from jaxpfl.privacy.keys import GENERATOR_IMAGES
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 @dataclass(frozen=True)
@@ -82,18 +74,12 @@ class CriticTraining:
     optimizer: optax.GradientTransformation
 
     def init(self, broadcast: PyTree, key: jax.Array) -> PyTree:
-        del key  # nothing is drawn
         return broadcast["critic"], self.optimizer.init(broadcast["critic"])
 
     def step(
         self, broadcast: PyTree, state: PyTree, batch: Batch, real: jax.Array, key: jax.Array
     ) -> PyTree:
-        """One step of the critic.
-
-        Args:
-          broadcast: parameters {"generator": ..., "critic": ...}.
-          batch: the client's examples, with a column "image".
-        """
+        """One step of the critic; the broadcast is {"generator": ..., "critic": ...}."""
         gan, (local, optimizer_state) = self.gan, state
         image = to_range(batch["image"], real)
         noise_key, share_key = jax.random.split(_drawing_key(key))
@@ -137,14 +123,9 @@ def _but_statistics(updates: PyTree) -> PyTree:
 def train_generator(gan, optimizer, batch, generator, optimizer_state, critic, steps, draws, round):
     """The server's part of a round: trains the generator against the released critic.
 
-    A step whose loss or update is not finite is skipped, so that it cannot destroy the run.
-
-    Args:
-      gan, optimizer, batch: networks, any optax optimiser, images per step; static.
-      generator, optimizer_state: parameters and optimiser state; donated.
-      critic: its released parameters.
-      steps: int32 scalar.
-      draws, round: uint32 [2] and uint32 scalar, which determine the generated images.
+    A step whose loss or update is not finite is skipped, so that it cannot destroy the run. The
+    generator and its optimiser's state are donated. The images follow from `draws`, uint32 [2], and
+    `round`, uint32.
 
     Returns:
       (generator, optimizer state, mean loss of the steps taken or 0, number of skipped steps).
@@ -183,31 +164,28 @@ def fed_avg_gan(
     generator_training: GeneratorTraining | None = None,
     execution: Execution | None = None,
     start: Any = None,
-) -> Algorithm:
+) -> base.Algorithm:
     """Returns DP-FedAvg-GAN for `gan` under `plan`.
 
     Args:
-      gan: what is trained.
       client: the clients' optimiser of the critic; the paper's is `optax.sgd(5e-4)`.
       generator: the generator's optimiser, on the server; the paper's is `optax.sgd(5e-3)`.
       server: the server's optimiser of the critic; the paper's is `optax.sgd(1.0)`.
-      plan: privacy of the whole run.
+      plan, execution: as for `fed_avg`.
       cohort: how clients' images are capped and batched; by default as in the paper, at most 6
         batches of 32 images.
       generator_training: the server's training of the generator; by default as in the paper.
-      execution: devices, chunk and accumulator.
       start: PUBLIC parameters to start from, {"generator": ..., "critic": ...}; None draws them by
         `gan.init`.
 
     Raises:
       InputError: an argument is of another kind, or `start` is not a tree of `gan`'s parameters.
 
-    Metrics of a step, all public: `clip_norm` (float32, as used in this round), `update_norm`
-    (float32, L2 norm of the critic's noisy mean update), `generator_loss` (float32, mean over the
-    generator steps that were taken, or 0) and `generator_left_out` (int32, the number of generator
-    steps that were skipped because they were not finite).
+    Metrics of a step, all public: `clip_norm` and `update_norm` as of `fed_avg`, `generator_loss`
+    (float32, mean over the generator steps that were taken, or 0) and `generator_left_out` (int32,
+    the number of those that were skipped because they were not finite).
     """
-    require_parts(gan, plan, client=client, generator=generator, server=server)
+    base.require_parts(gan, plan, client=client, generator=generator, server=server)
     cohort = CohortSpec(batch_size=32, max_examples=192) if cohort is None else cohort
     settings = GeneratorTraining() if generator_training is None else generator_training
     update = Query(
@@ -218,7 +196,7 @@ def fed_avg_gan(
         columns=tuple(gan.columns),
         execution=Execution() if execution is None else execution,
     )
-    first_params = initial_params(gan, start)
+    first_params = base.initial_params(gan, start)
 
     def init(key):
         params = first_params(key)
@@ -232,11 +210,11 @@ def fed_avg_gan(
                 jax.random.fold_in(key, jnp.uint32(GENERATOR_IMAGES)), (2,), jnp.uint32
             ),
         )
-        return placed(update, state)
+        return base.placed(update, state)
 
     def step(state, release, round):
         found = release(update, params(state), clip_norm=used_clip_norm(plan, state.clip_norm))
-        critic, server_state, update_norm = server_step(
+        critic, server_state, update_norm = base.server_step(
             server, state.critic, state.server, found.value, -plan.denominator
         )
         trained, optimizer_state, loss, left_out = train_generator(
@@ -264,4 +242,4 @@ def fed_avg_gan(
     def params(state):
         return {"generator": state.generator, "critic": state.critic}
 
-    return Algorithm("fed_avg_gan", init, step, (update,), params)
+    return base.Algorithm("fed_avg_gan", init, step, (update,), params)

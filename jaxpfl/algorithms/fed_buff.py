@@ -24,22 +24,13 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl import checks
-from jaxpfl.algorithms.base import (
-    Algorithm,
-    initial_params,
-    placed,
-    require_parts,
-    server_step,
-    update_query,
-)
+from jaxpfl.algorithms import base
 from jaxpfl.algorithms.fed_avg import used_clip_norm
-from jaxpfl.federated.clients.client import Examples, contribution
+from jaxpfl.federated.clients.client import Examples, PyTree, contribution
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import Passing
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 class FedBuffState(NamedTuple):
@@ -83,7 +74,7 @@ def fed_buff(
     delay: Callable[[jax.Array], jax.Array] | None = None,
     start: Any = None,
     **settings: Any,
-) -> Algorithm:
+) -> base.Algorithm:
     """Returns FedBuff for `model` under `plan`.
 
     Args:
@@ -99,26 +90,25 @@ def fed_buff(
 
     Metrics of a step are those of `fed_avg`.
     """
-    require_parts(model, plan, client=client, server=server)
+    base.require_parts(model, plan, client=client, server=server)
     kept = checks.non_negative_int("longest", longest) + 1
 
     def uniform(key: jax.Array) -> jax.Array:
         return jnp.int32(kept * jax.random.uniform(key))
 
     training = DelayedTraining(model, LocalTraining(model, client), delay or uniform)
-    update = update_query(model, training, plan, **settings)
-    first_params = initial_params(model, start)
+    update = base.update_query(model, training, plan, **settings)
+    first_params = base.initial_params(model, start)
 
     def init(key):
         params = first_params(key)
         history = jax.tree.map(lambda leaf: jnp.stack([leaf] * kept), params)
         state = FedBuffState(history, server.init(params), jnp.float32(plan.clip_norm))
-        return placed(update, state)
+        return base.placed(update, state)
 
     def step(state, release, round):
-        del round
         found = release(update, state.history, clip_norm=used_clip_norm(plan, state.clip_norm))
-        params, server_state, norm = server_step(
+        params, server_state, norm = base.server_step(
             server, _newest(state), state.server, found.value, -plan.denominator
         )
         history = jax.tree.map(
@@ -127,7 +117,7 @@ def fed_buff(
         metrics = {"clip_norm": state.clip_norm, "update_norm": norm}
         return FedBuffState(history, server_state, found.clip_norm), metrics
 
-    return Algorithm("fed_buff", init, step, (update,), _newest)
+    return base.Algorithm("fed_buff", init, step, (update,), _newest)
 
 
 def _newest(state: FedBuffState) -> PyTree:

@@ -27,12 +27,10 @@ import optax
 from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm, require_parts
 from jaxpfl.algorithms.fed_avg import fed_avg
-from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.client import Batch, PyTree
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +104,6 @@ def _corrected(server: optax.GradientTransformation, share: float) -> optax.Grad
         return optax.tree.zeros_like(params)
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        del params
         drift = jax.tree.map(lambda h, g: h + share * g, state, updates)
         return jax.tree.map(jnp.add, updates, drift), drift
 

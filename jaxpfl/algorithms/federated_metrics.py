@@ -152,16 +152,13 @@ class ReleasedMetrics:
         return min(max(self.correct / count, 0.0), 1.0)
 
     def percentile(self, percent: float) -> float:
-        """Returns the accuracy, in 0 .. 1, that `percent` of the users with examples do not reach.
+        """Returns the accuracy, in 0 .. 1, that `percent` % of users with examples do not reach.
 
         It is read from the monotone function that is nearest to the noisy cumulative histogram in
         least squares, so it never falls as `percent` rises, even where noise makes bins negative.
         The function is linear within a bin; if the percentile falls into a gap of empty bins, the
         result is the lower end of the gap. Without noise the result is within one bin of the exact
         percentile. It is NaN where the noisy number of users is not positive.
-
-        Args:
-          percent: strictly between 0 and 100.
         """
         if not 0 < checks.real("percent", percent) < 100:
             raise InputError(f"percent must lie strictly between 0 and 100, found {percent!r}")
@@ -208,13 +205,11 @@ def federated_metrics(plan: MetricsPlan) -> Algorithm:
     )
 
     def init(key):
-        del key  # nothing is random
         zero = jnp.float32(0)
         bins = len(plan.edges) - 1
         return {"histogram": jnp.zeros(bins, jnp.float32), "correct": zero, "incorrect": zero}
 
     def step(state, release, round):
-        del state, round
         return release(query).value, {}
 
     return Algorithm(LABEL, init, step, (query,))
@@ -233,14 +228,9 @@ def release(
     """Runs `federated_metrics` once: releases the metrics of a model on all clients.
 
     Args:
-      clients: the clients; as many as the plan states.
-      plan: what is released and with how much noise.
+      clients: as many as the plan states.
       correct: see `with_correct`. PRIVATE.
-      ledger: the ledger of these clients.
-      secret: the run's secret, which must stay private. With it the same query gives the same
-        release, which is charged once. None: a new secret is drawn, and another release made.
-      run: name of the release in the ledger.
-      others: as for a `Releaser`.
+      secret, run, others: as for `fred.private_moments`.
 
     Raises:
       InputError: `correct` is not as expected, or the plan or the ledger is of another population.
@@ -272,14 +262,12 @@ class ClientMetrics:
 
     def step(self, broadcast: Any, state: Any, batch: Batch, mask_B: jax.Array, key: Any) -> Any:
         """Counts one batch."""
-        del broadcast, key
         count, hits = state
         more = jnp.sum(mask_B, dtype=jnp.float32)
         return count + more, hits + jnp.sum(mask_B & batch["correct"], dtype=jnp.float32)
 
     def finish(self, broadcast: Any, state: Any) -> Any:
         """Returns "histogram", float32 [bins], "correct" and "incorrect"."""
-        del broadcast
         count, hits = state
         divisor = jnp.maximum(count, 1)
         inner = jnp.asarray(self.edges[1:-1], jnp.float32)

@@ -153,14 +153,11 @@ class RunningMoments:
 
 
 def moments(embeddings_NxD, clip_norm: float) -> Moments:
-    """Returns the moments of the embeddings [n, d] of a public corpus.
+    """Returns the moments of the embeddings [n, d], n >= 1, of a public corpus.
 
     The population covariance divides by n, so that a single example has covariance 0. It is
-    accurate to about 1e-6 of its size for rows in float32, and to rounding for float64.
-
-    Args:
-        embeddings_NxD: a NumPy or JAX array of floating point numbers, n >= 1.
-        clip_norm: rows with a larger L2 norm are scaled down to it; `math.inf` clips no row.
+    accurate to about 1e-6 of its size for rows in float32, and to rounding for float64. Rows whose
+    L2 norm is above `clip_norm` are scaled down to it; `math.inf` clips no row.
     """
     shape = np.shape(embeddings_NxD)
     if len(shape) != 2:

@@ -28,13 +28,11 @@ import optax
 from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm, require_parts
 from jaxpfl.algorithms.fed_avg import fed_avg
-from jaxpfl.federated.clients.client import Examples, contribution
+from jaxpfl.federated.clients.client import Examples, PyTree, contribution
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import Passing
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)

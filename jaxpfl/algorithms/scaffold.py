@@ -25,23 +25,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl import checks
-from jaxpfl.algorithms.base import (
-    Algorithm,
-    initial_params,
-    placed,
-    require_parts,
-    server_step,
-    update_query,
-)
+from jaxpfl.algorithms import base
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.client import Batch, PyTree
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.two_parts import TwoParts
 from jaxpfl.federated.release.query import Execution
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 class Parts(NamedTuple):
@@ -100,7 +91,6 @@ class CorrectedTraining(LocalTraining):
 
     def keep(self, broadcast: Parts, state: PyTree, sent: Parts) -> PyTree:
         """c_i, moved by what was sent."""
-        del broadcast
         scale = self.parts.scales[1]
         return jax.tree.map(lambda own, d: own + d / scale, state[1], sent.variate)
 
@@ -116,7 +106,7 @@ def scaffold(
     cohort: CohortSpec | None = None,
     execution: Execution | None = None,
     start: Any = None,
-) -> Algorithm:
+) -> base.Algorithm:
     """Returns SCAFFOLD for `model` under `plan`, whose clip norm S bounds the clients' changes.
 
     Args:
@@ -131,28 +121,27 @@ def scaffold(
 
     Metrics of a step, public: `update_norm`, the L2 norm of the noisy mean change of parameters.
     """
-    require_parts(model, plan, server=server)
+    base.require_parts(model, plan, server=server)
     rate = checks.positive("learning_rate", learning_rate)
     parts = TwoParts.of(plan, "variate", variate_clip, variate_share)
     client = CorrectedTraining(model, optax.sgd(rate), learning_rate=rate, parts=parts)
-    update = update_query(model, client, plan, cohort, execution)
-    first_params = initial_params(model, start)
+    update = base.update_query(model, client, plan, cohort, execution)
+    first_params = base.initial_params(model, start)
 
     def init(key):
         params = first_params(key)
         variate = jax.tree.map(jnp.zeros_like, params)
-        return placed(update, ScaffoldState(params, variate, server.init(params)))
+        return base.placed(update, ScaffoldState(params, variate, server.init(params)))
 
     def step(state, release, round):
-        del round
         sent = release(update, Parts(state.params, state.variate)).value
         divisor = -plan.denominator * parts.scales[0]
-        stepped = server_step(server, state.params, state.server, sent.params, divisor)
+        stepped = base.server_step(server, state.params, state.server, sent.params, divisor)
         variate = _moved(state.variate, sent.variate, plan.population * parts.scales[1])
         params, server_state, update_norm = stepped
         return ScaffoldState(params, variate, server_state), {"update_norm": update_norm}
 
-    return Algorithm("scaffold", init, step, (update,), lambda state: state.params)
+    return base.Algorithm("scaffold", init, step, (update,), lambda state: state.params)
 
 
 @jax.jit

@@ -20,17 +20,14 @@ from jaxpfl.progress import Progress
 def convert(
     source: str, out: str | Path, encoder: Encoder | None = None, *, progress: bool = True
 ) -> dict[str, Any]:
-    """Writes the population of `source` to the new folder `out`.
+    """Writes the population of `source`, as for `data.open`, to the new folder `out`.
 
     `out` is complete or absent. It is written as `.NAME.partial`; what a killed process left there
-    is removed by the next call.
+    is removed by the next call. It contains private data and gets mode 0700.
 
     Args:
-      source: a source as for `data.open`.
-      out: the new folder. It contains private data and gets mode 0700.
       encoder: writes token ids in place of the texts and all other columns, such as a
         `text.Vocabulary`.
-      progress: whether a progress bar is shown on stderr.
 
     Returns:
       The folder, and PRIVATE: numbers of clients and examples, bytes written and seconds taken.

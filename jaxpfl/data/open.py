@@ -63,7 +63,7 @@ from jaxpfl.data.readers.frames import read_frame
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
 from jaxpfl.data.stream import Stream
-from jaxpfl.errors import InputError, NoDataFolder
+from jaxpfl.errors import InputError, NoDataFolder, named
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 # Where a data set of the hub has its texts, unless its options say.
@@ -222,10 +222,8 @@ class _Named:
         given = {name: options[name] for name in options if name not in (*_ON_HUB, "encoding")}
         if self.word or self.public:
             given.setdefault("client", EACH_ROW)
-        try:
+        with named(f"source {self.source!r}"):
             layout = Layout(**given)
-        except InputError as error:
-            raise InputError(f"source {self.source!r}: {error}") from None
         if self.grouped and layout.client == EACH_ROW and not self.public:
             raise InputError(f"source {self.source!r}: client=* is for one file, found several")
         return layout

@@ -26,7 +26,7 @@ from jaxpfl.data.columns import (
 from jaxpfl.data.content import content_hash
 from jaxpfl.data.draws import client_uniforms
 from jaxpfl.data.stream import Batch, Stream
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile, InputError, named
 
 _BLOCK = 2**20
 _EXAMPLES = 2**15  # of a batch
@@ -292,10 +292,8 @@ class Population:
           CorruptFile: a file is missing, truncated or altered, or the files make no population.
         """
         stored = storage.read(Path(folder))
-        try:
+        with named(folder, CorruptFile):
             population = cls(*stored[:-2])
-        except InputError as error:
-            raise CorruptFile(f"{folder}: {error}") from None
         hashes = (("_source", stored.fingerprint), ("_content", stored.content))
         # The manifest states both, and its own SHA-256 covers them: no need to hash the data again.
         for name, sha256 in hashes:

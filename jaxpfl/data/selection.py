@@ -78,7 +78,7 @@ def examples_of_users(
     The result is bool [examples] and PRIVATE. A client without examples is never selected.
 
     Args:
-      correct: bool [examples], from `federated.clients.evaluation.correct_examples`.
+      correct: as for `classified_examples`.
       side, threshold: users with an accuracy STRICTLY "below" or "above" this public constant in
         0 .. 1 are selected.
     """

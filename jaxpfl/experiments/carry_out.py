@@ -119,12 +119,7 @@ def resume(
     memory: dict[Any, Any] | None = None,
     command: str = FROM_PYTHON,
 ) -> Outcome:
-    """Resumes the run in `out`; it ends in the same bits as an uninterrupted run.
-
-    Raises:
-      InputError: `out` holds no run, or its files were altered.
-      CorruptFile, BudgetExhausted, Interrupted: as `run`.
-    """
+    """Resumes the run in `out`; it ends in the same bits as an uninterrupted one. Errors: `run`."""
     directory = Path(out)
     with shared_run.group() as group:
         # Inside, so that the others hear of a process that cannot read the directory.
@@ -137,12 +132,7 @@ def resume(
 
 
 def report(out: str | Path) -> Path:
-    """Redraws `report.html` and its pictures and returns the page's path.
-
-    Raises:
-      InputError: `out` holds no run that has begun.
-      CorruptFile: a record of the run is damaged, or lacks what a run writes into it.
-    """
+    """Redraws `report.html` and its pictures and returns the page's path."""
     directory, config = Path(out), Path(out, CONFIG)
     result = directory / RESULT
     if config.exists() and not result.exists() and not (directory / _RUN).exists():

@@ -12,7 +12,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from jaxpfl.data.open import why_missing
-from jaxpfl.errors import InputError
+from jaxpfl.errors import named
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PUBLIC_PART
 from jaxpfl.experiments.engine.description import Clients, Description
@@ -62,10 +62,8 @@ def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
         run = dataclasses.replace(point.config.run, seed=0)
         different.setdefault(to_yaml(dataclasses.replace(point.config, run=run)), point)
     for point in different.values():
-        try:
+        with named(f"point {point.name}"):
             found[point.name] = dry_run(point.config)
-        except InputError as error:
-            raise InputError(f"point {point.name}: {error}") from error
     lines = [_FIRST, "", f"points    {len(sweep.points)}, {len(found)} of them different"]
     # What all points have in common; their models and costs follow one by one.
     lines += ["", *_source_lines(next(iter(found.values()))), ""]

@@ -50,11 +50,6 @@ def export(
     Args:
       texts: of the synthetic corpus; None for as many as the run wrote. More cost the clients
         nothing.
-
-    Raises:
-      InputError: the run is not finished, or its system makes nothing that can be exported; or
-        `folder` exists.
-      CorruptFile: a file of the run was altered, or its ledger was cut off.
     """
     directory, folder = Path(run), Path(folder)
     if texts is not None:

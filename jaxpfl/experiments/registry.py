@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.systems import CONFIG as RUN_CONFIG
 from jaxpfl.experiments.systems.base import System
@@ -63,7 +63,5 @@ def config_type(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:
         key, has_value, value = argument.partition("=")
         if key == "--system":
             name = value if has_value else "".join(overrides[place + 1 : place + 2])
-    try:
+    with named(where):
         return system_of(name).Config
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None

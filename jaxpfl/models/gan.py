@@ -293,10 +293,7 @@ def sample_images(gan: GAN, params: Params, key: Array, number: int) -> np.ndarr
     """Draws float32 images [number, H, W, C] in 0 .. 1, where 0 is paper and 1 is ink.
 
     Images are drawn and normalised in blocks of 64, each with a key of its own: the first images do
-    not depend on `number`.
-
-    Args:
-      params: as `GAN.init` and `Algorithm.params` return them; only "generator" is read.
+    not depend on `number`. Of `params` only "generator" is read.
     """
     blocks = -(-checks.positive_int("number", number) // _DRAWN_TOGETHER)
     drawn = [

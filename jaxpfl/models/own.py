@@ -83,9 +83,8 @@ class OwnModel(LossModel):
     def check(self, columns: Mapping[str, Any]) -> None:
         """Traces all functions, and the gradient, on the shapes of data; computes nothing.
 
-        Raises:
-          InputError: says which function does not fit the columns, arrays [examples, ...] or their
-            shapes, or returns what is no value for each example.
+        `InputError` says which function does not fit the columns, arrays [examples, ...] or their
+        shapes, or returns what is no value for each example.
         """
         batch = {}
         for name in columns_read(self, columns):

@@ -28,13 +28,14 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
 import dp_accounting
 
 from jaxpfl import checks, files
-from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, named
 from jaxpfl.privacy import events
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.budget import Account, Budget
@@ -64,7 +65,7 @@ class Charge:
     identity: str
 
 
-class Ledger(Chain):
+class Ledger(Chain, AbstractContextManager["Ledger"]):
     """An open ledger: a `Chain` whose lines are charges; a context manager.
 
     Attributes:
@@ -168,9 +169,6 @@ class Ledger(Chain):
             raise CorruptFile(f"{path}: is empty, expected a ledger")
         return ledger
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -242,10 +240,8 @@ class Ledger(Chain):
                     "charged with another event before"
                 )
             return
-        try:
+        with named(self.path):
             self._account.check_adjacency(event)
-        except InputError as error:
-            raise InputError(f"{self.path}: {error}") from None
         if not self._account.fits(event):
             budgets = self._account.budgets
             limits = " and ".join(

@@ -14,15 +14,13 @@ takes to compile.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.privacy.clipping import PyTree
 from jaxpfl.privacy.keys import require_noise_key
-
-PyTree = Any
 
 
 def gaussian_noise_like(key: jax.Array, tree: PyTree, std: jax.Array | float) -> PyTree:

@@ -17,7 +17,7 @@ import pytest
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.records import artifacts, checkpoint
+from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from tests.experiments.crashes import damages
 
@@ -115,7 +115,7 @@ def test_rubbish_of_a_crash_is_removed_and_never_restored(tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "call"),
-    [(Checkpoints, "_begin_arrays"), (files, "fsync_tree"), (checkpoint, "commit")],
+    [(Checkpoints, "_begin_arrays"), (files, "fsync_tree"), (artifacts, "commit")],
 )
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
 def test_a_failing_disk_leaves_the_last_good_checkpoint(
@@ -151,13 +151,13 @@ def test_another_runs_checkpoint_is_refused(tmp_path):
 
 def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     """TRUST 33: what was donated or changed meanwhile is saved as it was; half of it is nothing."""
-    released, real = threading.Event(), checkpoint.commit
+    released, real = threading.Event(), artifacts.commit
 
     def waiting(*arguments):
         assert released.wait(60)
         real(*arguments)
 
-    monkeypatch.setattr(checkpoint, "commit", waiting)
+    monkeypatch.setattr(artifacts, "commit", waiting)
     state = {"device": jnp.arange(200_000, dtype=jnp.float32), "host": np.arange(5)}
     expected = {name: np.array(leaf) for name, leaf in state.items()}
     with Checkpoints(tmp_path, run="r1") as checkpoints:
@@ -183,7 +183,7 @@ def test_a_failure_in_the_background_comes_out_and_hides_no_other(tmp_path, monk
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "commit", full)
+        patched.setattr(artifacts, "commit", full)
         with pytest.raises(OSError), Checkpoints(tmp_path, run="r1") as checkpoints:
             checkpoints.save(1, _state(1))
         with pytest.raises(OSError), Checkpoints(tmp_path, run="r1") as checkpoints:

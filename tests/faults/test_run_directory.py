@@ -19,7 +19,7 @@ from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.engine.description import Clients
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
-from jaxpfl.experiments.records import checkpoint
+from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.systems.gan_inversion.study import Study
 from jaxpfl.federated.release import prepared_query
 from tests.experiments import canaries
@@ -75,7 +75,7 @@ def test_the_secret_stays_until_the_last_checkpoint_is_on_the_disk(tiny_config, 
 
     The disk is full: the run stops in one sentence, keeps its last good checkpoint, and goes on
     later."""
-    out, real, message = tmp_path / "run", checkpoint.commit, os.strerror(errno.ENOSPC)
+    out, real, message = tmp_path / "run", artifacts.commit, os.strerror(errno.ENOSPC)
 
     def full(temporary, path, manifest):
         if path.name == "round_00000004":
@@ -83,7 +83,7 @@ def test_the_secret_stays_until_the_last_checkpoint_is_on_the_disk(tiny_config, 
         real(temporary, path, manifest)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(checkpoint, "commit", full)
+        patched.setattr(artifacts, "commit", full)
         assert main(["run", str(tiny_config), "--training.rounds", "4", "--out", str(out)]) == 1
     said = capsys.readouterr().err
     assert message in said and "Traceback" not in said

@@ -55,10 +55,6 @@ def best_mixture(private: PrivateMoments, candidates: Mapping[str, Moments]) -> 
 
     With noise, distances are those of this file's head, less what the noise adds to that of the
     means: an estimate, without an interval.
-
-    Args:
-      private: the moments of the clients, as released.
-      candidates: the moments of public corpora, by name.
     """
     names, parts = list(candidates), list(candidates.values())
     dimensions = sorted({part.dimension for part in parts})

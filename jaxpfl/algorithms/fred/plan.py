@@ -186,9 +186,8 @@ class FredPlan:
     def divided(self, share: float) -> tuple[Self, Self]:
         """Two queries of the same units, of different embeddings, that together cost as much.
 
-        Args:
-          share: of mu^2 of mean and covariance, which the second query receives. It releases no
-            count: it uses the first one's.
+        The second receives this share of mu^2 of mean and covariance. It releases no count: it uses
+        the first one's.
         """
         checks.open_fraction("share", share)
         count, *others = self.multipliers
@@ -245,13 +244,8 @@ class FredPlan:
     def plans(self, units: int) -> tuple[Plan, ...]:
         """Returns one plan for each release in `moments`, of one round in which all take part.
 
-        Their costs compose to the guarantee of this plan.
-
-        Args:
-          units: the number of clients, or of examples where the example is the unit.
-
-        Raises:
-          InputError: `delta` is not below 1 / units.
+        Their costs compose to the guarantee of this plan. `units` is the number of clients, or of
+        examples where the example is the unit; `delta` must be below 1 / units.
         """
         return tuple(
             Plan(

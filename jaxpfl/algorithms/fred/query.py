@@ -32,7 +32,7 @@ from jaxpfl.algorithms.gaussian_moments import Moments, RunningMoments, project_
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.federated.clients.moments import Moment, from_half, half_shape
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Others
@@ -108,11 +108,8 @@ class PrivateMoments(NamedTuple):
     @classmethod
     def load(cls, path: str | Path, plan: FredPlan) -> Self:
         """Reads the file that `save` wrote; `plan` is the one they were released under."""
-        arrays = files.read_npz(Path(path))
-        try:
-            return cls.of_arrays(arrays, plan)
-        except InputError as error:
-            raise CorruptFile(f"{path}: {error}") from None
+        with named(path, CorruptFile):
+            return cls.of_arrays(files.read_npz(Path(path)), plan)
 
 
 class FredState(NamedTuple):
@@ -164,13 +161,11 @@ def fred(plan: FredPlan, *, units: int, dimension: int, column: str = "embedding
     of = dict(zip(plan.moments, queries, strict=True))
 
     def init(key):
-        del key  # nothing is random
         return FredState(
             jnp.float32(0), jnp.zeros(dimension, jnp.float32), jnp.zeros(half_shape(dimension))
         )
 
     def step(state, release, round):
-        del round
         origin_D = jnp.zeros(dimension, jnp.float32)
         count = state.count if plan.population is None else jnp.float32(plan.population)
         if "count" in of:
@@ -233,11 +228,10 @@ def private_moments(
 
     Args:
       clients: a population with the column "embedding", float [examples, d].
-      plan: what is released and at which noise.
-      ledger: the ledger of these clients, for the plan's unit.
+      ledger: of these clients, for the plan's unit.
       secret: the run's secret, which must stay private. With it the same query gives the same
         release, which is charged once. None: a new secret is drawn, and another release made.
-      run: name of the query in the ledger.
+      run: its name in the ledger.
       others: as for a `Releaser`.
 
     Raises:
@@ -282,9 +276,6 @@ def public_moments(
     """Returns the moments of a public corpus, which is embedded piece by piece to save memory.
 
     Embeddings are clipped to `clip_norm`, as the clients' are, and all examples weigh the same.
-
-    Args:
-      progress: whether a progress bar is shown.
     """
     if not corpus.num_examples:
         raise InputError(

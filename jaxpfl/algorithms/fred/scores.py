@@ -71,10 +71,6 @@ def score(
     """Returns the FreD of every candidate, the least `corrected` first; scoring costs no privacy.
 
     Up to 66 releases are simulated for the intervals, which takes some seconds at d = 256.
-
-    Args:
-      private: the moments of the clients, as released.
-      candidates: the moments of public corpora, by name.
     """
     if not candidates:
         return []

@@ -38,7 +38,6 @@ def read_arrays(
     """Reads an .npz file.
 
     Args:
-      path: the file.
       client: name of the array of client ids, [examples]; "*" makes each row a client.
       columns: name of a column -> name of its array, [examples, ...].
       name: of the population; by default the path.

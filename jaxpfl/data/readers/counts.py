@@ -23,11 +23,7 @@ _PIECE = 2**20
 
 
 def read_counts(path: str | Path) -> dict[str, int]:
-    """Reads a file of counts.
-
-    Returns:
-      Each word with its count, by falling count; words of one count in the file's order.
-    """
+    """The counts of a file by word, the largest first; words of one count in the file's order."""
     path = Path(path)
     with errors_of(path):
         if path.name.endswith(".tar.bz2"):

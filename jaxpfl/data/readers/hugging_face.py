@@ -3,12 +3,12 @@
 The library only reads data files: it never runs code that comes with a data set.
 """
 
-import importlib
 import re
 from pathlib import Path
 from typing import Any
 
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.lazy import require
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -21,10 +21,9 @@ def load(
     config: str | None = None,
     streaming: bool = False,
 ) -> Any:
-    """A data set as a `datasets.Dataset`, or an `IterableDataset` if streaming.
+    """A data set OWNER/NAME as a `datasets.Dataset`, or an `IterableDataset` if streaming.
 
     Args:
-      name: OWNER/NAME.
       revision: the commit to read, 40 hexadecimal digits. A branch is refused, because its data,
         and with it the population's fingerprint and ledger, could change.
       part: such as "train", "validation" or "test".
@@ -42,7 +41,7 @@ def load(
             f"{name}: a file or folder of that name is here, and the library datasets would read "
             "it instead of the hub's data set: run from another folder"
         )
-    datasets = _library("datasets", name)
+    datasets = require("datasets", "datasets")
     which = {"name": config, "split": part, "revision": revision, "streaming": streaming}
     try:
         return datasets.load_dataset(name, **which)
@@ -53,7 +52,7 @@ def load(
 
 def saved(folder: Path) -> Any:
     """The `datasets.Dataset` that `save_to_disk` wrote to a folder: the rows that were selected."""
-    datasets = _library("datasets", str(folder))
+    datasets = require("datasets", "datasets")
     try:
         return datasets.load_from_disk(str(folder))
     # As for `load`.
@@ -63,7 +62,7 @@ def saved(folder: Path) -> Any:
 
 def newest_commit(name: str) -> str:
     """The commit that a data set on the hub has now."""
-    hub = _library("huggingface_hub", name)
+    hub = require("huggingface_hub", "datasets")
     try:
         return str(hub.HfApi().dataset_info(name).sha)
     # As for `load`.
@@ -77,13 +76,3 @@ def unread(what: str, error: Exception) -> InputError:
     lines = str(error).strip().splitlines() if isinstance(error, OSError) else []
     reason = ": ".join([type(error).__name__, *lines[:1]])
     return InputError(f"{what}: the libraries of Hugging Face did not give it ({reason})")
-
-
-def _library(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(
-            f"{name} is read by the library datasets, which is not installed: "
-            "pip install 'jaxpfl[datasets]'"
-        ) from error

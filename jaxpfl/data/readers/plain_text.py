@@ -41,7 +41,6 @@ def read_plain_text(
     """Reads a .txt or .txt.gz file, or a .tar.gz or .tar.xz archive of .txt files.
 
     Args:
-      path: the file.
       split: what an example is: "paragraphs", "sentences" or "lines".
       encoding: None: UTF-8, or UTF-16 where its byte order mark is at the start.
       name: of the population; by default the path.

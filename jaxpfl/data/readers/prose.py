@@ -31,11 +31,9 @@ _ABBREVIATION = re.compile(
 
 
 def pieces(lines: Iterable[str], split: str) -> Iterator[str]:
-    """The paragraphs, sentences or lines of a text, in order; none is empty.
+    """The paragraphs, sentences or lines (`split`, one of `PIECES`) of a text, in order.
 
-    Args:
-      lines: the text's lines, with or without their ends; read one by one.
-      split: one of `PIECES`; anything else raises `InputError`.
+    None is empty. The text's lines, with or without their ends, are read one by one.
     """
     checks.one_of("split", split, PIECES)
     if split == "lines":

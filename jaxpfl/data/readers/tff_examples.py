@@ -74,8 +74,7 @@ class ExampleDecoder:
     def decode(self, messages: Sequence[bytes]) -> dict[str, Column]:
         """One column for each feature, in the schema's order.
 
-        Returns:
-          name -> array [messages, *shape] of the declared dtype, or large_string [messages].
+        It is an array [messages, *shape] of the declared dtype, or large_string [messages].
         """
         payloads: dict[bytes, list[bytes]] = {key: [] for key in self._kinds}
         for index, each in enumerate(messages):

@@ -102,8 +102,7 @@ class PublicModels:
     def decoder(self, name: str, settings: DecoderModelConfig, positions: int) -> LanguageModel:
         """The pretrained decoder of these settings; pretrains it if the cache does not hold it.
 
-        Args:
-          positions: the number of tokens of the longest sequence that it will read.
+        `positions` is the number of tokens of the longest sequence that it will read.
         """
         names = settings.corpora or tuple(self.sources)
         described = {**asdict(settings), "positions": positions, "seed": self.seed}

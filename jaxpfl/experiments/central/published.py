@@ -8,7 +8,7 @@ from typing import Self, cast
 from jax.sharding import Mesh
 
 from jaxpfl import files
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.central.public_models import data_mesh
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.models.checkpoints import adapters, hub, pretrained
@@ -101,10 +101,8 @@ def described(settings: PublishedModelConfig, folder: Path, name: str) -> Decode
             raise InputError(f"{name}.is_decoder must be absent {one}")
         return model
     if settings.is_decoder:
-        try:
+        with named(f"{name}.is_decoder"):
             model = replace(model, causal=True)
-        except InputError as error:
-            raise InputError(f"{name}.is_decoder: {error}") from None
     if not model.causal:
         raise InputError(
             f"{name}.path = {settings.path!r} holds a {model.name} encoder, expected a decoder, or "

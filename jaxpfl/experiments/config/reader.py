@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from jaxpfl import checks, files
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, named
 
 _MAX_CONFIG_BYTES = 1_000_000
 _DEEPEST = 64
@@ -283,10 +283,8 @@ def _convert_scalar(kind: Any, value: Any, where: _Source, key: str) -> Any:
     if kind is float:
         if isinstance(value, str) and _EXPONENT.fullmatch(value):
             value = float(value)
-        try:
+        with named(where.of(key)):
             return checks.real(key, value)
-        except InputError as error:
-            raise InputError(f"{where.of(key)}: {error}") from error
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     names = {int: "a whole number", bool: "true or false", str: "text"}

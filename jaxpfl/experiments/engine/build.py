@@ -8,6 +8,7 @@ from typing import Any
 import optax
 from dp_accounting import DpEvent
 
+from jaxpfl import models
 from jaxpfl.algorithms.ada_fed_prox import ada_fed_prox
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg import fed_avg
@@ -20,28 +21,12 @@ from jaxpfl.data.columns import text_array
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
-from jaxpfl.experiments.config.sections import (
-    PUBLIC_PART,
-    DataConfig,
-    LanguageModelConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PrivacyConfig,
-    TrainingConfig,
-)
+from jaxpfl.experiments.config import sections
 from jaxpfl.federated.clients.local_training import LocalTraining, Proximal, per_step
 from jaxpfl.federated.clients.optimizers import optimizer
 from jaxpfl.federated.clients.personal import APFL, Ditto
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release.query import Execution
-from jaxpfl.models import (
-    MLP,
-    CIFGLanguageModel,
-    LSTMLanguageModel,
-    ResNet,
-    classifier_cnn,
-    emnist_cnn,
-)
 from jaxpfl.models.base import Model
 from jaxpfl.privacy import participation
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
@@ -53,14 +38,14 @@ from jaxpfl.text.tokenisers import characters
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
-def read_clients(config: DataConfig) -> Population:
+def read_clients(config: sections.DataConfig) -> Population:
     clients = open_population(config.source)
     if not len(clients):
         raise InputError(f"data.source = {config.source!r} has no clients")
     return clients
 
 
-def split_clients(clients: Population, config: DataConfig) -> dict[str, Population]:
+def split_clients(clients: Population, config: sections.DataConfig) -> dict[str, Population]:
     """The parts of the clients by name, without what `data.remove` matches.
 
     Texts are changed after the split, so that the fingerprint, and with it the ledger, stays that
@@ -80,36 +65,36 @@ def open_public(
     source: str, public: Population | None, private: PrivateContent, what: str
 ) -> Population:
     """Opens a public source, called `what`; refuses it if it holds the private clients' data."""
-    if source != PUBLIC_PART:
+    if source != sections.PUBLIC_PART:
         corpus = open_population(source)
         private.refuse(corpus, f"{what} = {source!r}")
         return corpus
     if public is None or not public.num_examples:
-        raise InputError(f"{PUBLIC_PART} has no clients: data.split.public is too small")
+        raise InputError(f"{sections.PUBLIC_PART} has no clients: data.split.public is too small")
     return public
 
 
 _MAKERS = {
-    "cifg_lm": CIFGLanguageModel,
-    "character_lstm": partial(LSTMLanguageModel, characters.VOCAB_SIZE),
-    "classifier_mlp": MLP,
-    "resnet18": ResNet,
-    "classifier_cnn": classifier_cnn,
-    "emnist_cnn": emnist_cnn,
+    "cifg_lm": models.CIFGLanguageModel,
+    "character_lstm": partial(models.LSTMLanguageModel, characters.VOCAB_SIZE),
+    "classifier_mlp": models.MLP,
+    "resnet18": models.ResNet,
+    "classifier_cnn": models.classifier_cnn,
+    "emnist_cnn": models.emnist_cnn,
 }
 
 
-def build_model(settings: ModelConfig, vocabulary: Vocabulary | None) -> Model:
+def build_model(settings: sections.ModelConfig, vocabulary: Vocabulary | None) -> Model:
     others = ("name", "sequence_length", "unigram_prior")
     sizes = {name: value for name, value in vars(settings).items() if name not in others}
-    if isinstance(settings, LanguageModelConfig) and settings.unigram_prior and vocabulary:
+    if isinstance(settings, sections.LanguageModelConfig) and settings.unigram_prior and vocabulary:
         sizes["output_bias_prior"] = vocabulary.log_prior(settings.vocab_size)
     return _MAKERS[settings.name](**sizes)
 
 
 def build_plan(
-    privacy: PrivacyConfig,
-    training: TrainingConfig,
+    privacy: sections.PrivacyConfig,
+    training: sections.TrainingConfig,
     population: int,
     prior_releases: DpEvent | None = None,
     simulated: LargerPopulation | None = None,
@@ -150,7 +135,11 @@ def build_plan(
 
 
 def build_fed_avg(
-    model: Model, training: TrainingConfig, plan: Plan, start: Any = None, frozen: Any = None
+    model: Model,
+    training: sections.TrainingConfig,
+    plan: Plan,
+    start: Any = None,
+    frozen: Any = None,
 ) -> Algorithm:
     """Builds what a section `training` names; `start`, `frozen` as in `algorithms.fed_avg`."""
     named, client = training.algorithm, build_optimizer(training.client)
@@ -177,7 +166,7 @@ def build_fed_avg(
     return algorithm._replace(name=named.name)
 
 
-def _build_client(model: Model, training: TrainingConfig, adapters: bool) -> LocalTraining:
+def _build_client(model: Model, training: sections.TrainingConfig, adapters: bool) -> LocalTraining:
     algorithm, rounds = training.algorithm, training.rounds
     schedule = None
     if training.schedule == "linear":
@@ -199,7 +188,7 @@ def _build_client(model: Model, training: TrainingConfig, adapters: bool) -> Loc
     )
 
 
-def build_cohort(training: TrainingConfig) -> CohortSpec:
+def build_cohort(training: sections.TrainingConfig) -> CohortSpec:
     """How a client's examples are capped and batched, on this machine's devices."""
     slots, replicas = training.clients_per_bucket, build_execution(training).replicas
     return CohortSpec(
@@ -211,12 +200,12 @@ def build_cohort(training: TrainingConfig) -> CohortSpec:
     )
 
 
-def build_execution(training: TrainingConfig) -> Execution:
+def build_execution(training: sections.TrainingConfig) -> Execution:
     """This machine's devices, each with a copy of the model or several that share one."""
     shared = training.model_devices
     return Execution(None if shared == 1 else client_mesh(model=shared), training.chunk)
 
 
-def build_optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
+def build_optimizer(settings: sections.OptimizerConfig) -> optax.GradientTransformation:
     """The optax optimiser of a section `client`, `server` or `generator`."""
     return optimizer(settings.name, settings.learning_rate, settings.momentum)

@@ -32,7 +32,7 @@ from jaxpfl.experiments.engine.build import build_plan
 from jaxpfl.federated.audits.canaries import MakeQuestions
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, size_of
 from jaxpfl.models import count_parameters
-from jaxpfl.models.checkpoints import hub, pretrained
+from jaxpfl.models.checkpoints import hub, model_files, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from jaxpfl.models.encoder.network import Encoder
@@ -201,8 +201,7 @@ def published_shapes(
 ) -> PublishedShapes | Sized:
     """The model of a section by its config.json, or what is said of one that is not available.
 
-    Args:
-      trained: whether its own weights are trained, and so float32.
+    If its own weights are `trained`, they are float32.
     """
     folder = hub.at_hand(settings.path)
     if folder is None:
@@ -212,7 +211,7 @@ def published_shapes(
         # Whether it has one is known by its weights alone.
         model = replace(model, head=True)
     narrow = settings.dtype == "bfloat16" and not trained
-    dtype = pretrained.DTYPES["bfloat16" if narrow else "float32"]
+    dtype = model_files.DTYPES["bfloat16" if narrow else "float32"]
 
     def made(key: Any) -> Any:
         params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.init(key))

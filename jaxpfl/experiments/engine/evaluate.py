@@ -135,9 +135,7 @@ class Evaluator:
     def by_client(self, params: Any) -> ClientScores:
         """Scores `params` on all examples of each client.
 
-        Args:
-          params: shared by all clients, or a function from a client's index to its own, such as
-            `jaxpfl.Personal`.
+        They are shared by all, or a function from a client's index to its own, `jaxpfl.Personal`.
         """
         offsets, columns = self.population.offsets, self.population.numeric()
         clients, pending = np.flatnonzero(np.diff(offsets)), []

@@ -49,8 +49,7 @@ def final_params(
 
     Args:
       algorithm: the run's own, of the plan that `planned` returns; none of its queries is asked.
-      privacy: the statement of the run, which must contain what its ledger says.
-      prior: runs on the same ledger that the statement covers, too.
+      privacy: the statement of the run, which must contain what its ledger says of it and `prior`.
     """
     run = files.read_record(folder / "run.json", {"run": str})
     result = files.read_record(folder / "result.json", {"rounds": int, "kept": int | None})

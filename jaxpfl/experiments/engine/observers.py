@@ -10,9 +10,10 @@ is to be called after each round (`on_round`).
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from jaxpfl.experiments.records.lines import MetricsFile, flat
 from jaxpfl.progress import Progress
 
 
-class Observers:
+class Observers(AbstractContextManager["Observers"]):
     """The public outputs of one run; a context manager that closes them.
 
     Args:
@@ -80,11 +81,7 @@ class Observers:
             self.publish()
 
     def publish(self) -> None:
-        """Publishes the round that was observed last, after its releases are confirmed.
-
-        Raises:
-          BudgetExhausted: a repeated round has another result, whose charge does not fit.
-        """
+        """Publishes the round that was observed last, after its releases are confirmed."""
         late, self._late = self._late, None
         if late is None:
             return
@@ -142,9 +139,6 @@ class Observers:
         for record in self.metrics.records[: done + 1]:
             found.update(record)
         return found
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.metrics.close()

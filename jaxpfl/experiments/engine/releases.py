@@ -10,6 +10,7 @@ or is charged again before it is stored.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -33,7 +34,7 @@ _NOTE = "run.json"
 
 
 @dataclass(frozen=True)
-class Releases:
+class Releases(AbstractContextManager["Releases"]):
     """The stored phases; a context manager that closes the ledger.
 
     Attributes:
@@ -120,9 +121,6 @@ class Releases:
         """Deletes the secret, which is not needed once all releases are stored."""
         if self.secret is not None and self.ledger is not None:
             forget(self.secret, self.ledger)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self.ledger is not None:

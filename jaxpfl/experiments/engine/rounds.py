@@ -69,11 +69,10 @@ class Loop:
         self._directory = RunDirectory(self.directory, *run, resume=self.resume)
 
     def run(self) -> Result:
-        """Carries out the remaining rounds.
+        """Carries out the remaining rounds; if it ends early, what was done before is saved.
 
         Raises:
-          BudgetExhausted: the next round does not fit the budget; the rounds before are saved.
-          Interrupted: SIGTERM or SIGINT was received; the rounds so far are saved.
+          BudgetExhausted, Interrupted: as `jaxpfl.run`.
           CorruptFile: the ledger or the run's lock was changed from outside meanwhile; the last
             checkpoint is of an earlier round.
         """

@@ -247,9 +247,8 @@ def saved_secret(
 def forget(path: Path, ledger: Ledger) -> None:
     """Deletes a run's secret, if it exists.
 
-    Raises:
-      CorruptFile: the ledger or the run directory was changed from outside. The secret stays: it
-        may be that of another run by now.
+    If the ledger or the run directory was changed from outside (`CorruptFile`), the secret stays:
+    it may be that of another run by now.
     """
     if path.exists():
         ledger.require_unchanged()

@@ -47,9 +47,7 @@ def others_of(found: Group | None, asks: Asks) -> SharedRounds | None:
 def share_rounds(others: SharedRounds) -> dict[str, Any]:
     """Sums this process's share of each round, and returns what process 0 broadcasts at the end.
 
-    Raises:
-      InputError, BudgetExhausted, Interrupted: as in process 0.
-      RuntimeError: process 0 failed otherwise.
+    It raises what process 0 has raised, or `RuntimeError` if that is no error of ours.
     """
     # A signal that comes to all processes stops process 0 after its round, which needs this one.
     with caught_signals():

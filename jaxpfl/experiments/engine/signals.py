@@ -107,11 +107,9 @@ def caught_signals(late: str | None = None) -> Iterator[list[int]]:
 
 
 def require_none_answered(failure: BaseException, message: str) -> None:
-    """Refuses to go on after a run that failed if a signal was answered before it did.
+    """Raises `Interrupted`, with the message, if a signal was answered before a run failed.
 
-    Raises:
-      Interrupted: with the message, if `caught_signals` collected a signal while the run went on
-        that `failure`, or one of its causes, ended.
+    That is, while the run went on that `failure`, or one of its causes, ended.
     """
     error: BaseException | None = failure
     seen: list[BaseException] = []

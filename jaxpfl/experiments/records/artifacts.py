@@ -101,9 +101,8 @@ class Artifacts:
     def save(self, name: str, artifact: Artifact, made_from: Any = None) -> None:
         """Stores an artifact atomically; replaces one of the same name.
 
-        Raises:
-          CorruptFile: the ledger, or a run directory that this process holds, was changed from
-            outside; nothing is stored.
+        Nothing is stored if the ledger, or a run directory that this process holds, was changed by
+        others: `CorruptFile`.
         """
         path, head = self._path(name), None
         if self.ledger is not None:

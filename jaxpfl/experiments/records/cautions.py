@@ -40,11 +40,8 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
     """Warnings of a loss that rose, of a chosen round, and of updates of noise that teach little.
 
     Noise that is longer than the clip norm does not prevent learning, because it points nowhere in
-    particular. It is therefore mentioned only where the loss did not fall by 5 %.
-
-    Args:
-      records: the lines of `metrics.jsonl`, up to the round whose model is the result.
-      evaluated_on: the data of the "evaluation" in them.
+    particular. It is therefore mentioned only where the loss did not fall by 5 %. The records are
+    the lines of `metrics.jsonl`, up to the round whose model is the result.
     """
     found = []
     losses = [

@@ -25,26 +25,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile
-from jaxpfl.experiments.records.artifacts import (
-    RECORD,
-    Manifest,
-    begin,
-    check_manifest,
-    commit,
-    discard,
-    remove,
-    remove_leftovers,
-    verified,
-)
+from jaxpfl.experiments.records import artifacts
 from jaxpfl.federated import mesh
 from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 
@@ -74,7 +64,7 @@ class Restored(NamedTuple):
     ledger_head: str | None
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of one run; only the process that holds the run's lock uses them.
 
     A context manager that exits once everything is on the disk. `rounds` and `restore` ignore a
@@ -92,7 +82,7 @@ class Checkpoints:
         self.run = run
         self.private = private
         self.directory.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.directory)
+        artifacts.remove_leftovers(self.directory)
         # Of several processes, each writes checkpoints of its own, if any.
         self._alone, own = not mesh.several(), jax.process_index()
         only: Any = {"primary_host": own, "active_processes": {own}}
@@ -123,15 +113,17 @@ class Checkpoints:
         path = self._path(round)
         if self._alone:
             _require_room(path, leaves)
-        manifest = Manifest(path.name, self.run, private=self.private, ledger_head=ledger_head)
-        temporary = begin(path)
+        manifest = artifacts.Manifest(
+            path.name, self.run, private=self.private, ledger_head=ledger_head
+        )
+        temporary = artifacts.begin(path)
         try:
-            (temporary / RECORD).write_text(files.json_text({"leaves": schema(leaves)}))
+            (temporary / artifacts.RECORD).write_text(files.json_text({"leaves": schema(leaves)}))
             self._begin_arrays(temporary / "state", leaves)
         except BaseException:
             with suppress(Exception):
                 self._arrays.wait_until_finished()
-            discard(temporary)
+            artifacts.discard(temporary)
             raise
         self._under_way = self._thread.submit(self._finish, temporary, path, manifest)
 
@@ -178,9 +170,6 @@ class Checkpoints:
             self._thread.shutdown()
             self._arrays.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
@@ -189,14 +178,14 @@ class Checkpoints:
                 raise
             error.add_note(f"the last checkpoint could not be written, either: {failed}")
 
-    def _finish(self, temporary: Path, path: Path, manifest: Manifest) -> None:
+    def _finish(self, temporary: Path, path: Path, manifest: artifacts.Manifest) -> None:
         """Completes a checkpoint, in the background; on failure none of it is left."""
         try:
             self._arrays.wait_until_finished()
             _cut_down(temporary / "state")
-            commit(temporary, path, manifest)
+            artifacts.commit(temporary, path, manifest)
         except BaseException as error:
-            discard(temporary)
+            artifacts.discard(temporary)
             if isinstance(error, ValueError) and not isinstance(error, CorruptFile):
                 # Orbax raises it when the disk is full, with all settings of its storage.
                 if "No space left on device" in str(error):
@@ -205,7 +194,7 @@ class Checkpoints:
                 raise OSError(f"{path}: the checkpoint cannot be written: {error}") from error
             raise
         for old in self.rounds()[:-_KEPT]:
-            remove(self._path(old))
+            artifacts.remove(self._path(old))
         files.without_times(self.directory)
 
     def _begin_arrays(self, directory: Path, leaves: dict[str, Any]) -> None:
@@ -220,9 +209,9 @@ class Checkpoints:
 
     def _read(self, round: int, like: Any) -> Restored:
         path = self._path(round)
-        manifest = verified(path)
-        check_manifest(path, manifest, run=self.run)
-        record = files.read_record(path / RECORD, {"leaves": dict})
+        manifest = artifacts.verified(path)
+        artifacts.check_manifest(path, manifest, run=self.run)
+        record = files.read_record(path / artifacts.RECORD, {"leaves": dict})
         leaves = named_leaves(like)
         require_same_leaves(record["leaves"], leaves, str(path))
         places = _places(leaves)

@@ -36,12 +36,7 @@ _TRACEBACK = "private/failure.txt"
 
 
 def begin(sweep: Sweep, out: Path) -> None:
-    """Writes what the sweep is to its directory.
-
-    Raises:
-      InputError: the directory cannot be made, or points of another sweep have begun in it.
-      NoDataFolder: the environment does not name the folder of a point's data.
-    """
+    """Writes what the sweep is to its directory, in which no points of another may have begun."""
     described = {
         "title": sweep.title,
         "metric": sweep.metric,

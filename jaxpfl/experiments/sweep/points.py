@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import compilation_cache, files
-from jaxpfl.errors import InputError, RunLocked
+from jaxpfl.errors import RunLocked
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointFolder, begin
 from jaxpfl.experiments.sweep.results import SweepOutcome, collect, value_of
 from jaxpfl.federated import mesh
+from jaxpfl.lazy import require
 from jaxpfl.progress import Progress
 
 
@@ -29,12 +30,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
     """Carries out the unfinished points of `sweep` in the directory `out`.
 
     Points that another process is carrying out are left to it. The table is of what is there when
-    this process has nothing left to do.
-
-    Raises:
-      InputError: `out` holds another sweep, or the result of a point lacks the metric.
-      NoDataFolder: the environment does not name the folder of a point's data.
-      Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
+    this process has nothing left to do. After `Interrupted`, the same call continues the sweep.
     """
     mesh.require_one_process("a sweep needs")
     out = Path(out)
@@ -70,11 +66,7 @@ def carry_out_point(
     """Carries out one point of a sweep, unless it is finished; False if another process has it.
 
     An error is recorded and goes no further; but an interrupt does, because the point can be
-    resumed.
-
-    Args:
-      known: the failure that was recorded of the point when this process began. Where there is
-        another one by now, the point is not tried again.
+    resumed. If another failure than the `known` one of before is recorded, it is not tried again.
     """
     with folder.claimed() as free:
         if not free:
@@ -110,12 +102,7 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
     this machine and ended afterwards. A worker has so many virtual CPU devices, and asks for one
     CPU, and for one GPU where the cluster has any.
     """
-    try:
-        import ray  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise InputError(
-            "--ray needs Ray, which is not installed: pip install 'jaxpfl[ray]'"
-        ) from error
+    ray = require("ray", "ray")
     out = Path(out).resolve()
     begin(sweep, out)
     # Ray reports its usage to its makers unless told not to.

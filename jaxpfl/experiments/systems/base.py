@@ -95,10 +95,9 @@ def require_same(where: str, model: str, found: str, expected: str) -> None:
 
 
 def exported_base(settings: Any, section: str, folder: str) -> "tuple[str, list[TrainedModel]]":
-    """What adapters of the published model of a section name as their base.
+    """The name of the base of adapters of a section's published model.
 
-    Returns:
-      Its name; or `folder`, and the model to be written there, if adapters were merged into it.
+    If adapters were merged into it, that is `folder`, and the model is to be written there.
     """
     from jaxpfl.experiments.central.published import PublishedModel
     from jaxpfl.models.checkpoints import hub

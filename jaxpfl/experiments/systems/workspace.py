@@ -105,19 +105,15 @@ class Workspace:
 
         Every run has its own secret. Its population keeps the fingerprint of the clients that it
         comes from, so that all runs of a world can be charged to one ledger, under the algorithm's
-        name.
+        name. One with a note is a simulation with a ledger of its own, in `directory`/`name`.
 
         Args:
           name: "" for the only run, in `directory` itself, whose page is the system's.
           privacy: the section whose `budget_of` limits the ledger.
           ledger: None for the one that the section names.
           tracking: None evaluates and saves every `run.checkpoint_every` rounds.
-          start: identifies the initial parameters, and all else that the run's data depends on
-            besides the config, if there is any; a resumed run must have the same.
-          prior: runs on the same ledger that this one depends on; its epsilons include theirs.
+          start, prior, note: as of `Setting`.
           known: what the other processes are told of the rounds, whose stage has the `name`.
-          note: of a simulation, the sentence that every statement on it ends with. It has a ledger
-            of its own, in `directory`/`name`.
         """
         folder, run = self.directory / name, self.config.run
         if name and not note:
@@ -211,10 +207,8 @@ def at_scale(
     """The cost of `what`, with these plans, on a larger population; empty without `scaled_up`.
 
     Source: Augenstein et al. 2020, "Privacy at scale": with k times the clients per round, k times
-    the noise multiplier leaves the noise of the mean unchanged.
-
-    Args:
-      histograms: noise multipliers of releases in which every client takes part, in order.
+    the noise multiplier leaves the noise of the mean unchanged. `histograms` are the multipliers of
+    releases in which every client takes part.
     """
     if scaled_up is None:
         return {}

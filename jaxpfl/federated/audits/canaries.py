@@ -73,11 +73,9 @@ class Questions(Protocol):
     def ask(
         self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
     ) -> Shown:
-        """Asks a plan's question by `release(query, broadcast, clip_norm=...)`.
+        """Asks the question of plan `number` by `release(query, broadcast, clip_norm=...)`.
 
-        Args:
-          number: of the plan.
-          clip: the `clip_norm` that was last shown.
+        `clip` is the `clip_norm` that was last shown.
         """
         ...
 
@@ -275,7 +273,6 @@ class CanaryModel:
     columns: tuple[str, ...] = ("direction", "length")
 
     def init(self, key: jax.Array) -> jax.Array:
-        del key  # nothing is drawn
         return jnp.ones(self.dimension, jnp.float32)
 
     def loss(self, params: jax.Array, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:

@@ -14,12 +14,11 @@ import numpy as np
 
 from jaxpfl.data.population import Population
 from jaxpfl.federated.flow.check import InformationFlow
+from jaxpfl.federated.mesh import PyTree
 from jaxpfl.federated.release.information_flow import check_client, check_release
 from jaxpfl.federated.release.prepared_query import opened
 from jaxpfl.federated.release.query import Query, arrays, prepared, read_columns, require_room
 from jaxpfl.federated.release.releaser import Released
-
-PyTree = Any
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,8 @@ def check_information_flow(
     """What is proven of a query before its first charge, without a release.
 
     Nothing is compiled, run or charged. Of the clients and the broadcast only shapes are used,
-    after the query's `prepare`.
-
-    Raises:
-      InputError: the query does not fit the data, or this process is one of several.
-      InformationLeak: as `information_flow.check_release`.
+    after the query's `prepare`. Raises as `information_flow.check_release`, and `InputError` if the
+    query does not fit the data.
     """
     columns = read_columns(query, prepared(query, clients))
     broadcast = arrays(query, broadcast)

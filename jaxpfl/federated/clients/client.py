@@ -202,12 +202,7 @@ def keys_of(key: jax.Array, words_Cx2: Any) -> jax.Array:
 
 
 def kept(client_fn: ClientFn, broadcast: PyTree, computed: PyTree, sent: PyTree) -> PyTree:
-    """A client's next state.
-
-    Args:
-      computed: the second part of what `computed` returns.
-      sent: its contribution as it was added up.
-    """
+    """A client's next state, of the second part of `computed`, and of what it sent, as added up."""
     if not isinstance(client_fn, Stepping):
         return computed
     return client_part(client_fn, "keep", broadcast, computed, sent)
@@ -236,7 +231,6 @@ def of_one_client(number: jax.Array) -> jax.Array:
 def _of_several_clients(
     axis_size: int, in_batched: list[bool], numbers: jax.Array
 ) -> tuple[jax.Array, bool]:
-    del axis_size, in_batched
     return jnp.full((), jnp.iinfo(numbers.dtype).max, numbers.dtype), False
 
 

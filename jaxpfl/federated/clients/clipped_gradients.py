@@ -30,18 +30,16 @@ that they are lost, and then an example would seem shorter than it is.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.client import Batch, PyTree
 from jaxpfl.federated.clients.local_training import OfModel
 from jaxpfl.federated.clients.tapped_products import opened
 from jaxpfl.models.base import Augmenting
 from jaxpfl.privacy.clipping import Clip, clip_factors
 
-PyTree = Any
 Loss = Callable[[PyTree, Batch], jax.Array]
 
 # Gradients of single examples that are in memory at a time: 512 MB of float32.
@@ -68,7 +66,6 @@ class ClippedGradients(OfModel):
         return self.clip_norm
 
     def init(self, params: PyTree, key: jax.Array) -> PyTree:
-        del key  # nothing is drawn
         return jax.tree.map(jnp.zeros_like, params)
 
     def step(
@@ -85,7 +82,6 @@ class ClippedGradients(OfModel):
 
     def finish(self, params: PyTree, total: PyTree) -> PyTree:
         """Returns a sum like `params`; exactly 0 for a client without examples."""
-        del params
         return total
 
 
@@ -138,7 +134,10 @@ def clipped_sum(
             total[i] = total[i] + product.as_weight(added_IxO)
         return total
 
-    at_once = _at_once(mask_B.shape[0], sum(leaves[i].size for i in others))
+    # As many examples as fit, a divisor of the batch's size.
+    size, entries = mask_B.shape[0], sum(leaves[i].size for i in others)
+    fitting = (n for n in range(size, 0, -1) if size % n == 0 and n * entries <= _ENTRIES)
+    at_once = next(fitting, 1)
     zeros = [jnp.zeros_like(leaf) for leaf in leaves]
     if at_once == mask_B.shape[0]:
         return jax.tree.unflatten(structure, add(batch, mask_B, zeros))
@@ -151,12 +150,6 @@ def clipped_sum(
 
     total = jax.lax.fori_loop(0, mask_B.shape[0] // at_once, add_part, zeros)
     return jax.tree.unflatten(structure, total)
-
-
-def _at_once(size: int, entries: int) -> int:
-    """The most examples whose gradients of so many entries fit, a divisor of the batch's size."""
-    fitting = (n for n in range(size, 0, -1) if size % n == 0 and n * entries <= _ENTRIES)
-    return next(fitting, 1)
 
 
 def _lengths(rows_BxK: jax.Array) -> jax.Array:

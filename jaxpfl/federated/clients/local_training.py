@@ -15,13 +15,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.client import Batch, of_one_client
+from jaxpfl.federated.clients.client import Batch, PyTree, of_one_client
 from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Augmenting, Checking, Model, traced_platform
-
-PyTree = Any
 
 # A batch is not computed on fewer rows than this: each width is compiled.
 _FEWEST_ROWS = 8
@@ -63,7 +61,6 @@ def per_step(change: PyTree, steps: jax.Array, key: jax.Array) -> PyTree:
     That is d_i of Wang et al. 2020, section 4, for plain SGD. The server's learning rate takes the
     place of tau_eff, which must be public. A client without steps sends zeros.
     """
-    del key
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(steps, 1), change)
 
 
@@ -177,8 +174,7 @@ def gradient(
 ) -> PyTree:
     """The gradient of a batch's mean loss, of examples that an `Augmenting` model draws anew.
 
-    Args:
-      local: parameters of the model, or adapters, whose `base` is then given.
+    `local` are parameters of the model, or adapters, whose `base` is then given.
     """
 
     def loss(local, batch, mask):

@@ -65,7 +65,6 @@ class ClientMoment:
         return {"count": 1.0, "sum": self.clip_norm, "second": self.clip_norm**2}[self.moment]
 
     def init(self, centre_D: jax.Array, key: jax.Array) -> "_Total":
-        del key  # nothing is drawn
         dimension = centre_D.shape[0]
         shape = {"count": (), "sum": (dimension,), "second": (dimension, dimension)}[self.moment]
         zeros = jnp.zeros(shape, jnp.float32)
@@ -74,7 +73,6 @@ class ClientMoment:
     def step(
         self, centre_D: jax.Array, total: "_Total", batch: Batch, mask_B: jax.Array, key: jax.Array
     ) -> "_Total":
-        del key  # nothing is drawn
         grid = _Grid.of(self.clip_norm, mask_B.shape[0])
         (rows_BxD,) = (column.astype(jnp.float32) for column in batch.values())
         rows_BxD, valid_B = _clipped(rows_BxD, mask_B, self.clip_norm)
@@ -101,7 +99,6 @@ class ClientMoment:
 
     def finish(self, centre_D: jax.Array, total: "_Total") -> jax.Array:
         """Returns a scalar, [d], or the half of [d, d] (see `half_shape`)."""
-        del centre_D
         if self.moment == "count":
             return jnp.minimum(total.count, 1) if self.average else total.count
         found = (total.moment.high + total.moment.low) * total.unit

@@ -16,10 +16,8 @@ from jax.sharding import Mesh
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.client import Batch, Examples, Stateful, contribution
+from jaxpfl.federated.clients.client import Batch, Examples, PyTree, Stateful, contribution
 from jaxpfl.federated.clients.local_training import LocalTraining, OfModel, gradient
-
-PyTree = Any
 
 
 @runtime_checkable
@@ -41,9 +39,7 @@ class _WithOwnModel(LocalTraining):
     def _slope(self, start: PyTree, local: PyTree, own: PyTree, gradient_at: Any) -> PyTree:
         """The gradient of v, by `gradient_at(params)`, of a batch's loss.
 
-        Args:
-          start, local: the shared parameters as they were broadcast, and as they are before this
-            step.
+        `start` and `local` are the shared parameters as broadcast, and before this step.
         """
         raise NotImplementedError
 
@@ -74,7 +70,6 @@ class _WithOwnModel(LocalTraining):
 
     def keep(self, params: PyTree, state: PyTree, sent: PyTree) -> PyTree:
         """v."""
-        del params, sent
         return state[1]
 
 
@@ -97,11 +92,9 @@ class Ditto(_WithOwnModel):
 
     def own_model(self, params: PyTree, own: PyTree) -> PyTree:
         """v."""
-        del params
         return own
 
     def _slope(self, start: PyTree, local: PyTree, own: PyTree, gradient_at: Any) -> PyTree:
-        del local
         return jax.tree.map(lambda g, v, w: g + self.pull * (v - w), gradient_at(own), own, start)
 
 
@@ -127,7 +120,6 @@ class APFL(_WithOwnModel):
         return jax.tree.map(lambda v, w: self.mix * v + (1 - self.mix) * w, own, params)
 
     def _slope(self, start: PyTree, local: PyTree, own: PyTree, gradient_at: Any) -> PyTree:
-        del start
         return jax.tree.map(lambda g: self.mix * g, gradient_at(self.own_model(local, own)))
 
 
@@ -202,7 +194,6 @@ class PersonalParts(Passing):
         """Of each parameter, whose it is: "own" or "shared"."""
 
         def label(path: Any, leaf: Any) -> str:
-            del leaf
             found = re.search(self.own, jax.tree_util.keystr(path, simple=True, separator="/"))
             return "own" if found else "shared"
 

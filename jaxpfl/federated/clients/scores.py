@@ -180,13 +180,11 @@ class LinearScores:
 
     def init(self, factor_DxD: jax.Array, key: jax.Array) -> jax.Array:
         """A mean of nothing, float32 [d]."""
-        del key  # nothing is drawn
         return jnp.zeros(factor_DxD.shape[0], jnp.float32)
 
     def step(
         self, factor_DxD: jax.Array, mean_D: Any, batch: Batch, mask_B: Any, key: jax.Array
     ) -> jax.Array:
-        del key
         held_BxD = batch["mean_embedding"].astype(jnp.float32)
         _require_same_dimension(held_BxD.shape[-1], factor_DxD.shape[-1])
         return mean_D + jnp.sum(jnp.where(mask_B[:, None], held_BxD, jnp.float32(0)), axis=0)
@@ -214,13 +212,11 @@ class NearestVotes:
 
     def init(self, unit_MxD: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """No votes yet, and whether all embeddings are finite."""
-        del key  # nothing is drawn
         return jnp.zeros(unit_MxD.shape[0], jnp.float32), jnp.bool_(True)
 
     def step(
         self, unit_MxD: jax.Array, state: Any, batch: Batch, real_B: Any, key: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        del key
         votes_M, finite = state
         rows_BxD = batch["embedding"].astype(jnp.float32)
         _require_same_dimension(rows_BxD.shape[-1], unit_MxD.shape[-1])
@@ -232,7 +228,6 @@ class NearestVotes:
         return votes_M.at[nearest_B].add(vote_B), finite
 
     def finish(self, unit_MxD: jax.Array, state: Any) -> jax.Array:
-        del unit_MxD
         votes_M, finite = state
         return jnp.where(finite, votes_M, jnp.float32(jnp.nan))
 

@@ -2,17 +2,15 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.federated.clients.client import PyTree
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)

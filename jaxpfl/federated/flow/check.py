@@ -12,8 +12,7 @@ import jax
 from jaxpfl.errors import InformationLeak
 from jaxpfl.federated.flow.analysis import Analysis, Steps, because, what
 from jaxpfl.federated.flow.labels import Draws, Key, Kind, Noise, Value, shared, uses
-
-PyTree = Any
+from jaxpfl.federated.mesh import PyTree
 
 
 class InformationFlow(NamedTuple):

@@ -216,7 +216,7 @@ class TransferFunctions:
         elif name == "slice" and _is_one_of_several(eqn, key):
             # Slices that begin elsewhere have no key in common.
             step = ("of several", eqn.params["start_indices"])
-        elif name in _SAME and not _as_many(eqn):
+        elif name in _SAME and eqn.invars[0].aval.size != eqn.outvars[0].aval.size:
             step = ("repeated",)
         elif name in _SAME or name == "random_unwrap":
             return Kind.KEY, key
@@ -254,7 +254,8 @@ class TransferFunctions:
         if kind is Kind.PRIVATE:
             return self.token(place, index)
         operands = tuple(each.token for each in given)
-        found = self.token(name, operands, str(_static(eqn.params)), index, str(out.aval))
+        says = {name: each for name, each in eqn.params.items() if not name.endswith("sharding")}
+        found = self.token(name, operands, str(says), index, str(out.aval))
         counts = name == "convert_element_type" and operands[0] in self._counted
         if counts or (name == "iota" and len(out.aval.shape) == 1):
             self._counted.add(found)
@@ -271,11 +272,6 @@ class TransferFunctions:
         if not others and known and eqn.primitive.name in _MOVED | _ADDED | {"select_n"}:
             return known[0]
         return Cause(eqn, bool(others))
-
-
-def _static(params: dict[str, Any]) -> dict[str, Any]:
-    """The settings of an equation that say what it computes."""
-    return {name: each for name, each in params.items() if not name.endswith("sharding")}
 
 
 def _aligned(eqn: Any) -> bool:
@@ -327,10 +323,6 @@ def _still_noise(eqn: Any, given: Sequence[Value]) -> tuple[Kind, Any] | None:
     if name in _SAME and size == math.prod(eqn.invars[0].aval.shape):
         return first.label
     return None
-
-
-def _as_many(eqn: Any) -> bool:
-    return math.prod(eqn.invars[0].aval.shape) == math.prod(eqn.outvars[0].aval.shape)
 
 
 def _is_one_of_several(eqn: Any, key: Key) -> bool:

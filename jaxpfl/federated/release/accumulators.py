@@ -22,10 +22,9 @@ import jax.numpy as jnp
 
 from jaxpfl.errors import InputError
 from jaxpfl.federated.double_word import DoubleWord, is_pair, plus, two_sum
+from jaxpfl.federated.mesh import PyTree
 from jaxpfl.privacy.exact_noise import STEPS
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 _FEW_ROWS = 4  # devices whose sums are added up without a loop
 
@@ -122,7 +121,6 @@ class Compensated:
 
     def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
         """1: values are added as they are."""
-        del noise_multiplier
         return jnp.ones_like(clip_norm)
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
@@ -137,7 +135,6 @@ class Compensated:
         self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, scale: jax.Array
     ) -> PyTree:
         """Adds float leaves [chunk, ...], each times its client's factor [chunk]."""
-        del scale
 
         def add(total, leaf_C, factor_C):
             return total + jnp.sum(scaled(leaf_C, factor_C), axis=0)
@@ -159,7 +156,6 @@ class Compensated:
           total: from `join_devices`.
           noise: float32 leaves [...] or None; if `exact`, int32 leaves, in steps.
         """
-        del scale
         if noise is None:
             return _map_pairs(lambda pair: pair.high + pair.low, total)
         return _map_pairs(rounded_sum, total, noise)

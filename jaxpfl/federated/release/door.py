@@ -37,6 +37,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.double_word import DoubleWord, is_pair
 from jaxpfl.federated.mesh import (
     CLIENTS,
+    PyTree,
     default_chunk,
     meet,
     put_shares,
@@ -54,8 +55,6 @@ from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.mechanisms import coordinates, on_grid, standard_normal
 from jaxpfl.privacy.plan import Plan
-
-PyTree = Any
 
 # Rounded into the range: as float32, 1e-12 would be rounded down, and so out of it.
 _SMALLEST = np.nextafter(np.float32(SMALLEST_CLIP_NORM), np.float32(1))

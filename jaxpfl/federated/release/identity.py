@@ -17,10 +17,8 @@ import numpy as np
 from jaxpfl import cores
 from jaxpfl.data.columns import Column
 from jaxpfl.federated.clients import client
-from jaxpfl.federated.clients.client import Examples
+from jaxpfl.federated.clients.client import Examples, PyTree
 from jaxpfl.federated.release.query import Query
-
-PyTree = Any
 
 _PACKAGES = ("jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy")
 # Options of JAX that change how a program rounds or which numbers a key gives.

@@ -35,7 +35,7 @@ import jax
 import numpy as np
 
 from jaxpfl.errors import InformationLeak
-from jaxpfl.federated.clients.client import RULES, client_part
+from jaxpfl.federated.clients.client import RULES, PyTree, client_part
 from jaxpfl.federated.flow.analysis import Steps, require_followed
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.flow.check import InformationFlow, Labelled, check_program
@@ -46,8 +46,6 @@ from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.mechanisms import standard_normal
-
-PyTree = Any
 
 STEPS = Steps(
     compute=client_part,

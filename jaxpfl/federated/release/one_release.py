@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -10,15 +9,13 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.client import ClientFn, Stepping
+from jaxpfl.federated.clients.client import ClientFn, PyTree, Stepping
 from jaxpfl.federated.mesh import require_one_process
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import RunSecret
-
-PyTree = Any
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,13 @@ from jaxpfl.data.columns import take
 from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
-from jaxpfl.federated.clients.client import TracedClient
+from jaxpfl.federated.clients.client import PyTree, TracedClient
 from jaxpfl.federated.mesh import put, shares
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
 from jaxpfl.privacy.keys import key_from_words
-
-PyTree = Any
 
 
 class Work(NamedTuple):

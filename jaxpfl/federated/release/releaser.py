@@ -24,9 +24,10 @@ the identity. A run whose identity changed, or a replay with another result, is 
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +36,13 @@ from dp_accounting import DpEvent
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.mesh import require_one_process, shardings
+from jaxpfl.federated.mesh import PyTree, require_one_process, shardings
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.privacy.simulated import SIMULATED
-
-PyTree = Any
 
 
 class Released(NamedTuple):
@@ -149,18 +148,7 @@ class _Round:
 _OPEN: "weakref.WeakValueDictionary[int, _Round]" = weakref.WeakValueDictionary()
 
 
-def charge_label(query: Query, name: str | None, queries: int) -> str:
-    """What a query's charges are called in the ledger.
-
-    Args:
-      name: of all entries of the run; None = each query's label.
-      queries: the number of queries of the run.
-    """
-    found = query.label if name is None else name if queries == 1 else f"{name} {query.label}"
-    return f"{found} ({SIMULATED})" if query.plan.simulates else found
-
-
-class Releaser:
+class Releaser(AbstractContextManager["Releaser"]):
     """Makes releases of one population, for one run.
 
     It is a context manager, and records all releases at its end.
@@ -219,9 +207,6 @@ class Releaser:
             )
         for query in self._queries or ():
             self._check(query)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
@@ -423,7 +408,11 @@ class Releaser:
         )
 
     def _label(self, query: Query) -> str:
-        return charge_label(query, self._name, len(self._queries or ()))
+        """What a query's charges are called in the ledger."""
+        found, alone = self._name or query.label, len(self._queries or ()) == 1
+        if self._name is not None and not alone:
+            found = f"{self._name} {query.label}"
+        return f"{found} ({SIMULATED})" if query.plan.simulates else found
 
     def _require_same_noise(self, query: Query, started: str, number: int, round: int) -> None:
         """Refuses to go on with correlated noise if the identity is not that of round 1."""

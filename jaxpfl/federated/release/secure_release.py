@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +17,7 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.client import ClientFn, Examples, contribution, keys_of
+from jaxpfl.federated.clients.client import ClientFn, Examples, PyTree, contribution, keys_of
 from jaxpfl.federated.mesh import client_mesh, require_one_process
 from jaxpfl.federated.release.one_release import OneRelease
 from jaxpfl.federated.release.prepared_query import PreparedQuery
@@ -33,8 +32,6 @@ from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.privacy.secure_sum import SecureSum
-
-PyTree = Any
 
 
 def secure_release(

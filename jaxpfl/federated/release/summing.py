@@ -5,7 +5,7 @@ Private to `federated.release.door`, which adds the noise: nothing here may be r
 
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept, keys_of
 from jaxpfl.federated.double_word import is_pair
-from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
+from jaxpfl.federated.mesh import CLIENTS, PyTree, replicas, shardings, splits_model
 from jaxpfl.federated.release.accumulators import Accumulator
 from jaxpfl.federated.release.vector import Shapes
 from jaxpfl.privacy.clipping import clip_factors
-
-PyTree = Any
 
 
 class Sums(NamedTuple):

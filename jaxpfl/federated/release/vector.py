@@ -13,10 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpfl.federated.mesh import CLIENTS, MODEL, splits_model
+from jaxpfl.federated.mesh import CLIENTS, MODEL, PyTree, splits_model
 from jaxpfl.privacy.mechanisms import cut
-
-PyTree = Any
 
 # All sums are joined to one vector, which is padded to a multiple of such a number of entries, with
 # at least one zero. The noise depends on its length, so that numbers of devices that divide both

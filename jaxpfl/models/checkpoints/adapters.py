@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import block_diag
 
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, named
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints import hub
@@ -227,13 +227,11 @@ def _read_settings(path: Path, model: Decoder) -> tuple[LoRA, bool]:
         if not any(type(found) is type(each) and found == each for each in allowed):
             expected = "off" if allowed is _OFF else repr(allowed[0])
             raise InputError(f"{path}: {key} must be {expected}, found {found!r}")
-    try:
+    with named(path):
         settings = LoRA(rank, alpha, targets)  # pyright: ignore
         if stabilised:
             # PEFT multiplies by alpha / sqrt(r), we by alpha / r.
             settings = LoRA(settings.rank, settings.alpha * math.sqrt(settings.rank), targets)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
     return settings, tripled
 
 

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.models.checkpoints.hugging_face_names import require_sizes, stored
 from jaxpfl.models.checkpoints.model_files import DTYPES, expect_file, finite, require
 from jaxpfl.models.checkpoints.safetensors_files import write_folder
@@ -196,7 +196,7 @@ def _config(head: _Head) -> DecoderConfig:
         return float(str(np.float32(head.get(f"{name}.{key}", float, default))))
 
     heads = whole("attention.head_count")
-    try:
+    with named(path):
         config = DecoderConfig(
             model_type=name,
             vocab_size=len(head.list_of("tokenizer.ggml.tokens", str)),
@@ -212,9 +212,6 @@ def _config(head: _Head) -> DecoderConfig:
             tied="output.weight" not in head.tensors,
         )
         require_sizes(Decoder(config))
-    except InputError as error:
-        place = "" if str(path) in str(error) else f"{path}: "
-        raise InputError(f"{place}{error}") from None
     return config
 
 

@@ -18,12 +18,7 @@ import numpy as np
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Model, Params, named_leaves
-from jaxpfl.models.checkpoints.model_files import (
-    check_parameters,
-    check_sizes,
-    finite,
-    read_object,
-)
+from jaxpfl.models.checkpoints import model_files
 from jaxpfl.models.checkpoints.safetensors_files import open_tensors, write_folder
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import CNN
@@ -45,7 +40,7 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
     if architecture not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         raise InputError(f"the model must be one of {known} to be saved, found {architecture}")
-    leaves = check_parameters(model, params, ("float32",))
+    leaves = model_files.check_parameters(model, params, ("float32",))
     settings = {
         field.name: getattr(model, field.name)
         for field in dataclasses.fields(_ARCHITECTURES[architecture])
@@ -56,7 +51,7 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
         folder,
         {"library": _LIBRARY, "architecture": architecture, **settings},
         leaves,
-        lambda name: finite(f"parameter {name}", np.asarray(leaves[name])),
+        lambda name: model_files.finite(f"parameter {name}", np.asarray(leaves[name])),
     )
 
 
@@ -69,7 +64,7 @@ def load(folder: str | Path) -> tuple[Any, Params]:
     """
     folder = Path(folder)
     path = folder / "config.json"
-    settings = read_object(path)
+    settings = model_files.read_object(path)
     if settings.pop("library", None) != _LIBRARY:
         raise InputError(
             f"{path}: library must be {_LIBRARY!r}: models of other libraries are read by "
@@ -81,7 +76,7 @@ def load(folder: str | Path) -> tuple[Any, Params]:
         raise InputError(f"{path}: architecture must be one of {known}, found {architecture!r}")
     fixed = {key: _fixed(value) for key, value in settings.items()}
     try:
-        check_sizes(fixed, layers=100)
+        model_files.check_sizes(fixed, layers=100)
         model = _ARCHITECTURES[architecture](**fixed)
         expected = jax.eval_shape(model.init, jax.random.key(0))
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:

@@ -1,6 +1,5 @@
-"""What reading and writing models share: optional libraries, small files, and parameters."""
+"""What reading and writing models share: small files and parameters."""
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,11 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
+from jaxpfl.lazy import require as require
 from jaxpfl.models.base import Model, Params, named_leaves
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """Of parameters in files and in memory."""
-
-
-def require(module: str, extra: str) -> Any:
-    """Imports a library of an optional extra."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(
-            f"this needs {module}, which cannot be imported ({error}): "
-            f"pip install 'jaxpfl[{extra}]'"
-        ) from error
 
 
 def expect_file(path: Path) -> Path:

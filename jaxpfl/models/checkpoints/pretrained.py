@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxpfl.checks import one_of
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, named
 from jaxpfl.models.base import Params, named_leaves
-from jaxpfl.models.checkpoints.hub import MINILM_NAMES as MINILM_NAMES
+from jaxpfl.models.checkpoints import model_files
 from jaxpfl.models.checkpoints.hub import resolve as resolve
 from jaxpfl.models.checkpoints.hugging_face_names import (
     Block,
@@ -28,13 +28,6 @@ from jaxpfl.models.checkpoints.hugging_face_names import (
     stored,
     stored_shape,
 )
-from jaxpfl.models.checkpoints.model_files import (
-    DTYPES,
-    check_parameters,
-    finite,
-    read_object,
-)
-from jaxpfl.models.checkpoints.model_files import require as require
 from jaxpfl.models.checkpoints.safetensors_files import Tensors, open_tensors, write_folder
 from jaxpfl.models.checkpoints.safetensors_files import weight_files as weight_files
 from jaxpfl.models.decoder import config as decoder_config
@@ -74,7 +67,7 @@ def load(
         are read.
       CorruptFile: a file is broken.
     """
-    one_of("dtype", dtype, tuple(DTYPES))
+    one_of("dtype", dtype, tuple(model_files.DTYPES))
     folder = Path(folder)
     model = read_config(folder / "config.json")
     if isinstance(model, Decoder):
@@ -85,13 +78,13 @@ def load(
         if isinstance(model, Encoder):
             has_head = Naming(model.name).head in _by_short(tensors, model)
             model = dataclasses.replace(model, head=has_head)
-        return model, _parameters(tensors, model, DTYPES[dtype], mesh)
+        return model, _parameters(tensors, model, model_files.DTYPES[dtype], mesh)
 
 
 def read_config(path: str | Path) -> Encoder | Decoder:
     """The model that a config.json describes, without the head of an encoder; errors as `load`."""
-    values = read_object(Path(path))
-    try:
+    values = model_files.read_object(Path(path))
+    with named(path):
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         if model_type in decoder_config.MODEL_TYPES:
             model = Decoder(DecoderConfig.from_dict(values))
@@ -102,8 +95,6 @@ def read_config(path: str | Path) -> Encoder | Decoder:
             model = Encoder(EncoderConfig.from_dict(values), causal=causal)
         require_sizes(model)
         return model
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
@@ -125,7 +116,7 @@ def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
         raise InputError(
             "int8 weights cannot be saved: save the model from which they were quantised"
         )
-    leaves = check_parameters(model, params, tuple(DTYPES))
+    leaves = model_files.check_parameters(model, params, tuple(model_files.DTYPES))
     tensors = stored(model)
     described = {
         name: jax.ShapeDtypeStruct(shape, leaves[first.leaf].dtype)
@@ -136,7 +127,7 @@ def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
         first, *_ = sources = tensors[name][1]
         parts = [_cut(block, leaves[block.leaf]) for block in sources]
         tensor = np.concatenate(parts, -1) if len(parts) > 1 else parts[0]
-        finite(f"parameter {first.leaf}", tensor)
+        model_files.finite(f"parameter {first.leaf}", tensor)
         return tensor.T if first.transposed else tensor
 
     kinds = {leaf.dtype.name for leaf in leaves.values()}
@@ -149,7 +140,8 @@ def _parameters(
 ) -> dict[str, Any]:
     """The parameters of a model, from tensors that are all checked before a value is read."""
     names, by_short = Naming(model.name), _by_short(tensors, model)
-    shapes = named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    expected = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = named_leaves(expected)
     sources: dict[str, list[tuple[str, Block]]] = {leaf: [] for leaf in shapes}
     unused = dict(by_short)
     for block in blocks(model):
@@ -162,16 +154,16 @@ def _parameters(
             raise InputError(
                 f"{tensors.file(name)}: tensor {name!r} is not part of the described model"
             )
-    shardings = {} if mesh is None else named_leaves(model.shardings(mesh, _nested(shapes)))
-    params: dict[str, jax.Array] = {}
+    shardings = {} if mesh is None else named_leaves(model.shardings(mesh, expected))
+    params: list[jax.Array] = []
     for leaf, described in shapes.items():
         whole = _read(tensors, sources[leaf], described.shape, dtype)
-        params[leaf] = (
+        params.append(
             jax.device_put(whole)
             if mesh is None
             else jax.make_array_from_callback(whole.shape, shardings[leaf], whole.__getitem__)
         )
-    return _nested(params)
+    return jax.tree.unflatten(jax.tree.structure(expected), params)
 
 
 def _by_short(tensors: Tensors, model: Encoder | Decoder) -> dict[str, str]:
@@ -209,17 +201,6 @@ def _cut(block: Block, leaf: Any) -> np.ndarray:
     own = leaf if block.layer is None else leaf[block.layer]
     width = own.shape[-1] // block.leaf_parts
     return np.asarray(own[..., block.leaf_part * width : (block.leaf_part + 1) * width])
-
-
-def _nested(leaves: dict[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *keys, last = name.split(".")
-        node = nested
-        for key in keys:
-            node = node.setdefault(key, {})
-        node[last] = leaf
-    return nested
 
 
 def _config(model: Encoder | Decoder) -> dict[str, Any]:

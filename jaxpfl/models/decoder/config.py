@@ -286,12 +286,7 @@ class DecoderConfig(Checked):
 def read_fields(
     values: dict[str, Any], names: dict[str, str], fixed: dict[str, Any]
 ) -> dict[str, Any]:
-    """Fields of a config.json by our names for them.
-
-    Args:
-      names: from theirs to ours.
-      fixed: fields whose other values these networks do not compute.
-    """
+    """Fields of a config.json by our `names` for theirs; `fixed` ones have one value alone."""
     for field, only in fixed.items():
         found = values.get(field, only)
         # null means false, or the default.

@@ -6,14 +6,7 @@ from typing import Any, Literal, Self
 from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
 from jaxpfl.checks import non_negative_int, one_of, positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.models.decoder.config import (
-    Activation,
-    as_float32,
-    check_fixed,
-    check_multiple,
-    fill_in,
-    read_fields,
-)
+from jaxpfl.models.decoder import config
 
 MODEL_TYPES = ("bert", "albert", "roberta")
 CAUSAL_TYPES = ("bert", "roberta")
@@ -82,7 +75,7 @@ class EncoderConfig(Checked):
     layers: PositiveInt = 12
     heads: PositiveInt = 12
     inner_size: NonNegativeInt = 0
-    activation: Activation = "gelu"
+    activation: config.Activation = "gelu"
     positions: PositiveInt = 512
     segments: PositiveInt = 2
     norm_epsilon: float = 1e-12
@@ -94,13 +87,13 @@ class EncoderConfig(Checked):
     def __post_init__(self):
         super().__post_init__()
         size = self.hidden_size
-        fill_in(self, inner_size=4 * size, embedding_size=size, groups=self.layers)
-        as_float32(self, "norm_epsilon", "initializer_range")
-        check_multiple("hidden_size", size, "heads", self.heads)
+        config.fill_in(self, inner_size=4 * size, embedding_size=size, groups=self.layers)
+        config.as_float32(self, "norm_epsilon", "initializer_range")
+        config.check_multiple("hidden_size", size, "heads", self.heads)
         if self.groups > self.layers:
             raise InputError(f"groups must not exceed layers = {self.layers}, found {self.groups}")
         if self.model_type != "albert":
-            check_fixed(self, embedding_size=size, groups=self.layers)
+            config.check_fixed(self, embedding_size=size, groups=self.layers)
 
     @property
     def first_position(self) -> int:
@@ -115,7 +108,7 @@ class EncoderConfig(Checked):
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Reads the values of a config.json; fields that it does not have take their defaults."""
         model_type: Any = one_of("model_type", values.get("model_type"), MODEL_TYPES)
-        given = _DEFAULTS[model_type] | read_fields(values, _names(model_type), _FIXED)
+        given = _DEFAULTS[model_type] | config.read_fields(values, _names(model_type), _FIXED)
         # 0 stands for a default in our own fields alone.
         for field in ("inner_size", "embedding_size", "groups"):
             positive_int(field, given.get(field, 1))

@@ -108,7 +108,6 @@ def _forward(cell: Cell, x_TxBxI: Array, weights: Weights) -> tuple[Array, tuple
 
 
 def _backward(cell: Cell, residuals: tuple[Any, ...], dm_TxBxP: Array) -> tuple[Array, Weights]:
-    del cell
     x_TxBxI, steps, weights = residuals
     # Transposed once: on CPUs a transposed product takes half as long again at every step.
     recurrent_GxP = weights.recurrent.T
@@ -151,7 +150,6 @@ def _rows(states_TxBxK: Array) -> Array:
 
 def lstm(weights: Weights, gates_Bx4H: Array, c_BxH: Array) -> tuple[Array, Array]:
     """The LSTM's `Cell`."""
-    del weights
     i_BxH, f_BxH, g_BxH, o_BxH = jnp.split(gates_Bx4H, 4, axis=-1)
     cell_BxH = jax.nn.sigmoid(f_BxH) * c_BxH + jax.nn.sigmoid(i_BxH) * jnp.tanh(g_BxH)
     return jax.nn.sigmoid(o_BxH) * jnp.tanh(cell_BxH), cell_BxH

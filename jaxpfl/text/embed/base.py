@@ -43,11 +43,8 @@ def embed(population: Population, embedder: Embedder, *, progress: bool = False)
     """The same clients with the column "embedding", float32 [examples, d], and no other.
 
     The fingerprint does not change, because an embedding is as private as the text. Progress is
-    shown in per cent, because the number of examples is private.
-
-    Raises:
-      InputError: the population lacks the column that the embedder reads, or has another type
-        there; or the embedder returned another shape than it declares.
+    shown in per cent, because the number of examples is private. Refused are a population without
+    the column that the embedder reads, and vectors of another shape than it declares.
     """
     vectors_NxD = np.empty((population.num_examples, embedder.dimension), np.float32)
     for rows, found in embedded(population, embedder, progress=progress):

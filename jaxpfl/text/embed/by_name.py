@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.lazy import require
 from jaxpfl.text.embed.base import Embedder, as_texts
 
 _NAMES = ("hashed", "minilm", "encoder", "sentence-transformers")
@@ -60,12 +61,12 @@ class SentenceTransformersEmbedder:
 
     def __init__(self, name: str):
         """Loads a folder, "minilm", or a model NAME or NAME@REVISION of the Hugging Face hub."""
-        from jaxpfl.models.checkpoints import pretrained
+        from jaxpfl.models.checkpoints import hub
 
-        library = pretrained.require("sentence_transformers", "sentence-transformers")
+        library = require("sentence_transformers", "sentence-transformers")
         place, at, revision = name.partition("@")
-        if name in pretrained.MINILM_NAMES:
-            place, at = str(pretrained.resolve(name)), ""
+        if name in hub.MINILM_NAMES:
+            place, at = str(hub.resolve(name)), ""
         try:
             self._model = library.SentenceTransformer(
                 place,

@@ -119,10 +119,8 @@ class MaskAndFill(Checked):
 def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
     """`MaskAndFill` with a published masked language model of the BERT family.
 
-    Args:
-      name: a folder with config.json, the weights as safetensors and tokenizer.json, or a Hugging
-        Face hub NAME[@REVISION], see `models.checkpoints.pretrained`.
-      tokens: longer texts are cut to this number of tokens.
+    `name` is a folder or a Hugging Face hub NAME[@REVISION], see `models.checkpoints.pretrained`,
+    with a tokenizer.json; longer texts are cut to so many `tokens`.
     """
     folder = pretrained.resolve(name)
     model, params = pretrained.load(folder)

@@ -46,7 +46,6 @@ def unigram_baseline(
 
     Args:
       train_NxL, evaluation_MxL: int token ids, rows of bos, words, eos, padding.
-      vocab_size: number of token ids, including the special tokens.
       words: whether the ids are those of a `Vocabulary`, of which some are never targets, and one
         stands for no word. A `Tokeniser` has no such ids.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.models.checkpoints.model_files import read_object
 from jaxpfl.text.tokenisers import bounded_jinja
 
@@ -42,12 +42,8 @@ class ChatTemplate:
         variables = [
             {**shared, "messages": [{"role": "user", "content": message}]} for message in messages
         ]
-        try:
+        with named(f"{self.place}: the chat template cannot be filled in"):
             return bounded_jinja.fill_in(self.source, variables)
-        except InputError as error:
-            raise InputError(
-                f"{self.place}: the chat template cannot be filled in: {error}"
-            ) from error
 
 
 def read_template(folder: Path) -> ChatTemplate | None:

@@ -111,9 +111,8 @@ class FastTokeniser(Tokeniser):
     def save(self, folder: str | Path) -> None:
         """Writes the files of a Hugging Face folder from which `hugging_face` reads it again.
 
-        These are tokenizer.json, tokenizer_config.json with the names of the end-of-text and the
-        start token, generation_config.json with their ids, and chat_template.jinja, if there is
-        one.
+        These are tokenizer.json, tokenizer_config.json, generation_config.json with the ids of the
+        end-of-text and the start token, and chat_template.jinja, if there is one.
         """
         pieces = {token: piece for piece, token in self._ids.items()}
         named = {"eos_token": self.end_of_text, "bos_token": self.start}

@@ -34,7 +34,7 @@ from jaxpfl.checks import one_of, positive_int
 from jaxpfl.data.columns import WORD_SEPARATOR, text_array, text_buffers
 from jaxpfl.data.population import Population
 from jaxpfl.data.sequences import Padded, Sequences
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.models.base import OOV as OOV
 from jaxpfl.models.base import PAD
 from jaxpfl.text.columns import texts_of
@@ -299,7 +299,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":
         """Reads what `save` wrote."""
-        try:
+        with named(f"{path} is not a vocabulary file ({_FORMAT})", CorruptFile):
             record = files.read_record(Path(path), _FIELDS)
             tokens, counts = record["tokens"], record["counts"]
             if not (
@@ -311,8 +311,6 @@ class Vocabulary:
                 raise InputError("its fields are not those of a vocabulary")
             every = SPECIALS + tuple(tokens)
             return cls(every, tuple(counts), record["source"], record["splitting"])
-        except InputError as error:
-            raise CorruptFile(f"{path} is not a vocabulary file ({_FORMAT}): {error}") from error
 
 
 def with_words(population: Population, split: Split = words) -> Population:

@@ -65,13 +65,12 @@ class Candidates:
         columns: tuple[str, ...],
         encode: Callable[[Population], Population] | None,
     ) -> Corpus:
-        """The randomly drawn examples that candidate `name` is prefinetuned on.
+        """The randomly drawn examples, held-out ones included, that a candidate is prefinetuned on.
 
         Every mixture takes the first examples of a source in the same random order, so that two
         mixtures share as many examples as possible.
 
         Args:
-          examples: the number of examples, held-out ones included.
           valid: the fraction of each part of a mixture that is held out.
           columns: the columns that the model reads; `encode` makes them from "text", if given.
         """

@@ -8,20 +8,8 @@ from typing import Literal
 from jaxpfl import checks
 from jaxpfl.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
-from jaxpfl.experiments.config.sections import (
-    PUBLIC_PART,
-    CharacterModelConfig,
-    DataConfig,
-    EvaluationConfig,
-    FeatureModelConfig,
-    LanguageModelConfig,
-    ModelConfig,
-    PrefinetuneConfig,
-    PrivacyConfig,
-    RunConfig,
-    TrainingConfig,
-)
 from jaxpfl.experiments.engine.on_round import KeepBest
 from jaxpfl.privacy.simulated import LargerPopulation
 
@@ -97,20 +85,20 @@ class Config:
     """
 
     system: Literal["federated_training"] = field(default="federated_training", kw_only=True)
-    data: DataConfig
-    model: ModelConfig | PublishedDecoderConfig
-    privacy: PrivacyConfig
-    training: TrainingConfig
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    run: RunConfig = field(default_factory=RunConfig)
+    data: sections.DataConfig
+    model: sections.ModelConfig | PublishedDecoderConfig
+    privacy: sections.PrivacyConfig
+    training: sections.TrainingConfig
+    evaluation: sections.EvaluationConfig = field(default_factory=sections.EvaluationConfig)
+    run: sections.RunConfig = field(default_factory=sections.RunConfig)
     fred: FredConfig | None = None
-    prefinetune: PrefinetuneConfig | None = None
+    prefinetune: sections.PrefinetuneConfig | None = None
     simulated: LargerPopulation | None = None
     keep_best: KeepBest | None = None
 
     def __post_init__(self) -> None:
         data, fred, model = self.data, self.fred, self.model
-        words = isinstance(model, LanguageModelConfig)
+        words = isinstance(model, sections.LanguageModelConfig)
         if words and data.vocabulary is None and data.public is None and fred is None:
             raise InputError(
                 "data.public or data.vocabulary is required by a language model, found neither: "
@@ -134,9 +122,10 @@ class Config:
             )
         self.evaluation.check_split(data.split)
         public = [data.public, *(fred.sources.values() if fred else ())]
-        if PUBLIC_PART in public and not data.split.public:
+        if sections.PUBLIC_PART in public and not data.split.public:
             raise InputError(
-                f"data.split.public must be positive where {PUBLIC_PART!r} is a source, found 0"
+                f"data.split.public must be positive where {sections.PUBLIC_PART!r} is a source, "
+                "found 0"
             )
 
     def _check_prefinetune(self) -> None:
@@ -144,7 +133,7 @@ class Config:
         settings, model = self.prefinetune, self.model
         if settings is None:
             return
-        if isinstance(model, CharacterModelConfig | FeatureModelConfig):
+        if isinstance(model, sections.CharacterModelConfig | sections.FeatureModelConfig):
             raise InputError(
                 f"prefinetune must be absent with model.name: {model.name}, found one: it is for "
                 "models of words and images"

@@ -137,15 +137,13 @@ def ranking(
 
     Args:
       scores: the `Score.row` of each candidate, nearest first.
-      stages: "before" and "after" the private rounds, or one of them: the "loss", "perplexity" and
-        "accuracy" of each candidate's model. After the rounds, those of the candidates that FreD
-        did not choose are a simulation.
+      stages: "before" and "after" the private rounds, or one of them: the metrics of each
+        candidate's model. Those after the rounds are a simulation, but for the chosen one's.
 
     Returns:
       "candidates": the rank, the score's entries, and the metrics or None for each stage.
-      "spearman": for each stage, Spearman's rank correlation of the corrected FreD with the loss,
-        which has the order of perplexity; None with fewer than three models, or if one of the two
-        is constant.
+      "spearman": for each stage, the rank correlation of the corrected FreD with the loss; None
+        with fewer than three models, or if one of the two is constant.
     """
     rows = []
     for rank, score in enumerate(scores, start=1):

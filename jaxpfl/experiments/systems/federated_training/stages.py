@@ -66,14 +66,7 @@ class Stages:
 
     @classmethod
     def of(cls, study: Prepared, workspace: Workspace) -> "Stages":
-        """Does what is left of the stages in the workspace's directory.
-
-        Raises:
-          InputError: a candidate cannot be read or used, or the stored stages are of another
-            config.
-          BudgetExhausted: FreD does not fit the budget; nothing was released.
-          CorruptFile: a file of a finished stage was altered, or the ledger was cut off.
-        """
+        """Does what is left of the stages in the workspace's directory; refuses altered ones."""
         # FreD's release is stored under the name of its secret. The other artifacts are not: the
         # secret is deleted once the scores are stored.
         run, settings = workspace.config_id, study.config.prefinetune

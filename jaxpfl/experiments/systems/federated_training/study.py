@@ -22,15 +22,7 @@ from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import CharacterModelConfig, LanguageModelConfig
-from jaxpfl.experiments.engine.build import (
-    build_execution,
-    build_fed_avg,
-    build_model,
-    build_plan,
-    open_public,
-    read_clients,
-    split_clients,
-)
+from jaxpfl.experiments.engine import build
 from jaxpfl.experiments.engine.description import (
     Description,
     PlannedRelease,
@@ -94,7 +86,7 @@ class Study(base.Study):
         config, found = self.config, self.fred
         prior = found.guarantee().event if found is not None and found.private else None
         number = len(self.clients)
-        return build_plan(config.privacy, config.training, number, prior, config.simulated)
+        return build.build_plan(config.privacy, config.training, number, prior, config.simulated)
 
     def describe(self) -> Description:
         models, rounds = self._describe_training()
@@ -114,7 +106,7 @@ class Study(base.Study):
         asked, training = None, self.config.training
         # Nobody knows from which of FedBuff's models a canary starts.
         if training.algorithm.name not in ("fed_avg", "fed_buff"):
-            asked = partial(TrainingCanaries, partial(build_fed_avg, training=training))
+            asked = partial(TrainingCanaries, partial(build.build_fed_avg, training=training))
         releases["rounds"] = PlannedRelease.of_rounds(self.plan, asked)
         candidates = {} if settings is None else settings.sources
         sources = {f"fred.candidates.{name}": source for name, source in candidates.items()}
@@ -136,9 +128,9 @@ class Study(base.Study):
                     about = f"adapters of rank {settings.lora.rank}"
                     models["adapters"] = Sized.of(about, trees[0])
             else:
-                network = build_model(settings, None)
+                network = build.build_model(settings, None)
                 models = {"model": Sized.of(settings.name, shapes_of(network))}
-            training = partial(build_fed_avg, network, self.config.training, self.plan)
+            training = partial(build.build_fed_avg, network, self.config.training, self.plan)
             return models, {"rounds": rehearse(training, example_columns(settings), *trees)}
 
 
@@ -175,7 +167,7 @@ class Prepared(Study):
 
     def starting_from(self, params: Params) -> Algorithm:
         """The rounds from these PUBLIC parameters."""
-        return build_fed_avg(self.model, self.config.training, self.plan, params, self.frozen)
+        return build.build_fed_avg(self.model, self.config.training, self.plan, params, self.frozen)
 
     @cached_property
     def published_as(self) -> dict[str, str] | None:
@@ -192,8 +184,8 @@ class Prepared(Study):
 
 def prepare(config: Config) -> Prepared:
     """Reads the data, splits it by client, makes the vocabulary, calibrates the plans."""
-    clients, model = read_clients(config.data), config.model
-    parts = split_clients(clients, config.data)
+    clients, model = build.read_clients(config.data), config.model
+    parts = build.split_clients(clients, config.data)
     if config.evaluation.source is not None:
         parts["valid"] = open_population(config.evaluation.source)
     public, private = parts["public"], PrivateContent(parts["train"])
@@ -265,8 +257,8 @@ def built(
     """The published model, if any, and the three `trained_parts`; None starts from new ones."""
     settings = config.model
     if not isinstance(settings, PublishedDecoderConfig):
-        return None, build_model(settings, vocabulary), None, None
-    trained, mesh = settings.lora is None, build_execution(config.training).mesh
+        return None, build.build_model(settings, vocabulary), None, None
+    trained, mesh = settings.lora is None, build.build_execution(config.training).mesh
     found = PublishedModel.found(settings, "model", trained=trained)
     check_published(config, settings, found)
     published = found.loaded(trained=trained, mesh=mesh)
@@ -296,7 +288,7 @@ def _vocabulary(
     if data.vocabulary is not None:
         return public_words(data.vocabulary, size)
     if data.public is not None:
-        return public_words(open_public(data.public, public, private, "data.public"), size)
+        return public_words(build.open_public(data.public, public, private, "data.public"), size)
     assert config.fred is not None and candidates is not None
     texts = candidates.texts(config.fred.max_candidate_examples, config.run.seed)
     name = f"the candidates {', '.join(candidates.sources)}"

@@ -9,16 +9,7 @@ from typing import Literal
 from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining
 from jaxpfl.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.sections import (
-    PUBLIC_PART,
-    DataConfig,
-    OptimizerConfig,
-    PrivacyConfig,
-    RunConfig,
-    ScaledUpConfig,
-    TrainingConfig,
-    check_study,
-)
+from jaxpfl.experiments.config import sections
 from jaxpfl.models.gan import GAN
 
 
@@ -35,8 +26,8 @@ class GanConfig:
 
     model: GAN = field(default_factory=GAN)
     generator: GeneratorTraining = field(default_factory=GeneratorTraining)
-    generator_optimizer: OptimizerConfig = field(
-        default_factory=lambda: OptimizerConfig(learning_rate=0.005)
+    generator_optimizer: sections.OptimizerConfig = field(
+        default_factory=lambda: sections.OptimizerConfig(learning_rate=0.005)
     )
 
 
@@ -104,23 +95,23 @@ class GanInversionConfig(Checked):
     """
 
     system: Literal["gan_inversion"]
-    data: DataConfig
-    privacy: PrivacyConfig
-    training: TrainingConfig
+    data: sections.DataConfig
+    privacy: sections.PrivacyConfig
+    training: sections.TrainingConfig
     gan: GanConfig = GanConfig()
     classifier: ClassifierConfig = ClassifierConfig()
     selection: SelectionConfig = SelectionConfig()
     bug: InversionConfig = InversionConfig()
     images: PositiveInt = 1_000
-    scaled_up: ScaledUpConfig | None = None
-    run: RunConfig = field(default_factory=RunConfig)
+    scaled_up: sections.ScaledUpConfig | None = None
+    run: sections.RunConfig = field(default_factory=sections.RunConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data.public != PUBLIC_PART or not self.data.split.public:
+        if self.data.public != sections.PUBLIC_PART or not self.data.split.public:
             raise InputError(
-                f"data.public must be {PUBLIC_PART!r} with a positive data.split.public: the "
-                "primary classifier is trained on clients that are declared public, found "
+                f"data.public must be {sections.PUBLIC_PART!r} with a positive data.split.public: "
+                "the primary classifier is trained on clients that are declared public, found "
                 f"{self.data.public!r} and {self.data.split.public:g}"
             )
         if self.privacy.private != (self.selection.epsilon is not None):
@@ -132,4 +123,4 @@ class GanInversionConfig(Checked):
         training = self.training
         if training.algorithm.name != "fed_avg" or training.schedule != "constant":
             raise InputError("training.algorithm and training.schedule are not for a GAN")
-        check_study("privacy", self.privacy, self.scaled_up)
+        sections.check_study("privacy", self.privacy, self.scaled_up)

@@ -38,10 +38,9 @@ class ImageEvaluator:
     def score(self, images_NxHxWxC: np.ndarray) -> dict[str, float]:
         """Scores a set of images with values in 0 .. 1.
 
-        Returns:
-          inverted_share: the share of images that the polarity model calls inverted.
-          classifier_score: `classifier_score` of the primary model, which is high for clear images
-            of all classes (Salimans et al. 2016, used in this way by Augenstein et al.).
+        "inverted_share" is the share of images that the polarity model calls inverted, and
+        "classifier_score" that of the primary model, which is high for clear images of all classes
+        (Salimans et al. 2016, used in this way by Augenstein et al.).
         """
         classes = np.argmax(logits(*self.polarity, images_NxHxWxC), axis=-1)
         score = classifier_score(logits(*self.classifier, images_NxHxWxC))

@@ -29,21 +29,7 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
 from jaxpfl.algorithms.federated_metrics import MetricsPlan, federated_metrics
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.build import (
-    build_cohort,
-    build_execution,
-    build_optimizer,
-    build_plan,
-    read_clients,
-    split_clients,
-)
-from jaxpfl.experiments.engine.description import (
-    Description,
-    PlannedRelease,
-    Sized,
-    shapes_of,
-    tracing,
-)
+from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
@@ -105,7 +91,7 @@ class Study(base.Study):
         training, number = self.config.training, len(self.clients)
         sampled = min(number, round(training.clients_per_round / share))
         training = dataclasses.replace(training, clients_per_round=sampled)
-        return build_plan(self.config.privacy, training, number)
+        return build.build_plan(self.config.privacy, training, number)
 
     def gan(self, share: float) -> Algorithm:
         """The training of a GAN under `gan_plan`, on what this share of the clients holds."""
@@ -116,13 +102,13 @@ class Study(base.Study):
         server = dataclasses.replace(training.server, learning_rate=rate)
         return fed_avg_gan(
             settings.model,
-            client=build_optimizer(training.client),
-            generator=build_optimizer(settings.generator_optimizer),
-            server=build_optimizer(server),
+            client=build.build_optimizer(training.client),
+            generator=build.build_optimizer(settings.generator_optimizer),
+            server=build.build_optimizer(server),
             plan=self.gan_plan(share),
-            cohort=build_cohort(training),
+            cohort=build.build_cohort(training),
             generator_training=settings.generator,
-            execution=build_execution(training),
+            execution=build.build_execution(training),
         )
 
     def at_scale(self, plans: Sequence[Plan], what: str = "everything") -> dict[str, Guarantee]:
@@ -130,16 +116,16 @@ class Study(base.Study):
         histograms = [self.accuracy_plan.release.noise_multiplier] * len(HISTOGRAMS)
         return at_scale(what, self.config.scaled_up, plans, histograms)
 
-    def describe(self) -> Description:
+    def describe(self) -> description.Description:
         """Costs are stated for the least and for the largest share of clients that may match."""
         settings, histogram = self.config.gan.model, self.accuracy_plan
-        with tracing("the classifier"):
+        with description.tracing("the classifier"):
             classifier = classifier_cnn(settings.image_shape, self.config.classifier.classes)
-            models = {"classifier": Sized.of("CNN", shapes_of(classifier))}
-        with tracing("a round of a GAN"):
-            shapes = shapes_of(settings)
+            models = {"classifier": description.Sized.of("CNN", description.shapes_of(classifier))}
+        with description.tracing("a round of a GAN"):
+            shapes = description.shapes_of(settings)
             for part in ("generator", "critic"):
-                models[part] = Sized.of(f"width {settings.width:g}", shapes[part])
+                models[part] = description.Sized.of(f"width {settings.width:g}", shapes[part])
             correct, images = column((), np.bool_), column(settings.image_shape, np.float32)
             rounds = {
                 "accuracy": rehearse(lambda: federated_metrics(histogram), {"correct": correct}),
@@ -147,28 +133,28 @@ class Study(base.Study):
             }
         plan = histogram.release
         releases = {
-            "each of two histograms of users' accuracy": PlannedRelease(
+            "each of two histograms of users' accuracy": description.PlannedRelease(
                 plan.guarantee(), "once, of everyone", plan.noise_multiplier, (plan,)
             )
         }
         for share in self.shares:
             matching = f", if {share:.0%} of the clients match" if len(self.shares) > 1 else ""
-            rounds_of = PlannedRelease.of_rounds(self.gan_plan(share))
+            rounds_of = description.PlannedRelease.of_rounds(self.gan_plan(share))
             releases[f"each of four GANs{matching}"] = rounds_of
         together, most = {}, self.gan_plan(min(self.shares))
         if most.private:
             events = [plan.charge_event()] * len(HISTOGRAMS) + [most.event()] * len(GANS)
             together["everything, at most"] = Guarantee.of_events(events, most.delta)
             together |= self.at_scale([most] * len(GANS), "everything, at most")
-        return Description(models, rounds, releases, together=together)
+        return description.Description(models, rounds, releases, together=together)
 
 
 def prepare(config: GanInversionConfig) -> Study:
     """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
-    clients = read_clients(config.data)
+    clients = build.read_clients(config.data)
     classifier = classifier_cnn(config.gan.model.image_shape, config.classifier.classes)
     check_examples(classifier, clients, "data.source")
-    parts = split_clients(clients, config.data)
+    parts = build.split_clients(clients, config.data)
     if not parts["public"].num_examples:
         raise InputError(
             f"data.split.public = {config.data.split.public:g} leaves no public client with "

@@ -8,16 +8,7 @@ from typing import Literal
 
 from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.sections import (
-    PUBLIC_PART,
-    DataConfig,
-    LanguageModelConfig,
-    PrivacyConfig,
-    RunConfig,
-    ScaledUpConfig,
-    TrainingConfig,
-    check_study,
-)
+from jaxpfl.experiments.config import sections
 
 
 @dataclass(frozen=True)
@@ -38,9 +29,9 @@ class CharacterModelConfig(Checked):
 class WordsConfig:
     """The word-level model, which shows WHERE in sentences words are out of vocabulary."""
 
-    privacy: PrivacyConfig
-    training: TrainingConfig
-    model: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+    privacy: sections.PrivacyConfig
+    training: sections.TrainingConfig
+    model: sections.LanguageModelConfig = field(default_factory=sections.LanguageModelConfig)
 
 
 @dataclass(frozen=True)
@@ -52,8 +43,8 @@ class CharactersConfig(Checked):
     the letter frequencies of these words.
     """
 
-    privacy: PrivacyConfig
-    training: TrainingConfig
+    privacy: sections.PrivacyConfig
+    training: sections.TrainingConfig
     model: CharacterModelConfig = CharacterModelConfig()
     prefinetune_epochs: NonNegativeInt = 0
 
@@ -92,25 +83,25 @@ class OovConcatenationConfig:
     """Federated word and character models reveal that two words were joined into one."""
 
     system: Literal["oov_concatenation"]
-    data: DataConfig
+    data: sections.DataConfig
     words: WordsConfig
     characters: CharactersConfig
     bug: ConcatenationConfig = ConcatenationConfig()
     drawn: DrawnConfig = DrawnConfig()
-    scaled_up: ScaledUpConfig | None = None
-    run: RunConfig = field(default_factory=RunConfig)
+    scaled_up: sections.ScaledUpConfig | None = None
+    run: sections.RunConfig = field(default_factory=sections.RunConfig)
 
     def __post_init__(self) -> None:
         public = self.data.public
-        if public is None or (public == PUBLIC_PART and not self.data.split.public):
+        if public is None or (public == sections.PUBLIC_PART and not self.data.split.public):
             raise InputError(
                 "data.public must name a public corpus, which the vocabulary comes from; for "
-                f"{PUBLIC_PART!r} data.split.public must be positive, found {public!r} and "
-                f"{self.data.split.public:g}"
+                f"{sections.PUBLIC_PART!r} data.split.public must be positive, found {public!r} "
+                f"and {self.data.split.public:g}"
             )
         words, characters = self.words.privacy, self.characters.privacy
         for name, privacy in (("words", words), ("characters", characters)):
-            check_study(f"{name}.privacy", privacy, self.scaled_up)
+            sections.check_study(f"{name}.privacy", privacy, self.scaled_up)
             if privacy.ledger is not None:
                 raise InputError(
                     f"{name}.privacy.ledger must be absent: each world has a ledger of its own in "

@@ -28,21 +28,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.training import fit_adam
-from jaxpfl.experiments.engine.build import (
-    build_fed_avg,
-    build_model,
-    open_public,
-    read_clients,
-    split_clients,
-)
-from jaxpfl.experiments.engine.description import (
-    Description,
-    Sized,
-    cached_plan,
-    example_columns,
-    shapes_of,
-    tracing,
-)
+from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
 from jaxpfl.experiments.systems.workspace import at_scale
@@ -76,7 +62,9 @@ class Study(base.Study):
         """The plans of both models, which are the same in every world."""
         both = {"words": self.config.words, "characters": self.config.characters}
         number = len(self.clients)
-        return {kind: cached_plan(s.privacy, s.training, number) for kind, s in both.items()}
+        return {
+            kind: description.cached_plan(s.privacy, s.training, number) for kind, s in both.items()
+        }
 
     @cached_property
     def models(self) -> dict[str, Any]:
@@ -85,7 +73,7 @@ class Study(base.Study):
         if self.public_words is not None:
             # Their letter frequencies.
             sizes["output_bias_prior"] = log_prior(self.public_words)
-        words = build_model(self.config.words.model, self.vocabulary)
+        words = build.build_model(self.config.words.model, self.vocabulary)
         return {"words": words, "characters": char_lm(**sizes)}
 
     @property
@@ -96,26 +84,26 @@ class Study(base.Study):
     def algorithm(self, kind: str, start: Any = None) -> Algorithm:
         """Trains a model; `start` as in `algorithms.fed_avg`."""
         training = getattr(self.config, kind).training
-        return build_fed_avg(self.models[kind], training, self.plans[kind], start)
+        return build.build_fed_avg(self.models[kind], training, self.plans[kind], start)
 
-    def describe(self) -> Description:
+    def describe(self) -> description.Description:
         words, characters = self.config.words.model, self.config.characters.model
         columns = {
-            "words": example_columns(words),
+            "words": description.example_columns(words),
             # Start and end of word.
             "characters": {"tokens": column((characters.max_bytes + 2,), np.int32)},
         }
         models, rounds, together = {}, {}, {}
         for kind, model in self.models.items():
-            with tracing(f"a round of {kind}"):
-                models[kind] = Sized.of(model.name, shapes_of(model))
+            with description.tracing(f"a round of {kind}"):
+                models[kind] = description.Sized.of(model.name, description.shapes_of(model))
                 rounds[kind] = rehearse(partial(self.algorithm, kind), columns[kind])
         delta, events = self.config.words.privacy.delta, [p.event() for p in self.plans.values()]
         if delta is not None:
             for name, number in ((BOTH, 1), (f"all {len(self.worlds)} worlds", len(self.worlds))):
                 together[name] = Guarantee.of_events(events * number, delta)
         releases, together = super().describe().releases, {**together, **self.at_scale()}
-        return Description(models, rounds, releases, together=together)
+        return description.Description(models, rounds, releases, together=together)
 
     def at_scale(self) -> dict[str, Guarantee]:
         """The cost of one world at `scaled_up`."""
@@ -144,10 +132,10 @@ class Study(base.Study):
 
 def prepare(config: OovConcatenationConfig) -> Study:
     """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
-    parts = split_clients(read_clients(config.data), config.data)
+    parts = build.split_clients(build.read_clients(config.data), config.data)
     assert config.data.public is not None
     private = PrivateContent(parts["train"])
-    public = open_public(config.data.public, parts["public"], private, "data.public")
+    public = build.open_public(config.data.public, parts["public"], private, "data.public")
     size, longest = config.words.model.vocab_size, config.characters.model.max_bytes
     vocabulary = public_words(config.data.vocabulary or public, size)
     unknown = oov_words(public, vocabulary, longest).columns["tokens"]

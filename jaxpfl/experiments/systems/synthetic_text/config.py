@@ -15,14 +15,8 @@ from jaxpfl.checked import Checked, NonNegative, OpenFraction, PositiveFraction,
 from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import DecoderModelConfig, Training
+from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
-from jaxpfl.experiments.config.sections import (
-    DataConfig,
-    EvaluationConfig,
-    PrivacyConfig,
-    RunConfig,
-    TrainingConfig,
-)
 from jaxpfl.privacy.simulated import LargerPopulation
 
 SCORING = ("private_evolution", "pe_sft", "popri")
@@ -193,10 +187,10 @@ class SyntheticTextConfig(Checked):
 
     system: Literal["synthetic_text"]
     method: Literal["public", "generator", "fed_avg", "private_evolution", "pe_sft", "popri"]
-    data: DataConfig
+    data: sections.DataConfig
     corpora: dict[str, str] | None = field(default=None, kw_only=True)
-    privacy: PrivacyConfig
-    training: TrainingConfig
+    privacy: sections.PrivacyConfig
+    training: sections.TrainingConfig
     corpus_texts: PositiveInt = 60_000
     vocab_size: PositiveInt = 2_048
     generator: DecoderModelConfig | PublishedGeneratorConfig = field(
@@ -216,9 +210,9 @@ class SyntheticTextConfig(Checked):
     embedder: str = "minilm"
     popri: PopriConfig = field(default_factory=PopriConfig)
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    evaluation: sections.EvaluationConfig = field(default_factory=sections.EvaluationConfig)
     cache: str = "runs/public_models"
-    run: RunConfig = field(default_factory=RunConfig)
+    run: sections.RunConfig = field(default_factory=sections.RunConfig)
     simulated: LargerPopulation | None = None
 
     def __post_init__(self) -> None:
@@ -276,7 +270,7 @@ class SyntheticTextConfig(Checked):
         return found | {"generator": self.generator} if self.method in WRITING else found
 
     @property
-    def client_privacy(self) -> PrivacyConfig:
+    def client_privacy(self) -> sections.PrivacyConfig:
         """The section `privacy`, with the clip norm of what clients send in the method."""
         if self.method in EVOLVING:
             # The L2 norm of a client's votes is largest if all votes are for one text.

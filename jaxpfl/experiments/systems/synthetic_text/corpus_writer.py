@@ -23,24 +23,18 @@ from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.popri import Written, popri, prompts_of, respond, synthesise, with_adapters
 from jaxpfl.algorithms.private_evolution import Vary, private_evolution, selected_texts
 from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine.releases import Releases, missing
+from jaxpfl.experiments.systems.synthetic_text import look
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
     PopriConfig,
     SyntheticTextConfig,
-)
-from jaxpfl.experiments.systems.synthetic_text.look import (
-    EMBEDDING,
-    NEAREST,
-    Look,
-    fred_plan,
-    parts_of,
 )
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
@@ -74,14 +68,14 @@ loaded_embedder = lru_cache(maxsize=4)(embedder)
 loaded_fill_model = lru_cache(maxsize=1)(mask_and_fill)
 
 
-def question(config: SyntheticTextConfig, plan: Plan) -> Scorer | Look:
+def question(config: SyntheticTextConfig, plan: Plan) -> Scorer | look.Look:
     """What clients are asked; the method must be one in which they score texts."""
     if not config.one_look:
         return scorer(config, plan)
-    parts = parts_of(config, fred_plan(config, plan.population))
+    parts = look.parts_of(config, look.fred_plan(config, plan.population))
     plans = {column: each for column, (each, _) in parts.items()}
     embedders = {column: loaded_embedder(name) for column, (_, name) in parts.items()}
-    return Look(plans, embedders, plan.population)
+    return look.Look(plans, embedders, plan.population)
 
 
 def scorer(config: SyntheticTextConfig, plan: Plan) -> Scorer:
@@ -99,11 +93,9 @@ def check_published(config: SyntheticTextConfig, found: PublishedModel) -> None:
         found.require_decoder("which writes no texts")
         needed = config.positions["generator"]
         used = "popri.prompt_tokens, popri.new_tokens and a start token"
-        try:
+        with named("popri.prompt_tokens"):
             if tokeniser is not None:
                 prompt_room(tokeniser, config.popri.prompt_tokens)
-        except InputError as error:
-            raise InputError(f"popri.prompt_tokens: {error}") from None
     found.require_positions(needed, used)
 
 
@@ -219,18 +211,15 @@ class CorpusWriter:
         self,
         directory: Path,
         releases: Releases,
-        asked: Scorer | Look | None,
+        asked: Scorer | look.Look | None,
         distance: Distance = missing,
         on_round: Callable[[Any], None] = lambda found: None,
     ) -> Author:
         """The generator as the method tuned it, and how it writes.
 
         Args:
-          directory: the run's directory, where checkpoints of a training are saved.
-          releases: what an earlier attempt at the run has stored, and how clients are asked.
           asked: what clients are asked; None for a method that asks no client.
-          distance: called only where the choice of POPri's round is neither stored nor simply the
-            last.
+          distance: called only where POPri's round is neither stored nor simply the last.
           on_round: is called after each round with its `Written` or `Evolved`.
         """
         config = self.config
@@ -281,7 +270,7 @@ class CorpusWriter:
 
     def _tuned_by_scores(
         self,
-        asked: Scorer | Look,
+        asked: Scorer | look.Look,
         releases: Releases,
         distance: Distance,
         on_round: Callable[[Any], None],
@@ -293,17 +282,17 @@ class CorpusWriter:
         """
         settings, seed, rounds = self.config.popri, self.config.run.seed, list[Written]()
         rewards: Scorer | MomentRewards
-        if isinstance(asked, Look):
+        if isinstance(asked, look.Look):
             released = asked.released(releases)
             if settings.corpus == "nearest":
                 names = settings.samples or tuple(self.config.corpora or {})
                 corpora = {name: self.public.texts([name]) for name in names}
-                scored = partial(asked.nearest, released[EMBEDDING], corpora)
-                nearest = releases.load_or_compute(NEAREST, scored)["names"][0]
+                scored = partial(asked.nearest, released[look.EMBEDDING], corpora)
+                nearest = releases.load_or_compute(look.NEAREST, scored)["names"][0]
                 settings = replace(settings, samples=(str(nearest),))
             if settings.tune is not None:
                 settings = self._chosen(settings.tune.choices(settings), asked, releases)
-            rewards = MomentRewards(released[EMBEDDING], self.config.training.rounds)
+            rewards = MomentRewards(released[look.EMBEDDING], self.config.training.rounds)
         else:
             rewards = asked
         samples = self.public.texts(settings.samples)
@@ -331,7 +320,7 @@ class CorpusWriter:
             last, _ = respond(writers[-1], prompts, settings, key, self.progress)
             written = [list(chain(*texts)) for texts in (*(r.responses for r in rounds), last)]
             if settings.checkpoint == "judged":
-                assert isinstance(asked, Look), "the config checks it"
+                assert isinstance(asked, look.Look), "the config checks it"
                 return asked.judged(asked.released(releases), written)
             distances = np.array([distance(texts) for texts in written])
             return {"distances": distances, "chosen": np.array(distances.argmin())}
@@ -343,7 +332,7 @@ class CorpusWriter:
         return Author(writers[chosen], best_responses(rounds[-1]) if best else samples, settings)
 
     def _chosen(
-        self, choices: Sequence[PopriConfig], asked: Look, releases: Releases
+        self, choices: Sequence[PopriConfig], asked: look.Look, releases: Releases
     ) -> PopriConfig:
         """The settings with which the untuned generator's texts are nearest to the clients."""
         # The last adapters are judged by what the round after the last writes.

@@ -142,12 +142,10 @@ class Look:
     def judged(
         self, released: Mapping[str, PrivateMoments], written: Sequence[Sequence[str]]
     ) -> dict[str, np.ndarray]:
-        """The distances of several lists of texts from the clients; costs nothing.
+        """The "distances" of several lists of texts from the clients, without the noise's bias.
 
-        By the second judge or, where there is none, by the embedder that the rewards see.
-
-        Returns:
-          The "distances" without the noise's bias, and the "chosen" list's number, of the least.
+        By the second judge or, where there is none, by the embedder that the rewards see; costs
+        nothing. "chosen" is the number of the nearest list.
         """
         judge = JUDGE if JUDGE in self.plans else EMBEDDING
         embed, clip_norm = self.embedders[judge], self.plans[judge].clip_norm

@@ -27,38 +27,15 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.experiments.engine import description
 from jaxpfl.experiments.engine.build import build_fed_avg, read_clients, split_clients
-from jaxpfl.experiments.engine.description import (
-    KEY,
-    Description,
-    PlannedRelease,
-    PublishedShapes,
-    Sized,
-    cached_plan,
-    embedding_size,
-    moments_release,
-    published_shapes,
-    shapes_of,
-    tracing,
-)
 from jaxpfl.experiments.systems import base
+from jaxpfl.experiments.systems.synthetic_text import corpus_writer, look
 from jaxpfl.experiments.systems.synthetic_text.config import (
     FED_AVG,
     SCORING,
     WRITING,
     SyntheticTextConfig,
-)
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
-    CorpusWriter,
-    check_published,
-    loaded_embedder,
-    scorer,
-)
-from jaxpfl.experiments.systems.synthetic_text.look import (
-    EMBEDDING,
-    fred_plan,
-    joint_plan,
-    parts_of,
 )
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
 from jaxpfl.models import adapter_trees
@@ -80,14 +57,14 @@ class Study(base.Study):
         """The privacy plan of what the clients send, if they send anything."""
         config, number = self.config, len(self.clients)
         if config.one_look:
-            return joint_plan(self.look, number)
+            return look.joint_plan(self.look, number)
         privacy, simulated = config.client_privacy, config.simulated
-        return cached_plan(privacy, config.training, number, simulated=simulated)
+        return description.cached_plan(privacy, config.training, number, simulated=simulated)
 
     @cached_property
     def look(self) -> FredPlan:
         """What `popri.reward: moments` releases."""
-        return fred_plan(self.config, len(self.clients))
+        return look.fred_plan(self.config, len(self.clients))
 
     @property
     def plans(self) -> dict[str, Plan]:
@@ -98,7 +75,7 @@ class Study(base.Study):
         """Whether clients send anything in this method."""
         return self.config.method in (*SCORING, FED_AVG)
 
-    def describe(self) -> Description:
+    def describe(self) -> description.Description:
         config, method = self.config, self.config.method
         found = {name: self._shapes(name) for name in config.models}
         models = {name: sized for name, (_, _, sized) in found.items()}
@@ -110,7 +87,7 @@ class Study(base.Study):
             rounds |= self._describe_downstream(model, params)
         if method in SCORING:
             if not config.one_look:
-                dimension, notes = embedding_size(config.embedder)
+                dimension, notes = description.embedding_size(config.embedder)
                 if dimension is not None:
                     rounds["scores"] = self._describe_scores(dimension)
             if not config.one_look and self.plan.adjacency == "add_or_remove_one":
@@ -119,46 +96,46 @@ class Study(base.Study):
             models["adapters"] = self._describe_adapters(*found["generator"][:2])
         number, together = len(self.clients), {}
         if config.one_look:
-            for column_, (plan, embedder) in parts_of(config, self.look).items():
-                what = "moments" if column_ == EMBEDDING else f"moments of the {column_}"
-                releases[what] = PlannedRelease.of_moments(plan, number)
-                dimension, more = embedding_size(embedder)
+            for column_, (plan, embedder) in look.parts_of(config, self.look).items():
+                what = "moments" if column_ == look.EMBEDDING else f"moments of the {column_}"
+                releases[what] = description.PlannedRelease.of_moments(plan, number)
+                dimension, more = description.embedding_size(embedder)
                 notes += more
                 if dimension is not None:
-                    with tracing(f"the release of the {what}"):
-                        rounds[what] = moments_release(plan, number, dimension)
+                    with description.tracing(f"the release of the {what}"):
+                        rounds[what] = description.moments_release(plan, number, dimension)
             together = {"one look": self.look.guarantee()} if len(releases) > 1 else {}
         elif self.sends:
-            releases["rounds"] = PlannedRelease.of_rounds(self.plan, questions)
+            releases["rounds"] = description.PlannedRelease.of_rounds(self.plan, questions)
         corpora = {f"corpora.{name}": source for name, source in (config.corpora or {}).items()}
-        return Description(models, rounds, releases, corpora, together, notes)
+        return description.Description(models, rounds, releases, corpora, together, notes)
 
-    def _shapes(self, name: str) -> tuple[Any, Params, Sized]:
+    def _shapes(self, name: str) -> tuple[Any, Params, description.Sized]:
         """A public model and its parameters as shapes; None for a published one not at hand."""
         config, settings = self.config, self.config.models[name]
         if isinstance(settings, PublishedModelConfig):
-            found = published_shapes(settings, name, trained=name == "downstream")
-            if not isinstance(found, PublishedShapes):
+            found = description.published_shapes(settings, name, trained=name == "downstream")
+            if not isinstance(found, description.PublishedShapes):
                 return None, None, found
-            check_published(config, found.found)
+            corpus_writer.check_published(config, found.found)
             return found.found.model, found.params, found.sized
         positions = max(settings.sequence_length, config.positions[name])
         model = Decoder(settings.network(config.vocab_size, positions))
-        with tracing(name):
-            shapes = shapes_of(model)
+        with description.tracing(name):
+            shapes = description.shapes_of(model)
         about = f"{settings.architecture}, pretrained on the corpora"
-        return model, shapes, Sized.of(about, shapes)
+        return model, shapes, description.Sized.of(about, shapes)
 
     def _describe_downstream(self, model: Any, params: Params) -> dict[str, Rehearsed]:
         config = self.config
         # The longest row, with a start token.
         size, length = config.corpus.fine_tuning.batch_size, (config.corpus.tokens + 1,)
         batch = {"tokens": jax.ShapeDtypeStruct((size, *length), np.int32)}
-        with tracing("the training of the downstream model"):
+        with description.tracing("the training of the downstream model"):
             jax.eval_shape(model.loss, params, batch, jax.ShapeDtypeStruct((size,), np.bool_))
         if config.method != FED_AVG:
             return {}
-        with tracing("a round of fed_avg"):
+        with description.tracing("a round of fed_avg"):
             algorithm = partial(build_fed_avg, model, config.training, self.plan)
             return {FED_AVG: rehearse(algorithm, {"tokens": column(length, np.int32)}, params)}
 
@@ -168,20 +145,20 @@ class Study(base.Study):
         number = int(np.prod(candidates)) if by_text else dimension
         broadcast = jax.ShapeDtypeStruct((number, dimension), np.float32)
         name = "embedding" if by_text else "mean_embedding"
-        with tracing("a round of scores"):
-            query = scorer(self.config, self.plan).query
+        with description.tracing("a round of scores"):
+            query = corpus_writer.scorer(self.config, self.plan).query
             found, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
         return Rehearsed(0, (found,))
 
-    def _describe_adapters(self, model: Any, params: Params) -> Sized:
+    def _describe_adapters(self, model: Any, params: Params) -> description.Sized:
         settings = self.config.popri.lora
 
         def attached(key: Any, params: Any) -> Any:
             return adapter_trees.split(lora.attach(model, params, settings, key)[1])[0]
 
-        with tracing("POPri's tuning of the generator"):
-            adapters = jax.eval_shape(attached, KEY, params)
-        return Sized.of(f"of rank {settings.rank}, tuned by preference", adapters)
+        with description.tracing("POPri's tuning of the generator"):
+            adapters = jax.eval_shape(attached, description.KEY, params)
+        return description.Sized.of(f"of rank {settings.rank}, tuned by preference", adapters)
 
 
 @dataclass(frozen=True)
@@ -207,12 +184,12 @@ def prepare(config: SyntheticTextConfig) -> Prepared:
     study = Prepared(config, parts["train"], parts["valid"], parts["test"])
     # Refuses here, before anything is charged, what cannot be calibrated or is missing.
     study.plan  # noqa: B018
-    private, public = PrivateContent(parts["train"]), CorpusWriter(config).public
+    private, public = PrivateContent(parts["train"]), corpus_writer.CorpusWriter(config).public
     for name, corpus in public.corpora.items():
         private.refuse(corpus, f"corpora.{name} = {public.sources[name]!r}")
     if config.method in WRITING:
-        loaded_embedder(config.embedder)
+        corpus_writer.loaded_embedder(config.embedder)
     if config.one_look:
-        for _, embedder in parts_of(config, study.look).values():
-            loaded_embedder(embedder)
+        for _, embedder in look.parts_of(config, study.look).values():
+            corpus_writer.loaded_embedder(embedder)
     return study
