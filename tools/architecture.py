@@ -80,7 +80,8 @@ FLOW, REHEARSAL = "federated/release/information_flow.py", "federated/audits/reh
 SECURE = "federated/release/secure_release.py"
 # What scores add to a release, for comparisons, is a function of the release.
 SCORES = "federated/clients/scores.py"
-NOISE = {DOOR, SCORES, "privacy/correlated_noise.py", "privacy/mechanisms.py"}
+DRAWS = {"correlated_noise", "exact_noise", "mechanisms"}
+NOISE = {DOOR, SCORES, *(f"privacy/{name}.py" for name in DRAWS)}
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
     "charges a ledger": (r"\.charge$", {RELEASE}),
@@ -93,7 +94,7 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "opens the door": (r"(^|\.)Door$", {PREPARED}),
     "makes noise that rounds share": (r"(^|\.)NoiseStream$", {PREPARED}),
     "draws noise": (
-        r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$|(^|\.)exact_normal$",
+        r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$|(^|\.)exact_(normal|cells)$",
         NOISE,
     ),
 }

@@ -27,8 +27,8 @@ NOT_COVERED = (
     "data that was declared public, such as evaluation data and corpora",
     "what somebody concluded by looking at clients' data in another way",
     "whether the program that ran was the one that the ledger's identities stand for",
-    "noise is drawn in float32, whose last bits are not those of an exact Gaussian",
 )
+ROUNDED = "noise is drawn in float32, whose last bits are not those of an exact Gaussian"
 
 
 def certificate(
@@ -58,7 +58,7 @@ def certificate(
         "statement": statement,
         "versions": {name: version(name) for name in ("jaxpfl", "dp-accounting", "jax")},
         "ledgers": found,
-        "not_covered": list(NOT_COVERED),
+        "not_covered": [*NOT_COVERED, *([] if all(map(_exact, ledgers.values())) else [ROUNDED])],
         "weights": {},
     }
     return sealed(files.jsonable(content))
@@ -75,6 +75,12 @@ def with_weights(path: Path, folder: Path) -> None:
     names = sorted(each for each in folder.rglob("*") if each.is_file() and each.name != NAME)
     weights = {each.relative_to(folder).as_posix(): files.sha256_file(each) for each in names}
     files.write_json(folder / NAME, sealed({**files.read_record(path), "weights": weights}))
+
+
+def _exact(ledger: Ledger) -> bool:
+    """Whether all charges are of queries whose noise is exact."""
+    exact = [(q["run"], q["label"]) for q in ledger.queries if "exact" in q["plan"]["noise"]]
+    return all((charge.run, charge.label) in exact for charge in ledger.charges)
 
 
 def _of(name: str, ledger: Ledger, delta: float) -> dict[str, Any]:

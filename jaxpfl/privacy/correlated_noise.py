@@ -19,8 +19,20 @@ sum_k c_k w_{t-k} = z_t, so that
 which needs the last R - 1 noises and one new draw (Choquette-Choo et al. 2023, "(Amplified) banded
 matrix factorization", Algorithm 9). `NoiseStream` keeps them. All noise is a function of a key and
 the round.
+
+The exact form computes nothing in floating point and costs the same. Its c_0 is 1, its other
+coefficients are c_k = m_k / 2^16 with whole m_k, and its columns have the norm n (`column_norm`).
+Sums X are whole numbers of steps of n z S / `exact_noise.STEPS`. In steps / 2^16, let
+
+    v_t = floor(2^16 STEPS N) - ceil(sum_k m_k v_{t-k} / 2^16)
+
+with standard normal N. Then V_t = 2^16 X_t + v_t is floor(2^16 (C X)_t + 2^16 STEPS N) -
+ceil(sum_k m_k V_{t-k} / 2^16), because the m_k X_{t-k} and 2^16 (C X)_t are whole. So V, and the
+releases floor(V_t / 2^16) = X_t + floor(v_t / 2^16), are computed from what the Gaussian mechanism
+releases: that v is rounded adds nothing to delta, and only its draws count (`exact_noise`).
 """
 
+import math
 from functools import partial
 
 import jax
@@ -28,8 +40,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checks
+from jaxpfl.privacy.exact_noise import exact_cells
 from jaxpfl.privacy.keys import require_noise_key
 from jaxpfl.privacy.mechanisms import standard_normal
+
+MOST_BANDS = 10_000  # of exact noise
 
 
 class NoiseStream:
@@ -39,18 +54,20 @@ class NoiseStream:
     written to a file. A resumed run makes it again from the key, with the same bits: one compiled
     loop goes through the rounds that were already done.
 
-    It takes memory for bands - 1 times the float32 parameters. All rounds share one compiled
-    program, and no call waits for the device.
+    It takes memory for bands - 1 times the parameters: 4 bytes each, or 6 of exact noise. All
+    rounds share one compiled program, and no call waits for the device.
     """
 
-    def __init__(self, bands: int, root_key: jax.Array, width: int):
+    def __init__(self, bands: int, root_key: jax.Array, width: int, exact: bool = False):
         """Starts before round 1.
 
         Args:
           bands: diagonals of C >= 1: the rounds of an epoch, or all rounds if they are fewer.
           root_key: typed threefry4x32 key, of this stream alone.
           width: P >= 1, the number of parameters.
+          exact: in steps, which are 1 / `STEPS` of a draw's deviation: z S `column_norm`.
         """
+        self._exact = exact
         self._bands = checks.positive_int("bands", bands)
         require_noise_key(root_key)
         self._root = root_key
@@ -59,52 +76,92 @@ class NoiseStream:
 
     def _start(self) -> None:
         self._round = 0
-        self._ring = jnp.zeros((self._bands - 1, self._width), jnp.float32)
+        shape, dtype = ((6,), jnp.uint8) if self._exact else ((), jnp.float32)
+        self._ring = jnp.zeros((self._bands - 1, *shape, self._width), dtype)
 
     def noise(self, round: int) -> jax.Array:
-        """Returns the noise of round 1, 2, ...: float32 [P].
+        """Returns the noise of round 1, 2, ...: float32 [P]; int32 if it is exact.
 
         It is cheapest for the round after the last one; an earlier round starts again from round 1.
         """
         if checks.positive_int("round", round) <= self._round:
             self._start()
         weights = band_weights(self._bands).astype(np.float32)
+        if self._exact:
+            weights = whole_weights(self._bands)
         span = jnp.int32(self._round + 1), jnp.int32(round)
         noise_P, self._ring = _advance(self._root, *span, weights, self._ring)
         self._round = round
         return noise_P
 
 
-@partial(jax.jit, donate_argnames=("ring_BxP",))
+@partial(jax.jit, donate_argnames=("ring",))
 def _advance(
     key: jax.Array,
     first: jax.Array,
     last: jax.Array,
     weights_R: jax.Array,
-    ring_BxP: jax.Array,
+    ring: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Goes from round `first` to round `last`, and returns the noise [P] of `last` and the ring.
 
     Args:
       key: round t's draw has this key folded with t.
       first, last: int32 scalars.
-      weights_R: 1 / c_0, then c_k / c_0.
-      ring_BxP: the noise of the B = R - 1 rounds before `first`; that of round t is in row t mod B.
+      weights_R: `band_weights`; or `whole_weights`, of exact noise.
+      ring: the noise of the B = R - 1 rounds before `first`; that of round t is in row t mod B.
+        Float32 [B, P]; or uint8 [B, 6, P], see `_next_exact`.
     """
-    bands, width = ring_BxP.shape
+    bands, width = ring.shape[0], ring.shape[-1]
+    exact = ring.dtype == jnp.uint8
 
     def step(round, carry):
-        _, ring_BxP = carry
-        noise_P = standard_normal(jax.random.fold_in(key, round), (width,)) * weights_R[0]
-        if not bands:
-            return noise_P, ring_BxP
-        row = round % bands
-        ago_B = (row - 1 - jnp.arange(bands)) % bands + 1
-        noise_P = noise_P - jnp.matmul(weights_R[ago_B], ring_BxP, precision="highest")
-        return noise_P, jax.lax.dynamic_update_index_in_dim(ring_BxP, noise_P, row, 0)
+        _, ring = carry
+        row = round % max(bands, 1)
+        ago_B = (row - 1 - jnp.arange(bands)) % max(bands, 1) + 1
+        own = jax.random.fold_in(key, round)
+        if exact:
+            noise_P, kept = _next_exact(own, weights_R[ago_B], ring)
+        else:
+            noise_P = standard_normal(own, (width,)) * weights_R[0]
+            noise_P = noise_P - jnp.matmul(weights_R[ago_B], ring, precision="highest")
+            kept = noise_P
+        if bands:
+            ring = jax.lax.dynamic_update_index_in_dim(ring, kept, row, 0)
+        return noise_P, ring
 
-    start = jnp.zeros(width, jnp.float32), ring_BxP
+    start = jnp.zeros(width, jnp.int32 if exact else jnp.float32), ring
     return jax.lax.fori_loop(first, last + 1, step, start)
+
+
+def _next_exact(
+    key: jax.Array, weights_B: jax.Array, ring_Bx6xP: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns floor(v / 2^16), int32 [P], and v, uint8 [6, P]: 48 bits of two's complement.
+
+    Bytes, the lowest first, are multiplied and summed in int32, which holds 255 times the weights'
+    sum, 2^17 sqrt(R / pi), for up to `MOST_BANDS`. |v| is below 2^42: no draw is beyond 14
+    deviations, and the absolute values in a column of C^-1 have a sum below 2.2.
+    """
+    whole_P, part_P = exact_cells(key, jnp.arange(ring_Bx6xP.shape[-1]))
+    drawn = [((part_P >> shift) & 0xFF).astype(jnp.int32) for shift in (0, 8, 16, 24)]
+    sign_6x1 = jnp.array([[0], [0], [0], [0], [0], [0x80]])
+
+    def subtract(left_6xP, before):
+        weight, bytes_6xP = before
+        return left_6xP - weight * ((bytes_6xP.astype(jnp.int32) ^ sign_6x1) - sign_6x1), None
+
+    # In 2^-16 of v's unit.
+    start_6xP = jnp.stack([jnp.zeros_like(whole_P)] * 2 + drawn)
+    left_6xP, _ = jax.lax.scan(subtract, start_6xP, (weights_B, ring_Bx6xP), unroll=16)
+    carry_P, found = jnp.int32(0), []
+    for each_P in left_6xP:
+        found.append((each_P + carry_P) & 0xFF)
+        carry_P = (each_P + carry_P) >> 8
+    whole_P += carry_P
+    kept = [*found[2:], whole_P & 0xFF, (whole_P >> 8) & 0xFF]
+    noise_P = (whole_P << 16) | (found[5] << 8) | found[4]
+    return noise_P, jnp.stack(kept).astype(jnp.uint8)
 
 
 def band_weights(bands: int) -> np.ndarray:
@@ -113,6 +170,17 @@ def band_weights(bands: int) -> np.ndarray:
     weights = coefficients / coefficients[0]
     weights[0] = np.linalg.norm(coefficients) / coefficients[0]
     return weights
+
+
+def whole_weights(bands: int) -> np.ndarray:
+    """The exact form's m_k = 2^16 c_k, k = 0, ..., bands - 1; int32."""
+    return np.round(2**16 * square_root(bands)).astype(np.int32)
+
+
+def column_norm(bands: int) -> float:
+    """n of the exact form, rounded up."""
+    squared = sum(m * m for m in whole_weights(bands).tolist())
+    return math.nextafter(math.sqrt(squared), math.inf) / 2**16
 
 
 def square_root(count: int) -> np.ndarray:

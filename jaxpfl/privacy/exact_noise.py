@@ -40,7 +40,7 @@ class _Draws(NamedTuple):
       last: the uniform number that the next must be below for heads, uint32 [3, P].
       even: whether heads came an even number of times, bool [P].
       fresh: whether a new proposal is due, bool [P].
-      drawn: the accepted draw, int32 [P].
+      negative: whether the accepted draw is, bool [P].
       done: whether there is one, bool [P].
     """
 
@@ -50,7 +50,7 @@ class _Draws(NamedTuple):
     last: jax.Array
     even: jax.Array
     fresh: jax.Array
-    drawn: jax.Array
+    negative: jax.Array
     done: jax.Array
 
 
@@ -68,7 +68,9 @@ def exact_normal(key: jax.Array, count: int, mesh: Mesh) -> jax.Array:
     share = count // mesh.size
 
     def of_one_device(key):
-        return _drawn(key, jax.lax.axis_index(mesh.axis_names) * share + jnp.arange(share))
+        place_P = jax.lax.axis_index(mesh.axis_names) * share + jnp.arange(share)
+        whole_P, part_P = exact_cells(key, place_P)
+        return (whole_P << 16) | (part_P >> 16).astype(jnp.int32)
 
     everywhere, shares = PartitionSpec(), PartitionSpec(mesh.axis_names)
     return jax.shard_map(
@@ -76,8 +78,11 @@ def exact_normal(key: jax.Array, count: int, mesh: Mesh) -> jax.Array:
     )(key)
 
 
-def _drawn(key: jax.Array, place_P: jax.Array) -> jax.Array:
-    """The draws at these places. In each pass, as many toss as there is room for."""
+def exact_cells(key: jax.Array, place_P: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns floor(2^32 16 N), N the draws at these places: 2^32 times int32 [P], plus uint32 [P].
+
+    In each pass, as many toss as there is room for.
+    """
     count = place_P.size
     room = _room(count)
 
@@ -99,12 +104,15 @@ def _drawn(key: jax.Array, place_P: jax.Array) -> jax.Array:
 
     zero_P, no_P = jnp.zeros(count, jnp.uint32), jnp.zeros(count, bool)
     number = jnp.zeros((_WORDS, count), jnp.uint32)
-    begun = _Draws(zero_P, zero_P, number, number, no_P, ~no_P, zero_P.astype(jnp.int32), no_P)
+    begun = _Draws(zero_P, zero_P, number, number, no_P, ~no_P, no_P, no_P)
     # The first pass finds out who is left, and nobody tosses in it.
     nobody_R, nothing = jnp.full(room, count), jnp.zeros((1 + 4 * _WORDS, room), jnp.uint32)
-    return jax.lax.while_loop(
+    _, _, draws = jax.lax.while_loop(
         lambda state: ~jnp.all(state[2].done), toss, (nobody_R, nothing, begun)
-    )[2].drawn
+    )
+    # floor(-y) = -1 - floor(y), which inverts all bits: with more bits of x, y would not be whole.
+    inverted_P = jnp.where(draws.negative, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
+    return (draws.k ^ inverted_P).astype(jnp.int32), draws.x[0] ^ inverted_P
 
 
 def _room(count: int) -> int:
@@ -127,11 +135,9 @@ def _tossed(draws: _Draws, uniform_UxP: jax.Array) -> _Draws:
     second_P = (whole_P < 2 * k_P) | ((whole_P == 2 * k_P) & _less(numbers[2], x_WxP))
     heads_P = _less(numbers[3], last_WxP) & second_P
     accepted_P = ~heads_P & even_P
-    size_P = ((k_P << 16) | (x_WxP[0] >> 16)).astype(jnp.int32)
-    # floor(-y) = -1 - floor(y), which inverts all bits, unless y is whole: with probability 2^-80.
-    drawn_P = jnp.where((few_P >> 17) & 1 == 1, ~size_P, size_P)
-    tosses_P = draws.tosses + jnp.uint32(1)
-    return _Draws(tosses_P, k_P, x_WxP, numbers[3], even_P ^ heads_P, ~heads_P, drawn_P, accepted_P)
+    negative_P = (few_P >> 17) & 1 == 1
+    tosses_P, even_P = draws.tosses + jnp.uint32(1), even_P ^ heads_P
+    return _Draws(tosses_P, k_P, x_WxP, numbers[3], even_P, ~heads_P, negative_P, accepted_P)
 
 
 def _less(first_WxP: jax.Array, second_WxP: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, events
 from jaxpfl.privacy.guarantee import Guarantee, Unit
 
-NoiseKind = Literal["independent", "exact", "banded"]
+NoiseKind = Literal["independent", "exact", "banded", "exact_banded"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Noise:
     Attributes:
       multiplier: z.
       kind: "independent" for new noise in every round, in float32; "exact" for the same in whole
-        numbers (see `privacy.exact_noise`); "banded", with cyclic participation, for DP-FTRL's (see
-        `privacy.correlated_noise`).
+        numbers (see `privacy.exact_noise`); "banded" and "exact_banded", with cyclic participation,
+        for DP-FTRL's (see `privacy.correlated_noise`).
     """
 
     multiplier: float
@@ -45,7 +45,11 @@ class Noise:
 
     @property
     def correlated(self) -> bool:
-        return self.kind == "banded"
+        return self.kind in ("banded", "exact_banded")
+
+    @property
+    def exact(self) -> bool:
+        return self.kind in ("exact", "exact_banded")
 
 
 def on_everyone(multipliers: Iterable[float], delta: float, unit: Unit = "client") -> Guarantee:

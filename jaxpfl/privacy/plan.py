@@ -308,6 +308,11 @@ class Plan:
         return self.noise is not None and self.noise.correlated
 
     @property
+    def exact(self) -> bool:
+        """Whether noise is drawn and added in whole numbers."""
+        return self.noise is not None and self.noise.exact
+
+    @property
     def bands(self) -> int:
         """Of correlated noise: the rounds of an epoch, or all if they are fewer."""
         return min(self.rounds_per_epoch, self.rounds)

@@ -86,9 +86,10 @@ def begun(tmp_path):
     return to_round_5
 
 
-def test_correlated_noise_goes_on_only_where_it_began(tmp_path, monkeypatch, begun):
+@pytest.mark.parametrize("noise", ["banded", "exact_banded"])
+def test_correlated_noise_goes_on_only_where_it_began(tmp_path, monkeypatch, begun, noise):
     """TRUST 33: it is made again by address; with anything else changed it is refused."""
-    go_on = begun("banded")
+    go_on = begun(noise)
     before = _charged(tmp_path / "parts.jsonl")
     assert before == [(1, "fed_avg"), (4, "fed_avg")]
     for name, value in (
@@ -105,7 +106,7 @@ def test_correlated_noise_goes_on_only_where_it_began(tmp_path, monkeypatch, beg
         go_on(optax.sgd(0.2))
     assert _charged(tmp_path / "parts.jsonl") == before
     again = go_on()
-    whole = run(tmp_path, "whole", algorithm("banded"), **SEEDED)
+    whole = run(tmp_path, "whole", algorithm(noise), **SEEDED)
     jax.tree.map(np.testing.assert_array_equal, whole.params, again.params)
     assert Ledger.read(tmp_path / "parts.jsonl").charges == (
         Ledger.read(tmp_path / "whole.jsonl").charges

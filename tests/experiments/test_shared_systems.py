@@ -21,7 +21,7 @@ CHANGES = {
     "one_look": (*EXACT, *LOOK),
     "private_evolution": EXACT,
     # DP-FTRL, whose noise several rounds share.
-    "fed_avg": ("--privacy.sampling", "cyclic", "--privacy.noise", "banded"),
+    "fed_avg": ("--privacy.sampling", "cyclic", "--privacy.noise", "exact_banded"),
     # Histograms of a model's accuracy on clients, and four GANs.
     "gan_inversion": EXACT,
     "oov_concatenation": ("--words.privacy.noise", "exact", "--characters.privacy.noise", "exact"),

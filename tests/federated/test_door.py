@@ -1,5 +1,6 @@
 """The door: what it sums, whom it counts, and that nothing else gets through."""
 
+import dataclasses
 from contextlib import nullcontext
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from jaxpfl.errors import InputError
 from jaxpfl.federated import ClientSteps, client_mesh
 from jaxpfl.federated.release.accumulators import FixedPoint
-from jaxpfl.privacy import AdaptiveClip
+from jaxpfl.privacy import AdaptiveClip, Cyclic
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.exact_noise import STEPS
 from tests.federated.cohorts import (
@@ -169,6 +170,11 @@ def test_exact_noise_that_is_too_small_for_its_steps_is_refused():
     """TRUST 27: with a population so large, or noise so small, sums could wrap around."""
     with pytest.raises(InputError, match="noise multiplier"):
         door(held_vector, exact(noise_multiplier=1e-3)["chosen"], SHAPE)
+    epochs = plan(noise="exact_banded", sampling="cyclic", clients_per_round=1, rounds=20_000)
+    door(held_vector, epochs, SHAPE)
+    epochs = dataclasses.replace(epochs, participation=Cyclic(10_001, 1))
+    with pytest.raises(InputError, match="at most 10,000 rounds per epoch, found 10,001"):
+        door(held_vector, epochs, SHAPE)
     large = exact(noise_multiplier=0.1, population=2**27, delta=1e-9)["chosen"]
     with pytest.raises(InputError, match="noise multiplier"):
         door(held_vector, large, SHAPE)

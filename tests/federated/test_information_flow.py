@@ -66,8 +66,9 @@ def small(**changes) -> Plan:
         (small(noise="exact"), {"mesh": client_mesh(1), "chunk": 4}),
         (small(noise="exact", adaptive_clip=AdaptiveClip(indicator_noise=1.0)), {}),
         (small(noise="banded", sampling="cyclic"), {}),
+        (small(noise="exact_banded", sampling="cyclic"), {}),
     ],
-    ids=["flat", "alone", "split", "adaptive", "exact", "exact and adaptive", "banded"],
+    ids=["flat", "alone", "split", "adaptive", "exact", "exact and adaptive", "banded", "both"],
 )
 def test_a_release_depends_on_clients_by_noisy_sums_alone(of, execution):
     found = check_information_flow(query(of=of, **execution), population(), np.zeros(DIM, "f4"))

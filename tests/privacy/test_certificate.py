@@ -96,6 +96,24 @@ def test_what_a_run_writes_fits(made):
     verify.main([str(made / certificate.NAME)])
 
 
+def test_float_noise_is_among_what_is_not_covered_and_exact_noise_is_not(tmp_path):
+    for noise, labels in (
+        ("exact", ["a"]),
+        ("exact_banded", ["a"]),
+        ("exact", "ab"),
+        ("banded", "a"),
+    ):
+        path = tmp_path / f"{noise}{len(labels)}.jsonl"
+        plan = jp.Plan(5, jp.Clip(1.0), jp.Noise(8.0, noise), jp.Cyclic(len(NAMES), 2), DELTA)
+        with Ledger(path, CLIENTS) as ledger:
+            for number, label in enumerate(labels):
+                asked = None if number else {"plan": plan.to_dict(), **QUERY}
+                names = {"run": "a", "round": 1, "identity": label}
+                ledger.charge(plan.charge_event(), label, query=asked, **names)
+        said = any("float32" in each for each in certified(path)[1]["not_covered"])
+        assert said == (noise == "banded" or len(labels) > 1)
+
+
 def test_what_was_not_given_is_said_not_to_be_checked(made):
     said = lines(made, ledger=False, weights=False)[-1]
     assert "--ledger" in said and "--weights" in said and "other ledgers" in said

@@ -1,6 +1,8 @@
 """DP-FTRL: what correlated noise costs, that it is what it says, and what it gains."""
 
 import functools
+import math
+from fractions import Fraction
 
 import dp_accounting
 import jax
@@ -10,8 +12,10 @@ import pytest
 from jax_privacy.matrix_factorization import toeplitz
 
 from jaxpfl.errors import InputError
+from jaxpfl.federated import client_mesh
 from jaxpfl.privacy import AdaptiveClip, confirmation, correlated_noise
-from jaxpfl.privacy.correlated_noise import NoiseStream
+from jaxpfl.privacy.correlated_noise import NoiseStream, column_norm
+from jaxpfl.privacy.exact_noise import STEPS, exact_cells
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.mechanisms import standard_normal
 from tests.federated.cohorts import door, through
@@ -47,17 +51,28 @@ def test_correlated_noise_makes_prefix_sums_quieter():
     assert banded < tree / 4
 
 
-def test_the_door_adds_this_noise():
-    """The stream's noise at z S = 1, whatever the sum and the release's own keys are."""
-    plan, like = flat_plan(**FIELDS, noise="banded"), jax.ShapeDtypeStruct((3,), jnp.float32)
-    stream = NoiseStream(plan.bands, training_root(3), 3)
-    opened = door(lambda broadcast, examples, key: broadcast, plan, like)
+@pytest.mark.parametrize("noise", ["banded", "exact_banded"])
+def test_the_door_adds_this_noise(noise):
+    """The stream's noise at z S = 1, whatever the sum and the release's own keys are.
+
+    That of exact noise has the deviation z S n, and steps which are a little coarser.
+    """
+    plan, like = flat_plan(**FIELDS, noise=noise), jax.ShapeDtypeStruct((3,), jnp.float32)
+    stream = NoiseStream(plan.bands, training_root(3), 3, plan.exact)
+    # Of a grid of 1/32.
+    scale, tolerance = 1.0, dict(rtol=1e-6, atol=1 / 64)
+    if plan.exact:
+        norm = np.linalg.norm(toeplitz.optimal_max_error_strategy_coefs(plan.bands))
+        scale, tolerance = norm / (1 - 2**-16) / STEPS, dict(rtol=1e-5)
     for round in (1, 2, 8):
-        shared = stream.noise(round)
-        released = through(opened, jnp.zeros(3), [], shared=shared)
-        # Of a grid of 1/32.
-        np.testing.assert_allclose(released.value, 2.0 * 0.5 * shared, rtol=1e-6, atol=1 / 64)
-        assert np.all(np.abs(shared) > 1e-3)
+        shared, found = stream.noise(round), []
+        for mesh in (client_mesh(1), client_mesh()):
+            opened = door(lambda broadcast, examples, key: broadcast, plan, like, mesh=mesh)
+            found.append(through(opened, jnp.zeros(3), [], shared=shared).value)
+        np.testing.assert_array_equal(*found)
+        unit = scale * np.asarray(shared, np.float64)
+        np.testing.assert_allclose(found[0], 2.0 * 0.5 * unit, **tolerance)
+        assert np.all(np.abs(unit) > 1e-3)
 
 
 @pytest.mark.parametrize("noise", ["independent", "banded"])
@@ -86,7 +101,7 @@ def test_means_are_of_the_cohorts_that_are_expected():
     assert np.mean(sizes) == pytest.approx(plan.denominator, abs=0.7)
 
 
-@pytest.mark.parametrize("noise", ["independent", "banded"])
+@pytest.mark.parametrize("noise", ["independent", "banded", "exact_banded"])
 def test_cost_is_one_gaussian_an_epoch(noise):
     plan = flat_plan(**FIELDS, noise=noise)
     assert plan.rounds_per_epoch == 7
@@ -127,6 +142,7 @@ def test_everyone_takes_part_once_an_epoch():
     ("change", "message"),
     [
         ({"noise": "banded", "sampling": "poisson"}, "noise = 'banded' needs sampling = 'cyclic'"),
+        ({"noise": "exact_banded", "sampling": "poisson"}, "needs sampling = 'cyclic'"),
         ({"adaptive_clip": AdaptiveClip()}, "needs a constant clip norm"),
     ],
 )
@@ -139,8 +155,8 @@ def test_bad_plans(change, message):
 WIDTH = 12
 
 
-def stream(per_epoch=4, seed=0, width=WIDTH) -> NoiseStream:
-    return NoiseStream(per_epoch, training_root(seed), width)
+def stream(per_epoch=4, seed=0, width=WIDTH, exact=False) -> NoiseStream:
+    return NoiseStream(per_epoch, training_root(seed), width, exact)
 
 
 def rounds_of(noises: NoiseStream, rounds) -> np.ndarray:
@@ -175,6 +191,30 @@ def test_noise_of_all_rounds_is_the_inverse_strategy_times_the_draws(bands):
     )
 
 
+@pytest.mark.parametrize("bands", [1, 2, 3, 20])
+def test_exact_sums_follow_from_what_the_gaussian_mechanism_releases(bands):
+    """A loop in whole numbers that sees C x + noise alone gives the sums plus the stream's noise.
+
+    And that costs what it should: a column of C is no longer than the draws' deviation is for.
+    """
+    rounds, width, found = 3 * bands + 2, 40, stream(bands, width=40, exact=True)
+    whole = [round(Fraction(2**16 * math.comb(2 * k, k), 4**k)) for k in range(bands)]
+    assert Fraction(column_norm(bands)) ** 2 >= Fraction(sum(m * m for m in whole), 2**32)
+    assert column_norm(bands) == pytest.approx(math.hypot(*whole) / 2**16, rel=1e-15)
+    sums = np.random.default_rng(0).integers(-(2**45), 2**45, (rounds, width)).tolist()
+    root, seen = training_root(0), []
+    draw = jax.jit(lambda t: exact_cells(jax.random.fold_in(root, t), jnp.arange(width)))
+    for t in range(rounds):
+        cells, parts = (each.tolist() for each in draw(t + 1))
+        seen.append([])
+        for p in range(width):
+            mixed = sum(m * sums[t - k][p] for k, m in enumerate(whole[: t + 1]))
+            rest = sum(m * seen[t - k][p] for k, m in enumerate(whole[: t + 1]) if k)
+            seen[t].append(mixed + cells[p] * 2**32 + parts[p] + -rest // 2**16)
+        noise = found.noise(t + 1).tolist()
+        assert [v >> 16 for v in seen[t]] == [x + w for x, w in zip(sums[t], noise, strict=True)]
+
+
 @pytest.mark.parametrize("bands", [1, 2, 7, 64])
 def test_coefficients_and_sensitivity_are_jax_privacys(bands):
     """An epoch's participations, bands apart, move C x by 1 an epoch."""
@@ -203,6 +243,9 @@ def covariance_is_right(noise_TxP: np.ndarray, bands: int) -> bool:
 
 def test_covariance_over_rounds_is_the_strategys_and_no_other():
     """TRUST 18: 100,000 parameters; wrong coefficients, scales and independent noise rejected."""
+    exact_TxP = rounds_of(stream(per_epoch=3, width=100_000, exact=True), range(1, 9))
+    assert covariance_is_right(exact_TxP / STEPS * column_norm(3), 3)
+    assert not covariance_is_right(exact_TxP / STEPS, 3)
     noise_TxP = rounds_of(stream(per_epoch=3, width=100_000), range(1, 9))
     assert covariance_is_right(noise_TxP, 3)
     assert not covariance_is_right(noise_TxP, 2)
@@ -222,13 +265,14 @@ def test_covariance_over_rounds_is_the_strategys_and_no_other():
     assert not covariance_is_right(forgotten, 3)
 
 
-def test_a_resumed_stream_gives_the_same_bits():
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_resumed_stream_gives_the_same_bits(exact):
     """From the start to any round at once, again, backwards: as round after round."""
-    straight = rounds_of(stream(), range(1, 15))
+    straight = rounds_of(stream(exact=exact), range(1, 15))
     for rounds in ([14], [1, 5, 6, 14], [3, 3, 2, 14, 13, 1]):
-        found = rounds_of(stream(), rounds)
+        found = rounds_of(stream(exact=exact), rounds)
         np.testing.assert_array_equal(found, straight[np.array(rounds) - 1])
-    assert not np.any(rounds_of(stream(seed=1), range(1, 15)) == straight)
+    assert not np.any(rounds_of(stream(seed=1, exact=exact), range(1, 15)) == straight)
 
 
 def test_one_program_serves_all_rounds():

@@ -20,6 +20,7 @@ CLEAN = {
     "privacy/mechanisms.py": "def draw(key):\n    return standard_normal(key)\n",
     "privacy/correlated_noise.py": "from jaxpfl.privacy import mechanisms\n"
     "def draw(key):\n    return mechanisms.standard_normal(key)\n",
+    "privacy/exact_noise.py": "def draw(key):\n    return exact_cells(key, places)\n",
     "federated/release/checksum.py": "",
     "federated/clients/scores.py": "noise = gaussian_noise_like(key, tree, std)\n",
     "federated/release/door.py": "from jaxpfl.federated.release.checksum import checksum\n"
@@ -155,6 +156,7 @@ PLANTED = {
         ("noise = gaussian_noise_like(key, tree, std)\n", 1, "draws noise"),
         ("def f():\n    mechanisms.standard_normal(key, shape)\n", 2, "draws noise"),
         ("def f():\n    exact_noise.exact_normal(key, count, mesh)\n", 2, "draws noise"),
+        ("drawn = exact_cells(key, places)\n", 1, "draws noise"),
         ("from jaxpfl.federated.release.door import Door\n", 1, "imports federated.release"),
         ("from jaxpfl.federated.release import door\n", 1, "imports federated.release"),
         ("import jaxpfl.federated.release.door\n", 1, "imports federated.release"),

@@ -162,7 +162,7 @@ class PrivacyConfig(Checked):
       adaptive: private quantile clipping (Andrew et al. 2021), at `target_quantile`.
       sampling: which clients take part in a round, see `privacy.participation`.
       noise: "exact" is drawn and added in whole numbers (`privacy.exact_noise`); "banded" is
-        DP-FTRL's, correlated between rounds, and needs `sampling: cyclic`.
+        DP-FTRL's, correlated between rounds, and needs `sampling: cyclic`; "exact_banded" is both.
       accountant: None takes PLD where it supports the mechanism, else RDP.
       ledger: the file to charge; None means `ledger.jsonl` in the run directory. Runs on one
         population that share a budget name the same file.

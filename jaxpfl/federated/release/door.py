@@ -52,6 +52,7 @@ from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.summing import Engine, Layout, accumulate, placed, zero_sums
 from jaxpfl.federated.release.vector import Shapes, dealt, exchanged, gathered
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
+from jaxpfl.privacy.correlated_noise import column_norm
 from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.mechanisms import coordinates, on_grid, standard_normal
 from jaxpfl.privacy.plan import Plan
@@ -112,7 +113,7 @@ def _release(
 
     Args:
       sums_DxW: each device's sum, as `exchanged` makes it.
-      shared_P: noise of unit scale that several rounds share; None = drawn for this release alone.
+      shared_P: noise of unit scale, or in steps, that several rounds share; None = there is none.
     """
     total_W = accumulator.join_devices(sums_DxW)
     below, value_std = jnp.sum(below_D), noise_multiplier * clip_norm
@@ -123,17 +124,21 @@ def _release(
     noise_key, name_key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(2))
     noise_W, padded = None, total_W.high.size
     # The indicators get that of a coordinate of the padding, which is used for nothing else.
-    if private and accumulator.exact:
-        noise_W = exact_normal(noise_key, padded, mesh)
-        below = noisy_halves(below, noise_W[-1], below_std)
-    elif private:
-        if shared_P is None:
-            drawn_W = dealt(mesh, standard_normal(noise_key, (padded,)))
+    if private:
+        own = padded if shared_P is None else padded - shared_P.size
+        if accumulator.exact:
+            # Of a number of coordinates that the devices divide.
+            drawn_W = exact_normal(noise_key, own + -own % mesh.size, mesh)[:own]
         else:
-            own = standard_normal(noise_key, (padded - shared_P.size,))
-            drawn_W = jnp.concatenate([shared_P, own])
-        noise_W = drawn_W * value_std
-        below = on_grid(below + drawn_W[-1] * below_std, below_std)
+            drawn_W = standard_normal(noise_key, (own,))
+        if shared_P is not None:
+            drawn_W = jnp.concatenate([shared_P, drawn_W])
+        drawn_W = dealt(mesh, drawn_W)
+        if accumulator.exact:
+            noise_W, below = drawn_W, noisy_halves(below, drawn_W[-1], below_std)
+        else:
+            noise_W = drawn_W * value_std
+            below = on_grid(below + drawn_W[-1] * below_std, below_std)
     scale = accumulator.scale(clip_norm, noise_multiplier)
     value_W = dealt(mesh, accumulator.add_noise(total_W, noise_W, scale))
     if private and not accumulator.exact:
@@ -228,13 +233,16 @@ class Door:
           cohort: of each bucket, the slots of this process's devices, see `mesh.shares`.
           clip_norm: float32 scalar, S of this round.
           keys: of this release alone.
-          shared_noise_P: this round's noise of unit scale, for all coordinates of all leaves in
+          shared_noise_P: this round's of a `NoiseStream`, for all coordinates of all leaves in
             their order, if the plan's noise is correlated between rounds.
           keep: is called with the next states of each bucket's clients, which are PRIVATE.
         """
         plan, accumulator = self.query.plan, self.query.accumulator
         sums = zero_sums(accumulator, self._layout, self._like)
-        noise_multiplier = np.float32(plan.value_noise_std(1.0))
+        noise_multiplier = plan.value_noise_std(1.0)
+        if plan.correlated and plan.exact:
+            noise_multiplier *= column_norm(plan.bands)  # a draw's, in which steps are counted
+        noise_multiplier = np.float32(noise_multiplier)
         own = len(shares(self.mesh))
         for bucket in cohort:
             # What is only traced is the whole bucket, not a process's share of it.

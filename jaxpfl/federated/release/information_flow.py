@@ -72,7 +72,7 @@ def check_release(
     plan, held = query.plan, {*captured(query.client_fn), *check_client(query, client)}
     noise = None
     if plan.correlated:
-        noise = shape_of((door.coordinates,))
+        noise = shape_of((door.coordinates,), np.int32 if plan.exact else np.float32)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
     buckets = [door.bucket(columns, rung) for rung in query.cohort.rungs]
     # At least two, so that what the first one adds is an input of the second.

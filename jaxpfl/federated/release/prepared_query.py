@@ -24,6 +24,7 @@ from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
+from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import key_from_words
 
 
@@ -66,7 +67,7 @@ class PreparedQuery:
     program: str
     content: str
     states: Any = None  # `client_states.ClientStates`
-    noise: Any = None  # a `NoiseStream`, once one is drawn
+    noise: NoiseStream | None = None  # once one is drawn
     _asked: list[np.ndarray] = field(default_factory=list)
 
     @classmethod
@@ -194,13 +195,10 @@ class PreparedQuery:
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves)[real], *jax.device_get(kept))
         self.states.write(round, slots[real], rows)
 
-    def _stream(self, work: Work) -> Any:
-        # Seldom used, and therefore loaded here.
-        from jaxpfl.privacy.correlated_noise import NoiseStream
-
+    def _stream(self, work: Work) -> NoiseStream:
         if self.noise is None:
             plan, root = self.query.plan, key_from_words(work.shared)
-            self.noise = NoiseStream(plan.bands, root, self.door.coordinates)
+            self.noise = NoiseStream(plan.bands, root, self.door.coordinates, plan.exact)
         return self.noise
 
 

@@ -119,9 +119,12 @@ class Query:
             # One public shape: which of several a client gets would depend on other clients.
             one_shape = dataclasses.replace(self.cohort, one_shape=True)
             object.__setattr__(self, "cohort", one_shape)
-        if self.plan.noise_kind == "exact":
+        if self.plan.exact:
             if self.plan.unit == "example":
-                raise InputError("noise = 'exact' needs unit = 'client', whose clip sets its steps")
+                raise InputError(
+                    f"noise = {self.plan.noise_kind!r} needs unit = 'client': sums of clipped "
+                    "examples are rounded as float32 within a client's program, and are not whole"
+                )
             FixedPoint.require_room(self.plan)
         if self.plan.unit == "client":
             return
@@ -149,7 +152,7 @@ class Query:
     @property
     def accumulator(self) -> Accumulator:
         """How clipped contributions are added up."""
-        return FixedPoint() if self.plan.noise_kind == "exact" else Compensated()
+        return FixedPoint() if self.plan.exact else Compensated()
 
     @property
     def captured(self) -> list[str]:

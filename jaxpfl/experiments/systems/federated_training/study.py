@@ -77,7 +77,7 @@ class Study(base.Study):
         if not privacy.private:
             return FredPlan.without_privacy(**bounds)
         assert settings.epsilon is not None and delta is not None, "the config checks it"
-        noise = "exact" if privacy.noise == "exact" else "independent"
+        noise = "exact" if privacy.noise.startswith("exact") else "independent"
         return FredPlan.calibrated(epsilon=settings.epsilon, delta=delta, noise=noise, **bounds)
 
     @cached_property

@@ -337,7 +337,7 @@ class SyntheticTextConfig(Checked):
             ("adaptive", scoring and [True], "false", f"{cohorts}, with the same clip norm"),
             (
                 "noise",
-                method != FED_AVG and ["banded"],
+                method != FED_AVG and ["banded", "exact_banded"],
                 "'independent' or 'exact'",
                 f"method {method!r}: only the rounds of 'fed_avg' add up to one model",
             ),
