@@ -1,4 +1,4 @@
-"""Thirty mistakes in Python: each is an `InputError` that says what was found and what to do."""
+"""Mistakes in Python: each is an `InputError` that says what was found and what to do."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import jaxpfl as jp
+from jaxpfl.algorithms import Algorithm
 
 CLIENTS = 12
 IMAGES = {
@@ -153,8 +154,47 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: release(lambda b, e, k: jnp.zeros(2, jnp.int32)),
         "float arrays int32",
     ),
+    "a column that is not there": (
+        lambda: release(lambda b, e, k: e.batches["img"].sum()),
+        "'release' 'img' columns image, label",
+    ),
+    "a number as a column": (
+        lambda: jp.data.from_clients({"a": {"x": np.zeros(2), "y": 3.0}}),
+        "client 0 'y' axis single value",
+    ),
+    "a number as the name": (
+        lambda: jp.DeclaredPublic(population(), 3),  # pyright: ignore
+        "name text int",
+    ),
     "a ledger that is not there": (lambda: jp.Ledger.read("absent.jsonl"), "absent.jsonl ledger"),
 }
+
+
+# What a step returns, and what the message says; the state before it is {"x": zeros [3]}.
+STEPS: list[tuple[Any, str]] = [
+    ({"x": jnp.zeros(3)}, "(state, metrics) found dict"),
+    (None, "(state, metrics) found NoneType"),
+    (({"x": jnp.zeros(3)}, 3.0), "(state, metrics) found dict, float"),
+    (({"x": jnp.zeros(3)}, {"m": jnp.zeros(3)}), "metric 'm' number found [0. 0. 0.]"),
+    (({"x": jnp.zeros(3)}, {"m": "good"}), "metric 'm' number found good"),
+    (({"y": jnp.zeros(3)}, {}), "state 'x' None float32"),
+    (({"x": jnp.zeros(4)}, {}), "state 'x' [4] expected [3]"),
+    (({"x": 0.0}, {}), "leaf 'x' array found float"),
+]
+
+
+@pytest.mark.parametrize(("returned", "said"), STEPS, ids=[said for _, said in STEPS])
+def test_what_a_step_returns_is_checked(returned, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = jp.Query("q", lambda b, e, k: jnp.zeros(2), plan(), jp.CohortSpec(2, 2))
+    first = {"x": jnp.zeros(3)}
+    algorithm = Algorithm("own", lambda key: first, lambda s, release, r: returned, (asked,))
+    with pytest.raises(jp.InputError) as caught:
+        run(algorithm=algorithm)
+    assert "\n" not in str(caught.value)
+    for word in said.split():
+        assert word in str(caught.value)
+    assert not (tmp_path / "out/metrics.jsonl").read_text().count('"round":1')
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import cores
+from jaxpfl.errors import InputError
 
 _SHARED: dict[str, dict[str, Any]] = {
     "config": {
@@ -52,7 +53,11 @@ def use_devices(config: Any) -> Any:
     """
     import jax
 
-    devices = cores.number() if config.run.devices is None else config.run.devices
+    here = cores.number()
+    devices = here if config.run.devices is None else config.run.devices
+    if devices > 64 * here:  # more would only take hours to compile for
+        limit = f"at most {64 * here} on this machine, which has {here} cores"
+        raise InputError(f"run.devices must be {limit}, found {devices}")
     jax.config.update("jax_num_cpu_devices", devices)
     return dataclasses.replace(config, run=dataclasses.replace(config.run, devices=devices))
 

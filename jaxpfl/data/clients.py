@@ -54,11 +54,12 @@ def from_clients(
         lengths = set()
         for column_name, before in pieces.items():
             values = columns.get(column_name, ())
-            lengths.add(len(values))
             if isinstance(values, list | tuple) and not values:
+                lengths.add(0)
                 continue
             what = f"client {index}, column {column_name!r}"
             column = as_column(what, values)
+            lengths.add(len(column))
             if before and describe(column) != describe(before[0]):
                 raise InputError(f"{what} holds {describe(column)}, expected {describe(before[0])}")
             before.append(column)

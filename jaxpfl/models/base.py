@@ -299,5 +299,9 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def schema(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The dtype and shape of each leaf, as JSON data."""
+    """The dtype and shape of each leaf, as JSON data; each must be an array."""
+    for name, leaf in leaves.items():
+        if not hasattr(leaf, "dtype"):
+            found = type(leaf).__name__
+            raise InputError(f"leaf {name!r} of a tree must be an array, found {found}")
     return {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in leaves.items()}

@@ -1,4 +1,4 @@
-"""Sixty mistakes on the command line: each is refused in one sentence that says what to do."""
+"""Mistakes on the command line: each is refused in one sentence that says what to do."""
 
 import json
 from pathlib import Path
@@ -76,6 +76,7 @@ MISTAKES = [
     ("run run.yaml --model.name lstm", "model.name 'cifg_lm' 'lstm'"),
     ("run run.yaml --model.hidden_size 4", "--model.hidden_size 'model.hidden'"),
     ("run run.yaml --data.split.train 2", "data.split 1 found 2"),
+    ("run run.yaml --run.devices 100000", "run.devices at most cores found 100000"),
     ("run run.yaml --run.seed x", "run.seed whole number 'x'"),
     ("run run.yaml --privacy.delta 1", "privacy.delta strictly between found 1"),
     ("run run.yaml --privacy.delta 0.5", "delta = 0.5 smaller allow_large_delta"),

@@ -40,6 +40,7 @@ class DeclaredPublic:
     def __post_init__(self) -> None:
         hint = "a Population, see jaxpfl.data.open"
         checks.instance("declared-public data", self.population, Population, hint)
+        checks.instance("its name", self.name, str, "a text")
 
     @property
     def described(self) -> str:

@@ -16,7 +16,7 @@ Rounds count from 1: round r leads from the state after r - 1 rounds to the stat
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ import jax
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
-from jaxpfl.errors import BudgetExhausted, CorruptFile
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import OWN, Cost
 from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.on_round import last_kept
@@ -38,6 +38,7 @@ from jaxpfl.experiments.records.cautions import of_rounds
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.federated.release.releaser import Others, Releaser
+from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.progress import Progress
@@ -127,7 +128,8 @@ class Loop:
             while done < algorithm.rounds and not observers.stopped and failure is None:
                 assert releaser is not None
                 try:
-                    state, metrics = releaser.step(algorithm.step, state, done + 1)
+                    found = releaser.step(algorithm.step, state, done + 1)
+                    state, metrics = _of_step(algorithm.name, state, found)
                 except BudgetExhausted as error:
                     failure, metrics = error, {}
                 else:
@@ -239,6 +241,25 @@ class Loop:
         return f"interrupted {when}; {how}"
 
 
+def _of_step(name: str, before: Any, found: Any) -> tuple[Any, Mapping[str, Any]]:
+    """What a step has returned, which must be as `Algorithm` says."""
+    parts = found if isinstance(found, tuple) else (found,)
+    if len(parts) != 2 or not isinstance(parts[1], Mapping):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise InputError(
+            f"step of {name!r} must return (state, metrics), metrics a dictionary, found {kinds}"
+        )
+    for metric, value in parts[1].items():
+        if not isinstance(value, int | float) and getattr(value, "shape", None) != ():
+            found = f"found {value!s:.60}".replace("\n", "")
+            raise InputError(f"metric {metric!r} of {name!r} must be a number, {found}")
+    state = f"the state that step of {name!r} returns"
+    require_same_leaves(schema(named_leaves(parts[0])), named_leaves(before), state)
+    return parts
+
+
 def initial_state(algorithm: Algorithm, seed: int) -> Any:
-    """The state before round 1; depends on the seed alone."""
-    return algorithm.init(jax.random.fold_in(training_root(seed), INITIAL_STATE))
+    """The state before round 1, of arrays; depends on the seed alone."""
+    state = algorithm.init(jax.random.fold_in(training_root(seed), INITIAL_STATE))
+    schema(named_leaves(state))
+    return state

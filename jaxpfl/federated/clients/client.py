@@ -261,8 +261,8 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
 
     Raises:
       InformationLeak: it uses a collective over clients or devices.
-      InputError: it takes other arguments, a step or a round returns another state, or the
-        contribution is not a tree of float arrays.
+      InputError: it takes other arguments or looks up another column, a step or a round returns
+        another state, or the contribution is not a tree of float arrays.
     """
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
     own = "client_state, " if isinstance(client_fn, Stateful) else ""
@@ -273,7 +273,6 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         if own:
             keep = getattr(client_fn, "keep", None)
             _require_arguments(keep, label, "keep", "(broadcast, state, sent)")
-        _require_one_state(client_fn, label, broadcast, examples, key)
     else:
         _require_arguments(client_fn, label, "", f"(broadcast, {own}examples, key)")
 
@@ -289,8 +288,17 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
             "jax.random.key_data of a key"
         )
     try:
+        if isinstance(client_fn, Stepping):
+            _require_one_state(client_fn, label, broadcast, examples, key)
         # A function of its own, so that nothing is kept of it.
         found = jax.jit(one_round).trace(broadcast, before, examples, key)
+    except KeyError as error:
+        if len(error.args) != 1 or error.args[0] in examples.batches:
+            raise
+        raise InputError(
+            f"the client function of query {label!r} looks up {error.args[0]!r}, which is not "
+            f"there: its examples have the columns {', '.join(sorted(examples.batches))}"
+        ) from error
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
