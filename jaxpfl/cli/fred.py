@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from jaxpfl.cli.common import add_path, unused_directory
+from jaxpfl.cli import common
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +26,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="examples of a client that are used at most, drawn at random before they are embedded "
         "(default: 64); where the unit is the example, all are used",
     )
-    add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
-    add_path(parser, "--out", "DIR", "default: runs/fred")
+    common.add(parser, "--distributed")
+    common.add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
+    common.add_path(parser, "--out", "DIR", "default: runs/fred")
 
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    common.join(arguments.distributed)
     from jaxpfl.algorithms.fred import FredPlan
     from jaxpfl.experiments.choose_corpus import choose_corpus, table
 
@@ -46,7 +48,7 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         arguments.candidates,
         plan=plan,
         embedder_name=arguments.embedder,
-        out=arguments.out or unused_directory("fred"),
+        out=arguments.out or common.unused_directory("fred"),
         ledger=arguments.ledger,
     )
     return {**record, "text": table(record)}

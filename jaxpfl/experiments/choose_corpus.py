@@ -26,12 +26,13 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
+from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.run_directory import run_id
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.experiments.report.plots import bars
-from jaxpfl.federated import mesh
+from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.text.embed import Embedder, embed, embedder
@@ -53,60 +54,78 @@ def choose_corpus(
 
     The folder `out` gets fred.json (the returned record), fred.png (a bar for each candidate),
     moments.npz (the released moments, which score further candidates at no cost), private/ (the
-    clients' embeddings) and, unless `ledger` names another file, ledger.jsonl.
+    clients' embeddings) and, unless `ledger` names another file, ledger.jsonl. Several processes of
+    `jax.distributed` share it if all call this alike: process 0 alone reads corpora and writes.
 
     Raises:
       InputError: a candidate holds the clients' data.
       BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
     """
-    mesh.require_one_process("a comparison of corpora needs")
-    sources, function = named(candidates), embedder(embedder_name)
-    directory, clients = Path(out), open_population(private)
-    content = PrivateContent(clients)
-    # Public corpora first: a candidate that is refused must not cost any privacy.
-    corpora = {}
-    for name, source in sources.items():
-        corpus = open_population(source, public=True)
-        content.refuse(corpus, f"candidate {name} = {source!r}")
-        corpora[name] = _moments(corpus, function, plan.clip_norm, progress)
-    directory.mkdir(parents=True, exist_ok=True)
-    path, chart = Path(ledger or directory / "ledger.jsonl"), directory / "fred.png"
-    with Ledger(path, clients, unit=plan.unit) as charged:
+    with shared_run.group() as group:
+        sources, function = named(candidates), embedder(embedder_name)
+        directory, clients = Path(out), open_population(private)
         units = len(clients) if plan.unit == "client" else clients.num_examples
-        require_affordable(fred(plan, units=units, dimension=function.dimension), charged, run="")
+        query = fred(plan, units=units, dimension=function.dimension)
         used = used_examples(clients, plan, seed=0)
-        stored = files.private_directory(directory / "private") / _key(used, function)
-        if not stored.exists():
-            embed(used, function, progress=progress).save(stored)
-        embedded = Population.load(stored)
-        secret = RunSecret()
-        run = f"fred {run_id(secret)}"
-        released = private_moments(embedded, plan, ledger=charged, secret=secret, run=run)
-        released.save(directory / "moments.npz")
-        statement = both_statements(charged, [run], plan.delta)
-    rows = [
-        {"rank": rank, "candidate": each.name, "source": sources[each.name], **each.row()}
-        for rank, each in enumerate(score(released, corpora, progress=progress), 1)
-    ]
-    record = files.jsonable(
-        {
-            "private": plan.private,
-            "statement": statement,
-            "plan": plan.to_dict(),
-            "clients": clients.name,
-            "embedder": function.name,
-            "dimension": len(released.moments.mean_D),
-            "released_count": released.moments.count,
-            "noise": released.noise._asdict(),
-            "candidates": rows,
-            "best_mixture": best_mixture(released, corpora)._asdict(),
-            "ledger": str(path),
-            "chart": str(chart),
-        }
-    )
-    files.write_json(directory / "fred.json", record)
-    bars(rows, "" if plan.private else "NOT PRIVATE").savefig(chart)
-    return record
+
+        def asked(*_: Any) -> Asked:
+            return query.queries, embed(used, function, progress=False)
+
+        others = shared_run.others_of(group, asked)
+        if group is not None and others is not None and group.index:
+            return shared_run.share_rounds(others)["record"]
+        content = PrivateContent(clients)
+        # Public corpora first: a candidate that is refused must not cost any privacy.
+        corpora = {}
+        for name, source in sources.items():
+            corpus = open_population(source, public=True)
+            content.refuse(corpus, f"candidate {name} = {source!r}")
+            corpora[name] = _moments(corpus, function, plan.clip_norm, progress)
+        directory.mkdir(parents=True, exist_ok=True)
+        path, chart = Path(ledger or directory / "ledger.jsonl"), directory / "fred.png"
+        with Ledger(path, clients, unit=plan.unit) as charged:
+            require_affordable(query, charged, run="")
+            stored = files.private_directory(directory / "private") / _key(used, function)
+            if not stored.exists():
+                embed(used, function, progress=progress).save(stored)
+            embedded = Population.load(stored)
+            secret = RunSecret()
+            run = f"fred {run_id(secret)}"
+            released = private_moments(
+                embedded,
+                plan,
+                ledger=charged,
+                secret=secret,
+                run=run,
+                others=others and others.at("fred"),
+            )
+            released.save(directory / "moments.npz")
+            statement = both_statements(charged, [run], plan.delta)
+        rows = [
+            {"rank": rank, "candidate": each.name, "source": sources[each.name], **each.row()}
+            for rank, each in enumerate(score(released, corpora, progress=progress), 1)
+        ]
+        record = files.jsonable(
+            {
+                "private": plan.private,
+                "statement": statement,
+                "plan": plan.to_dict(),
+                "clients": clients.name,
+                "embedder": function.name,
+                "dimension": len(released.moments.mean_D),
+                "released_count": released.moments.count,
+                "noise": released.noise._asdict(),
+                "candidates": rows,
+                "best_mixture": best_mixture(released, corpora)._asdict(),
+                "ledger": str(path),
+                "chart": str(chart),
+            }
+        )
+        files.write_json(directory / "fred.json", record)
+        bars(rows, "" if plan.private else "NOT PRIVATE").savefig(chart)
+        if group is not None:
+            group.tell(record=record)
+        return record
 
 
 def _moments(corpus: Population, function: Embedder, clip_norm: float, progress: bool) -> Moments:

@@ -180,6 +180,14 @@ def put_shares(tree: PyTree, mesh: Mesh) -> PyTree:
     return put(tree, NamedSharding(mesh, PartitionSpec(mesh.axis_names[0])))
 
 
+def whole(tree: PyTree) -> PyTree:
+    """Arrays of numpy, in all processes, of those that are split among them (`put_shares`)."""
+    from jax.experimental import multihost_utils
+
+    meet(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
 def here(tree: PyTree) -> PyTree:
     """Arrays that all devices hold whole, on this process's devices alone."""
 

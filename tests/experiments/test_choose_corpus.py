@@ -16,6 +16,7 @@ from jaxpfl.privacy import Ledger
 from jaxpfl.text.embed import embed, embeddings_of
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.statements import of_lines
+from tests.federated.two_processes import ended, free_address, start
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +129,18 @@ def test_candidates_have_names():
     assert named(["digits?clients=3"]) == {"digits": "digits?clients=3"}
     with pytest.raises(InputError, match="'b'"):
         named(["/x/b.txt", "/y/b.txt"])
+
+
+@pytest.mark.long
+def test_two_processes_share_a_ranking_which_one_writes_and_charges(tmp_path, sources):
+    private, public = sources
+    command = ["-m", "jaxpfl", "fred", "--private", private, "--candidates", *public, "--json"]
+    command += ["--epsilon", "50", "--delta", "1e-3", "--embedder", "hashed:8"]
+    address, out = free_address(), str(tmp_path / "out")
+    joined = [["--distributed", f"{address},{index}/2", "--out", out] for index in range(2)]
+    found = ended([start([*command, *each]) for each in joined])
+    assert [code for code, _, _ in found] == [0, 0], found
+    records = [json.loads(said[said.index('{"') :]) for _, said, _ in found]
+    assert records[0] == records[1] == json.loads((tmp_path / "out" / "fred.json").read_text())
+    assert records[0]["candidates"][0]["candidate"] == "near"
+    assert Ledger.read(tmp_path / "out" / "ledger.jsonl").spent(1e-3) == pytest.approx(50, rel=1e-3)

@@ -15,7 +15,6 @@ REFUSED = """
 import numpy as np
 from pathlib import Path
 import jaxpfl as jp
-from jaxpfl.experiments import choose_corpus
 from jaxpfl.experiments.sweep.points import run_sweep
 from jaxpfl.federated.release.releaser import Releaser
 
@@ -27,9 +26,6 @@ for name, call in {
     "release": lambda: jp.release(lambda b, e, k: e.mask.sum(), clients, None, ledger=out / "l"),
     "Releaser": lambda: Releaser(clients, None, None, run=""),
     "sweep": lambda: run_sweep(None, out / "sweep"),
-    "fred": lambda: choose_corpus.choose_corpus(
-        "docstrings:jax", ["docstrings:numpy"], plan=None, out=out / "f"
-    ),
 }.items():
     try:
         call()
@@ -46,7 +42,7 @@ def test_what_cannot_be_shared_among_processes_is_refused_before_anything_is_wri
 ) -> None:
     for code, said, errors in together(JOINED + REFUSED, str(tmp_path)):
         assert code == 0, errors
-        assert said.split() == ["release", "Releaser", "sweep", "fred"]
+        assert said.split() == ["release", "Releaser", "sweep"]
     assert not list(tmp_path.iterdir())
 
 
@@ -71,9 +67,10 @@ people = dict(rounds=4, clip=jp.Clip(0.5), participation=jp.Poisson(60, 20))
 plan = jp.Plan.without_privacy(**people)
 if private == "private":
     plan = jp.Plan(noise=jp.Noise(1.0, sums), delta=1e-3, **people)
-algorithm = jp.algorithms.fed_avg(
-    model, client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan,
-    cohort=jp.CohortSpec(2, 4, clients_per_bucket=8))
+shared = dict(server=optax.sgd(1.0), plan=plan, cohort=jp.CohortSpec(2, 4, clients_per_bucket=8))
+algorithm = jp.algorithms.fed_avg(model, client=optax.sgd(0.1), **shared)
+if "states" in also:
+    algorithm = jp.algorithms.scaffold(model, learning_rate=0.1, variate_clip=1.0, **shared)
 budget = jp.Budget(2.5, 1e-3) if "budget" in also else None
 answers = {1: "keep", 3: "stop"} if "stops" in also else {}
 result = jp.run(algorithm, clients, ledger=out + "/ledger.jsonl", out=out, every=2,
@@ -92,12 +89,20 @@ def trained(tmp_path: Path, processes: int, *settings: str) -> list[list[float]]
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("also", [(), ("states",)])
 def test_two_processes_make_the_releases_and_the_ledger_of_one_with_as_many_devices(
-    tmp_path: Path,
+    tmp_path: Path, also: tuple[str, ...]
 ) -> None:
-    (alone,) = trained(tmp_path, 1, "exact", "private")
-    assert trained(tmp_path, 2, "exact", "private") == [alone, alone]
-    one, two = (Chain.read(tmp_path / f"{n} exact private/ledger.jsonl").lines for n in (1, 2))
+    """With `states`, too, which clients keep between rounds and process 0 holds."""
+    settings = "exact", "private", *also
+    (alone,) = trained(tmp_path, 1, *settings)
+    assert trained(tmp_path, 2, *settings) == [alone, alone]
+    one, two = (tmp_path / f"{number} {' '.join(settings)}" for number in (1, 2))
+    states = [sorted((each / "private").glob("client_states/*")) for each in (one, two)]
+    assert bool(states[0]) == bool(also)
+    assert [p.name for p in states[0]] == [p.name for p in states[1]]
+    assert [p.read_bytes() for p in states[0]] == [p.read_bytes() for p in states[1]]
+    one, two = (Chain.read(each / "ledger.jsonl").lines for each in (one, two))
     # Charges and releases, which are bound to the bits of the sum; the keys of the ledgers differ.
     assert one[1:] == two[1:]
     assert sum("event" in line for line in two) == 4

@@ -21,7 +21,6 @@ from jaxpfl.federated.release.query import Query, client_mesh
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
-from tests.federated.test_client_states import Summing
 
 PLAN = jp.Plan.without_privacy(rounds=2, clip=jp.Clip(100.0), participation=jp.Poisson(6, 6))
 CLIENTS = jp.data.from_clients({str(k): {"x": np.zeros((2, 3), np.float32)} for k in range(6)})
@@ -195,15 +194,9 @@ def test_a_broadcast_of_another_shape_is_agreed_on_anew():
             r"'sums' must be arrays of numbers.*key_data",
         ),
         (query_of(client_mesh(1)), jnp.ones(2), "by all devices of all processes"),
-        # One process would hold them, and a client is computed by any.
-        (
-            dataclasses.replace(query_of(), client_fn=Summing()),
-            jnp.ones(2),
-            "'sums' keeps a state of each client",
-        ),
         (query_of(), {(1, 2): jnp.ones(2)}, "broadcast of query 'sums' must be made of tuples"),
     ],
-    ids=["a key", "a mesh without some devices", "states of clients", "a key of no JSON"],
+    ids=["a key", "a mesh without some devices", "a key of no JSON"],
 )
 def test_what_cannot_be_shared_is_refused_before_a_charge(query, broadcast, message):
     shared, _, said = two(query_of())

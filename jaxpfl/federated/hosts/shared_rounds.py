@@ -7,7 +7,8 @@ others have the clients and the queries, and wait:
     prepare    a query and the shapes of its broadcast, BEFORE its first release is charged: every
                process traces it, and a keyed digest of program and clients must be equal
     sum        a release that was charged: the broadcast and the release's own secrets (not the
-               run's); all sum their devices' share of the same cohort
+               run's), and what its clients keep; all sum their devices' share of the same cohort,
+               and process 0 gets back what the clients keep then
 
 The network between the processes sees both: it must be trusted as the machines are.
 
@@ -20,6 +21,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -29,7 +31,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.client import Stateful
 from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.mesh import here, put
@@ -84,7 +85,12 @@ class SharedRounds:
         return self
 
     def prepared(
-        self, number: int, query: Query, broadcast: PyTree, population: Population
+        self,
+        number: int,
+        query: Query,
+        broadcast: PyTree,
+        population: Population,
+        kept: tuple[Path | None, int] = (None, 0),
     ) -> PreparedQuery:
         """Query `number` of the stage as process 0 keeps it, once all agree on it.
 
@@ -96,7 +102,7 @@ class SharedRounds:
         self._group.tell(prepare=number, broadcast=told, awaited=True)
         key = RunSecret().words
         self._group.send(key)
-        found = PreparedQuery.of(query, broadcast, population)
+        found = PreparedQuery.of(query, broadcast, population, kept)
         for index, answer in enumerate(self._answers(), 1):
             if answer["digest"] != _digest(key, found):
                 raise InputError(
@@ -122,6 +128,8 @@ class SharedRounds:
         # Told last, because the others wait for the bytes from then on.
         self._group.tell(sum=number, changed=changed, cohort=_name(chosen, work))
         self._group.send(content)
+        if prepared.states is not None:
+            self._group.send(prepared.states.records(chosen).tobytes())
         return shared.sum(changed, sent, work, chosen)
 
     def serve(self) -> dict[str, Any]:
@@ -164,6 +172,10 @@ class SharedRounds:
                 "this process drew another cohort than process 0, with the same versions: "
                 "nothing was released"
             )
+        states = shared.prepared.states
+        if states is not None:
+            content = self._group.receive(len(chosen) * states.record_bytes)
+            states.put(chosen, np.frombuffer(content, np.uint8).reshape(-1, states.record_bytes))
         shared.sum(changed, sent[len(_WORK) :], work, chosen)
 
     def _answers(self) -> list[dict[str, Any]]:
@@ -225,11 +237,6 @@ def _check_shareable(query: Query, broadcast: PyTree) -> None:
         raise InputError(
             f"query {query.label!r} must be computed by all devices of all processes: leave "
             "Execution.mesh out, or make it of jax.devices()"
-        )
-    if isinstance(query.client_fn, Stateful):
-        raise InputError(
-            f"query {query.label!r} keeps a state of each client between rounds, which one process "
-            "holds: run it in one process"
         )
     for leaf in jax.tree.leaves(broadcast):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):

@@ -35,6 +35,7 @@ class ClientStates:
     Attributes:
       digest: of all states.
       round: the last one whose states are here.
+      record_bytes: of one client.
 
     Args:
       place: a folder, made if absent (None = a temporary one), and the round to go on after; later
@@ -52,13 +53,15 @@ class ClientStates:
         self._leaves = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._leaves]
         edges = [_ROUND.itemsize, *itertools.accumulate(sizes, initial=_ROUND.itemsize)][1:]
-        self._parts, self._bytes = list(itertools.pairwise(edges)), edges[-1]
+        self._parts, self.record_bytes = list(itertools.pairwise(edges)), edges[-1]
         self._directory = directory or Path(tempfile.mkdtemp(prefix="jaxpfl-"))
         if directory is None:
             weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         path = files.private_directory(self._directory) / "rows"
         path.touch()
         self._file = path.open("r+b")
+        if directory is None:
+            path.unlink()  # It goes with the process, even if that is killed.
         weakref.finalize(self, self._file.close)
         described = f"{self._structure} {self._leaves}"
         self.digest, self.round = hashlib.sha256(described.encode()).hexdigest(), 0
@@ -76,7 +79,7 @@ class ClientStates:
 
     def rows(self, clients: np.ndarray) -> tuple[PyTree, np.ndarray]:
         """States [clients, ...], and which of the clients have none yet; -1 is no client."""
-        records = self._read(clients)
+        records = self.records(clients)
         leaves = [
             np.ascontiguousarray(records[:, low:high]).view(dtype).reshape(len(clients), *shape)
             for (low, high), (shape, dtype) in zip(self._parts, self._leaves, strict=True)
@@ -96,7 +99,7 @@ class ClientStates:
     def write(self, round: int, clients: np.ndarray, states: PyTree) -> None:
         """Keeps states [clients, ...] as those after a round in which these clients took part."""
         clients = clients.astype(_INDEX)
-        records = np.zeros((len(clients), self._bytes), np.uint8)
+        records = np.zeros((len(clients), self.record_bytes), np.uint8)
         records[:, : _ROUND.itemsize] = np.array([round], _ROUND).view(np.uint8)
         for leaf, (low, high) in zip(jax.tree.leaves(states), self._parts, strict=True):
             values = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
@@ -105,9 +108,9 @@ class ClientStates:
         for each in (clients, records):
             digest.update(each.data)
         self.round, self.digest = round, digest.hexdigest()
-        before = clients.tobytes() + self._read(clients).tobytes()
+        before = clients.tobytes() + self.records(clients).tobytes()
         files.write_atomically(self._directory / f"{round:08d}.{self.digest}", before, mode=0o600)
-        self._write(clients, records)
+        self.put(clients, records)
 
     def sync(self) -> None:
         """Returns once everything is on the disk."""
@@ -121,24 +124,25 @@ class ClientStates:
 
     def _take_back(self, path: Path, clients: int) -> None:
         content = path.read_bytes()
-        count, rest = divmod(len(content), _INDEX.itemsize + self._bytes)
+        count, rest = divmod(len(content), _INDEX.itemsize + self.record_bytes)
         held = np.frombuffer(content, _INDEX, count)
         if rest or not np.isin(held, np.arange(clients)).all():
             raise CorruptFile(f"{path}: the clients' states in it are damaged")
-        self._write(held, np.frombuffer(content, np.uint8, offset=held.nbytes).reshape(count, -1))
+        self.put(held, np.frombuffer(content, np.uint8, offset=held.nbytes).reshape(count, -1))
         self.sync()
 
-    def _read(self, clients: np.ndarray) -> np.ndarray:
+    def records(self, clients: np.ndarray) -> np.ndarray:
         """Records uint8 [clients, bytes]; zeros of who was never asked, and of -1."""
-        records = np.zeros((len(clients), self._bytes), np.uint8)
+        records = np.zeros((len(clients), self.record_bytes), np.uint8)
         for record, client in zip(records, clients.tolist(), strict=True):
             if client >= 0:
-                self._file.seek(client * self._bytes)
+                self._file.seek(client * self.record_bytes)
                 self._file.readinto(record.data)
         return records
 
-    def _write(self, clients: np.ndarray, records: np.ndarray) -> None:
+    def put(self, clients: np.ndarray, records: np.ndarray) -> None:
+        """Writes what `records` returned, without a way back."""
         for record, client in zip(records, clients.tolist(), strict=True):
-            self._file.seek(client * self._bytes)
+            self._file.seek(client * self.record_bytes)
             self._file.write(record.data)
         self._file.flush()

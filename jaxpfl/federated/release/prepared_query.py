@@ -19,7 +19,7 @@ from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.federated.clients.client import PyTree, TracedClient
-from jaxpfl.federated.mesh import put, shares
+from jaxpfl.federated.mesh import leads, put, put_shares, several, shares, whole
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
@@ -188,7 +188,14 @@ class PreparedQuery:
     def _keep(self, round: int, kept: list[PyTree]) -> None:
         """Writes the next states of all buckets, whose clients `_rows` has noted."""
         assert self.states is not None
-        slots = np.concatenate(self._asked or [np.empty(0, np.int64)])
+        asked: Any = self._asked
+        if several():
+            # A process has what its own devices computed, and process 0 keeps all.
+            slots = [put_shares(each, self.door.mesh) for each in asked]
+            asked, kept = whole((slots, kept))
+            if not leads():
+                return
+        slots = np.concatenate(asked or [np.empty(0, np.int64)])
         real = slots >= 0
         if not kept:
             kept = [self.states.rows(slots)[0]]

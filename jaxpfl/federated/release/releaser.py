@@ -71,7 +71,12 @@ class Others(Protocol):
     environment: Any
 
     def prepared(
-        self, number: int, query: Query, broadcast: PyTree, population: Population
+        self,
+        number: int,
+        query: Query,
+        broadcast: PyTree,
+        population: Population,
+        kept: tuple[Path | None, int],
     ) -> PreparedQuery:
         """As `PreparedQuery.of`, of query `number`, once all processes agree on it."""
         ...
@@ -382,10 +387,11 @@ class Releaser(AbstractContextManager["Releaser"]):
         prepared = self._prepared.get(key)
         if prepared is None:
             self._check(query)
+            given = query, broadcast, self._population, self._kept
             if self._others is None:
-                prepared = PreparedQuery.of(query, broadcast, self._population, self._kept)
+                prepared = PreparedQuery.of(*given)
             else:
-                prepared = self._others.prepared(places[0], query, broadcast, self._population)
+                prepared = self._others.prepared(places[0], *given)
             # It keeps the query alive, so that no other object gets its id.
             self._prepared[key] = prepared
         return prepared
