@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
-from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn
 from jaxpfl.federated.clients.optimizers import require_optimizer, updated
 from jaxpfl.federated.release.query import Execution, Query
@@ -180,7 +180,4 @@ def require_affordable(algorithm: Algorithm, ledger: Ledger, run: str) -> None:
     """
     begun = any(charge.run == run for charge in ledger.charges)
     if not begun and not ledger.fits(algorithm.event()):
-        raise BudgetExhausted(
-            f"{ledger.path}: all releases of {algorithm.name!r} together would exceed the budget, "
-            "so nothing was released"
-        )
+        raise ledger.exhausted(f"all releases of {algorithm.name!r} together")

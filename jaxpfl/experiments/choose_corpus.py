@@ -80,6 +80,11 @@ def choose_corpus(
         for name, source in sources.items():
             corpus = open_population(source, public=True)
             content.refuse(corpus, f"candidate {name} = {source!r}")
+            if corpus.num_examples == 1:
+                raise InputError(
+                    f"candidate {name} = {source!r} is one text, expected many: of a plain text "
+                    "file say how it is divided, as in FILE.txt?split=lines"
+                )
             corpora[name] = _moments(corpus, function, plan.clip_norm, progress)
         directory.mkdir(parents=True, exist_ok=True)
         path, chart = Path(ledger or directory / "ledger.jsonl"), directory / "fred.png"
@@ -182,5 +187,10 @@ def table(record: Mapping[str, Any]) -> str:
     ranking = Table(("public corpus", *titles.values(), ""), rows, numbers=(1, 2, 3, 4))
     said = f"Frechet distance (FreD) to what the clients of {record['clients']} hold:"
     ends = "", record["statement"], f"ledger: {record['ledger']}", f"chart: {record['chart']}"
-    best = str(BestMixture(**record["best_mixture"]))
-    return "\n".join([said, *text_lines(ranking), best, *ends])
+    found = [str(BestMixture(**record["best_mixture"]))]
+    if len(rows) > 1 and all(row["tied"] for row in record["candidates"][:-1]):
+        found.append(
+            "All are tied: the noise hides which is nearest. A smaller embedder, as hashed:16, "
+            "or a larger epsilon tells more, and is charged anew."
+        )
+    return "\n".join([said, *text_lines(ranking), *found, *ends])

@@ -61,8 +61,8 @@ def init(file: str, **columns: str | None) -> str:
         features=features,
         words=len(Vocabulary.from_public(declared, 4_000)) if declared is not None else 0,
         split=yaml.safe_dump(split, default_flow_style=True, sort_keys=False).strip(),
-        # Below 1 / N by a factor of two to twenty.
-        delta=10.0 ** -math.ceil(math.log10(2 * clients)),
+        # At most 0.1 / N.
+        delta=10.0 ** -math.ceil(math.log10(10 * clients)),
         cohort=max(2, min(400, round(train * clients / 4))),
         # Above the mean, so that most clients keep all; a power of two.
         most=min(64, 2 ** math.ceil(math.log2(2 * examples / clients + 1))),

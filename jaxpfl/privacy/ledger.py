@@ -198,6 +198,17 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         """The adjacency of all charges; add-or-remove-one while there is none."""
         return self._account.adjacency
 
+    def exhausted(self, what: str) -> BudgetExhausted:
+        """The error that says that `what` does not fit the budget, with what was spent."""
+        budgets = self._account.budgets
+        limits = " and ".join(
+            f"(epsilon = {budget.epsilon:g}, delta = {budget.delta:g})" for budget in budgets
+        )
+        return BudgetExhausted(
+            f"{self.path}: {what} would exceed the budget {limits}; spent so far: "
+            f"epsilon = {self.spent(budgets[0].delta):.4g}; nothing was released"
+        )
+
     def charge(
         self,
         event: dp_accounting.DpEvent,
@@ -243,15 +254,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         with named(self.path):
             self._account.check_adjacency(event)
         if not self._account.fits(event):
-            budgets = self._account.budgets
-            limits = " and ".join(
-                f"(epsilon = {budget.epsilon:g}, delta = {budget.delta:g})" for budget in budgets
-            )
-            raise BudgetExhausted(
-                f"{self.path}: round {charge.round} of {charge.label!r} would exceed the budget "
-                f"{limits}; spent so far: epsilon = {self.spent(budgets[0].delta):.4g}; nothing "
-                "was released"
-            )
+            raise self.exhausted(f"round {charge.round} of {charge.label!r}")
         names = {"run": run, "label": label}
         if query is not None and (asked := {**names, **query}) not in self.queries:
             self.append(asked)

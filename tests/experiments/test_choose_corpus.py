@@ -71,6 +71,7 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(
     assert best["nearest"] == next(iter(best["shares"])) == "near"
     assert best["distance"] <= best["nearest_distance"]
     assert f"best mixture: {best['shares']['near']:.1%} near" in table(record)
+    assert "All are tied" not in table(record)
     assert of_lines(table(record).splitlines(), [f"what the clients of {private} hold"]) == []
     assert json.loads((out / "fred.json").read_text()) == record
     ledger = Ledger.read(out / "ledger.jsonl")
@@ -129,6 +130,17 @@ def test_candidates_have_names():
     assert named(["digits?clients=3"]) == {"digits": "digits?clients=3"}
     with pytest.raises(InputError, match="'b'"):
         named(["/x/b.txt", "/y/b.txt"])
+
+
+def test_a_file_that_is_one_text_is_refused_before_a_charge(tmp_path, sources):
+    private, _ = sources
+    (tmp_path / "one.txt").write_text("one line\nand another\n")
+    plan = FredPlan.calibrated(epsilon=1, delta=1e-3)
+    with pytest.raises(InputError, match="split=lines"):
+        choose_corpus.choose_corpus(
+            private, [f"{tmp_path}/one.txt"], plan=plan, out=tmp_path / "out", progress=False
+        )
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.long

@@ -56,7 +56,7 @@ def test_its_config_is_of_the_table(write, form, capsys):
     assert len(open_population(config.data.source)) == config.data.clients == CLIENTS
     assert config.data.public == "split:public"
     assert vars(config.data.split) == {"train": 0.7, "valid": 0.1, "test": 0.1, "public": 0.1}
-    assert config.privacy.private and 0 < config.privacy.delta < 1 / CLIENTS
+    assert config.privacy.private and 0 < config.privacy.delta <= 0.1 / CLIENTS
     with open("mine.yaml") as file:
         assert SECRET not in file.read()
     config = init(form, **NUMBERS)

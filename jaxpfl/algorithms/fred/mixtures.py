@@ -46,8 +46,9 @@ class BestMixture(NamedTuple):
 
     def __str__(self) -> str:
         parts = (f"{share:.1%} {name}" for name, share in self.shares.items() if share > 0.0005)
-        alone = f"{self.nearest} alone: {self.nearest_distance:.5g}"
-        return f"best mixture: {' + '.join(parts)}, at distance {self.distance:.5g} ({alone})"
+        # As a ratio: these distances see only what the noise does not hide, others estimate all.
+        nearer = 1 - self.distance / self.nearest_distance if self.nearest_distance else 0.0
+        return f"best mixture: {' + '.join(parts)}, {nearer:.0%} nearer than {self.nearest} alone"
 
 
 def best_mixture(private: PrivateMoments, candidates: Mapping[str, Moments]) -> BestMixture:

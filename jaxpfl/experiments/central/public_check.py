@@ -2,8 +2,9 @@
 
 One source can have many names, be read with other options, linked or copied, so the contents are
 compared. For texts, these are the sets of runs of five words, which do not depend on the order of
-the texts or on how they are split into examples. For images and tokens, they are the sets of whole
-examples.
+the texts. How a source is split into examples, and where its lines end, must not matter either: the
+runs within lines of one side are looked for among all runs of the other. For images and tokens,
+they are the sets of whole examples.
 
 Measured on docstrings: copies share 94 % of the runs, other packages 8 %. Measured on the messages
 of a chat channel: differently split copies share 95 %, two halves of its clients 3 %, other corpora
@@ -38,7 +39,7 @@ class PrivateContent:
 
     def __init__(self, clients: Population) -> None:
         self._clients = clients
-        self._content = cache(lambda column: content(clients, column))
+        self._content = cache(lambda column: contents(clients, column))
 
     def refuse(self, corpus: Population, what: str) -> None:
         """Refuses a corpus, called `what`, that shares over half of its content or of theirs."""
@@ -48,11 +49,13 @@ class PrivateContent:
             if corpus.fingerprint == self._clients.fingerprint:
                 raise _refused(what)
             return
-        private, public = self._content(column), content(corpus, column)
-        shared = len(np.intersect1d(private, public, assume_unique=True))
+        (private, all_private), (public, all_public) = (
+            self._content(column),
+            contents(corpus, column),
+        )
         # Of a larger corpus only a part is compared, which need not hold half of the clients' data.
         whole = corpus.num_examples <= _MOST
-        if shared > _TOO_MUCH * len(public) or (whole and shared > _TOO_MUCH * len(private)):
+        if _mostly(public, all_private) or (whole and _mostly(private, all_public)):
             raise _refused(what)
 
     def refuse_clients(self, others: Population, what: str) -> None:
@@ -69,19 +72,34 @@ class PrivateContent:
             raise _refused(what)
 
 
-def content(population: Population, column: str) -> np.ndarray:
-    """Sorted distinct int64 hashes of a column's content, valid in this process only. PRIVATE."""
+def contents(population: Population, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted distinct int64 hashes of a column's content, valid in this process only. PRIVATE.
+
+    Returns:
+      Of texts, those of the runs within lines, and of all runs; of other columns the same twice.
+    """
     values = population.columns[column]
     if not len(values):
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if len(values) > _MOST:
         values = take(values, np.linspace(0, len(values) - 1, _MOST).astype(np.int64))
     if isinstance(values, np.ndarray | Padded | Sequences):
         rows = values if isinstance(values, np.ndarray) else _ids_of(values).to_list()
         hashes = (hash(row.tobytes()) for row in rows)
-        return np.unique(np.fromiter(hashes, np.int64, len(values)))
-    blocks = [values.slice(start, _BLOCK) for start in range(0, len(values), _BLOCK)]
-    return np.unique(np.concatenate([_runs(block.to_pylist()) for block in blocks]))
+        found = np.unique(np.fromiter(hashes, np.int64, len(values)))
+        return found, found
+    found = []
+    for start in range(0, len(values), _BLOCK):
+        texts = values.slice(start, _BLOCK).to_pylist()
+        lines = [line for text in texts for line in text.split("\n")]
+        runs = _runs(texts)
+        found.append((runs if len(lines) == len(texts) else _runs(lines), runs))
+    within, everywhere = (np.unique(np.concatenate(each)) for each in zip(*found, strict=True))
+    return within, everywhere
+
+
+def _mostly(some: np.ndarray, others: np.ndarray) -> bool:
+    return len(np.intersect1d(some, others, assume_unique=True)) > _TOO_MUCH * len(some)
 
 
 def by_client(population: Population, column: str) -> set[int]:

@@ -12,7 +12,7 @@ from jaxpfl.data import Population, from_clients
 from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.central.public_check import PrivateContent, content
+from jaxpfl.experiments.central.public_check import PrivateContent, contents
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from tests.experiments.conftest import changed_config
@@ -90,10 +90,23 @@ def test_a_part_of_it_and_a_corpus_around_it_are_refused(tmp_path, private):
     assert not refused(corpus([""]), corpus(other))
 
 
+def test_where_lines_end_and_whether_a_file_is_one_text_does_not_matter():
+    """Lines of seven words: most runs of five of the file as one text go across a line's end."""
+    lines = np.random.default_rng(0).integers(0, 10**6, (40, 7)).astype(str)
+    forms = [
+        [" ".join(line) for line in lines],
+        ["\n".join(" ".join(line) for line in lines)],
+        ["\n".join(" ".join(line) for line in lines.reshape(-1, 10))],
+        [" ".join(lines.ravel())],
+    ]
+    sources = [Population({"text": form}, np.array([0, len(form)]), ["one"]) for form in forms]
+    assert all(refused(private, public) for private in sources for public in sources)
+
+
 def test_runs_of_words_do_not_go_across_texts():
     def runs(*texts):
         population = Population({"text": list(texts)}, np.array([0, len(texts)]), ["one"])
-        return set(content(population, "text").tolist())
+        return set(contents(population, "text")[1].tolist())
 
     assert len(runs("a b c d e f g")) == 3
     assert runs("a b c d e", "b c d e f", "c d e f g") == runs("a b c d e f g")
