@@ -40,6 +40,7 @@ SUITE: dict[str, Benchmark] = {
     "gan_round": _of("macro.gan_round"),
     "word_lm": _of("macro.word_lm"),
     "generate": _of("macro.generate"),
+    "decoder_step": _of("micro.decoder_step"),
     "finetune": _of("macro.finetune"),
     "popri_cost": _of("macro.popri_cost", "--paper-clients"),
 }
