@@ -54,12 +54,12 @@ def main(config: Config) -> list[dict]:
         for dtype in (jnp.float32, jnp.bfloat16)
     }
     programs: dict[str, Any] = {}
-    for name, compute, params in (
-        ("float32", "float32", full),
-        ("bfloat16", "bfloat16", narrow),
-        ("stored in bfloat16", "float32", narrow),
+    for name, model, params in (
+        ("float32", Decoder(shape), full),
+        ("bfloat16", Decoder(shape, compute="bfloat16"), narrow),
+        ("stored in bfloat16", Decoder(shape), narrow),
     ):
-        model, cache = Decoder(shape, compute=compute), caches[jnp.dtype(compute).type]
+        cache = caches[jnp.dtype(model.compute).type]
         step = jax.jit(lambda params, cache, model=model: model.step(params, token_S, cache)[0])
         programs[name] = lambda step=step, params=params, cache=cache: step(params, cache)
 
@@ -79,9 +79,9 @@ def main(config: Config) -> list[dict]:
 
     def attention(unroll):
         def layer(x, own):
-            return x + attend_to_cache(
-                q_SxHxD + x[:, :1, None], k_SxKxD, k_SxKxD, *own, barrier
-            ), None
+            keys, values = own
+            q = q_SxHxD + x[:, :1, None]
+            return x + attend_to_cache(q, k_SxKxD, k_SxKxD, keys, values, barrier), None
 
         barrier = cache.barrier()
         held = (cache.keys, cache.values)
