@@ -3,7 +3,7 @@
     python tools/small_runs.py --out before.json        (on the code before a change)
     python tools/small_runs.py --out after.json         (on the code after it)
     python tools/small_runs.py --compare before.json after.json
-    python tools/small_runs.py --out runs.json --keep runs      (their certificates are in runs/)
+    python tools/small_runs.py --out runs.json --verify PYTHON
 
 A change that must not change results is checked by this: final parameters, the metrics of every
 round, epsilons and the numbers of all statements are equal to the bit, or the comparison says what
@@ -14,6 +14,9 @@ Cohorts and noise follow from a run's secret and from all that identifies its qu
 the lowered program among them, so that no two versions of the code draw the same. For this
 comparison the secrets of a process are counted, and a query is identified by its label alone. With
 `--noise off` every standard normal draw for privacy is zero. Such runs are NOT private.
+
+With `--verify`, all certificates that were written, of each point of a sweep, are checked against
+their ledgers by `jaxpfl/privacy/verify.py`, in an interpreter that needs dp-accounting alone.
 """
 
 import argparse
@@ -21,7 +24,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -266,11 +268,11 @@ def _child(arguments: argparse.Namespace) -> int:
     return main([arguments.command, str(arguments.config), "--out", str(arguments.out)])
 
 
-def run_all(tree: Path, names: list[str], noise: str, out: Path, keep: Path | None) -> bool:
+def run_all(tree: Path, names: list[str], noise: str, out: Path, python: str | None) -> bool:
     """Writes what each config's small form came to, one after the other; whether all went well.
 
     Args:
-      keep: a folder for what the runs write; None keeps nothing.
+      python: of the interpreter that verifies certificates; None does not.
     """
     found = json.loads(out.read_text("utf-8")) if out.exists() else {}
     for path in configs_of(tree):
@@ -279,8 +281,8 @@ def run_all(tree: Path, names: list[str], noise: str, out: Path, keep: Path | No
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:
             found[path.stem] = _run(tree, path, Path(scratch), noise)
-            if keep is not None and (Path(scratch) / "out").exists():
-                shutil.copytree(Path(scratch) / "out", keep / path.stem)
+            if python is not None and "failed" not in found[path.stem]:
+                found[path.stem] |= _verified(tree, Path(scratch) / "out", python)
         failed = found[path.stem].get("failed", "")
         print(f"{path.stem}: {time.monotonic() - began:.0f} s {failed}", file=sys.stderr)
         out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
@@ -321,6 +323,20 @@ def _run(tree: Path, path: Path, folder: Path, noise: str) -> dict[str, Any]:
             for file in sorted(folder.rglob(name))
         },
     }
+
+
+def _verified(tree: Path, out: Path, python: str) -> dict[str, Any]:
+    """How many certificates of a run fit, and the first that does not."""
+    paths = sorted(out.rglob("certificate.json"))
+    for path in paths:
+        named = [path.parent / ledger["name"] for ledger in json.loads(path.read_text())["ledgers"]]
+        command = [python, "-I", str(tree / "jaxpfl" / "privacy" / "verify.py"), str(path)]
+        for ledger in named:
+            command += ["--ledger", str(ledger)]
+        finished = subprocess.run(command, capture_output=True, text=True)
+        if finished.returncode:
+            return {"failed": finished.stderr[-2000:]}
+    return {"certificates": len(paths)} if paths else {"failed": "wrote no certificate"}
 
 
 def _arrays(folder: Path) -> Iterator[tuple[str, str]]:
@@ -435,7 +451,7 @@ def main() -> int:
         "--out", type=Path, help="JSON file; configs that it holds are not run again"
     )
     parser.add_argument("--noise", choices=("on", "off"), default="on")
-    parser.add_argument("--keep", type=Path, help="folder for what the runs write")
+    parser.add_argument("--verify", metavar="PYTHON", help="checks all certificates with it")
     parser.add_argument("--tree", type=Path, default=ROOT, help="where jaxpfl/ and configs/ are")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
     parser.add_argument("--child", dest="command", help=argparse.SUPPRESS)
@@ -456,7 +472,7 @@ def main() -> int:
             arguments.names,
             arguments.noise,
             arguments.out,
-            arguments.keep,
+            arguments.verify,
         )
     )
 
