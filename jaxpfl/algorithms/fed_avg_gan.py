@@ -26,13 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl.algorithms.base import (
-    Algorithm,
-    initial_params,
-    placed,
-    require_parts,
-    server_step,
-)
+from jaxpfl.algorithms.base import Algorithm, initial_params, placed, require_parts, server_step
 from jaxpfl.algorithms.fed_avg import used_clip_norm
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.cohort import CohortSpec

@@ -28,7 +28,9 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.run_directory import run_id
+from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
+from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.experiments.report.plots import bars
 from jaxpfl.federated import mesh
@@ -51,9 +53,9 @@ def choose_corpus(
 ) -> dict[str, Any]:
     """Releases the clients' moments once and ranks the candidates, each SOURCE or NAME=SOURCE.
 
-    The folder `out` gets fred.json (the returned record), fred.png (a bar for each candidate),
-    moments.npz (the released moments, which score further candidates at no cost), private/ (the
-    clients' embeddings) and, unless `ledger` names another file, ledger.jsonl.
+    The folder `out` gets fred.json (the returned record), certificate.json, fred.png (a bar for
+    each candidate), moments.npz (the released moments, which score further candidates at no cost),
+    private/ (the clients' embeddings) and, unless `ledger` names another file, ledger.jsonl.
 
     Raises:
       InputError: a candidate holds the clients' data.
@@ -105,6 +107,8 @@ def choose_corpus(
         }
     )
     files.write_json(directory / "fred.json", record)
+    stamp = "" if plan.private else NOT_PRIVATE
+    certify(directory, "fred", [plan], statement=statement, stamp=stamp, ledgers=[path])
     bars(rows, "" if plan.private else "NOT PRIVATE").savefig(chart)
     return record
 

@@ -32,12 +32,7 @@ NOT_COVERED = (
 
 
 def certificate(
-    system: str,
-    ledgers: Mapping[str, Ledger],
-    delta: float,
-    *,
-    statement: str,
-    stamp: str,
+    system: str, ledgers: Mapping[str, Ledger], delta: float, *, statement: str, stamp: str
 ) -> dict[str, Any]:
     """Returns the certificate of all releases on some ledgers.
 

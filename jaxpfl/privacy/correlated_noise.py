@@ -77,11 +77,7 @@ class NoiseStream:
 
 @partial(jax.jit, donate_argnames=("ring_BxP",))
 def _advance(
-    key: jax.Array,
-    first: jax.Array,
-    last: jax.Array,
-    weights_R: jax.Array,
-    ring_BxP: jax.Array,
+    key: jax.Array, first: jax.Array, last: jax.Array, weights_R: jax.Array, ring_BxP: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Goes from round `first` to round `last`, and returns the noise [P] of `last` and the ring.
 

@@ -67,6 +67,8 @@ def split_clients(clients: Population, config: DataConfig) -> dict[str, Populati
     of the data as it was read.
     """
     parts = clients.split(dataclasses.asdict(config.split), seed=config.split_seed)
+    if not len(parts["train"]):
+        raise InputError(f"data.split.train left no client to train on, of {len(clients)}")
     if config.remove is None:
         return parts
     pattern = re.compile(config.remove)

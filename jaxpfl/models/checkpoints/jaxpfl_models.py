@@ -18,12 +18,7 @@ import numpy as np
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Model, Params, named_leaves
-from jaxpfl.models.checkpoints.model_files import (
-    check_parameters,
-    check_sizes,
-    finite,
-    read_object,
-)
+from jaxpfl.models.checkpoints.model_files import check_parameters, check_sizes, finite, read_object
 from jaxpfl.models.checkpoints.safetensors_files import open_tensors, write_folder
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import CNN

@@ -28,12 +28,7 @@ from jaxpfl.models.checkpoints.hugging_face_names import (
     stored,
     stored_shape,
 )
-from jaxpfl.models.checkpoints.model_files import (
-    DTYPES,
-    check_parameters,
-    finite,
-    read_object,
-)
+from jaxpfl.models.checkpoints.model_files import DTYPES, check_parameters, finite, read_object
 from jaxpfl.models.checkpoints.model_files import require as require
 from jaxpfl.models.checkpoints.safetensors_files import Tensors, open_tensors, write_folder
 from jaxpfl.models.checkpoints.safetensors_files import weight_files as weight_files
