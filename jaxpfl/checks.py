@@ -3,6 +3,7 @@
 Each tests for the valid range: a test for the invalid one, such as `value <= 0`, lets NaN pass.
 """
 
+import inspect
 import math
 import os
 from collections.abc import Callable
@@ -91,6 +92,15 @@ def instance(name: str, value: Any, kind: type[_T] | tuple[type[_T], ...], hint:
     if not isinstance(value, kind):
         raise InputError(f"{name} must be {hint}, found {type(value).__name__}")
     return value
+
+
+def arguments(name: str, function: Any, wanted: str) -> None:
+    """Refuses what is no function of the arguments `wanted`, such as "(params, batch)"."""
+    try:
+        inspect.signature(function).bind(*wanted.split(", "))
+    except TypeError as error:
+        found = str(error).partition("\n")[0]
+        raise InputError(f"{name} must be a function of {wanted}: {found}") from None
 
 
 def machine_memory() -> int:

@@ -41,7 +41,8 @@ def test_objects_show_public_facts(tmp_path):
     evaluator = jp.Evaluator(model, jp.DeclaredPublic(held, "test clients"))
     assert ["on", "test clients (declared public)"] in cells(evaluator)
     result = Result("epsilon = 3", {"evaluation": {"loss": 0.25}}, 3, Path("runs"), 0, None)
-    assert cells(result)[0] == ["found", str(result)]
+    stated = ["privacy", "after 3 rounds: epsilon = 3"]
+    assert cells(result)[:2] == [["scores", "loss 0.25 on None"], stated]
 
 
 def test_a_population_shows_neither_how_many_it_has_nor_who_they_are():

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 
 import jaxpfl as jp
@@ -166,6 +167,37 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: jp.DeclaredPublic(population(), 3),  # pyright: ignore
         "name text int",
     ),
+    "one column as a table": (
+        lambda: jp.data.from_dataframe(pd.Series(["a", "b"]), client="user"),
+        "DataFrame found Series",
+    ),
+    "a text to encode": (
+        lambda: jp.text.Vocabulary(SPECIAL, [0] * 4, "public").encode("a b"),  # pyright: ignore
+        "encoded Population str",
+    ),
+    "a query without a plan": (
+        lambda: jp.Query("q", jnp.zeros, None, jp.CohortSpec(2, 2)),  # pyright: ignore
+        "plan jaxpfl.Plan NoneType",
+    ),
+    "no model to evaluate": (
+        lambda: jp.Evaluator(None, jp.DeclaredPublic(population())),  # pyright: ignore
+        "model jaxpfl.models NoneType",
+    ),
+    "a loss of one argument": (
+        lambda: jp.models.from_functions(lambda key: 0, lambda batch: 0),  # pyright: ignore
+        "loss function (params, batch) too many",
+    ),
+    "no directory": (lambda: run(out=None), "out path NoneType"),
+    "a word to call after a round": (lambda: run(on_round="stop"), "on_round (round) 'stop'"),
+    "a function that takes no round": (lambda: run(on_round=lambda: None), "on_round (round)"),
+    "a step of two arguments": (
+        lambda: run(algorithm=fed_avg()._replace(step=lambda state, release: None)),
+        "step 'fed_avg' (state, release, round)",
+    ),
+    "a function as a query": (
+        lambda: run(algorithm=fed_avg()._replace(queries=(jnp.zeros,))),
+        "queries jaxpfl.Query",
+    ),
     "a ledger that is not there": (lambda: jp.Ledger.read("absent.jsonl"), "absent.jsonl ledger"),
 }
 
@@ -179,7 +211,7 @@ STEPS: list[tuple[Any, str]] = [
     (({"x": jnp.zeros(3)}, {"m": "good"}), "metric 'm' number found good"),
     (({"y": jnp.zeros(3)}, {}), "state 'x' None float32"),
     (({"x": jnp.zeros(4)}, {}), "state 'x' [4] expected [3]"),
-    (({"x": 0.0}, {}), "leaf 'x' array found float"),
+    (({"x": 0.0}, {}), "state 'x' 'float' expected 'float32'"),
 ]
 
 

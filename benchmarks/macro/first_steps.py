@@ -5,6 +5,7 @@
 Builds the wheel, installs it into a new environment without any cache of jaxpfl's, and carries out
 what README.md and docs/own_data.md say, in an empty folder: `jaxpfl run quickstart`, then for a
 JSONL, a CSV and a Parquet file `jaxpfl init` and `jaxpfl run`, then `jaxpfl.run` on a DataFrame.
+Then come the same rows in files as people have them, each opened by `jaxpfl init` or `fred`.
 Nothing is corrected by hand: a step that is refused is recorded with its message. Needs an index
 to install from.
 """
@@ -38,6 +39,70 @@ frame.to_json("a.jsonl", orient="records", lines=True)
 frame.to_csv("b.csv", index=False)
 frame.to_parquet("c.parquet")
 """
+# The same rows as people have them.
+WRITE_MORE = """
+import os
+import datasets
+import numpy as np
+import pandas as pd
+from PIL import Image
+frame = pd.read_csv("b.csv")[:2000]
+frame.to_csv("semicolon.csv", index=False, sep=";")
+frame.to_csv("tab.csv", index=False, sep="\\t")
+frame.to_csv("table.tsv", index=False, sep="\\t")
+french = frame.assign(message=frame["message"] + " caf\\u00e9")
+french.to_csv("latin.csv", index=False, encoding="latin-1", errors="replace")
+frame.to_csv("wide.csv", index=False, encoding="utf-16")
+frame.to_excel("sheet.xlsx", index=False)
+frame.where(frame.index % 50 > 0).to_csv("holes.csv", index=False)
+pd.read_csv("b.csv")[2000:4000][["message"]].to_csv("public.csv", index=False)
+for name in ("logs", "shards"):
+    os.mkdir(name)
+    for part in range(3):
+        frame[part::3].to_parquet(f"{name}/{part}.parquet")
+whole = datasets.Dataset.from_pandas(frame)
+whole.filter(lambda row: row["when"] > 2005).save_to_disk("filtered")
+datasets.DatasetDict(train=whole, test=whole.select(range(100))).save_to_disk("parts")
+draw = np.random.default_rng(0)
+for author in range(20):
+    os.makedirs(f"pictures/{author}")
+    for number in range(3):
+        pixels = draw.integers(0, 255, (32, 32, 3)).astype("uint8")
+        Image.fromarray(pixels).save(f"pictures/{author}/{number}.png")
+"""
+STREAMED = """
+import datasets
+import jaxpfl as jp
+frame = datasets.load_from_disk("filtered").to_iterable_dataset()
+print(jp.data.from_dataframe(frame, client="author", text="message"))
+"""
+NAMED = "?client=author&text=message"
+PICTURES = """
+import jaxpfl as jp
+print(jp.data.open("pictures?size=32&channels=3"))
+"""
+# What is typed; the second of a pair is what the refusal of the first says to write.
+FILES = [
+    ["init", "semicolon.csv", *OWN],
+    ["init", "tab.csv", *OWN],
+    ["init", "table.tsv", *OWN],
+    ["init", "latin.csv", *OWN],
+    ["init", "latin.csv?encoding=latin-1", *OWN],
+    ["init", "wide.csv", *OWN],
+    ["init", "sheet.xlsx", *OWN],
+    ["init", "logs/*.parquet", *OWN],
+    ["init", "shards", *OWN],
+    ["init", "filtered", *OWN],
+    ["init", "parts", *OWN],
+    ["init", "parts/train", *OWN],
+    ["init", "holes.csv", *OWN],
+    ["init", "holes.csv?missing=drop", *OWN],
+    ["init", "pictures"],
+    [
+        *("fred", "--private", f"semicolon.csv{NAMED}", "--epsilon", "1", "--delta", "1e-4"),
+        *("--candidates", "public.csv?text=message", "docstrings:rich"),
+    ],
+]
 DATA_FRAME = """
 import optax
 import pandas as pd
@@ -76,6 +141,7 @@ def timed(what: str, command: list[str], folder: Path) -> dict:
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     said = next((line for line in lines if "epsilon =" in line), lines[-1] if lines else "")
     row = {"what": what, "seconds": round(seconds, 1), "done": done.returncode == 0}
+    row["load"] = round(os.getloadavg()[0], 1)  # of the last minute; 1 = one busy core
     print(
         f"{what:44}{seconds:>8.1f} s  {'' if row['done'] else 'FAILED: '}{said[:100]}", flush=True
     )
@@ -102,6 +168,14 @@ def main() -> None:
             config = f"{name.partition('.')[0]}.yaml"
             rows.append(timed(f"jaxpfl run {config}", [jaxpfl, "run", config], folder))
         rows.append(timed("jaxpfl.run on a DataFrame", [python, "-c", DATA_FRAME], folder))
+        more = ["datasets", "openpyxl", "pillow"]
+        rows.append(timed("(to write files as people have them)", [*pip[:-3], *more], folder))
+        rows.append(timed("(files as people have them)", [python, "-c", WRITE_MORE], folder))
+        for number, typed in enumerate(FILES):
+            to = ["--out", f"more-{number}.yaml"] if typed[0] == "init" else []
+            rows.append(timed(f"jaxpfl {' '.join(typed[:2])}", [jaxpfl, *typed, *to], folder))
+        rows.append(timed("an IterableDataset", [python, "-c", STREAMED], folder))
+        rows.append(timed("a folder of images", [python, "-c", PICTURES], folder))
     record("first_steps", rows)
     table(rows, ["what", "seconds", "done"])
 

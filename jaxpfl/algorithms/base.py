@@ -18,7 +18,14 @@ from jaxpfl.federated.clients.client import ClientFn
 from jaxpfl.federated.clients.optimizers import require_optimizer, updated
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Release, Releaser
-from jaxpfl.models.base import Model, initialised, named_leaves, require_same_leaves, schema
+from jaxpfl.models.base import (
+    Model,
+    initialised,
+    named_leaves,
+    require_model,
+    require_same_leaves,
+    schema,
+)
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import RunSecret
@@ -83,12 +90,7 @@ class Algorithm(NamedTuple):
 
 def require_parts(model: object, plan: object, **optimisers: object) -> None:
     """Refuses what cannot be trained, before it is called in a compiled program."""
-    if isinstance(model, type) or not callable(getattr(model, "init", None)):
-        found = model.__name__ if isinstance(model, type) else type(model).__name__
-        raise InputError(
-            "model must be one of jaxpfl.models, with its settings, or made by "
-            f"jaxpfl.models.from_functions or from_flax, found {found}"
-        )
+    require_model(model)
     checks.instance("plan", plan, Plan, "a jaxpfl.Plan")
     for name, optimiser in optimisers.items():
         require_optimizer(name, optimiser)

@@ -257,11 +257,7 @@ def respond(
       The texts, and bool [K, J]: whether the model ended the text itself and nothing was cut off.
     """
     raw, ended_KxJ = writer.write(
-        prompts,
-        key,
-        decoding=settings.decoding,
-        responses=settings.responses,
-        progress=progress,
+        prompts, key, decoding=settings.decoding, responses=settings.responses, progress=progress
     )
     clean = [settings.format.response(text) for row in raw for text in row]
     cut = writer.shortened(clean, settings.response_tokens)

@@ -207,11 +207,7 @@ def select(
 
 
 def _ahead(
-    texts: list[str],
-    vary: Vary,
-    embedder: Embedder,
-    settings: EvolutionSettings,
-    key: jax.Array,
+    texts: list[str], vary: Vary, embedder: Embedder, settings: EvolutionSettings, key: jax.Array
 ) -> np.ndarray:
     """What is voted on, float32 [M, d]: embeddings of texts, or means over their variations."""
     if settings.form == "aug_pe" or not settings.lookahead:

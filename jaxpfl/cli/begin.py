@@ -60,13 +60,18 @@ def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     out = arguments.out or Path(name.partition(".")[0] + ".yaml")
     if out.exists():
         raise InputError(f"{out} exists already; choose another file with --out")
+    import yaml
+
     from jaxpfl.experiments.init import init as written
 
     config = written(arguments.file, **{name: getattr(arguments, name) for name in _COLUMNS})
     with out.open("x", encoding="utf-8") as file:
         file.write(config)
+    data = yaml.safe_load(config)["data"]
+    public = round((1 - data["split"]["train"]) * data["clients"])
     text = (
-        f"{out} has a comment for each setting. Its `split` declares a part of the clients "
-        f"public: those that are not in `train`.\n\njaxpfl run {out}"
+        f"{out} has a comment for each setting. Its `split` declares some {public} of the "
+        f"{data['clients']} clients public: they are NOT protected, only those of `train` are.\n\n"
+        f"jaxpfl run {out}"
     )
     return {"config": str(out), "text": text}

@@ -261,7 +261,8 @@ def open(source: str | Path | Population, *, public: bool = False) -> Population
     if isinstance(source, Population):
         return source
     if not isinstance(source, str | Path) or not source:
-        raise InputError(f"a source must be a path or a string, found {type(source).__name__}")
+        found = type(source).__name__ if source != "" else "an empty one"
+        raise InputError(f"a source must be a path or a string, found {found}")
     named = _Named(source, public)
     named.require_known()
     scheme, options = named.scheme(), named.typed()

@@ -68,10 +68,7 @@ def classified_examples(
 
 
 def examples_of_users(
-    population: Population,
-    correct: Any,
-    side: Side,
-    threshold: float,
+    population: Population, correct: Any, side: Side, threshold: float
 ) -> np.ndarray:
     """T4: selects all examples of users by the primary model's accuracy on their own data.
 

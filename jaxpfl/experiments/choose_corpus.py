@@ -29,7 +29,9 @@ from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.run_directory import run_id
+from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
+from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.experiments.report.plots import bars
 from jaxpfl.federated.hosts.shared_rounds import Asked
@@ -52,10 +54,11 @@ def choose_corpus(
 ) -> dict[str, Any]:
     """Releases the clients' moments once and ranks the candidates, each SOURCE or NAME=SOURCE.
 
-    The folder `out` gets fred.json (the returned record), fred.png (a bar for each candidate),
-    moments.npz (the released moments, which score further candidates at no cost), private/ (the
-    clients' embeddings) and, unless `ledger` names another file, ledger.jsonl. Several processes of
-    `jax.distributed` share it if all call this alike: process 0 alone reads corpora and writes.
+    The folder `out` gets fred.json (the returned record), certificate.json, fred.png (a bar for
+    each candidate), moments.npz (the released moments, which score further candidates at no cost),
+    private/ (the clients' embeddings) and, unless `ledger` names another file, ledger.jsonl.
+    Several processes of `jax.distributed` share it if all call this alike: process 0 alone reads
+    corpora and writes.
 
     Raises:
       InputError: a candidate holds the clients' data.
@@ -127,6 +130,8 @@ def choose_corpus(
             }
         )
         files.write_json(directory / "fred.json", record)
+        stamp = "" if plan.private else NOT_PRIVATE
+        certify(directory, "fred", [plan], statement=statement, stamp=stamp, ledgers=[path])
         bars(rows, "" if plan.private else "NOT PRIVATE").savefig(chart)
         if group is not None:
             group.tell(record=record)

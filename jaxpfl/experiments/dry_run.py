@@ -111,8 +111,8 @@ def _source_lines(record: dict[str, Any]) -> list[str]:
     clients = record["clients"]
     known = "data.clients" if clients["declared"] else "ASSUMED: data.clients gives no number"
     lines = [
-        f"clients   {clients['all']:,} ({known}), some {clients['train']:,} of them to train with; "
-        "epsilon is stated for that number"
+        f"clients   {clients['all']:,} ({known}), about {clients['train']:,} of them train; the "
+        "split decides how many, and the run's epsilon or noise is for that number"
     ]
     for key, each in record["sources"].items():
         state = f"NOT AVAILABLE: {each['missing']}" if each["missing"] else "available"

@@ -19,6 +19,7 @@ from jaxpfl.experiments.records.cautions import OURS, of_table
 from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.records.lines import FROM_PYTHON, read_lines, record_attempt
 from jaxpfl.experiments.report.run_page import page_of_run
+from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.ledger import Budget
 from jaxpfl.privacy.secret import ReproducibleSeed
 from jaxpfl.text.metrics.baselines import scored_counts
@@ -67,8 +68,17 @@ def run(
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
     checks.instance("algorithm", algorithm, Algorithm, "one of jaxpfl.algorithms")
+    checks.instance("name", algorithm.name, str, "a text")
     checks.instance("queries", algorithm.queries, tuple, "a tuple of jaxpfl.Query")
+    for query in algorithm.queries:
+        checks.instance("queries", query, Query, "a tuple of jaxpfl.Query")
+    checks.arguments(f"init of {algorithm.name!r}", algorithm.init, "(key)")
+    checks.arguments(f"step of {algorithm.name!r}", algorithm.step, "(state, release, round)")
+    functions = tuple(on_round) if isinstance(on_round, list | tuple) else (on_round,)
+    for function in functions:
+        checks.arguments("on_round", function, "(round)")
     checks.instance("ledger", ledger, (str, Path), "the path of a file")
+    checks.instance("out", out, (str, Path), "the path of a directory")
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.positive_int("every", every)
     checks.non_negative_int("seed", seed)
@@ -96,7 +106,6 @@ def run(
             PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
             if evaluation.vocabulary is not None:
                 sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
-        functions = (on_round,) if callable(on_round) else on_round
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
         directory = Path(out)
         with files.exclusive(directory):

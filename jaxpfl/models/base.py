@@ -256,6 +256,16 @@ def require_room(model: Model) -> None:
     checks.fits_memory(f"a model of {count_parameters(shapes):,} parameters", size)
 
 
+def require_model(model: object) -> None:
+    """Refuses what is no model, such as its class or its name, before it is called."""
+    if isinstance(model, type) or not callable(getattr(model, "init", None)):
+        found = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise InputError(
+            "model must be one of jaxpfl.models, with its settings, or made by "
+            f"jaxpfl.models.from_functions or from_flax, found {found}"
+        )
+
+
 def initialised(model: Model, key: Array) -> Params:
     """`model.init(key)`, once it is known that this machine has room for the parameters.
 
@@ -283,7 +293,8 @@ def require_same_leaves(found: Mapping[str, Any], like: Mapping[str, Any], where
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             raise InputError(
-                f"{where}: leaf {name!r} is {found.get(name)}, expected {expected.get(name)}"
+                f"{where}: {f'leaf {name!r}' if name else 'the whole'} is {found.get(name)}, "
+                f"expected {expected.get(name)}"
             )
 
 
@@ -299,9 +310,6 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def schema(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The dtype and shape of each leaf, as JSON data; each must be an array."""
-    for name, leaf in leaves.items():
-        if not hasattr(leaf, "dtype"):
-            found = type(leaf).__name__
-            raise InputError(f"leaf {name!r} of a tree must be an array, found {found}")
-    return {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in leaves.items()}
+    """The dtype and shape of each leaf, as JSON data; of what is no array, its type."""
+    kinds = {name: getattr(leaf, "dtype", type(leaf).__name__) for name, leaf in leaves.items()}
+    return {name: [str(kinds[name]), list(np.shape(leaf))] for name, leaf in leaves.items()}

@@ -19,6 +19,7 @@ from flax import nnx
 from flax.core import unfreeze
 from jax import Array
 
+from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Batch, LossModel, Metrics, Params, columns_read, split
 
@@ -180,6 +181,8 @@ def from_functions(
 
     What does not fit the data is refused later, before anything is charged.
     """
+    checks.arguments("init", init, "(key)")
+    checks.arguments("loss", loss, "(params, batch)")
     return OwnModel(init, loss, metrics, name, None if columns is None else tuple(columns))
 
 

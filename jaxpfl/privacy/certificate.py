@@ -32,12 +32,7 @@ ROUNDED = "noise is drawn in float32, whose last bits are not those of an exact 
 
 
 def certificate(
-    system: str,
-    ledgers: Mapping[str, Ledger],
-    delta: float,
-    *,
-    statement: str,
-    stamp: str,
+    system: str, ledgers: Mapping[str, Ledger], delta: float, *, statement: str, stamp: str
 ) -> dict[str, Any]:
     """Returns the certificate of all releases on some ledgers.
 

@@ -114,7 +114,7 @@ def smallest_multiplier(guarantee_of: Callable[[float], Guarantee], epsilon: flo
     raise InputError(
         f"the accountants disagree on noise multiplier {least:g}: epsilon = "
         f"{trial.epsilon():.6g} by {trial.accountant.upper()}, {trial.confirmed_epsilon():.6g} by "
-        f"the second, target {target:g}"
+        f"the second, target {target:g}: ask for a larger epsilon"
     )
 
 

@@ -100,7 +100,7 @@ def _release(event: Any) -> Any:
 
 def check(certificate: Any) -> list[str]:
     """Checks what follows from the certificate alone; returns what its ledgers cost, in words."""
-    need(certificate["format"] == FORMAT, f"is not of the format {FORMAT!r}")
+    need(certificate.get("format") == FORMAT, f"is not of the format {FORMAT!r}")
     wrong = sorted(certificate.keys() ^ {*_CERTIFICATE.split()})
     need(not wrong, f"lacks or adds the fields {wrong}")
     content = {name: value for name, value in certificate.items() if name != "seal"}

@@ -197,7 +197,7 @@ BAD = {
             (OK + b"\n" + line, f"row 3: {expected}")
             for line, expected in (
                 (LONG + b"\n", "not valid JSON"),
-                (LONG + b'"cut', "not valid JSON at character .*; the file may be truncated"),
+                (LONG + b'"cut', "not valid JSON at character .* line; the file may be truncated"),
                 (b'["a", "canary-7f3"]\n', "expected a JSON object, found list"),
                 (b'{"text": "canary-7f3"}\n', "there is no field 'client'"),
                 (b'{"client": "canary-7f3", "text": 7}\n', ".*'text' must be a string, found int"),

@@ -12,7 +12,7 @@ from jaxpfl.data import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import choose_corpus
 from jaxpfl.experiments.choose_corpus import named, table
-from jaxpfl.privacy import Ledger
+from jaxpfl.privacy import Ledger, verify
 from jaxpfl.text.embed import embed, embeddings_of
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.statements import of_lines
@@ -63,8 +63,10 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(
     assert record["candidates"][0]["candidate"] == "near"
     assert f"unit = {unit}" in record["statement"]
     assert {path.name for path in out.iterdir()} == {
-        "fred.json", "fred.png", "moments.npz", "ledger.jsonl", "private",
+        "certificate.json", "fred.json", "fred.png", "moments.npz", "ledger.jsonl", "private",
     }  # fmt: skip
+    found = verify.verified([out / "certificate.json"], [out / "ledger.jsonl"], None, False)
+    assert f"{out / 'ledger.jsonl'}: fits" in list(found)
     assert (out / "private").stat().st_mode & 0o77 == 0
     assert record["statement"].endswith("if nothing else is released from these clients")
     best = record["best_mixture"]

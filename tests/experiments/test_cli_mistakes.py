@@ -84,6 +84,8 @@ MISTAKES = [
     # data
     ("run run.yaml --data.source number.jsonl", "number.jsonl row 1 'text' string"),
     ("run run.yaml --data.source clients.jsonl?splitt=words", "'splitt' 'split'"),
+    ("run run.yaml --data.split.train 1e-9", "data.split.train no client of 40"),
+    ("run run.yaml --dryrun", "--dryrun 'dry-run'"),
     # plans
     (f"{PLAN} --epsilon -7", "epsilon positive found -7"),
     (f"{PLAN} --epsilon 7 --noise-multiplier 1", "--noise-multiplier --epsilon"),

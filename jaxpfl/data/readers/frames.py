@@ -79,11 +79,11 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch |
         if unread is not None:
             raise unread
         return
-    if hasattr(frame, "loc"):
+    if hasattr(frame, "loc") and hasattr(frame, "columns"):
         # A column of pandas that nobody asked for may hold what Arrow does not know.
         fields.require(name, list(frame.columns))
         frame = frame.loc[:, wanted]
-    if not hasattr(frame, "__arrow_c_stream__"):
+    if not hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "to_frame"):  # one column
         raise InputError(
             f"{name}: expected a DataFrame of pandas or polars, a data set of the library "
             f"datasets or a pyarrow Table, found {type(frame).__name__}"

@@ -32,11 +32,7 @@ _BLOCK = 65_536
 
 
 def read_plain_text(
-    path: Path,
-    *,
-    split: str = "paragraphs",
-    encoding: str | None = None,
-    name: str | None = None,
+    path: Path, *, split: str = "paragraphs", encoding: str | None = None, name: str | None = None
 ) -> Population:
     """Reads a .txt or .txt.gz file, or a .tar.gz or .tar.xz archive of .txt files.
 

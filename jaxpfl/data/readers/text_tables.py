@@ -83,7 +83,7 @@ def _object(where: str, text: str) -> dict[str, Any]:
             return found
         problem = f"expected a JSON object, found {type(found).__name__}"
     except json.JSONDecodeError as error:
-        problem = f"not valid JSON at character {error.pos + 1}"
+        problem = f"not valid JSON at character {error.pos + 1}, expected an object on each line"
         if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated string"):
             problem += "; the file may be truncated"
     except (ValueError, RecursionError):

@@ -177,13 +177,7 @@ def fit(
 
 
 def fit_adam(
-    model: Model,
-    columns: Columns,
-    *,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    seed: int,
+    model: Model, columns: Columns, *, epochs: int, batch_size: int, learning_rate: float, seed: int
 ) -> Params:
     """Trains a new model by Adam at one learning rate, see `fit`; returns parameters on the host.
 

@@ -113,7 +113,7 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
             valid[key] = kind_of_value
         if key not in valid:
             raise InputError(
-                f"{_COMMAND_LINE}: there is no option --{key}{_nearest(key, list(valid))}"
+                f"{_COMMAND_LINE}: there is no option --{key}{_nearest(key, [*valid, 'dry-run'])}"
             )
         if not has_value:
             if not rest or rest[0].startswith("--"):

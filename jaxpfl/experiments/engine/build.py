@@ -52,6 +52,8 @@ def split_clients(clients: Population, config: sections.DataConfig) -> dict[str,
     of the data as it was read.
     """
     parts = clients.split(dataclasses.asdict(config.split), seed=config.split_seed)
+    if not len(parts["train"]):
+        raise InputError(f"data.split.train left no client to train on, of {len(clients)}")
     if config.remove is None:
         return parts
     pattern = re.compile(config.remove)

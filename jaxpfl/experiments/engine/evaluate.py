@@ -17,7 +17,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.training import batches
 from jaxpfl.experiments.engine.by_client import ClientScores
-from jaxpfl.models.base import Checking, Model, summarise
+from jaxpfl.models.base import Checking, Model, require_model, summarise
 from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
@@ -92,8 +92,10 @@ class Evaluator:
                 "evaluation data must be wrapped in DeclaredPublic(...), found "
                 f"{type(public).__name__}: a metric on private clients is an uncharged release"
             )
-        self.model = model
-        self.vocabulary = vocabulary
+        require_model(model)
+        vocabularies = (Vocabulary, type(None))
+        checks.instance("vocabulary", vocabulary, vocabularies, "a jaxpfl.text.Vocabulary")
+        self.model, self.vocabulary = model, vocabulary
         self.name = public.described
         self._max_examples = checks.positive_int("max_examples", max_examples)
         self._batch_size = checks.positive_int("batch_size", batch_size)

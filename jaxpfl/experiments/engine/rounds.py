@@ -261,5 +261,7 @@ def _of_step(name: str, before: Any, found: Any) -> tuple[Any, Mapping[str, Any]
 def initial_state(algorithm: Algorithm, seed: int) -> Any:
     """The state before round 1, of arrays; depends on the seed alone."""
     state = algorithm.init(jax.random.fold_in(training_root(seed), INITIAL_STATE))
-    schema(named_leaves(state))
+    leaves = jax.tree.leaves(state)
+    if not leaves or not all(hasattr(leaf, "dtype") for leaf in leaves):
+        raise InputError(f"init of {algorithm.name!r} must return arrays, found {state!s:.60}")
     return state

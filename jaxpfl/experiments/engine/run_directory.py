@@ -149,11 +149,7 @@ def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
         "config": setting.config,
         "seed": setting.seed,
         "queries": [
-            {
-                "label": query.label,
-                "plan": query.plan.to_dict(),
-                "cohort": asdict(query.cohort),
-            }
+            {"label": query.label, "plan": query.plan.to_dict(), "cohort": asdict(query.cohort)}
             for query in algorithm.queries
         ],
     }

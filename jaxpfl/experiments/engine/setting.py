@@ -77,7 +77,10 @@ class Result:
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
 
-        return facts("Result", {"found": self, "report": self.out / "report.html"})
+        *lines, stated = str(self).splitlines()
+        scores = "\n".join(lines[: len(lines) - len(self.cautions)])
+        told = {"scores": scores, "cautions": "\n".join(self.cautions), "privacy": stated}
+        return facts("Result", {**told, "report": self.out / "report.html"})
 
 
 @dataclass(frozen=True)

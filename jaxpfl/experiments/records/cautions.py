@@ -37,11 +37,11 @@ def of_table(table: Sequence[Mapping[str, Any]], metric: str, tested_on: str) ->
 
 
 def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[str]:
-    """Warnings of a loss that rose, of a chosen round, and of updates of noise that teach little.
+    """Warnings of a loss that rose, of a chosen round, and of updates that are mostly noise.
 
-    Noise that is longer than the clip norm does not prevent learning, because it points nowhere in
-    particular. It is therefore mentioned only where the loss did not fall by 5 %. The records are
-    the lines of `metrics.jsonl`, up to the round whose model is the result.
+    Args:
+      records: the lines of `metrics.jsonl`, up to the round whose model is the result.
+      evaluated_on: the data of the "evaluation" in them.
     """
     found = []
     losses = [
@@ -58,7 +58,6 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
     if losses and records[-1].get("kept"):
         last = losses[-1][0]
         found.append(f"Round {last} was kept for its results: scores on {evaluated_on} flatter it.")
-    learned = bool(losses) and losses[-1][1] < 0.95 * losses[0][1]
     # A mean of clipped updates is no longer than the clip norm, so what exceeds it is noise.
     norms = [
         (_number(record["update_norm"]), record["clip_norm"])
@@ -66,11 +65,11 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
         if "update_norm" in record and record.get("clip_norm")
     ]
     long = sum(norm > clip_norm for norm, clip_norm in norms)
-    if long * 2 > len(norms) and not learned:
+    if long * 2 > len(norms):
         found.append(
             f"In {long} of {len(norms)} rounds the noisy mean update is longer than the clip norm, "
-            "which the mean of clipped updates never is: it is mostly noise. More clients per "
-            "round, fewer parameters or a larger epsilon help."
+            "which the mean of clipped updates never is: it is mostly noise, and later rounds may "
+            "be worse. More clients per round, fewer parameters or a larger epsilon help."
         )
     return found
 

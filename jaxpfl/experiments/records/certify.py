@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jaxpfl import files
+from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.privacy.certificate import NAME, certificate
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
@@ -14,7 +15,7 @@ WITHOUT_NOISE = 1e-6
 def certify(
     directory: Path,
     system: str,
-    plans: Iterable[Plan],
+    plans: Iterable[Plan | FredPlan],
     *,
     statement: str,
     stamp: str,

@@ -22,7 +22,6 @@ A client function with a method `client_state` keeps a state of each client betw
 (`Stateful`). A client gets its own alone, and it never leaves the client.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +30,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import checks
 from jaxpfl.errors import InformationLeak, InputError
 
 PyTree = Any
@@ -266,15 +266,17 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
     """
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
     own = "client_state, " if isinstance(client_fn, Stateful) else ""
+    whose = f"the client function of query {label!r}"
     if isinstance(client_fn, Stepping):
-        _require_arguments(client_fn.init, label, "init", f"(broadcast, {own}key)")
-        _require_arguments(client_fn.step, label, "step", "(broadcast, state, batch, mask, key)")
-        _require_arguments(client_fn.finish, label, "finish", "(broadcast, state)")
+        step = "(broadcast, state, batch, mask, key)"
+        checks.arguments(f"init of {whose}", client_fn.init, f"(broadcast, {own}key)")
+        checks.arguments(f"step of {whose}", client_fn.step, step)
+        checks.arguments(f"finish of {whose}", client_fn.finish, "(broadcast, state)")
         if own:
             keep = getattr(client_fn, "keep", None)
-            _require_arguments(keep, label, "keep", "(broadcast, state, sent)")
+            checks.arguments(f"keep of {whose}", keep, "(broadcast, state, sent)")
     else:
-        _require_arguments(client_fn, label, "", f"(broadcast, {own}examples, key)")
+        checks.arguments(whose, client_fn, f"(broadcast, {own}examples, key)")
 
     def one_round(broadcast: PyTree, client_state: PyTree, examples: Examples, key: Any) -> Any:
         found, held = computed(client_fn, broadcast, client_state, examples, key)
@@ -289,54 +291,37 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         )
     try:
         if isinstance(client_fn, Stepping):
-            _require_one_state(client_fn, label, broadcast, examples, key)
+            _require_one_state(client_fn, whose, broadcast, examples, key)
         # A function of its own, so that nothing is kept of it.
         found = jax.jit(one_round).trace(broadcast, before, examples, key)
     except KeyError as error:
         if len(error.args) != 1 or error.args[0] in examples.batches:
             raise
-        raise InputError(
-            f"the client function of query {label!r} looks up {error.args[0]!r}, which is not "
-            f"there: its examples have the columns {', '.join(sorted(examples.batches))}"
-        ) from error
+        held = f"its examples have the columns {', '.join(sorted(examples.batches))}"
+        missing = f"looks up {error.args[0]!r}, which is not there"
+        raise InputError(f"{whose} {missing}: {held}") from error
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
-        raise InformationLeak(
-            f"the client function of query {label!r} asks other clients or devices by a collective "
-            f"(psum and the like): {str(error).splitlines()[0]}"
-        ) from error
+        asked = "asks other clients or devices by a collective (psum and the like)"
+        raise InformationLeak(f"{whose} {asked}: {str(error).splitlines()[0]}") from error
     except TypeError as error:
         if "not a valid JAX type" not in str(error):
             raise
-        raise InputError(
-            f"the client function of query {label!r} must return a tree of float arrays: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+        found = str(error).splitlines()[0]
+        raise InputError(f"{whose} must return a tree of float arrays: {found}") from error
     contribution, after = found.out_info
-    _require_equal(label, "a round", "client_state", before, after)
+    _require_equal(f"a round of {whose}", "client_state", before, after)
     leaves = jax.tree.leaves(contribution)
     kinds = [str(leaf.dtype) for leaf in leaves]
     if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-        raise InputError(
-            f"the client function of query {label!r} must return a tree of float arrays, "
-            f"found {', '.join(kinds) or 'no array'}"
-        )
+        kind = ", ".join(kinds) or "no array"
+        raise InputError(f"{whose} must return a tree of float arrays, found {kind}")
     return TracedClient(found.jaxpr, contribution, before)
 
 
-def _require_arguments(function: Any, label: str, part: str, wanted: str) -> None:
-    try:
-        inspect.signature(function).bind(*wanted.split(", "))
-    except TypeError as error:
-        whose = f"{part} of the" if part else "the"
-        raise InputError(
-            f"{whose} client function of query {label!r} must take {wanted}: {error}"
-        ) from error
-
-
 def _require_one_state(
-    client_fn: Stepping, label: str, broadcast: PyTree, examples: Examples, key: Any
+    client_fn: Stepping, whose: str, broadcast: PyTree, examples: Examples, key: Any
 ) -> None:
     first = jax.eval_shape(partial(first_state, client_fn), broadcast)
     own = () if first is None else (first,)
@@ -347,17 +332,14 @@ def _require_one_state(
     )
     step = partial(client_part, client_fn, "step")
     after = jax.eval_shape(step, broadcast, before, batch, mask, key)
-    _require_equal(label, "step", "init", before, after)
+    _require_equal(f"step of {whose}", "init", before, after)
 
 
-def _require_equal(label: str, part: str, first: str, before: PyTree, after: PyTree) -> None:
-    kinds = [
-        (jax.tree.structure(state), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)])
-        for state in (before, after)
-    ]
-    if kinds[0] != kinds[1]:
-        wanted, found = ([f"{d}{list(s)}" for s, d in leaves] for _, leaves in kinds)
-        raise InputError(
-            f"{part} of the client function of query {label!r} must return a state like that of "
-            f"{first}, {', '.join(wanted) or 'nothing'}, found {', '.join(found) or 'nothing'}"
-        )
+def _require_equal(what: str, first: str, before: PyTree, after: PyTree) -> None:
+    wanted, found = (
+        jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", each)
+        for each in (before, after)
+    )
+    if jax.tree.flatten(wanted) != jax.tree.flatten(found):
+        expected = f"a state like that of {first}, {wanted}"
+        raise InputError(f"{what} must return {expected}, found {found}")

@@ -99,9 +99,7 @@ def clipped_sum(
     leaves, structure = jax.tree.flatten(params)
     one = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[1:], column.dtype), batch)
     products, others, opened_loss = opened(
-        lambda leaves, example: loss(jax.tree.unflatten(structure, leaves), example),
-        leaves,
-        one,
+        lambda leaves, example: loss(jax.tree.unflatten(structure, leaves), example), leaves, one
     )
     taps = [jnp.zeros(product.tap.shape, product.tap.dtype) for product in products]
     slopes = jax.grad(opened_loss, argnums=(0, 1), has_aux=True)

@@ -103,6 +103,7 @@ class Query:
     def __post_init__(self) -> None:
         if not isinstance(self.label, str) or not self.label:
             raise InputError(f"a query's label must be a string, found {self.label!r}")
+        checks.instance("plan", self.plan, Plan, "a jaxpfl.Plan")
         checks.instance("cohort", self.cohort, CohortSpec, "a jaxpfl.CohortSpec")
         checks.instance("columns", self.columns or (), tuple, "a tuple of names")
         try:

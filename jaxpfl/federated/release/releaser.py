@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import DpEvent
 
+from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import PyTree, require_one_process, shardings
@@ -114,6 +115,7 @@ class Release:
             norm is given although the plan's is constant, or the round is over.
           BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
         """
+        checks.instance("what is asked", query, Query, "one of the algorithm's queries")
         opened = _OPEN.get(self._number)
         if opened is None:
             raise InputError("this round is over: a step must ask clients before it returns")

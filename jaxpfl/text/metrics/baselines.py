@@ -29,11 +29,7 @@ class UnigramBaseline:
 
 
 def unigram_baseline(
-    train_NxL: np.ndarray,
-    evaluation_MxL: np.ndarray,
-    *,
-    vocab_size: int,
-    words: bool = True,
+    train_NxL: np.ndarray, evaluation_MxL: np.ndarray, *, vocab_size: int, words: bool = True
 ) -> UnigramBaseline:
     """Fits token frequencies on one token array and scores them on another.
 

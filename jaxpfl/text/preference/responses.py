@@ -78,11 +78,7 @@ def groups_of_texts(
 
 
 def _with_ends(
-    tokeniser: Tokeniser,
-    texts: list[str],
-    ended: np.ndarray,
-    room: list[int],
-    format: FewShot,
+    tokeniser: Tokeniser, texts: list[str], ended: np.ndarray, room: list[int], format: FewShot
 ) -> list[np.ndarray]:
     """Token ids of responses, each with its end, unless it was cut or there is no room."""
     rows = tokeniser.encode(texts)

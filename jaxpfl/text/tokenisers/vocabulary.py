@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxpfl import files
-from jaxpfl.checks import one_of, positive_int
+from jaxpfl.checks import instance, one_of, positive_int
 from jaxpfl.data.columns import WORD_SEPARATOR, text_array, text_buffers
 from jaxpfl.data.population import Population
 from jaxpfl.data.sequences import Padded, Sequences
@@ -168,6 +168,7 @@ class Vocabulary:
         were tokenised on the disk (`jaxpfl convert --vocabulary`) already have the ids: of these, a
         row is made when it is read.
         """
+        instance("what is encoded", population, Population, "a Population")
         tokens = population.columns.get("tokens")
         if isinstance(tokens, Sequences):
             self._check_encoded(population.name, tokens)

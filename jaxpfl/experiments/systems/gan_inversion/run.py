@@ -16,10 +16,7 @@ from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.records.artifacts import Artifact
 from jaxpfl.experiments.systems.gan_inversion.config import SelectionConfig
-from jaxpfl.experiments.systems.gan_inversion.evaluator import (
-    ImageEvaluator,
-    image_evaluator,
-)
+from jaxpfl.experiments.systems.gan_inversion.evaluator import ImageEvaluator, image_evaluator
 from jaxpfl.experiments.systems.gan_inversion.study import (
     GANS,
     HISTOGRAMS,

@@ -356,11 +356,7 @@ class CorpusWriter:
         return choices[int(releases.load_or_compute(TRIED, judged)["chosen"])]
 
     def _evolved(
-        self,
-        untuned: Author,
-        scorer: Scorer,
-        releases: Releases,
-        on_round: Callable[[Any], None],
+        self, untuned: Author, scorer: Scorer, releases: Releases, on_round: Callable[[Any], None]
     ) -> list[str]:
         """Private evolution: the texts that clients voted for last."""
         evolution = self.config.evolution
