@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import compilation_cache, files
-from jaxpfl.errors import InputError, RunLocked
+from jaxpfl.errors import RunLocked
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine.signals import require_none_answered
+from jaxpfl.experiments.launch import cluster
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointFolder, begin
 from jaxpfl.experiments.sweep.results import SweepOutcome, collect, value_of
@@ -110,20 +111,9 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
     this machine and ended afterwards. A worker has so many virtual CPU devices, and asks for one
     CPU, and for one GPU where the cluster has any.
     """
-    try:
-        import ray  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise InputError(
-            "--ray needs Ray, which is not installed: pip install 'jaxpfl[ray]'"
-        ) from error
     out = Path(out).resolve()
-    begin(sweep, out)
-    # Ray reports its usage to its makers unless told not to.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = os.environ.get("RAY_ADDRESS")
-    started = {"address": address} if address else {"address": "local", "num_cpus": workers}
-    ray.init(**started, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
+    with cluster("--ray", workers, logs=False) as ray:
+        begin(sweep, out)
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
         for each in [task.remote(sweep, out, devices, os.getcwd()) for _ in range(workers)]:
@@ -134,8 +124,6 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
             except ray.exceptions.RayError:
                 # The worker is lost; the table lists what it left unfinished.
                 continue
-    finally:
-        ray.shutdown()
     return collect(sweep, out)
 
 
