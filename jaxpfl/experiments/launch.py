@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxpfl.errors import InputError
 
-Launcher = Callable[[Sequence[str], int], tuple[int, str]]
+_JAXPFL = [sys.executable, "-m", "jaxpfl"]
 
 
 def by_slurm(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
@@ -27,7 +27,7 @@ def by_slurm(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
     # Each process that lives says why it ends, for which it needs up to 30 seconds.
     start.append("--kill-on-bad-exit=0")
     try:
-        return _done([*start, *_command(arguments), "--distributed", "auto"])
+        return _done([*start, *_JAXPFL, *arguments, "--distributed", "auto"])
     except FileNotFoundError as error:
         raise InputError("--launcher slurm needs srun, which is not on the PATH here") from error
 
@@ -51,7 +51,7 @@ def by_ray(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
         address = ray.get(on(0, _address).remote())
         joined = [["--distributed", f"{address},{index}/{hosts}"] for index in range(hosts)]
         started = [
-            on(index, _done).remote([*_command(arguments), *each], os.getcwd())
+            on(index, _done).remote([*_JAXPFL, *arguments, *each], os.getcwd())
             for index, each in enumerate(joined)
         ]
         found = []
@@ -88,11 +88,7 @@ def cluster(option: str, workers: int, *, logs: bool) -> Iterator[Any]:
         ray.shutdown()
 
 
-LAUNCHERS: dict[str, Launcher] = {"ray": by_ray, "slurm": by_slurm}
-
-
-def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "jaxpfl", *arguments]
+LAUNCHERS = {"ray": by_ray, "slurm": by_slurm}
 
 
 def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:

@@ -27,6 +27,7 @@ from jaxpfl.federated.release.query import Query, prepared, read_columns, requir
 from jaxpfl.privacy.keys import key_from_words
 
 PyTree = Any
+Kept = tuple[Path | None, int]
 
 
 class Work(NamedTuple):
@@ -77,7 +78,7 @@ class PreparedQuery:
         query: Query,
         broadcast: PyTree,
         population: Population,
-        kept: tuple[Path | None, int] = (None, 0),
+        kept: Kept = (None, 0),
     ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 

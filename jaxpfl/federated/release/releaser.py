@@ -25,7 +25,6 @@ the identity. A run whose identity changed, or a replay with another result, is 
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import jax
@@ -37,7 +36,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import require_one_process, shardings
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.prepared_query import PreparedQuery, Summed, Work
+from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
@@ -72,12 +71,7 @@ class Others(Protocol):
     environment: Any
 
     def prepared(
-        self,
-        number: int,
-        query: Query,
-        broadcast: PyTree,
-        population: Population,
-        kept: tuple[Path | None, int],
+        self, number: int, query: Query, broadcast: PyTree, population: Population, kept: Kept
     ) -> PreparedQuery:
         """As `PreparedQuery.of`, of query `number`, once all processes agree on it."""
         ...
@@ -199,7 +193,7 @@ class Releaser:
         warn: Callable[[str], None] = lambda message: None,
         observe: Callable[[dict[str, Any]], None] = lambda record: None,
         others: Others | None = None,
-        kept: tuple[Path | None, int] = (None, 0),
+        kept: Kept = (None, 0),
     ) -> None:
         self.ledger = ledger
         self.run = run
