@@ -135,7 +135,7 @@ def test_candidates_have_names():
 def test_two_processes_share_a_ranking_which_one_writes_and_charges(tmp_path, sources):
     out, address = tmp_path / "out", free_address()
     command = ["-m", "jaxpfl", "fred", "--private", sources[0], "--candidates", *sources[1]]
-    command += "--epsilon 50 --delta 1e-3 --embedder hashed:8 --json --out".split()
+    command += ["--epsilon", "50", "--delta", "1e-3", "--embedder", "hashed:8", "--json", "--out"]
     joined = [["--distributed", f"{address},{index}/2"] for index in range(2)]
     found = ended([start([*command, str(out), *each]) for each in joined])
     records = [json.loads(said[said.index('{"') :]) for _, said, _ in found]

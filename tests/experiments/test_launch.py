@@ -1,7 +1,6 @@
 """A run that Slurm or Ray starts on two hosts is the run of one process with as many devices."""
 
 import os
-import sys
 
 import pytest
 
@@ -10,24 +9,19 @@ from tests.federated.test_hosts import CONFIG
 from tests.federated.two_processes import ended, start
 
 # As Slurm's: it sets what `jax.distributed` reads, of two nodes that are both this machine.
-SRUN = """#!{python}
-import os, subprocess, sys
-nodes, tasks, output, _ = (each.partition("=")[2] for each in sys.argv[1:5])
-started = []
-for index in range(int(tasks)):
-    known = {{"JOB_ID": os.getpid(), "STEP_NODELIST": "localhost,other", "NTASKS": tasks,
-             "PROCID": index, "LOCALID": 0, "STEP_NUM_NODES": nodes}}
-    there = os.environ | {{"SLURM_" + name: str(value) for name, value in known.items()}}
-    out = None if str(index) == output else subprocess.DEVNULL
-    started.append(subprocess.Popen(sys.argv[5:], env=there, stdout=out))
-sys.exit(max(each.wait() for each in started))
+SRUN = """#!/bin/sh
+export SLURM_STEP_NUM_NODES=${1#*=} SLURM_NTASKS=${2#*=} SLURM_JOB_ID=$$ SLURM_LOCALID=0
+export SLURM_STEP_NODELIST=localhost,other
+shift 4
+SLURM_PROCID=1 "$@" > /dev/null &
+SLURM_PROCID=0 "$@" && wait $!
 """
 
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     srun = tmp_path / "srun"
-    srun.write_text(SRUN.format(python=sys.executable))
+    srun.write_text(SRUN)
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
 
