@@ -3,6 +3,10 @@
     python -m tools.kills                                # 200 kills, spread over all systems
     python -m tools.kills --kills 20 --systems popri     # some of one
     python -m tools.kills --seed 7 --workers 1
+    python -m tools.kills --processes 2 --kills 40 --systems exact scaffold
+
+With two processes, one of them is killed after both have joined; the other must end within a minute
+by itself. Two or one go on, with as many devices, and the whole run is that of one process.
 
 A run is a process of its own. It is killed (SIGKILL) after a random time or before a random durable
 operation: a charge, a line of metrics, any step of saving or deleting a checkpoint. What a user
@@ -36,7 +40,7 @@ from tests.experiments import conftest as studies
 from tests.experiments.ledgers import same_but_heads
 from tests.experiments.systems.gan_inversion.test_study import STUDY as GAN_INVERSION
 from tests.experiments.systems.oov_concatenation.test_study import STUDY as OOV_CONCATENATION
-from tests.faults import conftest as training
+from tests.federated.two_processes import free_address
 
 REPRODUCIBLE = ("--run.reproducible_noise", "True")
 _COMPARED = (".json", ".jsonl", ".npz", ".safetensors", ".yaml")
@@ -46,7 +50,7 @@ _RESUME_LIMIT_S = 600
 # there were.
 _CHILD = """
 import os, pathlib, signal, sys
-config, out, fatal, *overrides = sys.argv[1:]
+config, out, fatal, how, *overrides = sys.argv[1:]
 calls = 0
 def counted(real):
     def call(*arguments, **options):
@@ -61,6 +65,10 @@ for name in ("fsync", "rename", "replace", "mkdir", "rmdir"):
 from jaxpfl import compilation_cache
 compilation_cache.enable()  # before JAX is imported
 from jaxpfl.experiments import carry_out, registry
+if how:
+    from jaxpfl.federated.hosts import processes
+    processes.join(how)
+    print("joined", flush=True)
 out = pathlib.Path(out)
 if (out / "config.yaml").exists():
     carry_out.resume(out, progress=False)
@@ -76,6 +84,8 @@ class Config:
     seed: int = 0
     systems: tuple[str, ...] = ()  # default: all
     workers: int = 2  # runs side by side
+    processes: int = 1  # that share each run; 2 need systems with exact noise
+    seconds: float = float("inf")  # after which no other run begins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,16 +102,26 @@ class System:
 
 def _fed_avg(folder: Path) -> tuple[Path, tuple[str, ...]]:
     path = folder / "tiny.yaml"
-    path.write_text(training.CONFIG.format(folder=folder))
-    words = training.WORDS
-    studies.write_lines(folder / "public.jsonl", words, 10, 2)
-    studies.write_lines(folder / "clients.jsonl", words, 60, 3, "canarytext{}")
+    path.write_text(studies.TINY.format(folder=folder))
+    studies.write_lines(folder / "public.jsonl", studies.NEAR, 40, 5)
+    studies.write_lines(folder / "clients.jsonl", studies.NEAR, 60, 3, "canarytext{}")
     return path, ()
 
 
 def _dp_ftrl(folder: Path) -> tuple[Path, tuple[str, ...]]:
     path, _ = _fed_avg(folder)
     return path, ("--privacy.sampling", "cyclic", "--privacy.noise", "banded")
+
+
+def _exact(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    path, _ = _fed_avg(folder)
+    return path, ("--privacy.noise", "exact")
+
+
+def _scaffold(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    path, overrides = _exact(folder)
+    more = ("--training.algorithm.name", "scaffold", "--training.algorithm.variate_clip", "1.0")
+    return path, (*overrides, *more)
 
 
 def _stages(folder: Path) -> tuple[Path, tuple[str, ...]]:
@@ -143,6 +163,8 @@ def _synthetic_text(method: str) -> Callable[[Path], tuple[Path, tuple[str, ...]
 SYSTEMS: dict[str, Callable[[Path], tuple[Path, tuple[str, ...]]]] = {
     "fed_avg": _fed_avg,
     "dp_ftrl": _dp_ftrl,
+    "exact": _exact,
+    "scaffold": _scaffold,
     "fred, prefinetuning, fed_avg": _stages,
     "gan_inversion": _gan_inversion,
     "oov_concatenation": _oov_concatenation,
@@ -156,15 +178,21 @@ SYSTEMS: dict[str, Callable[[Path], tuple[Path, tuple[str, ...]]]] = {
 def main(config: Config) -> None:
     names = config.systems or tuple(SYSTEMS)
     with tempfile.TemporaryDirectory() as folder:
-        systems = [_whole(name, Path(folder)) for name in track(names, "whole runs")]
-        found, begun = [], 0
+        systems = [
+            _whole(name, Path(folder), config.processes) for name in track(names, "whole runs")
+        ]
+        found, begun, started = [], 0, time.monotonic()
         with ThreadPoolExecutor(config.workers) as pool:
             # A run may end before its second kill, and then there are fewer than were planned.
             while (missing := config.kills - sum(row["kills"] for row in found)) > 0:
                 if any(row["differences"] for row in found):
                     break
-                trials = _trials(config.seed, systems, Path(folder), missing, begun)
-                done = pool.map(lambda trial: _trial(*trial), trials)
+                most = missing if config.seconds == float("inf") else 2 * config.workers
+                trials = _trials(config.seed, systems, Path(folder), min(missing, most), begun)
+                if time.monotonic() - started > config.seconds:
+                    break
+                trial = _trial if config.processes == 1 else _shared_trial
+                done = pool.map(lambda each: trial(*each), trials)  # noqa: B023
                 found += track(done, "killed runs", total=len(trials))
                 begun += len(trials)
     rows = []
@@ -180,6 +208,10 @@ def main(config: Config) -> None:
                 "seed": config.seed,
                 "seconds of a run": system.seconds,
                 "operations": system.operations,
+                "processes": config.processes,
+                "longest survival, s": max((row.get("survived", 0.0) for row in own), default=0),
+                "of process 0": sum(row.get("of 0", 0) for row in own),
+                "resumed by one": sum(row.get("by one", 0) for row in own),
             }
         )
     for row in found:
@@ -191,7 +223,7 @@ def main(config: Config) -> None:
         raise SystemExit(1)
 
 
-def _whole(name: str, folder: Path) -> System:
+def _whole(name: str, folder: Path, processes: int) -> System:
     """Runs a system without interruption, twice: the second time, all programs are compiled."""
     own = folder / name.replace(" ", "_").replace(",", "")
     own.mkdir()
@@ -199,7 +231,7 @@ def _whole(name: str, folder: Path) -> System:
     seconds, operations = 0.0, 0
     for number in range(2):
         began = time.perf_counter()
-        child = _start(path, overrides, own / f"whole_{number}", 0)
+        child = _start(path, overrides, own / f"whole_{number}", 0, devices=processes)
         printed, errors = child.communicate()
         if child.returncode:
             raise SystemExit(f"{name} does not run:\n{errors[-2_000:]}")
@@ -259,19 +291,74 @@ def _trial(system: System, out: Path, seed: int, times: int) -> dict:
     return _row(system, seed, kills, differences)
 
 
+def _shared_trial(system: System, out: Path, seed: int, times: int) -> dict:
+    """As `_trial`, of two processes, either of which is killed; two or one resume."""
+    generator = random.Random(seed)
+    kills, zeros, survived, differences = 0, 0, 0.0, []
+    while kills < times and not differences:
+        pair = _pair(system, out)
+        for each in pair:
+            assert each.stdout is not None
+            each.stdout.readline()  # Both have joined.
+        victim = generator.randrange(2)
+        time.sleep(generator.uniform(0, 1.3 * system.seconds))
+        if (out / "result.json").exists():
+            break
+        pair[victim].kill()
+        killed = time.monotonic()
+        try:
+            _, errors = pair[1 - victim].communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            differences.append(f"process {1 - victim} lives 60 s after the other")
+            pair[1 - victim].kill()
+            continue
+        survived = max(survived, time.monotonic() - killed)
+        # JAX ends the others of process 0, with its own text.
+        if victim and not errors.strip():
+            differences.append("process 0 ended without a sentence")
+        kills, zeros = kills + 1, zeros + (victim == 0)
+        pair[victim].communicate()
+    one = generator.random() < 0.5
+    last = [_start(system.config, system.overrides, out, 0, devices=2)] if one else []
+    for child in last or _pair(system, out):
+        _, errors = child.communicate(timeout=_RESUME_LIMIT_S)
+        if child.returncode:
+            differences.append(f"not resumed: {errors[-500:]}")
+    differences += _differences(out, system.straight)
+    shutil.rmtree(out)
+    more = {"survived": survived, "of 0": zeros, "by one": int(one)}
+    return {**_row(system, seed, kills, differences), **more}
+
+
+def _pair(system: System, out: Path) -> list[subprocess.Popen]:
+    address = free_address()
+    return [
+        _start(system.config, system.overrides, out, 0, f"{address},{index}/2")
+        for index in range(2)
+    ]
+
+
 def _row(system: System, seed: int, kills: int, differences: list[str]) -> dict:
     return {"what": system.name, "seed": seed, "kills": kills, "differences": differences}
 
 
-def _start(config: Path, overrides: tuple[str, ...], out: Path, fatal: int) -> subprocess.Popen:
+def _start(
+    config: Path,
+    overrides: tuple[str, ...],
+    out: Path,
+    fatal: int,
+    how: str = "",
+    devices: int = 1,
+) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(config), str(out), str(fatal), *overrides],
+        [sys.executable, "-c", _CHILD, str(config), str(out), str(fatal), how, *overrides],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
+            "JAX_NUM_CPU_DEVICES": str(devices),
             # Small programs, too, so that a run is short.
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         },

@@ -3,11 +3,13 @@
 import argparse
 import dataclasses
 import itertools
+import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import cores
+from jaxpfl import checks, cores
 from jaxpfl.errors import InputError
 
 _SHARED: dict[str, dict[str, Any]] = {
@@ -29,6 +31,11 @@ _SHARED: dict[str, dict[str, Any]] = {
         "auto (Slurm, Kubernetes, Cloud TPU, Open MPI), or HOST:PORT,INDEX/COUNT, with HOST:PORT "
         "of process 0, such as 10.0.0.5:1234,0/2 here and 10.0.0.5:1234,1/2 there",
     },
+    "--launcher": {
+        "choices": ("ray", "slurm"),
+        "help": "start such processes, one on each of --hosts N nodes",
+    },
+    "--hosts": {"type": int, "metavar": "N", "help": "the number of nodes of --launcher"},
 }
 
 
@@ -78,6 +85,24 @@ def unused_directory(name: str) -> Path:
     others = (f"{name}-{number}" for number in itertools.count(2))
     paths = (Path("runs", each) for each in itertools.chain([name], others))
     return next(path for path in paths if not path.exists())
+
+
+def launched(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """The result of this command on the hosts of --launcher; None if it is to be carried out here.
+
+    There it has --distributed, too.
+    """
+    name, hosts = arguments.launcher, arguments.hosts
+    if (name is None) != (hosts is None):
+        raise InputError("--launcher and --hosts go together: give both")
+    if name is None or arguments.distributed is not None:
+        return None
+    from jaxpfl.experiments.launch import LAUNCHERS
+
+    checks.positive_int("--hosts", hosts)
+    code, text = LAUNCHERS[name](shlex.split(arguments.command_line)[1:], hosts)
+    record = json.loads(text) if arguments.json and text else {}
+    return {**record, "text": text.rstrip("\n"), "exit_code": code}
 
 
 def join(how: str | None) -> bool:

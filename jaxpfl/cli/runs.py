@@ -13,7 +13,7 @@ from jaxpfl.errors import InputError
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "config", "--dry-run", "--distributed")
+    common.add(parser, "config", "--dry-run", "--distributed", "--launcher", "--hosts")
     live = "show the page of the run while it is under way, at an address of this machine"
     parser.add_argument("--live", action="store_true", help=live)
     common.add_path(parser, "--out", "DIR", "run directory (default: runs/NAME-OF-CONFIG)")
@@ -37,6 +37,8 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         from jaxpfl.experiments.dry_run import dry_run
 
         return dry_run(config)
+    if (found := common.launched(arguments)) is not None:
+        return found
     keeps_files = common.join(arguments.distributed)
     out = arguments.out or common.unused_directory(path.stem)
     if keeps_files:
@@ -53,10 +55,12 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "directory", "--distributed")
+    common.add(parser, "directory", "--distributed", "--launcher", "--hosts")
 
 
 def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if (found := common.launched(arguments)) is not None:
+        return found
     common.use_run(arguments.directory)
     common.join(arguments.distributed)
     from jaxpfl.experiments import carry_out

@@ -99,13 +99,9 @@ def choose_corpus(
             embedded = Population.load(stored)
             secret = RunSecret()
             run = f"fred {run_id(secret)}"
+            asking = others and others.at("fred")
             released = private_moments(
-                embedded,
-                plan,
-                ledger=charged,
-                secret=secret,
-                run=run,
-                others=others and others.at("fred"),
+                embedded, plan, ledger=charged, secret=secret, run=run, others=asking
             )
             released.save(directory / "moments.npz")
             statement = both_statements(charged, [run], plan.delta)

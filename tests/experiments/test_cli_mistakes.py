@@ -50,6 +50,7 @@ MISTAKES = [
     ("sweep absent.yaml", "absent.yaml no such file jaxpfl configs"),
     ("sweep grid.yaml --ray 2 --dry-run", "--ray --dry-run"),
     ("sweep grid.yaml --ray 0", "--ray at least 1"),
+    ("run run.yaml --hosts 2", "--launcher --hosts both"),
     ("resume absent", "absent no such directory"),
     ("resume folder", "folder no config.yaml"),
     ("report folder", "folder no run.json"),

@@ -85,7 +85,7 @@ def two(query: Query, clients=CLIENTS, said=None, theirs=None):
 
 
 def prepared(shared: SharedRounds, query: Query, broadcast):
-    return shared.prepared(0, query, broadcast, CLIENTS)
+    return shared.prepared(0, query, broadcast, CLIENTS, (None, 0))
 
 
 def test_a_broadcast_that_was_changed_in_place_is_sent_again():

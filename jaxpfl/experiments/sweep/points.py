@@ -18,11 +18,11 @@ from jaxpfl import compilation_cache, files
 from jaxpfl.errors import RunLocked
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine.signals import require_none_answered
+from jaxpfl.experiments.launch import cluster
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointFolder, begin
 from jaxpfl.experiments.sweep.results import SweepOutcome, collect, value_of
 from jaxpfl.federated import mesh
-from jaxpfl.lazy import require
 from jaxpfl.progress import Progress
 
 
@@ -102,15 +102,9 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
     this machine and ended afterwards. A worker has so many virtual CPU devices, and asks for one
     CPU, and for one GPU where the cluster has any.
     """
-    ray = require("ray", "ray")
     out = Path(out).resolve()
-    begin(sweep, out)
-    # Ray reports its usage to its makers unless told not to.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = os.environ.get("RAY_ADDRESS")
-    started = {"address": address} if address else {"address": "local", "num_cpus": workers}
-    ray.init(**started, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
+    with cluster(workers, logs=False) as ray:
+        begin(sweep, out)
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
         for each in [task.remote(sweep, out, devices, os.getcwd()) for _ in range(workers)]:
@@ -121,8 +115,6 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
             except ray.exceptions.RayError:
                 # The worker is lost; the table lists what it left unfinished.
                 continue
-    finally:
-        ray.shutdown()
     return collect(sweep, out)
 
 

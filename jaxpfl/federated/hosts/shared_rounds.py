@@ -21,7 +21,6 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -35,7 +34,7 @@ from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.mesh import here, put
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.prepared_query import PreparedQuery, Summed, Work
+from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.secret import RunSecret
 
@@ -85,12 +84,7 @@ class SharedRounds:
         return self
 
     def prepared(
-        self,
-        number: int,
-        query: Query,
-        broadcast: PyTree,
-        population: Population,
-        kept: tuple[Path | None, int] = (None, 0),
+        self, number: int, query: Query, broadcast: PyTree, population: Population, kept: Kept
     ) -> PreparedQuery:
         """Query `number` of the stage as process 0 keeps it, once all agree on it.
 

@@ -27,6 +27,8 @@ from jaxpfl.federated.release.query import Query, prepared, read_columns, requir
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import key_from_words
 
+Kept = tuple[Path | None, int]
+
 
 class Work(NamedTuple):
     """What decides a release besides the query, the clients and the broadcast. SECRET.
@@ -76,7 +78,7 @@ class PreparedQuery:
         query: Query,
         broadcast: PyTree,
         population: Population,
-        kept: tuple[Path | None, int] = (None, 0),
+        kept: Kept = (None, 0),
     ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 

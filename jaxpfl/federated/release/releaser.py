@@ -26,7 +26,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -39,7 +38,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import PyTree, require_one_process, shardings
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.prepared_query import PreparedQuery, Summed, Work
+from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
@@ -72,12 +71,7 @@ class Others(Protocol):
     environment: Any
 
     def prepared(
-        self,
-        number: int,
-        query: Query,
-        broadcast: PyTree,
-        population: Population,
-        kept: tuple[Path | None, int],
+        self, number: int, query: Query, broadcast: PyTree, population: Population, kept: Kept
     ) -> PreparedQuery:
         """As `PreparedQuery.of`, of query `number`, once all processes agree on it."""
         ...
@@ -189,7 +183,7 @@ class Releaser(AbstractContextManager["Releaser"]):
         warn: Callable[[str], None] = lambda message: None,
         observe: Callable[[dict[str, Any]], None] = lambda record: None,
         others: Others | None = None,
-        kept: tuple[Path | None, int] = (None, 0),
+        kept: Kept = (None, 0),
     ) -> None:
         self.ledger = ledger
         self.run = run

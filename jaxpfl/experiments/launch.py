@@ -1,0 +1,105 @@
+"""Starts one command on several hosts: Slurm or Ray starts it, and `jax.distributed` joins it.
+
+Nothing of our own stands beside them, and what they start is the command as it is given by hand.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jaxpfl.errors import InputError
+from jaxpfl.lazy import require
+
+_JAXPFL = [sys.executable, "-m", "jaxpfl"]
+
+
+def by_slurm(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
+    """Runs `jaxpfl ARGUMENTS` on so many nodes by `srun`, in an allocation or with one of its own.
+
+    Returns:
+      The exit code, the largest of all, and what process 0 wrote to stdout.
+    """
+    start = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--output=0"]
+    # Each process that lives says why it ends, for which it needs up to 30 seconds.
+    start.append("--kill-on-bad-exit=0")
+    try:
+        return _done([*start, *_JAXPFL, *arguments, "--distributed", "auto"])
+    except FileNotFoundError as error:
+        raise InputError("--launcher slurm needs srun, which is not on the PATH here") from error
+
+
+def by_ray(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
+    """As `by_slurm`, on nodes of Ray's cluster; a process gets all GPUs of its node."""
+    with cluster(hosts, logs=True) as ray:
+        from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
+            PlacementGroupSchedulingStrategy as On,
+        )
+
+        gpus = max(node["Resources"].get("GPU", 0) for node in ray.nodes())
+        # On different nodes, as long as there are enough.
+        group = ray.util.placement_group([{"CPU": 1, "GPU": gpus}] * hosts, strategy="SPREAD")
+
+        def on(index: int, function: Callable) -> Any:
+            there = On(group, placement_group_bundle_index=index)
+            options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0}
+            return ray.remote(function).options(scheduling_strategy=there, **options)
+
+        address = ray.get(on(0, _address).remote())
+        joined = [["--distributed", f"{address},{index}/{hosts}"] for index in range(hosts)]
+        started = [
+            on(index, _done).remote([*_JAXPFL, *arguments, *each], os.getcwd())
+            for index, each in enumerate(joined)
+        ]
+        found = []
+        for each in started:
+            try:
+                found.append(ray.get(each))
+            except ray.exceptions.RayError:
+                found.append((1, ""))  # The node is lost, which the other processes say.
+        return max(code for code, _ in found), found[0][1]
+
+
+@contextmanager
+def cluster(workers: int, *, logs: bool) -> Iterator[Any]:
+    """Ray, joined to the cluster that RAY_ADDRESS names, or started here for so many workers.
+
+    Args:
+      logs: whether what workers write is written here, too.
+    """
+    ray = require("ray", "ray")
+    # Ray reports its usage to its makers unless told not to.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = os.environ.get("RAY_ADDRESS")
+    started = {"address": address} if address else {"address": "local", "num_cpus": workers}
+    ray.init(**started, include_dashboard=False, log_to_driver=logs, logging_level="ERROR")
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+LAUNCHERS = {"ray": by_ray, "slurm": by_slurm}
+
+
+def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            printed, _ = process.communicate()
+        except KeyboardInterrupt as error:
+            # It stops after its round.
+            process.send_signal(getattr(error, "number", signal.SIGINT))
+            printed, _ = process.communicate()
+    return abs(process.returncode), printed
+
+
+def _address() -> str:
+    import ray  # pyright: ignore[reportMissingImports]
+
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
