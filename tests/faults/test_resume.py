@@ -18,7 +18,7 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.carry_out import Outcome
 from jaxpfl.experiments.engine import run_directory, setting
-from jaxpfl.experiments.records import checkpoint
+from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.records.lines import MetricsFile
 from jaxpfl.federated.release import identity, prepared_query, releaser
 from jaxpfl.privacy.guarantee import Guarantee
@@ -117,8 +117,8 @@ INSTANTS = {
     "after a record": partial(stopped, Ledger, "record", 3, after=True),
     "before metrics": partial(stopped, MetricsFile, "append", when=_record_of_round_4),
     "after metrics": partial(stopped, MetricsFile, "append", after=True, when=_record_of_round_4),
-    "in a checkpoint": partial(stopped, checkpoint, "commit", when=_of_round_4),
-    "after a checkpoint": partial(stopped, checkpoint, "commit", after=True, when=_of_round_4),
+    "in a checkpoint": partial(stopped, artifacts, "commit", when=_of_round_4),
+    "after a checkpoint": partial(stopped, artifacts, "commit", after=True, when=_of_round_4),
     "before the result": partial(
         stopped, files, "write_json", when=lambda path, *_, **__: path.name == "result.json"
     ),

@@ -11,11 +11,10 @@ import pytest
 
 from jaxpfl import cli
 from jaxpfl.experiments import carry_out
-from jaxpfl.experiments.engine import rounds
+from jaxpfl.experiments.engine import build, rounds
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.systems import workspace
-from jaxpfl.experiments.systems.federated_training import study
 from jaxpfl.federated.release import prepared_query
 from tests.faults.runs import assert_same, charges_of, config_of
 
@@ -71,7 +70,7 @@ def test_a_signal_while_data_is_read_leaves_nothing(
     handlers = [signal.getsignal(each) for each in NUMBERS]
     out = tmp_path / "new" / "run"
     with monkeypatch.context() as patched:
-        signalling(patched, study, "read_clients", number)
+        signalling(patched, build, "read_clients", number)
         assert cli.main(["run", str(tiny_config), "--out", str(out)]) == 128 + number
     assert not out.parent.exists()
     last = capsys.readouterr().err.strip().splitlines()[-1]
