@@ -6,6 +6,8 @@
 of an environment that has OpenDP, its sampler too: the discrete Gaussian of the same deviation, on
 a vector of whole numbers, in one thread.
 
+`streams`: one more round of DP-FTRL's noise, which has 16 rounds an epoch.
+
 `rounds`: the release of one round, warm, with plans that differ in the kind of noise alone: the
 EMNIST CNN (10 clients, 2 steps of 20 images), the CIFG word model (10 clients, 2 steps of 16
 sentences of 20 words), and FreD's second moment (1,000 clients, dimension 384). A ledger is not
@@ -69,6 +71,32 @@ def draws(config: Config) -> list[dict]:
             for name, taken in seconds.items()
         ]  # fmt: skip
     jax.clear_caches()
+    return rows
+
+
+def streams(config: Config) -> list[dict]:
+    """Rows of how long DP-FTRL's noise takes, once its ring is full."""
+    from itertools import count
+
+    from jaxpfl.privacy.correlated_noise import NoiseStream
+    from jaxpfl.privacy.keys import training_root
+
+    def following(stream):
+        rounds = count(16)
+        return lambda: stream.noise(next(rounds))
+
+    rows = []
+    for size in config.coordinates:
+        streams = {
+            name: following(NoiseStream(16, training_root(0), size, exact))
+            for name, exact in (("banded", False), ("exact banded", True))
+        }
+        seconds = harness.interleaved(streams, config.repeats)
+        rows += [
+            {"what": "streams", "noise": name, "coordinates": size, "seconds": taken,
+             "draws_per_s": size / taken, "ratio": taken / seconds["banded"]}
+            for name, taken in seconds.items()
+        ]  # fmt: skip
     return rows
 
 
@@ -136,7 +164,7 @@ def rounds(config: Config) -> list[dict]:
 
 def main(config: Config) -> None:
     harness.use_cpu_devices(None)
-    for part in (draws, rounds):
+    for part in (draws, streams, rounds):
         rows = part(config)
         harness.record("exact_noise", rows)
         harness.table(rows, list(rows[0]))
