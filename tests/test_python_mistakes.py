@@ -155,29 +155,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: release(lambda b, e, k: jnp.zeros(2, jnp.int32)),
         "float arrays int32",
     ),
-    "a column that is not there": (
-        lambda: release(lambda b, e, k: e.batches["img"].sum()),
-        "'release' 'img' columns image, label",
-    ),
+    "a missing column": (lambda: release(lambda b, e, k: e.batches["img"]), "'img' image, label"),
     "a number as a column": (
-        lambda: jp.data.from_clients({"a": {"x": np.zeros(2), "y": 3.0}}),
-        "client 0 'y' axis single value",
+        lambda: jp.data.from_clients({"a": {"x": 3.0}}),
+        "client 0 'x' axis single value",
     ),
-    "a number as the name": (
-        lambda: jp.DeclaredPublic(population(), 3),  # pyright: ignore
-        "name text int",
-    ),
-    "one column as a table": (
-        lambda: jp.data.from_dataframe(pd.Series(["a", "b"]), client="user"),
-        "DataFrame found Series",
-    ),
+    "one column as a table": (lambda: jp.data.from_dataframe(pd.Series(["a"])), "found Series"),
     "a text to encode": (
         lambda: jp.text.Vocabulary(SPECIAL, [0] * 4, "public").encode("a b"),  # pyright: ignore
         "encoded Population str",
-    ),
-    "a query without a plan": (
-        lambda: jp.Query("q", jnp.zeros, None, jp.CohortSpec(2, 2)),  # pyright: ignore
-        "plan jaxpfl.Plan NoneType",
     ),
     "no model to evaluate": (
         lambda: jp.Evaluator(None, jp.DeclaredPublic(population())),  # pyright: ignore
@@ -189,7 +175,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no directory": (lambda: run(out=None), "out path NoneType"),
     "a word to call after a round": (lambda: run(on_round="stop"), "on_round (round) 'stop'"),
-    "a function that takes no round": (lambda: run(on_round=lambda: None), "on_round (round)"),
     "a step of two arguments": (
         lambda: run(algorithm=fed_avg()._replace(step=lambda state, release: None)),
         "step 'fed_avg' (state, release, round)",
@@ -203,14 +188,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 # What a step returns, and what the message says; the state before it is {"x": zeros [3]}.
+STATE = {"x": jnp.zeros(3)}
 STEPS: list[tuple[Any, str]] = [
-    ({"x": jnp.zeros(3)}, "(state, metrics) found dict"),
-    (None, "(state, metrics) found NoneType"),
-    (({"x": jnp.zeros(3)}, 3.0), "(state, metrics) found dict, float"),
-    (({"x": jnp.zeros(3)}, {"m": jnp.zeros(3)}), "metric 'm' number found [0. 0. 0.]"),
-    (({"x": jnp.zeros(3)}, {"m": "good"}), "metric 'm' number found good"),
+    (STATE, "(state, metrics) found dict"),
+    ((STATE, 3.0), "(state, metrics) found dict, float"),
+    ((STATE, {"m": jnp.zeros(3)}), "metric 'm' number found [0. 0. 0.]"),
     (({"y": jnp.zeros(3)}, {}), "state 'x' None float32"),
-    (({"x": jnp.zeros(4)}, {}), "state 'x' [4] expected [3]"),
     (({"x": 0.0}, {}), "state 'x' 'float' expected 'float32'"),
 ]
 
@@ -219,8 +202,7 @@ STEPS: list[tuple[Any, str]] = [
 def test_what_a_step_returns_is_checked(returned, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = jp.Query("q", lambda b, e, k: jnp.zeros(2), plan(), jp.CohortSpec(2, 2))
-    first = {"x": jnp.zeros(3)}
-    algorithm = Algorithm("own", lambda key: first, lambda s, release, r: returned, (asked,))
+    algorithm = Algorithm("own", lambda key: STATE, lambda s, release, r: returned, (asked,))
     with pytest.raises(jp.InputError) as caught:
         run(algorithm=algorithm)
     assert "\n" not in str(caught.value)

@@ -54,7 +54,7 @@ french = frame.assign(message=frame["message"] + " caf\\u00e9")
 french.to_csv("latin.csv", index=False, encoding="latin-1", errors="replace")
 frame.to_csv("wide.csv", index=False, encoding="utf-16")
 frame.to_excel("sheet.xlsx", index=False)
-frame.where(frame.index % 50 > 0).to_csv("holes.csv", index=False)
+frame.assign(message=frame["message"].where(frame.index % 50 > 0)).to_csv("holes.csv", index=False)
 pd.read_csv("b.csv")[2000:4000][["message"]].to_csv("public.csv", index=False)
 for name in ("logs", "shards"):
     os.mkdir(name)

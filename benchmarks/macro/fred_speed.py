@@ -21,7 +21,7 @@ from pathlib import Path
 import jaxpfl as jp
 from benchmarks.harness import record, table
 
-TEXTS = 1_000  # of the clients, and of each of two candidates
+TEXTS = 300  # of the clients, and of each of two candidates
 
 
 def _written(path: Path, texts: list[str]) -> None:
