@@ -187,7 +187,7 @@ def main(config: Config) -> None:
             while (missing := config.kills - sum(row["kills"] for row in found)) > 0:
                 if any(row["differences"] for row in found):
                     break
-                most = missing if config.seconds == float("inf") else 2 * config.workers
+                most = missing if config.seconds == float("inf") else config.workers
                 trials = _trials(config.seed, systems, Path(folder), min(missing, most), begun)
                 if time.monotonic() - started > config.seconds:
                     break

@@ -163,7 +163,7 @@ def draw(rows: list[dict], path: pathlib.Path) -> None:
     for axes, names, title in zip(
         figure.subplots(1, 3),
         (("first round", "a later round"), ("peak MB", "anonymous MB"), ("noise of the mean",)),
-        ("seconds of a round", "memory, MB", "noise of a coordinate of the mean, over the clip"),
+        ("seconds of a round", "memory, MB", "noise of the mean, over the clip"),
         strict=True,
     ):
         for name, marker in zip(names, "os", strict=False):
