@@ -239,10 +239,10 @@ class Door:
         """
         plan, accumulator = self.query.plan, self.query.accumulator
         sums = zero_sums(accumulator, self._layout, self._like)
-        noise_multiplier = plan.value_noise_std(1.0)
+        noise_multiplier = np.float32(plan.value_noise_std(1.0))
         if plan.correlated and plan.exact:
-            noise_multiplier *= column_norm(plan.bands)  # a draw's, in which steps are counted
-        noise_multiplier = np.float32(noise_multiplier)
+            # A draw's, in which steps are counted.
+            noise_multiplier *= np.float32(column_norm(plan.bands))
         own = len(shares(self.mesh))
         for bucket in cohort:
             # What is only traced is the whole bucket, not a process's share of it.
