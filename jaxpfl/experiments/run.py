@@ -74,7 +74,7 @@ def run(
         checks.instance("queries", query, Query, "a tuple of jaxpfl.Query")
     checks.arguments(f"init of {algorithm.name!r}", algorithm.init, "(key)")
     checks.arguments(f"step of {algorithm.name!r}", algorithm.step, "(state, release, round)")
-    functions = tuple(on_round) if isinstance(on_round, list | tuple) else (on_round,)
+    functions: Any = tuple(on_round) if isinstance(on_round, list | tuple) else (on_round,)
     for function in functions:
         checks.arguments("on_round", function, "(round)")
     checks.instance("ledger", ledger, (str, Path), "the path of a file")
