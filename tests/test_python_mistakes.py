@@ -76,7 +76,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "size found 2",
     ),
     "images given to a vocabulary": (
-        lambda: jp.text.Vocabulary(SPECIAL, [0] * 4, "public").encode(population()),
+        lambda: jp.text.Vocabulary(SPECIAL, (0,) * 4, "public").encode(population()),
         "'text' image",
     ),
     "a negative epsilon": (lambda: plan(epsilon=-1.0), "epsilon positive -1"),
@@ -162,7 +162,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one column as a table": (lambda: jp.data.from_dataframe(pd.Series(["a"])), "found Series"),
     "a text to encode": (
-        lambda: jp.text.Vocabulary(SPECIAL, [0] * 4, "public").encode("a b"),  # pyright: ignore
+        lambda: jp.text.Vocabulary(SPECIAL, (0,) * 4, "public").encode("a b"),  # pyright: ignore
         "encoded Population str",
     ),
     "no model to evaluate": (
