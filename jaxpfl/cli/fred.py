@@ -15,6 +15,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, required=True)
     unit = "what is protected: a client with all it holds (default), or one example"
     parser.add_argument("--unit", choices=("client", "example"), default="client", help=unit)
+    known = (
+        "how many clients (or examples) there are, if that is public: more exact if they are few"
+    )
+    parser.add_argument("--population", type=int, metavar="N", help=known)
     embedder = "hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ..."
     parser.add_argument("--embedder", metavar="NAME", default="hashed", help=embedder)
     parser.add_argument("--clip-norm", type=float, default=1.0, help="of embeddings (default: 1)")
@@ -40,6 +44,7 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         epsilon=arguments.epsilon,
         delta=arguments.delta,
         unit=arguments.unit,
+        population=arguments.population,
         clip_norm=arguments.clip_norm,
         max_examples=arguments.max_examples,
     )

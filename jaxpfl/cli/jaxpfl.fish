@@ -86,6 +86,7 @@ complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l candidates -x -d 'pu
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l epsilon -x -d ''
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l delta -x -d ''
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l unit -xa 'client example' -d 'what is protected: a client with all it holds (default), or one example'
+complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l population -x -d 'how many clients (or examples) there are, if that is public: more exact if they are few'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l embedder -x -d 'hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ...'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l clip-norm -x -d 'of embeddings (default: 1)'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l max-examples -x -d 'examples of a client that are used at most, drawn at random before they are embedded (default: 64); where the unit is the example, all are used'

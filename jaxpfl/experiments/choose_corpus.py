@@ -82,12 +82,12 @@ def choose_corpus(
         corpora = {}
         for name, source in sources.items():
             corpus = open_population(source, public=True)
-            content.refuse(corpus, f"candidate {name} = {source!r}")
             if corpus.num_examples == 1:
                 raise InputError(
                     f"candidate {name} = {source!r} is one text, expected many: of a plain text "
                     "file say how it is divided, as in FILE.txt?split=lines"
                 )
+            content.refuse(corpus, f"candidate {name} = {source!r}")
             corpora[name] = _moments(corpus, function, plan.clip_norm, progress)
         directory.mkdir(parents=True, exist_ok=True)
         path, chart = Path(ledger or directory / "ledger.jsonl"), directory / "fred.png"

@@ -206,7 +206,8 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         )
         return BudgetExhausted(
             f"{self.path}: {what} would exceed the budget {limits}; spent so far: "
-            f"epsilon = {self.spent(budgets[0].delta):.4g}; nothing was released"
+            f"epsilon = {self.spent(budgets[0].delta):.4g}; nothing was released. Its first run "
+            "sets a ledger's limit; `jaxpfl verify A B --together` adds up two ledgers"
         )
 
     def charge(

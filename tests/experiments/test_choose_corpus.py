@@ -56,7 +56,10 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(
         return embed(population, function, **settings)
 
     monkeypatch.setattr(choose_corpus, "embed", spy)
-    record = fred(capsys, private, public, out, "--unit", unit, "--max-examples", 3)
+    known = 60 if unit == "client" else None
+    more = ["--population", known] if known else []
+    record = fred(capsys, private, public, out, "--unit", unit, "--max-examples", 3, *more)
+    assert (record["released_count"] == 60) == (known is not None)
     assert embedded == [[3 if unit == "client" else 4] * 60]
     assert record["plan"]["max_examples"] == 3
     assert record["private"]
@@ -79,7 +82,7 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(
     ledger = Ledger.read(out / "ledger.jsonl")
     assert ledger.unit == unit
     assert ledger.spent(1e-3) == pytest.approx(50, rel=1e-3)
-    plan = FredPlan.calibrated(epsilon=50, delta=1e-3, unit=unit, max_examples=3)
+    plan = FredPlan.calibrated(epsilon=50, delta=1e-3, unit=unit, population=known, max_examples=3)
     assert PrivateMoments.load(out / "moments.npz", plan).moments.count == record["released_count"]
 
 

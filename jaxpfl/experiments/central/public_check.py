@@ -148,6 +148,6 @@ def _compared(corpus: Population, clients: Population) -> str | None:
 
 def _refused(what: str) -> InputError:
     return InputError(
-        f"{what} holds the private clients' own data, perhaps under another name: data cannot be "
-        "public and private at once; name another source"
+        f"{what} holds the private clients' own data, perhaps under another name: over half of it, "
+        "or of theirs, is in both; data cannot be public and private at once; name another source"
     )
