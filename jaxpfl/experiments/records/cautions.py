@@ -37,7 +37,11 @@ def of_table(table: Sequence[Mapping[str, Any]], metric: str, tested_on: str) ->
 
 
 def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[str]:
-    """Warnings of a loss that rose, of a chosen round, and of updates that are mostly noise.
+    """Warnings of a loss that rose, of a chosen round, and of updates of noise that teach little.
+
+    Noise that is longer than the clip norm does not prevent learning, because it points nowhere in
+    particular. It is therefore mentioned only where the loss did not fall by 5 %, or rose by as
+    much after its best.
 
     Args:
       records: the lines of `metrics.jsonl`, up to the round whose model is the result.
@@ -58,6 +62,8 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
     if losses and records[-1].get("kept"):
         last = losses[-1][0]
         found.append(f"Round {last} was kept for its results: scores on {evaluated_on} flatter it.")
+    values = [loss for _, loss in losses]
+    learned = bool(values) and values[-1] < min(0.95 * values[0], 1.05 * min(values))
     # A mean of clipped updates is no longer than the clip norm, so what exceeds it is noise.
     norms = [
         (_number(record["update_norm"]), record["clip_norm"])
@@ -65,11 +71,11 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
         if "update_norm" in record and record.get("clip_norm")
     ]
     long = sum(norm > clip_norm for norm, clip_norm in norms)
-    if long * 2 > len(norms):
+    if long * 2 > len(norms) and not learned:
         found.append(
             f"In {long} of {len(norms)} rounds the noisy mean update is longer than the clip norm, "
-            "which the mean of clipped updates never is: it is mostly noise, and later rounds may "
-            "be worse. More clients per round, fewer parameters or a larger epsilon help."
+            "which the mean of clipped updates never is: it is mostly noise. More clients per "
+            "round, fewer parameters or a larger epsilon help."
         )
     return found
 

@@ -58,9 +58,14 @@ def test_a_loss_that_rises_is_named_with_its_data():
 
 @pytest.mark.parametrize(
     ("losses", "update_norm", "warned"),
-    [([2.0, 2.0], 3.0, True), ([2.0, 1.0], 3.0, True), ([2.0, 2.0], 0.9, False)],
+    [
+        ([2.0, 2.0], 3.0, True),
+        ([2.0, 1.0], 3.0, False),
+        ([2.0, 1.0, 1.2], 3.0, True),
+        ([2.0, 2.0], 0.9, False),
+    ],
 )
-def test_updates_that_are_mostly_noise_are_named(losses, update_norm, warned):
+def test_noise_from_which_nothing_is_learned_or_which_unlearns(losses, update_norm, warned):
     assert bool(of_rounds(rounds(losses, update_norm), "test")) == warned
 
 
