@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxpfl import files
-from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.privacy.certificate import NAME, certificate
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
+
+if TYPE_CHECKING:  # a run without FreD does not load it
+    from jaxpfl.algorithms.fred import FredPlan
 
 WITHOUT_NOISE = 1e-6
 
@@ -15,7 +18,7 @@ WITHOUT_NOISE = 1e-6
 def certify(
     directory: Path,
     system: str,
-    plans: Iterable[Plan | FredPlan],
+    plans: "Iterable[Plan | FredPlan]",
     *,
     statement: str,
     stamp: str,
