@@ -9,7 +9,7 @@ and bytes over the devices. A collective of CPUs gives up after 30 seconds, so t
 in the store before one.
 
 When a process is gone, JAX ends the others, without an exception that Python could catch: at once
-with process 0, which keeps the store, and 50 seconds after any other. A thread notices the latter
+with process 0, which keeps the store, and 100 seconds after any other. A thread notices the latter
 earlier, once the run has begun, says so in a sentence and ends the process.
 
 What one process says of its failure, the others print. Only errors of this package are quoted,
@@ -37,8 +37,6 @@ JOINED_WITHIN = 300.0
 """Seconds that the others wait for a process that has not begun the run, and may load its data."""
 
 _SIGN_EVERY = 2.0
-# Seconds after which JAX ends the others of one that is gone before it begins the run.
-_BEAT_WITHIN = 50
 # Who waits for a message hears of a failure there, and can clean up; who computes never does.
 _GRACE = 5.0
 # Each process makes the same groups, and meets in the same order, so that the numbers agree.
@@ -53,7 +51,7 @@ def join(how: str) -> None:
       how: "auto" for what JAX finds out by itself (Slurm, Kubernetes, Cloud TPU, Open MPI), or
         HOST:PORT,INDEX/COUNT, such as "10.0.0.5:1234,0/2" for the first of two.
     """
-    given: dict[str, Any] = {"heartbeat_timeout_seconds": _BEAT_WITHIN}
+    given: dict[str, Any] = {}
     if how != "auto":
         match = re.fullmatch(r"([^,]*:[^,]*),([0-9]+)/([0-9]+)", how)
         if match is None:
