@@ -27,7 +27,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tyro
@@ -168,14 +168,19 @@ def main(config: Config) -> list[dict]:
     return rows
 
 
-def measure(config: Config, folder: pathlib.Path) -> list[dict]:
+def written(folder: pathlib.Path, population: Callable[[], Stream]) -> int:
+    """Writes a population in a process of its own, whose memory is not measured; its bytes."""
     if os.fork() == 0:
-        write(folder, lambda _: contextlib.nullcontext(generate(config)))
+        write(folder, lambda _: contextlib.nullcontext(population()))
         os._exit(0)
     _, status = os.wait()
     if status:
         raise SystemExit("the population could not be written")
-    size = sum(entry.stat().st_size for entry in folder.iterdir())
+    return sum(entry.stat().st_size for entry in folder.iterdir())
+
+
+def measure(config: Config, folder: pathlib.Path) -> list[dict]:
+    size = written(folder, lambda: generate(config))
     shared = {"clients": config.clients, "sentences": config.sentences, "folder MB": size / 2**20}
     rows: list[dict] = []
 

@@ -17,7 +17,6 @@ and `noise of the mean` its standard deviation in a coordinate of the mean updat
 The peak is of resident memory, mapped files included; "anonymous" is what the system cannot drop.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -31,9 +30,8 @@ import numpy as np
 import tyro
 
 from benchmarks import harness
-from benchmarks.macro.large_population import OPEN, forget
+from benchmarks.macro.large_population import OPEN, forget, written
 from benchmarks.macro.stackoverflow import watched
-from jaxpfl.data.storage import write
 from jaxpfl.data.stream import Batch, Stream
 
 WIDTH, MEAN, BATCH = 784, 25, 2**17
@@ -135,13 +133,7 @@ def main(config: Config) -> None:
 
 
 def measured(config: Config, folder: pathlib.Path) -> Iterator[dict]:
-    if os.fork() == 0:
-        write(folder, lambda _: contextlib.nullcontext(generate(config)))
-        os._exit(0)
-    _, status = os.wait()
-    if status:
-        raise SystemExit("the population could not be written")
-    size = sum(entry.stat().st_size for entry in folder.iterdir())
+    size = written(folder, lambda: generate(config))
     forget(folder)
     done = watched(sys.executable, "-c", OPEN, str(folder))
     peaks = {"peak MB": done.peak, "anonymous MB": done.anonymous}

@@ -91,16 +91,18 @@ def test_a_part_of_it_and_a_corpus_around_it_are_refused(tmp_path, private):
 
 
 def test_where_lines_end_and_whether_a_file_is_one_text_does_not_matter():
-    """Lines of seven words: most runs of five of the file as one text go across a line's end."""
-    lines = np.random.default_rng(0).integers(0, 10**6, (40, 7)).astype(str)
-    forms = [
-        [" ".join(line) for line in lines],
-        ["\n".join(" ".join(line) for line in lines)],
-        ["\n".join(" ".join(line) for line in lines.reshape(-1, 10))],
-        [" ".join(lines.ravel())],
-    ]
-    sources = [Population({"text": form}, np.array([0, len(form)]), ["one"]) for form in forms]
-    assert all(refused(private, public) for private in sources for public in sources)
+    """A part of the clients' lines, of seven words: most runs of five in a file cross an end."""
+    words = np.random.default_rng(0).integers(0, 10**6, (160, 7)).astype(str)
+    lines = [" ".join(row) for row in words]
+
+    def forms(lines):
+        for texts in (lines, ["\n".join(lines)]):
+            yield Population({"text": texts}, np.array([0, len(texts)]), ["one"])
+
+    assert all(refused(private, part) for private in forms(lines) for part in forms(lines[:40]))
+    # All of them, joined without line ends.
+    alone = next(forms([" ".join(lines)]))
+    assert all(refused(private, alone) for private in forms(lines))
 
 
 def test_runs_of_words_do_not_go_across_texts():
