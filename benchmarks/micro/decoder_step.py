@@ -50,8 +50,10 @@ def main(config: Config) -> list[dict]:
     full = jax.jit(Decoder(shape).init)(jax.random.key(0))
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), full)
     caches = {
-        dtype: Cache.empty(shape, sequences, config.room, dtype)._replace(place_S=places_S)
-        for dtype in (jnp.float32, jnp.bfloat16)
+        dtype: Cache.empty(shape, sequences, config.room, jnp.dtype(dtype))._replace(
+            place_S=places_S
+        )
+        for dtype in ("float32", "bfloat16")
     }
     programs: dict[str, Any] = {}
     for name, model, params in (
@@ -59,11 +61,11 @@ def main(config: Config) -> list[dict]:
         ("bfloat16", Decoder(shape, compute="bfloat16"), narrow),
         ("stored in bfloat16", Decoder(shape), narrow),
     ):
-        cache = caches[jnp.dtype(model.compute).type]
+        cache = caches[model.compute]
         step = jax.jit(lambda params, cache, model=model: model.step(params, token_S, cache)[0])
         programs[name] = lambda step=step, params=params, cache=cache: step(params, cache)
 
-    cache, x_SxH = caches[jnp.float32], jnp.ones((sequences, shape.hidden_size), jnp.float32)
+    cache, x_SxH = caches["float32"], jnp.ones((sequences, shape.hidden_size), jnp.float32)
 
     @jax.jit
     def products(params):
