@@ -33,6 +33,7 @@ import tyro
 
 from benchmarks import harness
 from benchmarks.macro.one_look import (
+    MEASURES,
     MOST_SPANS,
     SETTINGS,
     WIKIPEDIA,
@@ -63,7 +64,6 @@ NOISE = {
     "410 clients, epsilon 7": (7.0, 0),
     "410 clients, epsilon 1": (1.0, 0),
 }
-MEASURES = ("frechet", "hashed", "bits", "precision", "recall")
 ROUNDS = 10
 
 

