@@ -39,7 +39,7 @@ from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
-from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.language_model import LanguageModel, Writer
 from jaxpfl.text.preference.groups import Groups, advantages, preferences
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
 from jaxpfl.text.preference.responses import groups_of_texts, last_tokens
@@ -314,7 +314,7 @@ def candidates_of(texts_KxJ: np.ndarray, settings: PopriSettings) -> np.ndarray:
 
 
 def prompts_of(
-    generator: LanguageModel,
+    generator: Writer,
     samples: Sequence[str],
     number: int,
     settings: PopriSettings,
@@ -327,7 +327,7 @@ def prompts_of(
 
 
 def synthesise(
-    writer: LanguageModel,
+    writer: Writer,
     samples: Sequence[str],
     number: int,
     settings: PopriSettings,

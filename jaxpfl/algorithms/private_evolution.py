@@ -169,8 +169,18 @@ def private_evolution(
         return state, {"votes": np.float32(votes_M.sum())}
 
     def votes(texts: list[str], release: Release, round: int) -> Arrays:
-        ahead_MxD = _ahead(texts, vary, embedder, settings, draws.key("lookahead", round))
+        # Stored first: another writing of the same variations would be charged as another release.
+        ahead_MxD = hooks.stored(round, "lookahead", ahead, texts, round)["embeddings"]
         return {"votes": scorer.release(release, ahead_MxD[:, None], round)[:, 0]}
+
+    def ahead(texts: list[str], round: int) -> Arrays:
+        """What is voted on, float32 [M, d]: embeddings of texts, or means over their variations."""
+        if settings.form == "aug_pe" or not settings.lookahead:
+            return {"embeddings": np.asarray(embedder(texts))}
+        key, total = draws.key("lookahead", round), np.float32(0)
+        for index in range(settings.lookahead):
+            total = total + np.asarray(embedder(vary(texts, jax.random.fold_in(key, index))))
+        return {"embeddings": np.asarray(total, np.float32) / np.float32(settings.lookahead)}
 
     def variations(selected: list[str], round: int) -> Arrays:
         key = draws.key("variation", round)
@@ -204,15 +214,3 @@ def select(
         weight_M = np.ones(len(weight_M))
     drawn = generator.choice(len(texts), settings.population, p=weight_M / weight_M.sum())
     return [texts[i] for i in drawn[np.argsort(-votes_M[drawn], kind="stable")]]
-
-
-def _ahead(
-    texts: list[str], vary: Vary, embedder: Embedder, settings: EvolutionSettings, key: jax.Array
-) -> np.ndarray:
-    """What is voted on, float32 [M, d]: embeddings of texts, or means over their variations."""
-    if settings.form == "aug_pe" or not settings.lookahead:
-        return np.asarray(embedder(texts))
-    total: np.ndarray | float = 0.0
-    for index in range(settings.lookahead):
-        total = total + np.asarray(embedder(vary(texts, jax.random.fold_in(key, index))))
-    return np.asarray(total, np.float32) / np.float32(settings.lookahead)

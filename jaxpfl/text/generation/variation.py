@@ -27,7 +27,7 @@ from jaxpfl.models.checkpoints.model_files import read_object
 from jaxpfl.models.checkpoints.tokenizer_files import framed, read_tokenizer
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.language_model import Writer
 from jaxpfl.text.tokenisers.base import Tokeniser, check_fits, pad
 from jaxpfl.text.tokenisers.fast import hugging_face
 
@@ -38,7 +38,7 @@ _MASKS = ("[MASK]", "<mask>")
 
 @dataclass(frozen=True)
 class Continue(Checked):
-    """Keeps the first tokens of a text, which a decoder continues.
+    """Keeps the first tokens of a text, which the writer continues.
 
     Attributes:
       kept: the share of a text's tokens that stay, rounded down.
@@ -47,7 +47,7 @@ class Continue(Checked):
       clean: applied to each variation before it is cut to `tokens`, such as `FewShot.response`.
     """
 
-    writer: LanguageModel
+    writer: Writer
     kept: OpenFraction = 0.5
     tokens: PositiveInt = 64
     decoding: Decoding = field(default_factory=Decoding)

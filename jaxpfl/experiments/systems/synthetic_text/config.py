@@ -16,13 +16,19 @@ from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import DecoderModelConfig, Training
 from jaxpfl.experiments.config import sections
-from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
+from jaxpfl.experiments.config.published import (
+    PublishedGeneratorConfig,
+    PublishedModelConfig,
+    RemoteGeneratorConfig,
+)
 from jaxpfl.privacy.simulated import LargerPopulation
 
 SCORING = ("private_evolution", "pe_sft", "popri")
 """The methods in which clients score texts."""
 EVOLVING = ("private_evolution", "pe_sft")
 """The methods that make variations of the texts that clients voted for."""
+TUNING = ("pe_sft", "popri")
+"""The methods that tune the generator."""
 FED_AVG = "fed_avg"
 """The method in which clients train the model, and the name of its run."""
 WRITING = ("generator", *SCORING)
@@ -177,7 +183,9 @@ class SyntheticTextConfig(Checked):
       corpus_texts: the number of texts of a corpus that are used, the same share of every document.
       vocab_size: size of the byte-level BPE that is learned from all corpora, for models that are
         pretrained on them.
-      generator, downstream: each is pretrained on the corpora, or is a published model.
+      generator, downstream: each is pretrained on the corpora, or is a published model. A method
+        that does not tune the generator can have one behind an address (`api`), whose texts are
+        never the same again.
       evaluation: with a `source`, one half of its clients serves as validation clients and the
         other as test clients.
       training: rounds and cohorts of every method. A client's scores and votes use `max_examples`
@@ -193,7 +201,7 @@ class SyntheticTextConfig(Checked):
     training: sections.TrainingConfig
     corpus_texts: PositiveInt = 60_000
     vocab_size: PositiveInt = 2_048
-    generator: DecoderModelConfig | PublishedGeneratorConfig = field(
+    generator: DecoderModelConfig | PublishedGeneratorConfig | RemoteGeneratorConfig = field(
         default_factory=DecoderModelConfig
     )
     downstream: DecoderModelConfig | PublishedModelConfig = field(
@@ -244,6 +252,11 @@ class SyntheticTextConfig(Checked):
                 f"evolution selects {selected} texts in a round, expected at least the {shots} of "
                 "a prompt (popri.format.shots): choose a larger evolution.population"
             )
+        if self.remote is not None and self.method in TUNING:
+            raise InputError(
+                f"generator.api must be absent with method {self.method!r}, found "
+                f"{self.remote.api!r}: the method tunes the generator, which needs its weights"
+            )
         stop = self.popri.format.stop
         if self.method in WRITING and self.corpus.spans and stop and not stop.strip():
             raise InputError(
@@ -265,9 +278,17 @@ class SyntheticTextConfig(Checked):
 
     @property
     def models(self) -> dict[str, DecoderModelConfig | PublishedModelConfig]:
-        """The sections of the models that the method uses, by name."""
+        """The sections of the models that the method computes with, by name."""
         found = {"downstream": self.downstream}
-        return found | {"generator": self.generator} if self.method in WRITING else found
+        if self.method in WRITING and not isinstance(self.generator, RemoteGeneratorConfig):
+            found["generator"] = self.generator
+        return found
+
+    @property
+    def remote(self) -> RemoteGeneratorConfig | None:
+        """The generator that the method asks behind an address, if it does."""
+        found = self.generator if self.method in WRITING else None
+        return found if isinstance(found, RemoteGeneratorConfig) else None
 
     @property
     def client_privacy(self) -> sections.PrivacyConfig:

@@ -43,7 +43,8 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.language_model import LanguageModel, Writer
+from jaxpfl.text.generation.remote import RemoteModel
 from jaxpfl.text.generation.variation import Continue, mask_and_fill
 from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
@@ -106,9 +107,9 @@ def _public_models(corpora: tuple[tuple[str, str], ...], *settings: Any) -> Publ
 
 
 class Author(NamedTuple):
-    """A language model, the public texts that its prompts are made of, and how it writes."""
+    """What writes, the public texts that its prompts are made of, and how it writes."""
 
-    model: LanguageModel
+    model: Writer
     samples: list[str]
     settings: PopriConfig
 
@@ -142,6 +143,13 @@ class CorpusWriter:
     def generator(self) -> LanguageModel:
         return self._loaded("generator")
 
+    @property
+    def untuned(self) -> Writer:
+        """The generator, here or behind an address."""
+        if (remote := self.config.remote) is not None:
+            return RemoteModel(remote.api, remote.model, self.tokeniser)
+        return self.generator
+
     @cached_property
     def downstream(self) -> LanguageModel:
         return self._loaded("downstream")
@@ -156,6 +164,8 @@ class CorpusWriter:
     def about(self) -> dict[str, dict[str, Any]]:
         """By section, the SHA-256 of a model's parameters and, if it is published, which it is."""
         found = {name: {"sha256": getattr(self, name).digest()} for name in self.config.models}
+        if (remote := self.config.remote) is not None:
+            found["generator"] = {**vars(remote), "tokeniser": self.tokeniser.name}
         for name, model in self._published.items():
             found[name] |= {"path": model.settings.path, "tokeniser": model.tokeniser.name}
         return found
@@ -196,13 +206,13 @@ class CorpusWriter:
         if evolution.fill_model is None:
             stop = (popri.format.stop,) if popri.format.stop else ()
             decoding, clean = Decoding(stop=stop), popri.format.response
-            return Continue(self.generator, 0.5, tokens, decoding, clean)
+            return Continue(self.untuned, 0.5, tokens, decoding, clean)
         fill = loaded_fill_model(evolution.fill_model, tokens=tokens)
 
         def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
             filled = [popri.format.response(text) for text in fill(texts, key)]
             # The masked language model has another tokeniser than the generator.
-            cut = self.generator.shortened(filled, tokens)
+            cut = self.untuned.shortened(filled, tokens)
             return [new or old for new, old in zip(cut, texts, strict=True)]
 
         return vary
@@ -226,7 +236,7 @@ class CorpusWriter:
         if asked is not None and config.method not in EVOLVING:
             return self._tuned_by_scores(asked, releases, distance, on_round)
         samples = self.public.texts(config.popri.samples)
-        untuned = Author(self.generator, samples, config.popri)
+        untuned = Author(self.untuned, samples, config.popri)
         if asked is None:
             return untuned
         assert isinstance(asked, Scorer), "private evolution asks for votes"

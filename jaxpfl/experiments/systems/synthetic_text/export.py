@@ -27,6 +27,7 @@ from jaxpfl.experiments.systems.base import (
 from jaxpfl.experiments.systems.synthetic_text.config import (
     FED_AVG,
     SCORING,
+    TUNING,
     WRITING,
     SyntheticTextConfig,
 )
@@ -37,6 +38,7 @@ from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.generation.language_model import LanguageModel
 
 _GENERATOR = "generator"
 # How often the generator is asked for more texts, since some may be empty.
@@ -109,13 +111,13 @@ def _written(
     if ledger is not None and plan is not None:
         check_statement(record["privacy"], ledger.path, (releases.run,), plan)
     corpus = releases.load_or_compute("corpus", missing)["texts"].tolist()
-    wanted, tunes = corpus[:number], config.method in ("popri", "pe_sft")
+    wanted, tunes = corpus[:number], config.method in TUNING
     if not tunes and len(wanted) >= (number or 0):
         return corpus, wanted, []
-    _require_public(writer, _GENERATOR, record)
+    if config.remote is None:
+        _require_public(writer, _GENERATOR, record)
     _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
     author = writer.tuned(directory, releases, asked)
-    found = author.model
     part = 0
     while (lacking := (number or 0) - len(wanted)) > 0:
         part += 1
@@ -126,7 +128,8 @@ def _written(
             )
         # Some may be empty.
         wanted += writer.texts(author, lacking + lacking // 20 + 8, part)[:lacking]
-    if not tunes:
+    found = author.model
+    if not tunes or not isinstance(found, LanguageModel):
         return corpus, wanted, []
     if isinstance(config.generator, PublishedModelConfig):
         base, tuned = exported_base(config.generator, _GENERATOR, _GENERATOR)
@@ -157,6 +160,8 @@ def _trained_on(
     config: SyntheticTextConfig, record: Mapping[str, Any], corpus: list[str] | None
 ) -> dict[str, str]:
     def public(name: str) -> str:
+        if name not in config.models:
+            return f"the model {record['public_models'][name]['model']} behind an address"
         settings = config.models[name]
         if isinstance(settings, PublishedModelConfig):
             return settings.described(record["public_models"][name]["sha256"])

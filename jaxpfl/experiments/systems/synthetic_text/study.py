@@ -79,6 +79,8 @@ class Study(base.Study):
         config, method = self.config, self.config.method
         found = {name: self._shapes(name) for name in config.models}
         models = {name: sized for name, (_, _, sized) in found.items()}
+        if (remote := config.remote) is not None:
+            models["generator"] = description.Sized(f"{remote.model} behind {remote.api}")
         rounds: dict[str, Rehearsed] = {}
         notes: tuple[str, ...] = ()
         questions, releases = None, {}
