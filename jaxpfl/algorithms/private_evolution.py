@@ -36,8 +36,6 @@ from jaxpfl.federated.release.releaser import Release
 from jaxpfl.text.columns import from_byte_rows, to_byte_rows
 from jaxpfl.text.embed import Embedder
 
-Form = Literal["pre_text", "aug_pe"]
-
 
 class Vary(Protocol):
     """Returns a similar text for each text, by public models (`text.generation.variation`)."""
@@ -61,7 +59,7 @@ class EvolutionSettings(Checked):
       max_bytes: a longer text is cut to this many bytes of UTF-8.
     """
 
-    form: Form = "pre_text"
+    form: Literal["pre_text", "aug_pe"] = "pre_text"
     population: PositiveInt = 1_800
     threshold: NonNegative = 0.0
     lookahead: NonNegativeInt = 4
@@ -132,7 +130,7 @@ def private_evolution(
       scorer: must be of kind "nn_histogram"; its plan gives the number of rounds.
       embedder: public; must be the one that the clients' texts were embedded with.
       seed: seed of the selections and variations.
-      hooks: stores "round 3 votes" and "round 3 texts".
+      hooks: stores "round 3 lookahead", "round 3 votes" and "round 3 texts".
 
     Raises:
       InputError: there is another number of texts, or the scorer is of another kind.

@@ -65,9 +65,7 @@ class PublishedGeneratorConfig(PublishedModelConfig):
 class RemoteGeneratorConfig(Checked):
     """A language model behind an OpenAI-compatible address, see `text.generation.remote`.
 
-    Attributes:
-      api: the address before /completions; a key comes from the environment (JAXPFL_API_KEY).
-      model: the server's name of the model.
+    `api` is the address before /completions, and `model` the server's name of the model.
     """
 
     api: str

@@ -25,9 +25,8 @@ class Generated(NamedTuple):
 
     Attributes:
       texts: for each prompt, its responses.
-      ended_PxJ: bool, True where a response ended with an end-of-text token or a stop string. The
-        other responses have as many tokens as `Decoding.max_new_tokens` allows. This cannot be
-        found by tokenising a text again, which may give fewer tokens.
+      ended_PxJ: bool, whether a response ended by itself, with an end-of-text token or a stop
+        string, and not at `Decoding.max_new_tokens`; a text tokenised again does not tell.
     """
 
     texts: list[list[str]]
@@ -66,8 +65,7 @@ class LanguageModel(Writer):
       mesh: the devices that share the requests, along its axis "data"; None for one device.
 
     Raises:
-      InputError: the tokeniser has ids for which the network has no embedding; or, when texts are
-        written, the mesh has no axis "data".
+      InputError: the tokeniser has ids for which the network has no embedding.
     """
 
     model: Decoder

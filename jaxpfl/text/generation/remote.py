@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from urllib.parse import urlsplit
 
 import jax
@@ -61,29 +60,27 @@ class RemoteModel(Writer):
         """
         seeds_P = np.asarray(jax.random.bits(key, (len(prompts),))) >> 1
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            answers = pool.map(partial(self._text, decoding), prompts, seeds_P.tolist())
+            answers = pool.map(self._text, prompts, seeds_P.tolist(), [decoding] * len(prompts))
             counted = track(prompts, "asking the server", progress=progress)
             found = [answer for _, answer in zip(counted, answers, strict=True)]
         ended_Px1 = np.array([ended for _, ended in found], bool)[:, None]
         return Generated([[text] for text, _ in found], ended_Px1)
 
-    def _text(self, decoding: Decoding, prompt: str, seed: int) -> tuple[str, bool]:
-        """What the server writes after a prompt, and whether it ended by itself."""
+    def _text(self, prompt: str, seed: int, decoding: Decoding) -> tuple[str, bool]:
         if not prompt:
             return "", False
-        secret, found = os.environ.get(API_KEY, "").strip(), ""
-        if not (secret.isascii() and secret.isprintable()):
-            # The standard library's own message would show it.
-            raise InputError(f"{API_KEY} must consist of printable ASCII characters")
+        # The standard library's own message on a newline would show it.
+        secret = "".join(os.environ.get(API_KEY, "").split())
+        found = f"characters in {API_KEY} or the address that HTTP cannot send"
         # One prompt and one text a request: servers answer several in different forms.
         request = {"model": self.model, "prompt": prompt, "max_tokens": decoding.max_new_tokens}
         request |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "seed": seed}
         body = json.dumps(request | {"stop": list(decoding.stop) or None}).encode()
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {secret}"} if secret else {}
-        address, path = urlsplit(self.api), f"{urlsplit(self.api).path.rstrip('/')}/completions"
-        secure = address.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        address = urlsplit(self.api)
+        kind = getattr(http.client, f"{address.scheme.upper()}Connection")
+        path = f"{address.path.rstrip('/')}/completions"
         for pause_s in (*_PAUSES_S, 0.0):
             try:
                 with closing(kind(address.netloc, timeout=_TIMEOUT_S)) as connection:
@@ -101,7 +98,7 @@ class RemoteModel(Writer):
             except (OSError, http.client.HTTPException) as error:
                 found = f"{type(error).__name__}: {error}"
             except ValueError:
-                break  # no JSON
+                break  # no JSON, or nothing was sent
             time.sleep(pause_s)
         raise InputError(
             f"generator.api: {self.api}/completions must answer with JSON that has one text in "

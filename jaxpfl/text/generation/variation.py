@@ -4,9 +4,6 @@
 Private Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked
 language model, RoBERTa in the paper, draws others in their place. `Continue` is for a
 decoder that follows no instructions: it keeps a text's beginning and writes another end.
-
-    vary = mask_and_fill("FacebookAI/roberta-large")
-    others = vary(texts, jax.random.key(0))
 """
 
 from collections.abc import Callable, Sequence
@@ -141,7 +138,6 @@ def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
 
 
 def _special_ids(folder: Path) -> tuple[int, int, int]:
-    """The ids of the mask token and of the tokens before and after a text."""
     path = folder / "tokenizer.json"
     tokenizer = read_tokenizer(path)
     named = read_object(folder / "tokenizer_config.json", optional=True).get("mask_token")

@@ -27,8 +27,6 @@ SCORING = ("private_evolution", "pe_sft", "popri")
 """The methods in which clients score texts."""
 EVOLVING = ("private_evolution", "pe_sft")
 """The methods that make variations of the texts that clients voted for."""
-TUNING = ("pe_sft", "popri")
-"""The methods that tune the generator."""
 FED_AVG = "fed_avg"
 """The method in which clients train the model, and the name of its run."""
 WRITING = ("generator", *SCORING)
@@ -46,9 +44,8 @@ class CorpusConfig(Checked):
       tokens: the downstream model reads at most this many tokens of a text, in training and in
         evaluation.
       spans: whether a client's texts, joined and without newlines, are first cut into successive
-        spans of `tokens` tokens, each of which is then an example, as in LargeFedBench. Spans go
-        on over the ends of sentences and synthetic texts must, too, so `popri.format.stop` must
-        not be a newline.
+        spans of `tokens` tokens, each then an example, as in LargeFedBench. They go on over the
+        ends of sentences, as synthetic texts must, so `popri.format.stop` must not be a newline.
       fine_tuning: the training of the downstream model on the synthetic corpus.
     """
 
@@ -62,9 +59,8 @@ class CorpusConfig(Checked):
 class TuneConfig(Checked):
     """Settings that one look chooses before the first round; None leaves one as `popri` has it.
 
-    For every combination the untuned generator writes as many texts as in a round. The nearest
-    texts decide, by the judge's part of the release or, without a judge, by the embedder's. This is
-    post-processing of the release and costs no privacy.
+    For every combination the untuned generator writes as many texts as in a round; the nearest to
+    the release decide, by the judge's part or, without a judge, the embedder's, at no cost.
 
     Attributes:
       temperature, top_p: of all that the generator writes afterwards.
@@ -98,8 +94,7 @@ class PopriConfig(PopriSettings):
       samples: the names of the corpora that prompts are made of; None for all. One corpus makes
         prompts of one kind, as in the released code.
       corpus: whether prompts are made of "all" of these corpora, or of the one that is "nearest" to
-        the clients by FreD. With the reward "moments" this choice costs nothing: the one release
-        shows it.
+        the clients by FreD, a choice that the release of the reward "moments" shows at no cost.
       checkpoint: which round's adapters write the corpus: the "last", those whose texts are
         "nearest" to the validation clients, which are declared public, by Frechet distance; or, of
         one look, those that a second embedder has "judged" to be nearest to the training clients,
@@ -252,7 +247,7 @@ class SyntheticTextConfig(Checked):
                 f"evolution selects {selected} texts in a round, expected at least the {shots} of "
                 "a prompt (popri.format.shots): choose a larger evolution.population"
             )
-        if self.remote is not None and self.method in TUNING:
+        if self.remote is not None and self.method in ("pe_sft", "popri"):
             raise InputError(
                 f"generator.api must be absent with method {self.method!r}, found "
                 f"{self.remote.api!r}: the method tunes the generator, which needs its weights"

@@ -43,7 +43,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.language_model import LanguageModel, Writer
+from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.remote import RemoteModel
 from jaxpfl.text.generation.variation import Continue, mask_and_fill
 from jaxpfl.text.preference.responses import prompt_room
@@ -60,8 +60,8 @@ DISTANCES = "distances"
 """The artifact of `popri.checkpoint` "nearest" and "judged": the distances of what was written with
 0, 1, ... tunings, and the chosen number of them."""
 
-# How often the generator is asked for private evolution's first texts, since some may be empty.
-_ATTEMPTS = 8
+# How often the generator is asked for a number of texts, since some may be empty.
+_ATTEMPTS = 16
 
 
 # Loaded once in a process.
@@ -107,9 +107,9 @@ def _public_models(corpora: tuple[tuple[str, str], ...], *settings: Any) -> Publ
 
 
 class Author(NamedTuple):
-    """What writes, the public texts that its prompts are made of, and how it writes."""
+    """A generator, the public texts that its prompts are made of, and how it writes."""
 
-    model: Writer
+    model: Any
     samples: list[str]
     settings: PopriConfig
 
@@ -140,15 +140,11 @@ class CorpusWriter:
         return _public_models(corpora, *settings, 0, self.progress)
 
     @cached_property
-    def generator(self) -> LanguageModel:
-        return self._loaded("generator")
-
-    @property
-    def untuned(self) -> Writer:
-        """The generator, here or behind an address."""
+    def generator(self) -> Any:
+        """A `LanguageModel`, or a `RemoteModel` for a method that does not tune it."""
         if (remote := self.config.remote) is not None:
             return RemoteModel(remote.api, remote.model, self.tokeniser)
-        return self.generator
+        return self._loaded("generator")
 
     @cached_property
     def downstream(self) -> LanguageModel:
@@ -206,13 +202,13 @@ class CorpusWriter:
         if evolution.fill_model is None:
             stop = (popri.format.stop,) if popri.format.stop else ()
             decoding, clean = Decoding(stop=stop), popri.format.response
-            return Continue(self.untuned, 0.5, tokens, decoding, clean)
+            return Continue(self.generator, 0.5, tokens, decoding, clean)
         fill = loaded_fill_model(evolution.fill_model, tokens=tokens)
 
         def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
             filled = [popri.format.response(text) for text in fill(texts, key)]
             # The masked language model has another tokeniser than the generator.
-            cut = self.untuned.shortened(filled, tokens)
+            cut = self.generator.shortened(filled, tokens)
             return [new or old for new, old in zip(cut, texts, strict=True)]
 
         return vary
@@ -236,7 +232,7 @@ class CorpusWriter:
         if asked is not None and config.method not in EVOLVING:
             return self._tuned_by_scores(asked, releases, distance, on_round)
         samples = self.public.texts(config.popri.samples)
-        untuned = Author(self.untuned, samples, config.popri)
+        untuned = Author(self.generator, samples, config.popri)
         if asked is None:
             return untuned
         assert isinstance(asked, Scorer), "private evolution asks for votes"
@@ -287,8 +283,7 @@ class CorpusWriter:
     ) -> Author:
         """POPri: which round's adapters write the corpus, and after which prompts.
 
-        All choices follow from the releases and from validation clients that are declared public,
-        so none costs privacy.
+        All choices follow from releases and from clients that are declared public: they are free.
         """
         settings, seed, rounds = self.config.popri, self.config.run.seed, list[Written]()
         rewards: Scorer | MomentRewards
@@ -368,22 +363,13 @@ class CorpusWriter:
     def _evolved(
         self, untuned: Author, scorer: Scorer, releases: Releases, on_round: Callable[[Any], None]
     ) -> list[str]:
-        """Private evolution: the texts that clients voted for last."""
         evolution = self.config.evolution
 
         def first() -> dict[str, np.ndarray]:
-            texts: list[str] = []
-            # Empty texts are left out, so one attempt may give too few.
-            for attempt in range(1, 1 + _ATTEMPTS):
-                number = (evolution.population - len(texts)) * 5 // 4 + 8
-                texts += self.texts(untuned, number, later=attempt)
-                if len(texts) >= evolution.population:
-                    return {"texts": np.array(texts[: evolution.population])}
-            raise InputError(
-                f"the generator wrote {len(texts)} texts that are not empty, expected "
-                f"evolution.population = {evolution.population}: it needs more pretraining, or "
-                "must be another model (section generator)"
-            )
+            def written(number: int, attempt: int) -> list[str]:
+                return self.texts(untuned, number, later=attempt)
+
+            return {"texts": np.array(enough(written, evolution.population))}
 
         algorithm = private_evolution(
             releases.load_or_compute("first texts", first)["texts"].tolist(),
@@ -395,6 +381,22 @@ class CorpusWriter:
             hooks=Hooks(releases.load_or_compute, on_round, self.progress),
         )
         return selected_texts(_all_states(algorithm, releases, scorer.rounds)[-1])
+
+
+def enough(
+    written: Callable[[int, int], list[str]], number: int, texts: Sequence[str] = ()
+) -> list[str]:
+    """The first of these `texts` and of those `written(how many, attempt)`: `number` in all."""
+    found = list(texts[:number])
+    for attempt in range(1, 1 + _ATTEMPTS):
+        if lacking := number - len(found):
+            found += written(lacking * 5 // 4 + 8, attempt)[:lacking]
+    if len(found) == number:
+        return found
+    raise InputError(
+        f"the generator wrote {len(found)} texts that are not empty, expected {number}: it needs "
+        "more pretraining, or must be another model (section generator)"
+    )
 
 
 def _all_states(algorithm: Algorithm, releases: Releases, rounds: int) -> list[Any]:

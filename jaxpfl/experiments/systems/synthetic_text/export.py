@@ -7,10 +7,11 @@ corpus/              the synthetic texts, of the run or more
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import build_fed_avg
@@ -27,22 +28,18 @@ from jaxpfl.experiments.systems.base import (
 from jaxpfl.experiments.systems.synthetic_text.config import (
     FED_AVG,
     SCORING,
-    TUNING,
     WRITING,
     SyntheticTextConfig,
 )
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, question
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, enough, question
 from jaxpfl.experiments.systems.synthetic_text.run import FINE_TUNING
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.text.generation.language_model import LanguageModel
 
 _GENERATOR = "generator"
-# How often the generator is asked for more texts, since some may be empty.
-_MOST_PARTS = 50
 
 
 def made(
@@ -99,8 +96,7 @@ def _written(
 ) -> tuple[list[str], list[str], list[TrainedModel]]:
     """The run's corpus, `number` texts for export, and the generator if the method has tuned it.
 
-    More texts than the run's are written by its tuned generator. That is post-processing of the
-    releases: no client's data is read.
+    Its writing more texts is post-processing of the releases: no client's data is read.
     """
     config, ledger, asked = writer.config, None, None
     # A method that asks no client has no plan.
@@ -111,25 +107,17 @@ def _written(
     if ledger is not None and plan is not None:
         check_statement(record["privacy"], ledger.path, (releases.run,), plan)
     corpus = releases.load_or_compute("corpus", missing)["texts"].tolist()
-    wanted, tunes = corpus[:number], config.method in TUNING
+    wanted, tunes = corpus[:number], config.method in ("pe_sft", "popri")
     if not tunes and len(wanted) >= (number or 0):
         return corpus, wanted, []
     if config.remote is None:
         _require_public(writer, _GENERATOR, record)
     _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
     author = writer.tuned(directory, releases, asked)
-    part = 0
-    while (lacking := (number or 0) - len(wanted)) > 0:
-        part += 1
-        if part > _MOST_PARTS:
-            raise InputError(
-                f"{directory}: the generator wrote too few texts that are not empty: ask for fewer "
-                "--texts"
-            )
-        # Some may be empty.
-        wanted += writer.texts(author, lacking + lacking // 20 + 8, part)[:lacking]
+    if number is not None:
+        wanted = enough(partial(writer.texts, author), number, corpus)
     found = author.model
-    if not tunes or not isinstance(found, LanguageModel):
+    if not tunes:
         return corpus, wanted, []
     if isinstance(config.generator, PublishedModelConfig):
         base, tuned = exported_base(config.generator, _GENERATOR, _GENERATOR)

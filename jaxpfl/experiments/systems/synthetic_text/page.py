@@ -43,10 +43,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections.append(_checkpoints(record))
     cautions = of_table(record["table"], "perplexity", tested_on)
     if "api" in (about := record["public_models"].get("generator", {})):
-        cautions.append(
-            f"{about['model']} behind {about['api']}, whose owner saw the prompts, wrote the "
-            "texts: no run, nor a resumed one, can write the same again."
-        )
+        where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
+        cautions.append(f"{where} wrote the texts: no run, nor a resumed one, can write the same.")
     cost, when = record["cost"], "in its only round" if look else "in a round"
     return Page(
         title=f"Synthetic text: {record['method']}{look}",
