@@ -49,7 +49,6 @@ from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import embeddings_of
 
 ScoreKind = Literal["cosine", "zscore", "per_prompt", "nn_histogram"]
-ScoreNoise = Literal["projected", "every_score"]
 
 _CENTRING: dict[str, scores.Centring] = {"cosine": "none", "zscore": "all", "per_prompt": "prompt"}
 
@@ -74,7 +73,7 @@ class Scorer(Checked):
 
     plan: Plan
     kind: ScoreKind = "per_prompt"
-    noise: ScoreNoise = "projected"
+    noise: Literal["projected", "every_score"] = "projected"
     max_texts: PositiveInt = 64
     execution: Execution = dataclasses.field(default_factory=Execution)
     query: Query = dataclasses.field(init=False, repr=False, compare=False)
@@ -132,10 +131,7 @@ class Scorer(Checked):
         return np.asarray(scores_KxJ)
 
     def floats_per_client(self, prompts: int, responses: int, dimension: int) -> tuple[int, int]:
-        """Returns how many float32 numbers a client receives and sends in a round.
-
-        For the first three kinds both depend on the dimension alone, not on the candidates.
-        """
+        """Returns how many float32 numbers a client receives and sends in a round."""
         if self.kind == "nn_histogram":
             return prompts * responses * dimension, prompts * responses
         return dimension * (dimension + 1) // 2, dimension
@@ -164,7 +160,6 @@ class Scorer(Checked):
         )
 
     def _candidates(self, candidates_KxJxD: Any) -> np.ndarray:
-        """The candidates as finite float32 [prompts, responses, d]."""
         found = np.asarray(candidates_KxJxD)
         if found.dtype.kind != "f" or found.ndim != 3:
             raise InputError(
@@ -217,14 +212,12 @@ def candidate_scores(candidates_KxJxD: Any, scorer: Scorer) -> Algorithm:
 
 
 def _public_key(released_D: jax.Array, round: int) -> jax.Array:
-    """A key that anyone can compute from the release."""
     words = np.asarray(released_D, np.float32).view(np.uint32)
     digest = hashlib.sha256(f"noise of every score {round} ".encode() + words.tobytes()).digest()
     return key_from_words(np.frombuffer(digest[:16], np.uint32))
 
 
 def _with_means(clients: Population) -> Population:
-    """Every client with one example, the mean of its normalised embeddings."""
     means_CxD = scores.mean_embeddings(embeddings_of(clients), clients.offsets)
     return clients.with_examples(
         {"mean_embedding": means_CxD}, np.arange(len(clients) + 1, dtype=np.int64)

@@ -16,9 +16,8 @@ prompts, temperature, learning rate and checkpoint. The algorithm has no query o
 | mean    | <x, p - m>: the same for the means alone, p of the clients and | place           |
 |         | m of the round's candidates                                   |                 |
 
-With few clients the noise hides most of their covariance. The clients' moments are therefore
-estimated in each round (`fred.scores.estimate`): what the noise hides is taken to be as among the
-round's candidates, and asks for nothing. Measured by `benchmarks.macro.best_of`.
+With few clients the noise hides most of their covariance. What it hides is taken to be as among a
+round's candidates (`fred.scores.estimate`). Measured by `benchmarks.macro.best_of`.
 
 This method is ours. Related: DP-MERF (Harder, Adamczewski, Park 2021) trains a generator on one
 release of mean features.

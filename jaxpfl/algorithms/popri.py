@@ -30,7 +30,6 @@ from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
 from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, PositiveFraction, PositiveInt
-from jaxpfl.checks import non_negative_int, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.releaser import Release
 from jaxpfl.models import adapter_trees
@@ -39,7 +38,7 @@ from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
-from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.language_model import LanguageModel, Writer
 from jaxpfl.text.preference.groups import Groups, advantages, preferences
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
 from jaxpfl.text.preference.responses import groups_of_texts, last_tokens
@@ -127,12 +126,7 @@ class Written:
 
 
 class PopriState(NamedTuple):
-    """The state before a round, trees of arrays; public.
-
-    Attributes:
-      adapters: the LoRA adapters.
-      optimizer: the state of an optimiser that is carried; () of one that is fresh.
-    """
+    """The state before a round, trees of arrays, public; `optimizer` is () unless it is carried."""
 
     adapters: Any
     optimizer: Any = ()
@@ -251,10 +245,9 @@ def respond(
     key: jax.Array,
     progress: bool = False,
 ) -> tuple[list[list[str]], np.ndarray]:
-    """Returns J texts for each prompt, some of which may be empty.
+    """Returns J texts for each prompt, some perhaps empty, and whether each is whole: bool [K, J].
 
-    Returns:
-      The texts, and bool [K, J]: whether the model ended the text itself and nothing was cut off.
+    A text is whole if the model ended it and nothing was cut off.
     """
     raw, ended_KxJ = writer.write(
         prompts, key, decoding=settings.decoding, responses=settings.responses, progress=progress
@@ -314,7 +307,7 @@ def candidates_of(texts_KxJ: np.ndarray, settings: PopriSettings) -> np.ndarray:
 
 
 def prompts_of(
-    generator: LanguageModel,
+    generator: Writer,
     samples: Sequence[str],
     number: int,
     settings: PopriSettings,
@@ -327,7 +320,7 @@ def prompts_of(
 
 
 def synthesise(
-    writer: LanguageModel,
+    writer: Writer,
     samples: Sequence[str],
     number: int,
     settings: PopriSettings,
@@ -341,8 +334,6 @@ def synthesise(
     Args:
       part: 0, 1, 2, ...; every part has its own prompts and its own random draws.
     """
-    positive_int("number", number)
-    non_negative_int("part", part)
     # Rounds count from 1, so no round has used these prompts.
     prompts = prompts_of(writer, samples, number, settings, seed, -part)
     key = PublicDraws("popri", seed).key("corpus", part)
@@ -352,7 +343,6 @@ def synthesise(
 
 
 def _flat(state: PopriState, record: Mapping[str, Any]) -> Arrays:
-    """The state and the tuning's record as named arrays, which can be stored."""
     leaves = enumerate(jax.tree.leaves(state))
     arrays = {f"state.{index}": np.asarray(leaf) for index, leaf in leaves}
     return arrays | {f"record.{name}": np.asarray(value) for name, value in record.items()}

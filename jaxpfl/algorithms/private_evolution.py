@@ -36,8 +36,6 @@ from jaxpfl.federated.release.releaser import Release
 from jaxpfl.text.columns import from_byte_rows, to_byte_rows
 from jaxpfl.text.embed import Embedder
 
-Form = Literal["pre_text", "aug_pe"]
-
 
 class Vary(Protocol):
     """Returns a similar text for each text, by public models (`text.generation.variation`)."""
@@ -61,7 +59,7 @@ class EvolutionSettings(Checked):
       max_bytes: a longer text is cut to this many bytes of UTF-8.
     """
 
-    form: Form = "pre_text"
+    form: Literal["pre_text", "aug_pe"] = "pre_text"
     population: PositiveInt = 1_800
     threshold: NonNegative = 0.0
     lookahead: NonNegativeInt = 4
@@ -132,7 +130,7 @@ def private_evolution(
       scorer: must be of kind "nn_histogram"; its plan gives the number of rounds.
       embedder: public; must be the one that the clients' texts were embedded with.
       seed: seed of the selections and variations.
-      hooks: stores "round 3 votes" and "round 3 texts".
+      hooks: stores "round 3 lookahead", "round 3 votes" and "round 3 texts".
 
     Raises:
       InputError: there is another number of texts, or the scorer is of another kind.
@@ -169,8 +167,18 @@ def private_evolution(
         return state, {"votes": np.float32(votes_M.sum())}
 
     def votes(texts: list[str], release: Release, round: int) -> Arrays:
-        ahead_MxD = _ahead(texts, vary, embedder, settings, draws.key("lookahead", round))
+        # Stored first: another writing of the same variations would be charged as another release.
+        ahead_MxD = hooks.stored(round, "lookahead", ahead, texts, round)["embeddings"]
         return {"votes": scorer.release(release, ahead_MxD[:, None], round)[:, 0]}
+
+    def ahead(texts: list[str], round: int) -> Arrays:
+        """What is voted on, float32 [M, d]: embeddings of texts, or means over their variations."""
+        if settings.form == "aug_pe" or not settings.lookahead:
+            return {"embeddings": np.asarray(embedder(texts))}
+        key, total = draws.key("lookahead", round), np.float32(0)
+        for index in range(settings.lookahead):
+            total = total + np.asarray(embedder(vary(texts, jax.random.fold_in(key, index))))
+        return {"embeddings": np.asarray(total, np.float32) / np.float32(settings.lookahead)}
 
     def variations(selected: list[str], round: int) -> Arrays:
         key = draws.key("variation", round)
@@ -204,15 +212,3 @@ def select(
         weight_M = np.ones(len(weight_M))
     drawn = generator.choice(len(texts), settings.population, p=weight_M / weight_M.sum())
     return [texts[i] for i in drawn[np.argsort(-votes_M[drawn], kind="stable")]]
-
-
-def _ahead(
-    texts: list[str], vary: Vary, embedder: Embedder, settings: EvolutionSettings, key: jax.Array
-) -> np.ndarray:
-    """What is voted on, float32 [M, d]: embeddings of texts, or means over their variations."""
-    if settings.form == "aug_pe" or not settings.lookahead:
-        return np.asarray(embedder(texts))
-    total: np.ndarray | float = 0.0
-    for index in range(settings.lookahead):
-        total = total + np.asarray(embedder(vary(texts, jax.random.fold_in(key, index))))
-    return np.asarray(total, np.float32) / np.float32(settings.lookahead)

@@ -289,7 +289,7 @@ def test_a_text_written_twice_keeps_its_own_score(generator):
     pairs = groups_by_score(generator, ["p"], texts, ended, scores, settings)
     chosen = bytes(i for i in pairs.responses_NxGxT[0, 0].tolist() if i >= 0).decode()
     assert chosen.startswith("ab\n")
-    assert preferences(scores, 2)[1].tolist() == [1]
+    assert preferences(scores, 2, scores > 0)[1].tolist() == [1]
 
 
 @pytest.mark.parametrize(

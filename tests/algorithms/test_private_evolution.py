@@ -80,7 +80,8 @@ def test_the_pre_text_form():
     final = evolved(
         start, vary, votes, settings, load_or_compute=load_or_compute, on_round=shown.append
     )
-    assert list(phases) == ["round 1 votes", "round 1 texts", "round 2 votes"]
+    steps = ("1 lookahead", "1 votes", "1 texts", "2 lookahead", "2 votes")
+    assert list(phases) == [f"round {step}" for step in steps]
     # Three variations ahead of each vote, one after the first: in the last round none.
     assert vary.calls[:3] == [start] * 3
     # Only the second text is over the threshold: a vote of exactly the threshold counts as none.

@@ -120,10 +120,7 @@ def described(settings: PublishedModelConfig, folder: Path, name: str) -> Decode
 def _own_tokeniser(
     settings: PublishedModelConfig, folder: Path, expected: int, name: str
 ) -> FastTokeniser:
-    """The tokeniser of a model's folder, which must be that of its vocabulary of `expected` ids.
-
-    Its name ends with a hash of its file, and of the special tokens that other files name.
-    """
+    """A model's tokeniser, of `expected` ids; its name ends with a hash of all that it reads."""
     found = hugging_face(folder)
     if not (1 - _MOST_UNUSED) * expected <= found.vocab_size <= expected:
         raise InputError(

@@ -1,6 +1,7 @@
 """The config sections of published models, which are loaded and not trained here first."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,6 +9,8 @@ from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.decoder.config import LoRA
+
+_ADDRESS = re.compile(r"https?://(\[[\da-f:]+\]|[\w.-]+)(:\d+)?(/[\w.~/-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,23 @@ class PublishedGeneratorConfig(PublishedModelConfig):
     """
 
     chat: bool | None = None
+
+
+@dataclass(frozen=True)
+class RemoteGeneratorConfig(Checked):
+    """A language model behind an OpenAI-compatible address, see `text.generation.remote`.
+
+    `api` is the address before /completions, and `model` the server's name of the model.
+    """
+
+    api: str
+    model: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _ADDRESS.fullmatch(self.api):
+            # A password in it is not shown.
+            raise InputError("api must be http[s]://HOST[:PORT]/PATH, found another form")
 
 
 @dataclass(frozen=True)

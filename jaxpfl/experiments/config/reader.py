@@ -322,7 +322,7 @@ def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str
             if required[chosen]:
                 because = f"must be absent where {key}.{min(required[chosen])} is given"
             else:
-                because = f"needs {key}.{min(required[other])}, found none"
+                because = f"needs {key}.{min(required[other] - set(given))}, found none"
             raise InputError(f"{where.of(f'{key}.{name}')}: {key}.{name} {because}")
     return chosen
 

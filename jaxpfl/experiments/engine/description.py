@@ -183,29 +183,16 @@ def moments_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
     return Rehearsed(sum(each.up for each in queries), tuple(queries))
 
 
-class PublishedShapes(NamedTuple):
-    """A published model that is available, as shapes.
-
-    Attributes:
-      found: without its tokeniser, which is not read.
-      params: shapes of the parameters in memory, quantised if the config asks for it.
-    """
-
-    found: PublishedModel
-    params: Any
-    sized: Sized
-
-
 def published_shapes(
     settings: PublishedModelConfig, section: str, *, trained: bool
-) -> PublishedShapes | Sized:
-    """The model of a section by its config.json, or what is said of one that is not available.
+) -> tuple[PublishedModel | None, Any, Sized]:
+    """The model of a section by its config.json, without its tokeniser; None if not available.
 
-    If its own weights are `trained`, they are float32.
+    With the shapes of its parameters in memory, float32 if they are `trained`, and their size.
     """
     folder = hub.at_hand(settings.path)
     if folder is None:
-        return Sized(f"{settings.path}, NOT AVAILABLE: its shapes are not checked")
+        return None, None, Sized(f"{settings.path}, NOT AVAILABLE: its shapes are not checked")
     model = described(settings, folder, section)
     if isinstance(model, Encoder):
         # Whether it has one is known by its weights alone.
@@ -224,8 +211,7 @@ def published_shapes(
         stored = "int8" if settings.int8 else dtype.name
         about = f"{settings.path}, {model.name}, {stored}"
         sized = Sized(about, count_parameters(shapes_of(model)), size_of(params))
-    found = PublishedModel(section, settings, folder, model, cast(Any, None))
-    return PublishedShapes(found, params, sized)
+    return PublishedModel(section, settings, folder, model, cast(Any, None)), params, sized
 
 
 def embedding_size(name: str) -> tuple[int | None, tuple[str, ...]]:

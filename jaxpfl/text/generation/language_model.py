@@ -1,8 +1,8 @@
-"""A decoder language model with its parameters and its tokeniser: texts in, texts out."""
+"""What writes texts, and a decoder language model with its parameters and its tokeniser."""
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -25,25 +25,47 @@ class Generated(NamedTuple):
 
     Attributes:
       texts: for each prompt, its responses.
-      ended_PxJ: bool, True where a response ended with an end-of-text token or a stop string. The
-        other responses have as many tokens as `Decoding.max_new_tokens` allows. This cannot be
-        found by tokenising a text again, which may give fewer tokens.
+      ended_PxJ: bool, whether a response ended by itself, with an end-of-text token or a stop
+        string, and not at `Decoding.max_new_tokens`; a text tokenised again does not tell.
     """
 
     texts: list[list[str]]
     ended_PxJ: np.ndarray
 
 
+class Writer:
+    """What continues prompts, see `LanguageModel.write`; its tokeniser counts their tokens."""
+
+    tokeniser: Tokeniser
+    write: Callable[..., Generated]
+
+    def without_chat(self) -> Self:
+        """The same, which reads prompts as they are, see `Tokeniser.without_chat`."""
+        return self
+
+    def shortened(self, texts: Sequence[str], tokens: int) -> list[str]:
+        """The first `tokens` tokens of every text, without white space at the ends.
+
+        A character that the cut divides is left out. A text of at most `tokens` tokens is returned
+        unchanged, including its white space.
+        """
+        return [
+            self.tokeniser.decode(row[:tokens]).rstrip("\ufffd").strip()
+            if len(row) > tokens
+            else text
+            for text, row in zip(texts, self.tokeniser.encode(texts), strict=True)
+        ]
+
+
 @dataclass(frozen=True)
-class LanguageModel:
+class LanguageModel(Writer):
     """A decoder, its parameters and its tokeniser, which together generate texts.
 
     Attributes:
       mesh: the devices that share the requests, along its axis "data"; None for one device.
 
     Raises:
-      InputError: the tokeniser has ids for which the network has no embedding; or, when texts are
-        written, the mesh has no axis "data".
+      InputError: the tokeniser has ids for which the network has no embedding.
     """
 
     model: Decoder
@@ -101,19 +123,6 @@ class LanguageModel:
                 ended_PxJ[p, j] = row[-1] in left_out or len(kept) < len(content)
         return Generated(texts, ended_PxJ)
 
-    def shortened(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """The first `tokens` tokens of every text, without white space at the ends.
-
-        A character that the cut divides is left out. A text of at most `tokens` tokens is returned
-        unchanged, including its white space.
-        """
-        return [
-            self.tokeniser.decode(row[:tokens]).rstrip("\ufffd").strip()
-            if len(row) > tokens
-            else text
-            for text, row in zip(texts, self.tokeniser.encode(texts), strict=True)
-        ]
-
     def digest(self) -> str:
         """SHA-256 (hex) of the parameters, in the order of their names."""
         digest = hashlib.sha256()
@@ -123,7 +132,6 @@ class LanguageModel:
         return digest.hexdigest()
 
     def without_chat(self) -> Self:
-        """The same, which reads prompts as they are, see `Tokeniser.without_chat`."""
         return dataclasses.replace(self, tokeniser=self.tokeniser.without_chat())
 
     def replaced(self, model: Decoder, params: Params) -> Self:

@@ -6,9 +6,8 @@ that answers it, and the slot starts by reading that token
 (`jaxpfl.text.generation.continuous_batching`).
 
 Prompts are padded to one of a few lengths, so that few programs are compiled. Batches of one padded
-length share the slots, which run empty before those of the next length begin. What is computed for
-a request therefore depends on the request, the settings and the number of slots, but not on the
-other requests.
+length share the slots, which run empty before those of the next length begin, so what is computed
+for a request does not depend on other requests.
 """
 
 import jax
@@ -138,7 +137,6 @@ def sample(
 
 
 def _prompts_per_batch(padded_length: int) -> int:
-    """How many prompts of this padded length a device reads at a time."""
     tokens = _CPU_PREFILL_TOKENS if jax.default_backend() == "cpu" else _PREFILL_TOKENS
     return max(1, tokens // max(padded_length, 16))
 

@@ -4,9 +4,6 @@
 Private Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked
 language model, RoBERTa in the paper, draws others in their place. `Continue` is for a
 decoder that follows no instructions: it keeps a text's beginning and writes another end.
-
-    vary = mask_and_fill("FacebookAI/roberta-large")
-    others = vary(texts, jax.random.key(0))
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +24,7 @@ from jaxpfl.models.checkpoints.model_files import read_object
 from jaxpfl.models.checkpoints.tokenizer_files import framed, read_tokenizer
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.language_model import Writer
 from jaxpfl.text.tokenisers.base import Tokeniser, check_fits, pad
 from jaxpfl.text.tokenisers.fast import hugging_face
 
@@ -38,7 +35,7 @@ _MASKS = ("[MASK]", "<mask>")
 
 @dataclass(frozen=True)
 class Continue(Checked):
-    """Keeps the first tokens of a text, which a decoder continues.
+    """Keeps the first tokens of a text, which the writer continues.
 
     Attributes:
       kept: the share of a text's tokens that stay, rounded down.
@@ -47,7 +44,7 @@ class Continue(Checked):
       clean: applied to each variation before it is cut to `tokens`, such as `FewShot.response`.
     """
 
-    writer: LanguageModel
+    writer: Writer
     kept: OpenFraction = 0.5
     tokens: PositiveInt = 64
     decoding: Decoding = field(default_factory=Decoding)
@@ -141,7 +138,6 @@ def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
 
 
 def _special_ids(folder: Path) -> tuple[int, int, int]:
-    """The ids of the mask token and of the tokens before and after a text."""
     path = folder / "tokenizer.json"
     tokenizer = read_tokenizer(path)
     named = read_object(folder / "tokenizer_config.json", optional=True).get("mask_token")

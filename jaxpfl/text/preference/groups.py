@@ -130,7 +130,7 @@ def widths(groups: Groups, multiple: int) -> np.ndarray:
 
 
 def preferences(
-    scores_KxJ: np.ndarray, rejected_rank: int, candidates_KxJ: np.ndarray | None = None
+    scores_KxJ: np.ndarray, rejected_rank: int, candidates_KxJ: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The prompts with a pair, and the places, 0 .. J - 1, of their chosen and rejected response.
 
@@ -139,14 +139,12 @@ def preferences(
 
     Args:
       rejected_rank: the rank of the rejected response, in 2 .. J; the best has 1.
-      candidates_KxJ: bool; the responses that are ranked, None for all. A prompt with fewer than
-        `rejected_rank` of them has no pair.
+      candidates_KxJ: bool; the responses that are ranked. A prompt with fewer than `rejected_rank`
+        of them has no pair.
 
     Returns:
       Three int64 [N], with N <= K.
     """
-    if candidates_KxJ is None:
-        candidates_KxJ = np.ones(scores_KxJ.shape, bool)
     ranked_KxJ = np.where(candidates_KxJ, scores_KxJ, -np.inf)
     order_KxJ = np.argsort(-ranked_KxJ, axis=1, kind="stable")
     (prompts_N,) = np.nonzero(candidates_KxJ.sum(axis=1) >= rejected_rank)

@@ -230,8 +230,6 @@ def _gradients(
     known: Known,
     weight_B: Array,
 ) -> tuple[tuple[Array, dict[str, Array]], Params]:
-    """A microbatch's contribution to the batch's loss and metrics, and to the gradient."""
-
     def share(adapters: Params) -> tuple[Array, dict[str, Array]]:
         policy_BxGxT = of_tokens(model, adapter_trees.join(adapters, base), read)
         found = measured(objective, policy_BxGxT, known, read.target_BxGxT != PAD)

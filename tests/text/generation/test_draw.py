@@ -55,13 +55,3 @@ def test_draws_are_in_proportion_to_the_weights(vocabulary):
     statistic = ((got - expected)[there] ** 2 / expected[there]).sum()
     # Chi-squared with n degrees of freedom exceeds n + 5 sqrt(2 n) + 20 less than once in 10^6.
     assert statistic < vocabulary + 5 * np.sqrt(2 * vocabulary) + 20
-
-
-def test_a_row_draws_the_same_in_any_company():
-    weights, _ = weights_of(6, 70, rows=9)
-
-    def keys():
-        return jax.random.split(jax.random.key(7), 9)
-
-    every = np.asarray(draw(keys(), weights))
-    np.testing.assert_array_equal(draw(keys()[3:5], weights[3:5]), every[3:5])

@@ -64,8 +64,10 @@ def test_bad_prompts():
 def test_preferences_by_rank():
     scores = np.array([[0.1, 0.9, 0.5, 0.7], [4.0, 3.0, 2.0, 1.0]])
     for rank, expected in ((2, [3, 1]), (4, [0, 3])):
-        _, chosen_K, rejected_K = preferences(scores, rank)
+        _, chosen_K, rejected_K = preferences(scores, rank, scores > 0)
         np.testing.assert_array_equal(chosen_K, [1, 0])
         np.testing.assert_array_equal(rejected_K, expected)
     # Equal scores rank by place.
-    assert [each.tolist() for each in preferences(np.zeros((1, 10)), 5)] == [[0], [0], [4]]
+    assert [
+        each.tolist() for each in preferences(np.zeros((1, 10)), 5, np.ones((1, 10), bool))
+    ] == [[0], [0], [4]]

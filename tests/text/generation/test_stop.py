@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,21 +49,6 @@ def test_the_text_is_cut_where_the_first_complete_stop_string_begins(stops, ids)
             break
     content = b"".join(TOKENS[i] for i in ids)
     assert cut(content, stops).decode("utf-8", "replace") == expected
-
-
-def test_many_tokens_take_the_states_that_their_bytes_take():
-    generator = np.random.default_rng(0)
-    tokens = tuple(
-        bytes(generator.integers(97, 100, generator.integers(0, 8)).tolist()) for _ in range(500)
-    )
-    table = stop_table(("abca", "cc"), tokens)
-    single = stop_table(("abca", "cc"), tuple(bytes([value]) for value in range(256)))
-    for state in range(len(table)):
-        for token, content in enumerate(tokens):
-            at = state
-            for value in content:
-                at = single[at, value]
-            assert table[state, token] == at
 
 
 @pytest.mark.parametrize("bad", [[""], ["a", "\ufffd"], ["\ud800"], [1], "stop"])

@@ -13,7 +13,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.language_model import Generated, LanguageModel
+from jaxpfl.text.generation.language_model import Generated, LanguageModel, Writer
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
 from tests.published_models import SIZES
 from tests.text.masked_models import TINY_BERT, masked_model_folder
@@ -166,18 +166,12 @@ def test_continue_keeps_the_beginning_and_the_length(writer):
 
 
 def test_a_variation_that_would_be_empty_is_the_text_itself():
-    class Silent:
+    class Silent(Writer):
         tokeniser = UTF8Bytes()
-
-        def without_chat(self):
-            return self
 
         def write(self, prompts, key, *, decoding):
             self.prompts, self.decoding = list(prompts), decoding
             return Generated([[""] for _ in prompts], np.ones((len(prompts), 1), bool))
-
-        def shortened(self, texts, tokens):
-            return [text[:tokens] for text in texts]
 
     silent = Silent()
     vary = Continue(silent, kept=0.4, tokens=8, decoding=Decoding(3, stop=("\n",)))

@@ -116,13 +116,15 @@ class Study(base.Study):
         settings, seed, trees = self.config.model, self.config.run.seed, ()
         with tracing("a round of training"):
             if isinstance(settings, PublishedDecoderConfig):
-                found = published_shapes(settings, "model", trained=settings.lora is None)
-                if isinstance(found, Sized):
-                    return {"model": found}, {}
-                check_published(self.config, settings, found.found)
-                network, models = found.found.model, {"model": found.sized}
+                alone = settings.lora is None
+                found, shapes, sized = published_shapes(settings, "model", trained=alone)
+                models: dict[str, Sized] = {"model": sized}
+                if found is None:
+                    return models, {}
+                check_published(self.config, settings, found)
+                network: Any = found.model
                 parts = partial(trained_parts, network, settings=settings, seed=seed)
-                trees = jax.eval_shape(lambda params: parts(params)[1:], found.params)
+                trees = jax.eval_shape(lambda params: parts(params)[1:], shapes)
                 if settings.lora is not None:
                     network = replace(network, lora=settings.lora)
                     about = f"adapters of rank {settings.lora.rank}"

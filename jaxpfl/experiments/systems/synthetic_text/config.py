@@ -16,7 +16,11 @@ from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import DecoderModelConfig, Training
 from jaxpfl.experiments.config import sections
-from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
+from jaxpfl.experiments.config.published import (
+    PublishedGeneratorConfig,
+    PublishedModelConfig,
+    RemoteGeneratorConfig,
+)
 from jaxpfl.privacy.simulated import LargerPopulation
 
 SCORING = ("private_evolution", "pe_sft", "popri")
@@ -40,9 +44,8 @@ class CorpusConfig(Checked):
       tokens: the downstream model reads at most this many tokens of a text, in training and in
         evaluation.
       spans: whether a client's texts, joined and without newlines, are first cut into successive
-        spans of `tokens` tokens, each of which is then an example, as in LargeFedBench. Spans go
-        on over the ends of sentences and synthetic texts must, too, so `popri.format.stop` must
-        not be a newline.
+        spans of `tokens` tokens, each then an example, as in LargeFedBench. They go on over the
+        ends of sentences, as synthetic texts must, so `popri.format.stop` must not be a newline.
       fine_tuning: the training of the downstream model on the synthetic corpus.
     """
 
@@ -56,9 +59,8 @@ class CorpusConfig(Checked):
 class TuneConfig(Checked):
     """Settings that one look chooses before the first round; None leaves one as `popri` has it.
 
-    For every combination the untuned generator writes as many texts as in a round. The nearest
-    texts decide, by the judge's part of the release or, without a judge, by the embedder's. This is
-    post-processing of the release and costs no privacy.
+    For every combination the untuned generator writes as many texts as in a round; the nearest to
+    the release decide, by the judge's part or, without a judge, the embedder's, at no cost.
 
     Attributes:
       temperature, top_p: of all that the generator writes afterwards.
@@ -92,8 +94,7 @@ class PopriConfig(PopriSettings):
       samples: the names of the corpora that prompts are made of; None for all. One corpus makes
         prompts of one kind, as in the released code.
       corpus: whether prompts are made of "all" of these corpora, or of the one that is "nearest" to
-        the clients by FreD. With the reward "moments" this choice costs nothing: the one release
-        shows it.
+        the clients by FreD, a choice that the release of the reward "moments" shows at no cost.
       checkpoint: which round's adapters write the corpus: the "last", those whose texts are
         "nearest" to the validation clients, which are declared public, by Frechet distance; or, of
         one look, those that a second embedder has "judged" to be nearest to the training clients,
@@ -177,7 +178,9 @@ class SyntheticTextConfig(Checked):
       corpus_texts: the number of texts of a corpus that are used, the same share of every document.
       vocab_size: size of the byte-level BPE that is learned from all corpora, for models that are
         pretrained on them.
-      generator, downstream: each is pretrained on the corpora, or is a published model.
+      generator, downstream: each is pretrained on the corpora, or is a published model. A method
+        that does not tune the generator can have one behind an address (`api`), whose texts are
+        never the same again.
       evaluation: with a `source`, one half of its clients serves as validation clients and the
         other as test clients.
       training: rounds and cohorts of every method. A client's scores and votes use `max_examples`
@@ -193,7 +196,7 @@ class SyntheticTextConfig(Checked):
     training: sections.TrainingConfig
     corpus_texts: PositiveInt = 60_000
     vocab_size: PositiveInt = 2_048
-    generator: DecoderModelConfig | PublishedGeneratorConfig = field(
+    generator: DecoderModelConfig | PublishedGeneratorConfig | RemoteGeneratorConfig = field(
         default_factory=DecoderModelConfig
     )
     downstream: DecoderModelConfig | PublishedModelConfig = field(
@@ -244,6 +247,11 @@ class SyntheticTextConfig(Checked):
                 f"evolution selects {selected} texts in a round, expected at least the {shots} of "
                 "a prompt (popri.format.shots): choose a larger evolution.population"
             )
+        if self.remote is not None and self.method in ("pe_sft", "popri"):
+            raise InputError(
+                f"generator.api must be absent with method {self.method!r}, found "
+                f"{self.remote.api!r}: the method tunes the generator, which needs its weights"
+            )
         stop = self.popri.format.stop
         if self.method in WRITING and self.corpus.spans and stop and not stop.strip():
             raise InputError(
@@ -265,9 +273,17 @@ class SyntheticTextConfig(Checked):
 
     @property
     def models(self) -> dict[str, DecoderModelConfig | PublishedModelConfig]:
-        """The sections of the models that the method uses, by name."""
+        """The sections of the models that the method computes with, by name."""
         found = {"downstream": self.downstream}
-        return found | {"generator": self.generator} if self.method in WRITING else found
+        if self.method in WRITING and not isinstance(self.generator, RemoteGeneratorConfig):
+            found["generator"] = self.generator
+        return found
+
+    @property
+    def remote(self) -> RemoteGeneratorConfig | None:
+        """The generator that the method asks behind an address, if it does."""
+        found = self.generator if self.method in WRITING else None
+        return found if isinstance(found, RemoteGeneratorConfig) else None
 
     @property
     def client_privacy(self) -> sections.PrivacyConfig:

@@ -44,6 +44,7 @@ from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.remote import RemoteModel
 from jaxpfl.text.generation.variation import Continue, mask_and_fill
 from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
@@ -59,8 +60,8 @@ DISTANCES = "distances"
 """The artifact of `popri.checkpoint` "nearest" and "judged": the distances of what was written with
 0, 1, ... tunings, and the chosen number of them."""
 
-# How often the generator is asked for private evolution's first texts, since some may be empty.
-_ATTEMPTS = 8
+# How often the generator is asked for a number of texts, since some may be empty.
+_ATTEMPTS = 16
 
 
 # Loaded once in a process.
@@ -106,9 +107,9 @@ def _public_models(corpora: tuple[tuple[str, str], ...], *settings: Any) -> Publ
 
 
 class Author(NamedTuple):
-    """A language model, the public texts that its prompts are made of, and how it writes."""
+    """A generator, the public texts that its prompts are made of, and how it writes."""
 
-    model: LanguageModel
+    model: Any
     samples: list[str]
     settings: PopriConfig
 
@@ -139,7 +140,10 @@ class CorpusWriter:
         return _public_models(corpora, *settings, 0, self.progress)
 
     @cached_property
-    def generator(self) -> LanguageModel:
+    def generator(self) -> Any:
+        """A `LanguageModel`, or a `RemoteModel` for a method that does not tune it."""
+        if (remote := self.config.remote) is not None:
+            return RemoteModel(remote.api, remote.model, self.tokeniser)
         return self._loaded("generator")
 
     @cached_property
@@ -156,6 +160,8 @@ class CorpusWriter:
     def about(self) -> dict[str, dict[str, Any]]:
         """By section, the SHA-256 of a model's parameters and, if it is published, which it is."""
         found = {name: {"sha256": getattr(self, name).digest()} for name in self.config.models}
+        if (remote := self.config.remote) is not None:
+            found["generator"] = {**vars(remote), "tokeniser": self.tokeniser.name}
         for name, model in self._published.items():
             found[name] |= {"path": model.settings.path, "tokeniser": model.tokeniser.name}
         return found
@@ -277,8 +283,7 @@ class CorpusWriter:
     ) -> Author:
         """POPri: which round's adapters write the corpus, and after which prompts.
 
-        All choices follow from the releases and from validation clients that are declared public,
-        so none costs privacy.
+        All choices follow from releases and from clients that are declared public: they are free.
         """
         settings, seed, rounds = self.config.popri, self.config.run.seed, list[Written]()
         rewards: Scorer | MomentRewards
@@ -358,22 +363,13 @@ class CorpusWriter:
     def _evolved(
         self, untuned: Author, scorer: Scorer, releases: Releases, on_round: Callable[[Any], None]
     ) -> list[str]:
-        """Private evolution: the texts that clients voted for last."""
         evolution = self.config.evolution
 
         def first() -> dict[str, np.ndarray]:
-            texts: list[str] = []
-            # Empty texts are left out, so one attempt may give too few.
-            for attempt in range(1, 1 + _ATTEMPTS):
-                number = (evolution.population - len(texts)) * 5 // 4 + 8
-                texts += self.texts(untuned, number, later=attempt)
-                if len(texts) >= evolution.population:
-                    return {"texts": np.array(texts[: evolution.population])}
-            raise InputError(
-                f"the generator wrote {len(texts)} texts that are not empty, expected "
-                f"evolution.population = {evolution.population}: it needs more pretraining, or "
-                "must be another model (section generator)"
-            )
+            def written(number: int, attempt: int) -> list[str]:
+                return self.texts(untuned, number, later=attempt)
+
+            return {"texts": np.array(enough(written, evolution.population))}
 
         algorithm = private_evolution(
             releases.load_or_compute("first texts", first)["texts"].tolist(),
@@ -385,6 +381,22 @@ class CorpusWriter:
             hooks=Hooks(releases.load_or_compute, on_round, self.progress),
         )
         return selected_texts(_all_states(algorithm, releases, scorer.rounds)[-1])
+
+
+def enough(
+    written: Callable[[int, int], list[str]], number: int, texts: Sequence[str] = ()
+) -> list[str]:
+    """The first of these `texts` and of those `written(how many, attempt)`: `number` in all."""
+    found = list(texts[:number])
+    for attempt in range(1, 1 + _ATTEMPTS):
+        if lacking := number - len(found):
+            found += written(lacking * 5 // 4 + 8, attempt)[:lacking]
+    if len(found) == number:
+        return found
+    raise InputError(
+        f"the generator wrote {len(found)} texts that are not empty, expected {number}: it needs "
+        "more pretraining, or must be another model (section generator)"
+    )
 
 
 def _all_states(algorithm: Algorithm, releases: Releases, rounds: int) -> list[Any]:

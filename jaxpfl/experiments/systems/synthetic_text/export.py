@@ -7,10 +7,11 @@ corpus/              the synthetic texts, of the run or more
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import build_fed_avg
@@ -30,7 +31,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     WRITING,
     SyntheticTextConfig,
 )
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, question
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, enough, question
 from jaxpfl.experiments.systems.synthetic_text.run import FINE_TUNING
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.models.base import Params
@@ -39,8 +40,6 @@ from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 
 _GENERATOR = "generator"
-# How often the generator is asked for more texts, since some may be empty.
-_MOST_PARTS = 50
 
 
 def made(
@@ -97,8 +96,7 @@ def _written(
 ) -> tuple[list[str], list[str], list[TrainedModel]]:
     """The run's corpus, `number` texts for export, and the generator if the method has tuned it.
 
-    More texts than the run's are written by its tuned generator. That is post-processing of the
-    releases: no client's data is read.
+    Its writing more texts is post-processing of the releases: no client's data is read.
     """
     config, ledger, asked = writer.config, None, None
     # A method that asks no client has no plan.
@@ -109,23 +107,16 @@ def _written(
     if ledger is not None and plan is not None:
         check_statement(record["privacy"], ledger.path, (releases.run,), plan)
     corpus = releases.load_or_compute("corpus", missing)["texts"].tolist()
-    wanted, tunes = corpus[:number], config.method in ("popri", "pe_sft")
+    wanted, tunes = corpus[:number], config.method in ("pe_sft", "popri")
     if not tunes and len(wanted) >= (number or 0):
         return corpus, wanted, []
-    _require_public(writer, _GENERATOR, record)
+    if config.remote is None:
+        _require_public(writer, _GENERATOR, record)
     _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
     author = writer.tuned(directory, releases, asked)
+    if number is not None:
+        wanted = enough(partial(writer.texts, author), number, corpus)
     found = author.model
-    part = 0
-    while (lacking := (number or 0) - len(wanted)) > 0:
-        part += 1
-        if part > _MOST_PARTS:
-            raise InputError(
-                f"{directory}: the generator wrote too few texts that are not empty: ask for fewer "
-                "--texts"
-            )
-        # Some may be empty.
-        wanted += writer.texts(author, lacking + lacking // 20 + 8, part)[:lacking]
     if not tunes:
         return corpus, wanted, []
     if isinstance(config.generator, PublishedModelConfig):
@@ -157,6 +148,8 @@ def _trained_on(
     config: SyntheticTextConfig, record: Mapping[str, Any], corpus: list[str] | None
 ) -> dict[str, str]:
     def public(name: str) -> str:
+        if name not in config.models:
+            return f"the model {record['public_models'][name]['model']} behind an address"
         settings = config.models[name]
         if isinstance(settings, PublishedModelConfig):
             return settings.described(record["public_models"][name]["sha256"])

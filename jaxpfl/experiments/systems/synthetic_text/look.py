@@ -2,8 +2,7 @@
 
 `popri.reward: moments` asks the clients once, before the first round, for the whole epsilon; see
 `algorithms.one_look`. The release is FreD's query: three charges, which compose to one Gaussian
-mechanism. All rounds, whatever is chosen by their texts, and the choices of the corpus that prompts
-are made of (`popri.corpus: nearest`) and of how the generator writes (`popri.tune`) are
+mechanism. All rounds, and all choices by their texts (`popri.corpus: nearest`, `popri.tune`), are
 post-processing of it.
 
 Tuning goes on to raise the reward when texts no longer improve, so the reward's embedder cannot say
@@ -163,12 +162,9 @@ class Look:
     def nearest(
         self, released: PrivateMoments, corpora: Mapping[str, Sequence[str]]
     ) -> dict[str, np.ndarray]:
-        """The public corpora by their Frechet distance from the clients, the nearest first.
+        """Public corpora by Frechet distance from the clients, the nearest first, at no cost.
 
-        It costs nothing beyond the release. Of each corpus the same share of texts is embedded.
-
-        Returns:
-          The "names", and the other fields of their `fred.Score`s.
+        Returns the "names", and the other fields of their `fred.Score`s.
         """
         found, embed = {}, self.embedders[EMBEDDING]
         for name, texts in corpora.items():

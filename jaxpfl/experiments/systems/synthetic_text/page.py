@@ -41,6 +41,10 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections.append(_tried(record["tried"], record["trained_on"]))
     if "distances" in record.get("checkpoint", {}):
         sections.append(_checkpoints(record))
+    cautions = of_table(record["table"], "perplexity", tested_on)
+    if "api" in (about := record["public_models"].get("generator", {})):
+        where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
+        cautions.append(f"{where} wrote the texts: no run, nor a resumed one, can write the same.")
     cost, when = record["cost"], "in its only round" if look else "in a round"
     return Page(
         title=f"Synthetic text: {record['method']}{look}",
@@ -55,7 +59,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             (f"{cost['up']:,}", f"floats from a client {when}"),
         ],
         sections=sections,
-        cautions=of_table(record["table"], "perplexity", tested_on),
+        cautions=cautions,
         runs=["fed_avg"] if record["method"] == "fed_avg" else [],
     )
 

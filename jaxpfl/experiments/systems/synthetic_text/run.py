@@ -119,7 +119,6 @@ class Run:
         }
 
     def _unigram(self, tokens: np.ndarray) -> list[dict[str, Any]]:
-        """The table's row of the token frequencies of validation clients, if there are any."""
         texts, size = self._held_out(self.valid), self.writer.tokeniser.vocab_size
         if not texts:
             return []
@@ -135,7 +134,6 @@ class Run:
         return found
 
     def _method(self) -> tuple[Params, float | None, dict[str, Any]]:
-        """The trained downstream model's parameters, epsilon, and entries of the record."""
         method, writer = self.config.method, self.writer
         if method == FED_AVG:
             result = self._fed_avg()
@@ -175,7 +173,6 @@ class Run:
         )
 
     def _texts(self) -> tuple[list[str], float | None, dict[str, Any]]:
-        """The synthetic corpus, epsilon, and the record's entries on how it was written."""
         config, models = self.config, self.writer
         history: list[dict[str, Any]] = []
         asked = question(config, self.plan) if config.method in SCORING else None
@@ -202,7 +199,6 @@ class Run:
         return texts, epsilon, {"privacy": privacy, "history": history, **chosen, **details}
 
     def _guarantee(self, releases: Releases) -> tuple[str, float | None]:
-        """The statement on the run's releases under a private plan, and their epsilon."""
         ledger, run, plan = releases.ledger, releases.run, self.plan
         if ledger is None or not plan.private:
             return _FREE, 0.0
@@ -268,7 +264,6 @@ class Run:
         return memory[key]
 
     def _held_out(self, part: Population) -> list[str]:
-        """The first texts of held-out clients, as many as the evaluation uses."""
         limit = self.config.evaluation.max_examples
         return part.columns["text"].slice(0, limit).to_pylist()
 
@@ -303,10 +298,7 @@ class Run:
         return {name: np.round((part - centre) @ axes.T, 4).tolist() for name, part in both.items()}
 
     def _cost(self) -> dict[str, Any]:
-        """The floats that a client receives and sends in a round, as in POPri's Table 2.
-
-        With one look, in all.
-        """
+        """The floats of a client in a round (POPri's Table 2), or with one look in all."""
         down, up = 0, 0
         if self.config.method == FED_AVG:
             down = up = count_parameters(self.writer.downstream.params)

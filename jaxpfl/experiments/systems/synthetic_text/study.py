@@ -8,10 +8,9 @@
     corpus.jsonl                 the synthetic corpus
     fine_tuning/                 checkpoints of the downstream model's training
 
-The downstream model starts from its public checkpoint, is fine-tuned on the synthetic corpus (the
-method fed_avg trains it on the clients), and is evaluated on test clients that are declared public.
-The comparison is that of POPri (Hou et al. 2025), Table 1: every method has the same clients and
-the same plan, and is charged for what its clients send.
+The comparison is that of POPri (Hou et al. 2025), Table 1: the downstream model starts from its
+public checkpoint and is evaluated on test clients that are declared public; every method has the
+same clients and the same plan, and is charged for what its clients send.
 """
 
 from dataclasses import dataclass, field
@@ -79,6 +78,8 @@ class Study(base.Study):
         config, method = self.config, self.config.method
         found = {name: self._shapes(name) for name in config.models}
         models = {name: sized for name, (_, _, sized) in found.items()}
+        if (remote := config.remote) is not None:
+            models["generator"] = description.Sized(f"{remote.model} behind {remote.api}")
         rounds: dict[str, Rehearsed] = {}
         notes: tuple[str, ...] = ()
         questions, releases = None, {}
@@ -114,11 +115,11 @@ class Study(base.Study):
         """A public model and its parameters as shapes; None for a published one not at hand."""
         config, settings = self.config, self.config.models[name]
         if isinstance(settings, PublishedModelConfig):
-            found = description.published_shapes(settings, name, trained=name == "downstream")
-            if not isinstance(found, description.PublishedShapes):
-                return None, None, found
-            corpus_writer.check_published(config, found.found)
-            return found.found.model, found.params, found.sized
+            trained = name == "downstream"
+            found, params, size = description.published_shapes(settings, name, trained=trained)
+            if found is not None:
+                corpus_writer.check_published(config, found)
+            return found and found.model, params, size
         positions = max(settings.sequence_length, config.positions[name])
         model = Decoder(settings.network(config.vocab_size, positions))
         with description.tracing(name):
@@ -140,7 +141,6 @@ class Study(base.Study):
             return {FED_AVG: rehearse(algorithm, {"tokens": column(length, np.int32)}, params)}
 
     def _describe_scores(self, dimension: int) -> Rehearsed:
-        """A round of scores or of votes; its server computes with numpy."""
         candidates, by_text = self.config.candidates, self.config.score == "nn_histogram"
         number = int(np.prod(candidates)) if by_text else dimension
         broadcast = jax.ShapeDtypeStruct((number, dimension), np.float32)

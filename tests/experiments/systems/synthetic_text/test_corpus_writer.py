@@ -7,6 +7,7 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
+from jaxpfl.text.generation.language_model import Writer
 from jaxpfl.text.generation.variation import Continue, MaskAndFill
 from tests.text.masked_models import TINY_BERT, masked_model_folder
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
@@ -14,13 +15,10 @@ from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 TEXTS = ["the quick brown fox jumps over it", "a lazy dog sleeps"]
 
 
-class Generator:
+class Generator(Writer):
     """Only its tokeniser is asked for: a text is cut to letters."""
 
     tokeniser = UTF8Bytes()
-
-    def shortened(self, texts, tokens):
-        return [text[:tokens].strip() for text in texts]
 
 
 def writer_of(config) -> CorpusWriter:

@@ -136,6 +136,7 @@ REFUSED = [
     ({"path": "bert"}, {}, "must hold a decoder, found a bert, which writes no texts"),
     ({}, {"chat": True}, "downstream.chat"),
     ({"path": "nowhere"}, {}, "generator.path: model .*nowhere' was not found"),
+    ({"api": "http://here/v1"}, {}, "generator.api must be absent where generator.path is given"),
 ]
 
 

@@ -15,8 +15,10 @@ from jaxpfl.algorithms.frechet import moments as frechet_moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, score
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import artifacts
+from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.synthetic_text import corpus_writer
 from jaxpfl.experiments.systems.synthetic_text import run as running
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
@@ -27,6 +29,7 @@ from tests.experiments import canaries
 from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import assert_same_records, certified
 from tests.experiments.statements import of_lines, of_page
+from tests.loopback import completions
 
 # The package has a function of that name.
 popri = importlib.import_module("jaxpfl.algorithms.popri")
@@ -277,6 +280,33 @@ def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge
     # A finished study is found as it is.
     assert carry_out.resume(parts, progress=False).record["metrics"] == whole.record["metrics"]
     assert len(charges(parts / "ledger.jsonl")) == 2
+
+
+def test_a_generator_behind_an_address_is_asked_and_sees_no_client(
+    synthetic_config, tmp_path, monkeypatch
+):
+    """Killed and resumed, it writes other texts, and no round is charged twice for them."""
+    monkeypatch.setenv("JAXPFL_API_KEY", "hidden-key-5")
+    mapping = to_mapping(synthetic_config("private_evolution", *METHODS["pre_text"]))
+
+    with completions(lambda _, number: (200, f" {number} ka lo\nand more")) as (address, asked):
+        mapping["generator"] = {"api": address, "model": "far"}
+        crashes = after(Ledger, "charge"), stored("round_1_votes"), stored("corpus")
+        out = died(from_mapping(mapping, "here"), tmp_path / "run", crashes).out
+        export(out, tmp_path / "more", texts=40, progress=False)
+    assert len(charges(out / "ledger.jsonl")) == 2
+    assert {key for _, key, _ in asked} == {"Bearer hidden-key-5"}
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    canaries.assert_in_none({b"hidden-key-5"}, written)
+    prompts = "\n".join(body["prompt"] for *_, body in asked)
+    assert "ka" in prompts and "canary" not in prompts
+    about = json.loads((out / "result.json").read_text())["public_models"]["generator"]
+    assert (about["api"], about["model"]) == (address, "far")
+    for page in (out / "report.html", tmp_path / "more" / "README.md"):
+        assert ("nor a resumed one" if page.parent == out else "far behind") in page.read_text()
+    for method in ("popri", "pe_sft"):
+        with pytest.raises(InputError, match="generator.api must be absent with method"):
+            from_mapping(mapping | {"method": method}, "here")
 
 
 def test_one_look_chooses_the_nearest_corpus_at_no_further_cost(finished):

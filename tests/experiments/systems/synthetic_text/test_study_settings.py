@@ -49,6 +49,7 @@ REFUSED = [
         f"{LOOK} --popri.corpus nearest --popri.tune.samples [near,far]",
         "popri.tune.samples must be absent with popri.corpus 'nearest'",
     ),
+    ("generator", "--generator.api http://here", "generator.api needs generator.model, found none"),
     ("popri", "--corpus.spans True", "popri.format.stop must be '' .* found '.n'"),
 ]
 

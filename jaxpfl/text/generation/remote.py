@@ -1,0 +1,106 @@
+"""A language model behind an OpenAI-compatible address, such as a server of vLLM or llama.cpp.
+
+THE SERVER'S OWNER SEES EVERY PROMPT, and when it comes: a prompt may hold public text, and text
+that follows from releases, alone. Private evolution sends public texts, and the server's own that
+noisy votes have selected. Clients' texts are embedded here and never sent.
+
+A key for the server is read from the environment variable JAXPFL_API_KEY. It is sent to the address
+alone, since redirects are not followed, and stands in no message and no file.
+"""
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import jax
+import numpy as np
+
+from jaxpfl import files
+from jaxpfl.errors import InputError
+from jaxpfl.progress import track
+from jaxpfl.text.generation.decoding import Decoding
+from jaxpfl.text.generation.language_model import Generated, Writer
+from jaxpfl.text.tokenisers.base import Tokeniser
+
+API_KEY = "JAXPFL_API_KEY"
+
+# Servers answer requests that come together as one batch, and queue what they cannot begin.
+_AT_ONCE, _SHOWN = 16, 200
+_PAUSES_S, _TIMEOUT_S = (1.0, 2.0, 4.0, 8.0, 16.0), 600.0
+
+
+@dataclass(frozen=True)
+class RemoteModel(Writer):
+    """A model that can be asked, and not tuned; it reads prompts as they are.
+
+    Attributes:
+      api: the address before /completions.
+      model: the server's name of the model.
+      tokeniser: counts tokens here; it need not be the server's, which counts `max_new_tokens`.
+    """
+
+    api: str
+    model: str
+    tokeniser: Tokeniser = field(repr=False)
+
+    def write(
+        self, prompts: Sequence[str], key: jax.Array, *, decoding: Decoding, progress: bool = False
+    ) -> Generated:
+        """Asks for one text for each prompt, by at most 16 requests at once.
+
+        A seed follows from the key, but no server promises the same text for it. An empty prompt is
+        not sent; its text is empty. No connection, a time limit and status 429 or 5xx are met by up
+        to five further attempts; they, and an answer without a text, end in an `InputError`.
+        """
+        seeds_P = np.asarray(jax.random.bits(key, (len(prompts),))) >> 1
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            answers = pool.map(self._text, prompts, seeds_P.tolist(), [decoding] * len(prompts))
+            counted = track(prompts, "asking the server", progress=progress)
+            found = [answer for _, answer in zip(counted, answers, strict=True)]
+        ended_Px1 = np.array([ended for _, ended in found], bool)[:, None]
+        return Generated([[text] for text, _ in found], ended_Px1)
+
+    def _text(self, prompt: str, seed: int, decoding: Decoding) -> tuple[str, bool]:
+        if not prompt:
+            return "", False
+        # The standard library's own message on a newline would show it.
+        secret = "".join(os.environ.get(API_KEY, "").split())
+        found = f"characters in {API_KEY} or the address that HTTP cannot send"
+        # One prompt and one text a request: servers answer several in different forms.
+        request = {"model": self.model, "prompt": prompt, "max_tokens": decoding.max_new_tokens}
+        request |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "seed": seed}
+        body = json.dumps(request | {"stop": list(decoding.stop) or None}).encode()
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {secret}"} if secret else {}
+        address = urlsplit(self.api)
+        kind = getattr(http.client, f"{address.scheme.upper()}Connection")
+        path = f"{address.path.rstrip('/')}/completions"
+        for pause_s in (*_PAUSES_S, 0.0):
+            try:
+                with closing(kind(address.netloc, timeout=_TIMEOUT_S)) as connection:
+                    connection.request("POST", path, body, headers)
+                    response = connection.getresponse()
+                    status, content = response.status, response.read()
+                # The server may repeat the key.
+                shown = content.decode("utf-8", "replace").replace(secret or "\0", "***")
+                found = f"status {status}: {shown[:_SHOWN]!r}"
+                match files.parse_json(content) if status == 200 else None:
+                    case {"choices": [{"text": str(text), **more}]}:
+                        return text, more.get("finish_reason") == "stop"
+                if status != 429 and status < 500:
+                    break
+            except (OSError, http.client.HTTPException) as error:
+                found = f"{type(error).__name__}: {error}"
+            except ValueError:
+                break  # no JSON, or nothing was sent
+            time.sleep(pause_s)
+        raise InputError(
+            f"generator.api: {self.api}/completions must answer with JSON that has one text in "
+            f"choices[0].text for model {self.model!r}, found {found}"
+        )
