@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from jaxpfl.experiments.engine.evaluate import Evaluator as Evaluator
     from jaxpfl.experiments.engine.on_round import KeepBest as KeepBest
     from jaxpfl.experiments.engine.on_round import Round as Round
+    from jaxpfl.experiments.release import release as release
     from jaxpfl.experiments.run import Result as Result
     from jaxpfl.experiments.run import run as run
     from jaxpfl.federated.clients.client import ClientSteps as ClientSteps
-    from jaxpfl.federated.release.one_release import OneRelease as OneRelease
-    from jaxpfl.federated.release.one_release import release as release
     from jaxpfl.federated.release.query import Execution as Execution
     from jaxpfl.federated.release.query import Query as Query
+    from jaxpfl.federated.release.releaser import OneRelease as OneRelease
     from jaxpfl.federated.release.secure_release import secure_release as secure_release
     from jaxpfl.privacy.clipping import AdaptiveClip as AdaptiveClip
     from jaxpfl.privacy.clipping import Clip as Clip

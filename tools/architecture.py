@@ -52,6 +52,7 @@ EXPERIMENTS: dict[str, set[str]] = {
     "registry": SHARED | {"systems"},
     # What a user calls from Python, without a config file.
     "run": SHARED,
+    "release": SHARED,
     "choose_corpus": SHARED,
     "compare": SHARED,
     "carry_out": SHARED | {"systems", "registry"},

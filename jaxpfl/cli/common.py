@@ -3,9 +3,9 @@
 import argparse
 import dataclasses
 import itertools
-import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     },
     "--launcher": {
         "choices": ("ray", "slurm"),
-        "help": "start such processes, one on each of --hosts N nodes",
+        "help": "share the run, or each of a sweep, among processes on --hosts N nodes",
     },
     "--hosts": {"type": int, "metavar": "N", "help": "the number of nodes of --launcher"},
 }
@@ -87,21 +87,30 @@ def unused_directory(name: str) -> Path:
     return next(path for path in paths if not path.exists())
 
 
+def launcher(arguments: argparse.Namespace) -> Callable[[Sequence[str]], tuple[int, str]] | None:
+    """What starts a command on the hosts of --launcher, see `launch`; None without it."""
+    name, hosts = arguments.launcher, arguments.hosts
+    if (name is None) != (hosts is None):
+        raise InputError("--launcher and --hosts go together: give both")
+    if name is None:
+        return None
+    from jaxpfl.experiments.launch import LAUNCHERS
+
+    return partial(LAUNCHERS[name], hosts=checks.positive_int("--hosts", hosts))
+
+
 def launched(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """The result of this command on the hosts of --launcher; None if it is to be carried out here.
 
     There it has --distributed, too.
     """
-    name, hosts = arguments.launcher, arguments.hosts
-    if (name is None) != (hosts is None):
-        raise InputError("--launcher and --hosts go together: give both")
-    if name is None or arguments.distributed is not None:
+    start = launcher(arguments)
+    if start is None or arguments.distributed is not None:
         return None
-    from jaxpfl.experiments.launch import LAUNCHERS
+    from jaxpfl.experiments.launch import record_in
 
-    checks.positive_int("--hosts", hosts)
-    code, text = LAUNCHERS[name](shlex.split(arguments.command_line)[1:], hosts)
-    record = json.loads(text) if arguments.json and text else {}
+    code, text = start(shlex.split(arguments.command_line)[1:])
+    record = record_in(text) if arguments.json else {}
     return {**record, "text": text.rstrip("\n"), "exit_code": code}
 
 

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ _FAILED = 4
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "config", "--dry-run")
+    common.add(parser, "config", "--dry-run", "--launcher", "--hosts")
     common.add_path(
         parser,
         "--out",
         "DIR",
         "directory (default: runs/NAME-OF-CONFIG); points finished there are kept, failed ones "
-        "tried again; several processes may work on it at once",
+        "tried again; several such commands may work on it at once",
     )
     seeds = "repeat every point with N seeds, from the config's run.seed on"
     parser.add_argument("--seeds", type=int, metavar="N", help=seeds)
@@ -33,11 +34,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
     if arguments.ray is not None:
         checks.positive_int("--ray", arguments.ray)
-        if arguments.dry_run:
-            raise InputError("--ray does not go with --dry-run: give one of them")
+        if arguments.dry_run or arguments.launcher:
+            raise InputError("--ray goes neither with --dry-run nor --launcher: give one of them")
     from jaxpfl.experiments.config import shipped
     from jaxpfl.experiments.sweep.config import load_sweep
 
+    start = common.launcher(arguments)
     path = shipped.find(arguments.config)
     sweep = load_sweep(path, overrides, seeds=arguments.seeds)
     out = arguments.out or Path("runs", path.stem)
@@ -47,14 +49,15 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         from jaxpfl.experiments.dry_run import dry_run_sweep
 
         return dry_run_sweep(sweep)
-    from jaxpfl.experiments.sweep.points import run_on_ray, run_sweep
+    from jaxpfl.experiments.sweep.points import launched, run_on_ray, run_sweep
 
     print(f"sweep directory: {out}", file=sys.stderr)
     devices = common.use_devices(sweep.points[0].config).run.devices
     if arguments.ray is not None:
         return _result(sweep, run_on_ray(sweep, out, workers=arguments.ray, devices=devices))
     with shipped.form_without_data_named(path):
-        return _result(sweep, run_sweep(sweep, out))
+        carry = start and partial(launched, start)
+        return _result(sweep, run_sweep(sweep, out, carry=carry))
 
 
 def _result(sweep: Any, outcome: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from jaxpfl.experiments.engine.description import PlannedRelease
 from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.report.page import audited, text_lines
 from jaxpfl.federated.audits.canaries import Game
+from jaxpfl.federated.mesh import require_one_process
 from jaxpfl.privacy.auditing import Trials, lower_bound
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.participation import Poisson
@@ -66,6 +67,7 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
     Raises:
       InputError: the config is not valid, or nothing in it is private.
     """
+    require_one_process("an audit", "start it in one, because several make the same releases")
     releases = system_of(config.system).describe(config).releases
     private = [(name, each) for name, each in releases.items() if each.guarantee.private]
     if not private:

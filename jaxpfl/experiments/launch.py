@@ -3,6 +3,7 @@
 Nothing of our own stands beside them, and what they start is the command as it is given by hand.
 """
 
+import json
 import os
 import signal
 import socket
@@ -83,7 +84,17 @@ def cluster(workers: int, *, logs: bool) -> Iterator[Any]:
         ray.shutdown()
 
 
+Start = Callable[[Sequence[str]], tuple[int, str]]
 LAUNCHERS = {"ray": by_ray, "slurm": by_slurm}
+
+
+def record_in(text: str) -> dict[str, Any]:
+    """What process 0 wrote with --json; empty if it was ended before.
+
+    JAX's collectives write lines of their own to stdout.
+    """
+    start = text.find("{")
+    return {} if start < 0 else json.JSONDecoder().raw_decode(text, start)[0]
 
 
 def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:
@@ -92,8 +103,8 @@ def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:
             printed, _ = process.communicate()
         except KeyboardInterrupt as error:
             # It stops after its round.
-            process.send_signal(getattr(error, "number", signal.SIGINT))
-            printed, _ = process.communicate()
+            process.send_signal(number := getattr(error, "number", signal.SIGINT))
+            return 128 + number, process.communicate()[0]
     return abs(process.returncode), printed
 
 

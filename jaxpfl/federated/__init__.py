@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from jaxpfl.federated.clients.personal import PersonalParts as PersonalParts
     from jaxpfl.federated.flow.check import InformationFlow as InformationFlow
     from jaxpfl.federated.mesh import client_mesh as client_mesh
-    from jaxpfl.federated.release.one_release import OneRelease as OneRelease
     from jaxpfl.federated.release.query import Execution as Execution
     from jaxpfl.federated.release.query import Query as Query
+    from jaxpfl.federated.release.releaser import OneRelease as OneRelease
     from jaxpfl.federated.release.releaser import Release as Release
     from jaxpfl.federated.release.releaser import Released as Released
     from jaxpfl.federated.release.releaser import Releaser as Releaser

@@ -144,16 +144,17 @@ def leads() -> bool:
     return not several() or jax.process_index() == 0
 
 
-def require_one_process(what: str) -> None:
+def require_one_process(what: str, instead: str) -> None:
     """Refuses to go on as one of several processes, before anything is written or charged.
 
     Args:
-      what: cannot be shared among processes, as the beginning of a sentence.
+      what: cannot be shared among processes.
+      instead: why, or what to do.
     """
     if several():
         raise InputError(
-            f"{what} one process, found {jax.process_count()} processes of jax.distributed: each "
-            "would draw a secret and keep a ledger of its own; nothing was charged"
+            f"{what} needs one process, found {jax.process_count()} processes of jax.distributed, "
+            f"each with a secret and a ledger of its own: {instead}; nothing was charged"
         )
 
 

@@ -1,6 +1,8 @@
 """A run that Slurm or Ray starts on two hosts is the run of one process with as many devices."""
 
 import os
+import signal
+import time
 
 import pytest
 
@@ -14,6 +16,7 @@ export SLURM_STEP_NUM_NODES=${1#*=} SLURM_NTASKS=${2#*=} SLURM_JOB_ID=$$ SLURM_L
 export SLURM_STEP_NODELIST=localhost,other
 shift 4
 SLURM_PROCID=1 "$@" > /dev/null &
+echo $! > "$0.second"
 SLURM_PROCID=0 "$@" && wait $!
 """
 
@@ -24,6 +27,7 @@ def slurm(tmp_path, monkeypatch):
     srun.write_text(SRUN)
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    return srun
 
 
 @pytest.fixture
@@ -51,3 +55,25 @@ def test_a_run_is_started_on_two_nodes(launcher, tmp_path, request):
         assert said.count("report: ") == 1, said
     assert ledgers(tmp_path / "alone") == ledgers(tmp_path / "run")
     assert sum("release" in line for line in ledgers(tmp_path / "run").popitem()[1]) == 3
+
+
+@pytest.mark.slow
+def test_a_sweep_of_runs_on_two_nodes_goes_on_after_one_is_killed(slurm, tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("rounds: 30", "rounds: 3"))
+    (grid := tmp_path / "grid.yaml").write_text(
+        "{base: config.yaml, metric: epsilon, grid: {training.clients_per_round: [10, 20]}}"
+    )
+    command = ["-m", "jaxpfl", "sweep", str(grid), *EXACT, "--run.reproducible_noise", "true"]
+    alone = start([*command, "--out", str(tmp_path / "alone"), "--run.devices", "4"])
+    out = tmp_path / "out"
+    command += ["--out", str(out), "--launcher", "slurm", "--hosts", "2"]
+    first = start(command)
+    while first.poll() is None and not any(ledgers(out).values()):
+        time.sleep(0.1)
+    os.kill(int(slurm.with_name("srun.second").read_text()), signal.SIGKILL)
+    (code, _, errors), (failed, said, _) = ended([alone, first], seconds=900)
+    assert code == 0, errors
+    assert failed == 4 and "its processes ended with status 1" in said, said
+    ((code, _, errors),) = ended([start(command)], seconds=900)
+    assert code == 0, errors
+    assert len(ledgers(out)) == 2 and ledgers(out) == ledgers(tmp_path / "alone")

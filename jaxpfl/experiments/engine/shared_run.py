@@ -5,7 +5,7 @@ same queries and clients, sum their share of each release, and receive the resul
 nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ import numpy as np
 
 from jaxpfl import errors, files
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.data.population import Population
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.federated import mesh
 from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.hosts.shared_rounds import Asks, SharedRounds
+from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.releaser import OneRelease
 
 # What a result says in JSON's types.
 _FIELDS = (
@@ -61,6 +64,20 @@ def share_rounds(others: SharedRounds) -> dict[str, Any]:
     if known is None:
         raise RuntimeError(f"process 0 of this run failed: {sentence}")
     raise known(sentence)
+
+
+def one_release(
+    ask: Callable[[SharedRounds], OneRelease], query: Query, clients: Population
+) -> OneRelease:
+    """The release that process 0 makes by `ask`, in all processes."""
+    with Group() as found:
+        others = SharedRounds(found, lambda *_: ((query,), clients))
+        if found.index:
+            told = share_rounds(others)
+            return OneRelease(jax.device_get(others.released), **told)
+        made = ask(others.at(query.label))
+        found.tell(privacy=made.privacy, ledger=made.ledger)
+        return made
 
 
 def broadcast_result(found: Group, result: Result) -> None:

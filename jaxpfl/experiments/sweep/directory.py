@@ -6,6 +6,7 @@
       point.lock       held by the process that carries it out
       point.json       the SHA-256 of the result.json of a finished point
       failed.json      why the last attempt failed, in one sentence
+      point.yaml       its config, where it was a command of its own
 
 The kernel releases a lock when its process ends, however it ends: what a killed process left is
 resumed by the next one. Processes on several machines need a file system that shares `flock`.

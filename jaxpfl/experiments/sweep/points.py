@@ -1,42 +1,53 @@
 """Carries out the points of a sweep, one after the other in this process.
 
-The points share compiled programs, which depend on shapes and not on the noise. A finished point is
-not repeated. An interrupted point is resumed, and ends in the same bits. A point that fails is
-recorded, and the others go on; the next call tries it again. Several processes may work on one
-directory at once, see `directory`: each takes the next free point until none is left. Workers of
-Ray are such processes, and all machines must see the directory under the same path.
+The points share compiled programs, which depend on shapes and not on the noise. With a launcher,
+each is a `jaxpfl run` on several hosts instead. A finished point is not repeated. An interrupted
+point is resumed, and ends in the same bits. A point that fails is recorded, and the others go on;
+the next call tries it again. Several processes may work on one directory at once, see `directory`:
+each takes the next free point until none is left. Workers of Ray are such processes, and all
+machines must see the directory under the same path.
 
 A sweep is a SIMULATION: each point spends its own epsilon on the same clients, on a ledger of its
 own. Whoever publishes several points has released all of them, and the report says so.
 """
 
+import errno
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import compilation_cache, files
+from jaxpfl import compilation_cache, errors, files
 from jaxpfl.errors import RunLocked
 from jaxpfl.experiments import carry_out
-from jaxpfl.experiments.engine.signals import require_none_answered
-from jaxpfl.experiments.launch import cluster
+from jaxpfl.experiments.config.reader import to_yaml
+from jaxpfl.experiments.engine.signals import Interrupted, require_none_answered
+from jaxpfl.experiments.launch import Start, cluster, record_in
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointFolder, begin
 from jaxpfl.experiments.sweep.results import SweepOutcome, collect, value_of
 from jaxpfl.federated import mesh
 from jaxpfl.progress import Progress
 
+Carry = Callable[[Point, PointFolder], object]
+"""Carries out a point."""
 
-def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepOutcome:
+
+def run_sweep(
+    sweep: Sweep, out: str | Path, *, progress: bool = True, carry: Carry | None = None
+) -> SweepOutcome:
     """Carries out the unfinished points of `sweep` in the directory `out`.
 
     Points that another process is carrying out are left to it. The table is of what is there when
     this process has nothing left to do. After `Interrupted`, the same call continues the sweep.
+    `carry` is `launched` by what starts a command on several hosts; None = in this process.
     """
-    mesh.require_one_process("a sweep needs")
+    mesh.require_one_process("a sweep", "--launcher and --hosts share each point among several")
     out = Path(out)
     begin(sweep, out)
     known = {point.name: PointFolder.of(point, out).failure for point in sweep.points}
-    memory: dict[Any, Any] = {}
+    carry = carry or partial(here, {})
     total = len(sweep.points)
     left, before = dict(enumerate(sweep.points, 1)), total + 1
     with Progress(f"sweep {sweep.title}", total=total, progress=progress, step="point") as bar:
@@ -46,7 +57,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
             for number, point in list(left.items()):
                 bar.message(f"point {number} of {total}: {point.name}")
                 folder = PointFolder.of(point, out)
-                if not carry_out_point(point, folder, known[point.name], memory):
+                if not carry_out_point(point, folder, known[point.name], carry):
                     bar.message("another process is carrying it out")
                     continue
                 del left[number]
@@ -60,9 +71,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
     return collect(sweep, out)
 
 
-def carry_out_point(
-    point: Point, folder: PointFolder, known: bytes | None, memory: dict[Any, Any]
-) -> bool:
+def carry_out_point(point: Point, folder: PointFolder, known: bytes | None, carry: Carry) -> bool:
     """Carries out one point of a sweep, unless it is finished; False if another process has it.
 
     An error is recorded and goes no further; but an interrupt does, because the point can be
@@ -74,13 +83,8 @@ def carry_out_point(
         if folder.finished or folder.failure not in (None, known):
             return True
         folder.begin()
-        command = f"the point {point.name} of a sweep"
-        options: dict[str, Any] = {"progress": False, "memory": memory, "command": command}
         try:
-            if folder.has_run:
-                carry_out.resume(folder.path, **options)
-            else:
-                carry_out.run(point.config, folder.path, **options)
+            carry(point, folder)
             folder.finish()
         except Exception as error:
             # The run of a locked point, or a folder that runs share, is used by another process.
@@ -93,6 +97,31 @@ def carry_out_point(
         finally:
             files.without_times(folder.path)
         return True
+
+
+def here(memory: dict[Any, Any], point: Point, folder: PointFolder) -> None:
+    """Carries out a point in this process; points share what is in `memory`."""
+    command = f"the point {point.name} of a sweep"
+    options: dict[str, Any] = {"progress": False, "memory": memory, "command": command}
+    if folder.has_run:
+        carry_out.resume(folder.path, **options)
+    else:
+        carry_out.run(point.config, folder.path, **options)
+
+
+def launched(start: Start, point: Point, folder: PointFolder) -> None:
+    """Carries out a point by a command that one of `launch.LAUNCHERS` starts on several hosts."""
+    config, out = folder.path / "point.yaml", str(folder.path)
+    files.write_atomically(config, to_yaml(point.config))
+    command = ["resume", out] if folder.has_run else ["run", str(config), "--out", out]
+    code, text = start([*command, "--json"])
+    if code in (130, 143):
+        raise Interrupted(code - 128, f"interrupted at {point.name}; the same command goes on")
+    if code:
+        ended = {"kind": "", "message": f"its processes ended with status {code}: see their output"}
+        error = record_in(text).get("error", ended)
+        unknown = partial(ChildProcessError, errno.ECHILD)
+        raise getattr(errors, error["kind"], unknown)(error["message"])
 
 
 def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> SweepOutcome:

@@ -57,6 +57,7 @@ class SharedRounds:
 
     Attributes:
       environment: of all processes, as identities of releases have it; in process 0 alone.
+      released: the value of the last sum, in the others.
     """
 
     def __init__(self, group: Group, asks: Asks) -> None:
@@ -64,6 +65,7 @@ class SharedRounds:
         self._asked: Any = None
         self._rounds: list[_Round] = []
         self.environment: Any = None
+        self.released: Any = None
         if group.index:
             group.answer(environment=identity.environment())
         else:
@@ -170,7 +172,8 @@ class SharedRounds:
         if states is not None:
             content = self._group.receive(len(chosen) * states.record_bytes)
             states.put(chosen, np.frombuffer(content, np.uint8).reshape(-1, states.record_bytes))
-        shared.sum(changed, sent[len(_WORK) :], work, chosen)
+        self.released = None  # Not two at a time.
+        self.released = shared.sum(changed, sent[len(_WORK) :], work, chosen)[0].value
 
     def _answers(self) -> list[dict[str, Any]]:
         """What processes 1, 2, ... answer, unless one failed."""

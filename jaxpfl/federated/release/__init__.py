@@ -17,5 +17,5 @@ It may be imported by `hosts`, `audits` and everyone above. To trust a release, 
 and of `privacy`: `plan`, `participation`, `clipping`, `mechanisms`, `exact_noise`, `keys`,
 `secret`, `ledger`, `chain`, `sources`; then `federated.clients.client`, which hands a client
 function its own examples, and `federated.mesh`.
-`one_release` and `secure_release` are ways to ask once, without an algorithm.
+`secure_release` is another way to ask once, without an algorithm.
 """

@@ -59,6 +59,21 @@ class Released(NamedTuple):
     clip_norm: jax.Array
 
 
+@dataclass(frozen=True)
+class OneRelease:
+    """One noisy sum without an algorithm, and what it cost; public.
+
+    Attributes:
+      value: as of `Released`, numpy float32; of a secure sum, float64.
+      privacy: the guarantee of this release alone, in one line.
+      ledger: the guarantee of everything that was charged to the ledger, in one line.
+    """
+
+    value: PyTree
+    privacy: str
+    ledger: str = field(repr=False)
+
+
 class Others(Protocol):
     """The other processes of a run, which sum every release with this one.
 
@@ -198,7 +213,7 @@ class Releaser(AbstractContextManager["Releaser"]):
         self._next_clip_norm: dict[int, jax.Array] = {}
         self._pending: list[_Pending] = []
         if others is None:
-            require_one_process("a Releaser of its own needs")
+            require_one_process("a Releaser of its own", "call jaxpfl.run or jaxpfl.release")
         self._others = others
         self._environment = identity.environment() if others is None else others.environment
         if not ledger.covers(population):

@@ -19,10 +19,9 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Examples, PyTree, contribution, keys_of
 from jaxpfl.federated.mesh import client_mesh, require_one_process
-from jaxpfl.federated.release.one_release import OneRelease
 from jaxpfl.federated.release.prepared_query import PreparedQuery
 from jaxpfl.federated.release.query import Execution, Query, arrays
-from jaxpfl.federated.release.releaser import Releaser
+from jaxpfl.federated.release.releaser import OneRelease, Releaser
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.guarantee import Guarantee
@@ -65,7 +64,7 @@ def secure_release(
         then the release is charged, because it was begun, but nothing is released.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """
-    require_one_process("jaxpfl.secure_release needs")
+    require_one_process("jaxpfl.secure_release", "it computes one client at a time")
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.instance("secure", secure, SecureSum, "a jaxpfl.SecureSum")
     checks.non_negative_int("dropped", dropped)

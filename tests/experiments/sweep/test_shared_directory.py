@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 
 import pytest
 
@@ -9,7 +10,7 @@ from jaxpfl import files
 from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.sweep.directory import PointFolder, begin
-from jaxpfl.experiments.sweep.points import carry_out_point, run_sweep
+from jaxpfl.experiments.sweep.points import carry_out_point, here, run_sweep
 from jaxpfl.experiments.sweep.results import collect
 from tests.experiments.sweep.three_points import failing, result
 
@@ -109,9 +110,9 @@ def test_a_failure_of_another_process_is_not_repeated_at_once(sweep, tmp_path, i
     point = sweep.points[1]
     folder = PointFolder.of(point, tmp_path)
     for _ in range(2):
-        assert carry_out_point(point, folder, None, {})
+        assert carry_out_point(point, folder, None, partial(here, {}))
         assert len(begun) == 1
-    assert carry_out_point(point, folder, folder.failure, {})
+    assert carry_out_point(point, folder, folder.failure, partial(here, {}))
     assert len(begun) == 2
 
 

@@ -1,7 +1,7 @@
 """`jaxpfl.release`: one noisy sum over clients, without an algorithm."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -10,28 +10,12 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, PyTree, Stepping
-from jaxpfl.federated.mesh import require_one_process
+from jaxpfl.federated.mesh import several
 from jaxpfl.federated.release.query import Execution, Query
-from jaxpfl.federated.release.releaser import Releaser
+from jaxpfl.federated.release.releaser import OneRelease, Others, Releaser
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import RunSecret
-
-
-@dataclass(frozen=True)
-class OneRelease:
-    """One noisy sum and what it cost; public.
-
-    Attributes:
-      value: the noisy SUM of clipped contributions, numpy float32, shaped like one contribution;
-        divide by `plan.denominator` for a mean.
-      privacy: the guarantee of this release alone, in one line.
-      ledger: the guarantee of everything that was charged to the ledger, in one line.
-    """
-
-    value: PyTree
-    privacy: str
-    ledger: str = field(repr=False)
 
 
 def release(
@@ -60,13 +44,15 @@ def release(
       label: names the release in the ledger.
       budget: hard limit of the whole ledger.
 
+    Several processes that `jax.distributed` joined share it if all call this with the same
+    arguments: process 0 alone reads and writes `ledger`, and all return the release.
+
     Raises:
       InformationLeak: the client function does something else than compute, such as a callback.
       InputError: an argument is of another kind, the plan has several rounds or another population,
         or the client function does not fit the data.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """
-    require_one_process("jaxpfl.release needs")
     if not callable(client_fn) and not isinstance(client_fn, Stepping):
         raise InputError(
             "client_fn must be a function (broadcast, examples, key) -> contribution or "
@@ -81,11 +67,21 @@ def release(
     if cohort is None:
         cohort = CohortSpec(32, 256, clients_per_bucket=32 * Execution().replicas)
     query = Query(label, client_fn, plan, cohort)
-    secret = RunSecret()
-    run = secret.digest("run", label)[:12]
     checks.instance("ledger", ledger, (str, Path), "the path of a file")
-    with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
-        with Releaser(clients, opened, secret, run=run) as releaser:
-            found = releaser.release(query, broadcast, round=1)
-        total = guarantee_of(opened.charges, plan.delta, plan.unit)
-    return OneRelease(jax.device_get(found.value), plan.statement(), total.statement())
+
+    def ask(others: Others | None) -> OneRelease:
+        secret = RunSecret()
+        run = secret.digest("run", label)[:12]
+        with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
+            given: Any = {"run": run, "queries": (query,), "others": others}
+            with Releaser(clients, opened, secret, **given) as releaser:
+                found = releaser.release(query, broadcast, round=1)
+            total = guarantee_of(opened.charges, plan.delta, plan.unit)
+        return OneRelease(jax.device_get(found.value), plan.statement(), total.statement())
+
+    if not several():
+        return ask(None)
+    # Seldom used, and therefore loaded here.
+    from jaxpfl.experiments.engine import shared_run
+
+    return shared_run.one_release(ask, query, clients)
