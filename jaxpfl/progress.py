@@ -24,7 +24,6 @@ class Progress:
       step: what one step is called, such as "round".
       clients: planned clients per step, to show clients per second. Never the sampled number,
         which is private.
-      waiting: shown until the first step is done.
     """
 
     latest: ClassVar[str] = ""  # the last line in this process; PRIVATE, as every time is

@@ -69,21 +69,15 @@ hypothesis.settings.load_profile("jaxpfl")
 
 # The files that take longest, longest first; some only with the tests that `make test` leaves out.
 _LONGEST = (
-    "federated/test_hosts.py",
-    "test_docs.py",
-    "experiments/test_without_data.py",
-    "tools/test_audits.py",
-    "benchmarks/test_gpu.py",
-    "experiments/systems/synthetic_text/test_study.py",
-    "faults/test_resume.py",
-    "experiments/systems/federated_training/test_stages.py",
-    "experiments/sweep/test_sweep.py",
-    "federated/test_canaries.py",
-    "federated/test_release.py",
+    "federated/test_hosts.py", "test_docs.py", "experiments/test_without_data.py",
+    "tools/test_audits.py", "benchmarks/test_gpu.py",
+    "experiments/systems/synthetic_text/test_study.py", "faults/test_resume.py",
+    "experiments/systems/federated_training/test_stages.py", "experiments/sweep/test_sweep.py",
+    "federated/test_canaries.py", "federated/test_release.py",
     "experiments/systems/federated_training/test_published.py",
     "experiments/systems/synthetic_text/test_published.py",
     "experiments/systems/gan_inversion/test_study.py",
-)
+)  # fmt: skip
 
 
 def pytest_report_header() -> str:

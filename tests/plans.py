@@ -6,13 +6,9 @@ from jaxpfl.privacy import AdaptiveClip, Clip, Noise, Plan, participation
 
 # Keywords of a good plan, and of one whose noise is calibrated.
 FIELDS = dict(
-    population=1000,
-    clients_per_round=100,
-    rounds=10,
-    clip_norm=0.5,
-    noise_multiplier=2.0,
+    population=1000, clients_per_round=100, rounds=10, clip_norm=0.5, noise_multiplier=2.0,
     delta=1e-5,
-)
+)  # fmt: skip
 EVERYONE = "everyone"
 TARGET = {name: value for name, value in FIELDS.items() if name != "noise_multiplier"}
 

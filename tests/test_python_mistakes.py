@@ -184,6 +184,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "queries jaxpfl.Query",
     ),
     "a ledger that is not there": (lambda: jp.Ledger.read("absent.jsonl"), "absent.jsonl ledger"),
+    "no ledger": (lambda: jp.Ledger.read(None), "path ledger NoneType"),  # pyright: ignore
+    "a client's id": (lambda: population().examples("c1"), "client number 'c1'"),  # pyright: ignore
+    "nowhere to save": (lambda: population().save(None), "folder NoneType"),  # pyright: ignore
 }
 
 

@@ -90,7 +90,6 @@ def ada_fed_prox(
 
     Args:
       model, server, plan, start: as for `fed_avg`; the clip is constant.
-      client: the clients' optimiser.
       rise_clip: C, the bound on the rise of a client's mean loss in a round, in nats.
       rise_share: a, between 0 and 1.
       settings: `cohort` and `execution`, as for `fed_avg`.

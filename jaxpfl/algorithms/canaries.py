@@ -48,7 +48,6 @@ class TrainingCanaries(Gradients):
     Args:
       algorithm_of: `(model, plan=) -> algorithm`, whose state has `params`.
       plans: one.
-      canaries: of the game.
     """
 
     def __init__(
@@ -89,8 +88,6 @@ class MomentCanaries:
 
     Args:
       fred_plan: what FreD releases.
-      plans: its plans, for a population of their own.
-      canaries: of the game.
     """
 
     def __init__(self, fred_plan: FredPlan, plans: tuple[Plan, ...], canaries: int) -> None:
@@ -123,7 +120,6 @@ class ScoreCanaries:
     Args:
       kind, max_texts: of the scorer.
       plans: one, whose cohorts are Poisson.
-      canaries: of the game.
     """
 
     def __init__(

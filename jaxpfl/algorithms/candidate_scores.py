@@ -59,13 +59,10 @@ class Scorer(Checked):
 
     Attributes:
       plan: its clip norm is S, which must be constant, and its unit must be the client.
-      kind: kind of score, see the head of this file.
       noise: "projected", or "every_score" for the published noise. A histogram ignores it, because
         its votes have noise in every direction anyway.
       max_texts: for nn_histogram only: the most texts that a client votes with in a round. Of a
         client with more texts, a new uniform subset votes in every round.
-      execution: devices, chunk and accumulator.
-      query: what clients are asked.
 
     Raises:
       InputError: the plan's unit is not the client, its sampling is cyclic, or it clips adaptively.

@@ -40,7 +40,6 @@ class FedAvgState(NamedTuple):
 
     Attributes:
       params: of the model, or of its adapters alone where these are trained.
-      server: the server optimiser's state.
       clip_norm: float32 scalar, S of the next round.
     """
 

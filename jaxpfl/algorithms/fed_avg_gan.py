@@ -64,10 +64,6 @@ class CriticTraining:
     For each batch the broadcast generator draws as many images as the batch holds, from the
     client's key. The optimiser's state is initialised in every round. The contribution is exactly
     0 for a client without examples.
-
-    Attributes:
-      gan: networks and losses.
-      optimizer: any optax optimiser.
     """
 
     gan: GAN

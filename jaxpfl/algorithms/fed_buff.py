@@ -79,7 +79,6 @@ def fed_buff(
 
     Args:
       model, server, plan, start: as for `fed_avg`.
-      client: the clients' optimiser.
       longest: the longest delay in rounds; as many older models are kept.
       delay: `(key) -> rounds`, an int32 scalar that is clipped to 0 .. `longest`. None draws all of
         these alike.

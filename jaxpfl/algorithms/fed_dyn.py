@@ -80,7 +80,6 @@ def fed_dyn(
 
     Args:
       model, server, plan, settings: as for `fed_avg`; the paper's server is `optax.sgd(1.0)`.
-      client: the clients' optimiser.
       alpha: positive.
 
     Raises:

@@ -115,7 +115,6 @@ class ReleasedMetrics:
     """The metrics as released; public.
 
     Attributes:
-      plan: what was released and with how much noise.
       histogram_B: noisy number of users in each bin of accuracy, float64 [bins].
       correct, incorrect: noisy sums of the users' shares.
     """
@@ -248,7 +247,6 @@ class ClientMetrics:
     """The client function, by steps, which computes the vector that the head of this file defines.
 
     Attributes:
-      edges: edges of the histogram's bins.
       weights: factors of histogram and shares; their squares sum to 1.
     """
 

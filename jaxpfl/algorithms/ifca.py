@@ -86,7 +86,6 @@ def ifca(
 
     Args:
       clusters: k. The parameters, of `start` too, have an axis [k] before their own.
-      client: the clients' optimiser.
       server, plan, settings: as for `fed_avg`.
 
     Raises:

@@ -59,11 +59,9 @@ class PopriSettings(Checked):
       response_tokens: a longer response is cut to its first `response_tokens` tokens.
       least_words: a response of fewer words is no candidate: an empty text lies in the middle of
         all texts, and would be a favourite of clients that score by the mean cosine.
-      temperature, top_p: settings of the generation.
       preference: settings of the tuning. Its `epochs` are the epochs of one round.
       optimizer: "fresh": in every round the optimiser and its schedule start anew; "carried": both
         go on through all rounds, as in the released code.
-      lora: settings of the adapters.
     """
 
     prompts: PositiveInt = 1_800

@@ -29,7 +29,6 @@ class Hooks(Generic[T]):
     Attributes:
       load_or_compute: stores the result of each step of a round.
       on_round: is called after each round with the public results of the round.
-      progress: whether progress bars are drawn on stderr.
     """
 
     load_or_compute: LoadOrCompute = lambda name, compute: compute()
@@ -47,7 +46,6 @@ class PublicDraws:
 
     Attributes:
       algorithm: name of the algorithm, which keeps its draws apart from those of others.
-      seed: seed of all draws.
     """
 
     algorithm: str

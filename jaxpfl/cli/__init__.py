@@ -101,7 +101,7 @@ COMMANDS = {
     ),
     "budget": _Command(
         privacy.add_budget, privacy.budget,
-        "Say what the releases in a ledger have cost together.",
+        "Say what the releases in a ledger, or in several, have cost together.",
         "budget runs/mine/ledger.jsonl --delta 1e-5",
     ),
     "verify": _Command(

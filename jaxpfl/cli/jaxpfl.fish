@@ -51,7 +51,7 @@ complete -c jaxpfl -n '__fish_seen_subcommand_from convert' -l vocab-size -x -d 
 complete -c jaxpfl -f -n __fish_use_subcommand -a convert-model -d 'Write the model in a GGUF file to a folder.'
 complete -c jaxpfl -n '__fish_seen_subcommand_from convert-model' -l json -d 'print one JSON object on stdout, and nothing else'
 complete -c jaxpfl -n '__fish_seen_subcommand_from convert-model' -l dtype -xa 'float32 bfloat16' -d 'of the written weights (default: float32, which keeps the file\'s values exactly)'
-complete -c jaxpfl -f -n __fish_use_subcommand -a budget -d 'Say what the releases in a ledger have cost together.'
+complete -c jaxpfl -f -n __fish_use_subcommand -a budget -d 'Say what the releases in a ledger, or in several, have cost together.'
 complete -c jaxpfl -n '__fish_seen_subcommand_from budget' -l json -d 'print one JSON object on stdout, and nothing else'
 complete -c jaxpfl -n '__fish_seen_subcommand_from budget' -l delta -x -d 'of the guarantee, such as 1e-5'
 complete -c jaxpfl -n '__fish_seen_subcommand_from budget' -l accountant -x -d 'pld, rdp ...; default: by the sampling'

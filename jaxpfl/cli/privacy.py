@@ -18,24 +18,33 @@ def _add_accountant(parser: argparse.ArgumentParser) -> None:
 
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ledger", metavar="LEDGER", type=Path, help="such as ledger.jsonl of a run")
+    text = "such as ledger.jsonl of a run; of several, also what all of them cost together"
+    parser.add_argument("ledgers", metavar="LEDGER", type=Path, nargs="+", help=text)
     parser.add_argument("--delta", type=float, required=True, help="of the guarantee, such as 1e-5")
     _add_accountant(parser)
 
 
 def budget(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     delta = checks.open_fraction("--delta", arguments.delta)
-    from jaxpfl.privacy.ledger import Ledger
+    from jaxpfl.privacy.ledger import Ledger, together
 
-    ledger = Ledger.read(arguments.ledger)
-    ledger.verify()
-    record = ledger.summary(delta, arguments.accountant)
-    text = (
-        f"epsilon = {record['epsilon']:.4g} at delta = {delta:g}, {record['charges']} releases, "
-        f"unit = {record['unit']}, adjacency = {record['adjacency']}, "
-        f"accountant = {record['accountant']}"
-    )
-    return {"ledger": str(arguments.ledger), **record, "text": text}
+    ledgers = [Ledger.read(path) for path in arguments.ledgers]
+    records = [
+        {"ledger": str(each.path), **each.summary(delta, arguments.accountant)} for each in ledgers
+    ]
+    first, number = records[0], sum(each["charges"] for each in records)
+    terms = f"unit = {first['unit']}, adjacency = {first['adjacency']}"
+    if len(records) == 1:
+        cost = f"epsilon = {first['epsilon']:.4g} at delta = {delta:g}, {number} releases, {terms}"
+        return {**first, "text": f"{cost}, accountant = {first['accountant']}"}
+    from jaxpfl.experiments.report.page import Table, text_lines
+
+    epsilon = together(ledgers, delta, arguments.accountant)
+    whole = {"ledger": "all, if of the same clients", "epsilon": epsilon, "charges": number}
+    rows = [(r["ledger"], f"{r['epsilon']:.4g}", str(r["charges"])) for r in (*records, whole)]
+    lines = text_lines(Table(("ledger", "epsilon", "releases"), rows, (1, 2)))
+    text = "\n".join([*lines, f"at delta = {delta:g}, {terms}"])
+    return {"epsilon": epsilon, "delta": delta, "charges": number, "ledgers": records, "text": text}
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:

@@ -21,11 +21,7 @@ BLOCK = 2**18
 
 
 class BlockHashes:
-    """The SHA-256 sums of the blocks of a buffer that grows.
-
-    Attributes:
-      size: bytes so far.
-    """
+    """The SHA-256 sums of the blocks of a buffer that grows."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -66,8 +62,6 @@ class Blocks:
     """A buffer that is a mapped file, of which a block is verified when it is first read.
 
     Args:
-      path: the file, named in errors.
-      what: the buffer, named in errors.
       content: uint8 [bytes], all of the file, mapped.
       sums: SHA-256 of each block.
     """

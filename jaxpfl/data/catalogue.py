@@ -33,7 +33,6 @@ class DataSet:
         the installation.
       files: paths in that folder, or what a source begins with that needs no file.
       clients: who they are and how many.
-      origin: where it comes from.
       licence: as its authors state it.
       form: what the files hold, for those who make them.
       downloads: by file, where it is at a public address in a form that is read here.

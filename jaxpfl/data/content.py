@@ -24,7 +24,6 @@ class Roots(NamedTuple):
 
     Attributes:
       what: as `columns.describe` says it.
-      examples: how many.
       buffers: the roots of its buffers; none without examples.
     """
 
@@ -81,12 +80,7 @@ def buffer_names(type_: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Growing:
-    """A column that grows by examples: its buffers are hashed, and may be written to files.
-
-    Attributes:
-      type: see `type_of`.
-      examples: how many it has.
-    """
+    """A column that grows by examples: its buffers are hashed, and may be written to files."""
 
     def __init__(self, like: Column, files: Sequence[BinaryIO] = ()) -> None:
         """Of the type of the column `like`; `files` are those of its `buffer_names`, or none."""

@@ -45,8 +45,6 @@ class Mapped:
 
     Attributes:
       blocks: the stored column.
-      dtype: of the values.
-      example: shape of one example.
       rows: which stored row each example is: those of a range, or int64 [examples].
     """
 

@@ -125,9 +125,6 @@ class _Named:
     """What a user wrote: a name or a path, and options.
 
     Attributes:
-      source: all of it, for messages.
-      head: what is before the options.
-      options: as they were written.
       public: whether it does not matter whose its examples are.
       word: one of `_WORDS`, or "" for a path.
       name: what follows the word's colon.

@@ -23,12 +23,7 @@ _TRIES = 1_000
 
 @dataclass(frozen=True)
 class Scheme(Checked):
-    """A way to deal examples to clients; its fields are public.
-
-    Attributes:
-      clients: the number of clients.
-      seed: determines the partition.
-    """
+    """A way to deal examples to clients; its fields are public."""
 
     clients: PositiveInt
     seed: NonNegativeInt = field(default=0, kw_only=True)

@@ -178,7 +178,7 @@ class Population:
 
     def examples(self, client: int) -> dict[str, Column]:
         """The columns of one client, given by its index."""
-        if not 0 <= client < len(self):
+        if checks.non_negative_int("client", client) >= len(self):
             raise InputError(f"client must lie in 0 .. {len(self) - 1}, found {client}")
         return self.rows(slice(int(self.offsets[client]), int(self.offsets[client + 1])))
 
@@ -268,6 +268,7 @@ class Population:
 
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`), which must not exist."""
+        checks.instance("folder", folder, (str, Path), "the path of a new folder")
         storage.write(Path(folder), lambda _: contextlib.nullcontext(self.stream()))
 
     def stream(self) -> Stream:

@@ -46,18 +46,9 @@ VOCABULARY = "vocabulary.json"
 _FORMAT = "jaxpfl population 5"
 _MANIFEST, _OFFSETS, _IDS = "manifest.json", "offsets", "client_ids"
 _FIELDS = {
-    "name": str,
-    "unit": str,
-    "splitting": str,
-    "clients": int,
-    "examples": int,
-    "columns": dict,
-    _OFFSETS: list,
-    _IDS: list,
-    "block_bytes": int,
-    "fingerprint": str,
-    "content": str,
-}
+    "name": str, "unit": str, "splitting": str, "clients": int, "examples": int, "columns": dict,
+    _OFFSETS: list, _IDS: list, "block_bytes": int, "fingerprint": str, "content": str,
+}  # fmt: skip
 _ID_TYPES = ("uint16", "uint32")
 _NUMBERS = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -96,9 +87,7 @@ def write(
     """Writes a stream's population to a new folder; returns the numbers of clients and examples.
 
     Args:
-      opened: opens the stream, given a folder for its temporary files.
       encoder: writes only a column "tokens", which it makes of the column "text".
-      progress: shows the number of examples after each batch.
 
     Raises:
       InputError: the folder exists, another process is writing it, or the batches do not fit

@@ -47,7 +47,6 @@ class AuditSettings(Checked):
       runs: of each release; every run has `canaries` trials.
       rounds: at most as many of a plan's rounds are played, and compared with what these cost.
       confidence: of all bounds on all releases of a config together.
-      seed: of the game.
     """
 
     canaries: PositiveInt = 1_000

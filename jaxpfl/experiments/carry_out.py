@@ -48,8 +48,6 @@ class Outcome:
     """The result of a run; public.
 
     Attributes:
-      out: the run directory.
-      record: the content of `result.json`.
       seconds: how long this attempt took. It depends on what the clients hold, so that no privacy
         statement covers it.
       lines: the page as text, for a terminal.

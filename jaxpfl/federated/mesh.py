@@ -112,10 +112,6 @@ def shardings(owner: Any, mesh: Mesh, tree: PyTree) -> PyTree:
     Without the axis `model`, every device holds all of them. With it, the owner's rule counts, if
     it is `Placing`; otherwise each array is split along its longest axis that the number of devices
     divides, and is whole on all of them where there is none.
-
-    Args:
-      owner: a client function or a model.
-      tree: arrays or shapes.
     """
     if not splits_model(mesh):
         return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec()), tree)

@@ -20,7 +20,6 @@ class MLP(Checked, Classifier):
     single one use up the clip norm.
 
     Attributes:
-      features: number of features.
       classes: number of classes; labels are 0 .. classes - 1.
       hidden: width of the hidden layer of rectified linear units; 0 for logistic regression.
     """

@@ -118,7 +118,6 @@ class LSTMLanguageModel(Checked, RecurrentModel):
 
     Attributes:
       vocab_size: number of token ids, including the special tokens.
-      embedding, hidden, layers: sizes.
     """
 
     vocab_size: PositiveInt = 90

@@ -61,7 +61,7 @@ class Account:
             raise InputError(
                 f"its releases are accounted for under {self._adjacency}, this one under {found}, "
                 "so that they have no common epsilon: sample all of them in the same way, or use "
-                "two ledgers and add up their guarantees"
+                "two ledgers and state the guarantees of both"
             )
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:

@@ -29,7 +29,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Self
 
-from jaxpfl import files
+from jaxpfl import checks, files
 from jaxpfl.errors import CorruptFile, InputError, RunLocked
 
 _NO_LINE = "0" * 64
@@ -85,6 +85,7 @@ class Chain:
           InputError: there is no such file, or `path` is a directory.
           CorruptFile: a line was altered.
         """
+        checks.instance("path", path, (str, Path), "the path of a ledger")
         chain = cls.__new__(cls)
         chain.path, chain._descriptor = Path(path), None
         _require_file(chain.path)

@@ -27,7 +27,7 @@ Guarantees:
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
@@ -44,7 +44,7 @@ from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.guarantee import Guarantee, Unit
 from jaxpfl.privacy.sources import Clients, LedgerKey, open_key
 
-__all__ = ["Budget", "Charge", "Ledger", "guarantee_of"]
+__all__ = ["Budget", "Charge", "Ledger", "guarantee_of", "together"]
 
 FORMAT = "jaxpfl ledger 3"
 _HEADER = {"key": str, "unit": str, "budget": dict | None, "population": str}
@@ -164,7 +164,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         Raises:
           CorruptFile: the file is empty, or a line was altered; the message names it.
         """
-        ledger = super().read(Path(path))
+        ledger = super().read(path)
         if not ledger.lines:
             raise CorruptFile(f"{path}: is empty, expected a ledger")
         return ledger
@@ -370,6 +370,35 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
 def guarantee_of(charges: Iterable[Charge], delta: float, unit: Unit = "client") -> Guarantee:
     """Returns what these charges cost together; raises `InputError` as `Guarantee.of_events`."""
     return Guarantee.of_events((charge.event for charge in charges), delta, unit)
+
+
+def together(
+    ledgers: Sequence[Ledger], delta: float, accountant: Accountant | None = None
+) -> float:
+    """Returns the epsilon of all releases on several ledgers, for whoever's data is in all of them.
+
+    Keys hide whose ledgers they are. For somebody who is in fewer of them it is an upper bound.
+
+    Raises:
+      InputError: they have different units or adjacencies, or two of them are copies of one, whose
+        lines would be counted twice.
+    """
+    account, keys, first = Account(), dict[str, Ledger](), ledgers[0]
+    for ledger in ledgers:
+        if (other := keys.setdefault(ledger.key, ledger)) is not ledger:
+            raise InputError(
+                f"{ledger.path}: is {other.path} or a copy of it, whose releases would count "
+                "twice: name the longer one alone"
+            )
+        if (ledger.unit, ledger.adjacency) != (first.unit, first.adjacency):
+            raise InputError(
+                f"{first.path} has the unit {first.unit} and the adjacency {first.adjacency}, "
+                f"{ledger.path} the unit {ledger.unit} and the adjacency {ledger.adjacency}: they "
+                "have no common epsilon, state that of each"
+            )
+        for charge in ledger.charges:
+            account.add(charge.event)
+    return account.spent(delta, accountant)
 
 
 def _check_text(name: str, value: object) -> None:

@@ -39,14 +39,9 @@ TEXTS = ["ab ba ab", "ba ab ba", "yz zy yz", "zy yz zy"]
 
 
 plan = partial(
-    flat_plan,
-    population=CLIENTS,
-    clients_per_round=6,
-    rounds=2,
-    clip_norm=0.5,
-    delta=1e-3,
+    flat_plan, population=CLIENTS, clients_per_round=6, rounds=2, clip_norm=0.5, delta=1e-3,
     accountant="rdp",
-)
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,15 +165,9 @@ def private_evolution() -> tuple[Algorithm, Population]:
 
 
 SYSTEMS = (
-    fed_avg,
-    fed_sgd,
-    fed_avg_gan,
-    fred,
-    federated_metrics,
-    candidate_scores,
-    popri,
+    fed_avg, fed_sgd, fed_avg_gan, fred, federated_metrics, candidate_scores, popri,
     private_evolution,
-)
+)  # fmt: skip
 
 
 def every_system(*long: str) -> pytest.MarkDecorator:

@@ -20,15 +20,9 @@ from tests.plans import flat_plan
 def algorithm(noise, client=None):
     """Epochs of three rounds."""
     plan = flat_plan(
-        population=12,
-        clients_per_round=4,
-        rounds=7,
-        clip_norm=0.3,
-        noise_multiplier=1.5,
-        delta=1e-3,
-        sampling="cyclic",
-        noise=noise,
-    )
+        population=12, clients_per_round=4, rounds=7, clip_norm=0.3, noise_multiplier=1.5,
+        delta=1e-3, sampling="cyclic", noise=noise,
+    )  # fmt: skip
     cohort = jp.CohortSpec(batch_size=4, max_examples=4, clients_per_bucket=4)
     return jp.algorithms.fed_avg(
         Linear(), client=client or CLIENT, server=SERVER, plan=plan, cohort=cohort

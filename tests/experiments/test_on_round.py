@@ -14,6 +14,7 @@ from jaxpfl.experiments.engine.on_round import Round
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.registry import load
+from jaxpfl.experiments.report.run_page import RunFiles, run_page
 from jaxpfl.privacy import Ledger, ReproducibleSeed, verify
 from tests.experiments.crashes import stopped
 
@@ -89,6 +90,11 @@ def test_a_run_ends_with_its_best_round_and_without_a_better_one_early(
     assert found.cautions == (
         f"Round {best} was kept for its results: scores on {EVALUATION.name} flatter it.",
     )
+    page = RunFiles.read(tmp_path)
+    (loss, *_), *_ = [figure.axes for name, _, figure in run_page(page).sections[-1].figures]
+    assert [(text.get_text(), *text.xy) for text in loss.texts[:1]] == [
+        ("kept", best, losses[best])
+    ]
     charged = [charge.round for charge in Ledger.read(tmp_path / "ledger.jsonl").charges]
     assert charged == list(range(1, last + 1))
     # A second call finds a finished run.
@@ -175,7 +181,7 @@ def test_another_answer_is_refused(tmp_path, number, answer, sentence):
         run(tmp_path, lambda round: answer if round.number == number else None)
 
 
-def test_after_an_error_in_a_function_nothing_is_lost(tmp_path, straight):
+def test_after_an_error_in_a_function_nothing_is_lost(tmp_path, straight, capsys):
     def failing(round):
         if round.number == 6:
             raise ValueError("disk full")
@@ -185,6 +191,10 @@ def test_after_an_error_in_a_function_nothing_is_lost(tmp_path, straight):
     seen = []
     found = run(tmp_path, lambda round: seen.append(round.number), every=4, resume=True)
     # It goes on from its last checkpoint, and the rounds in between are charged once.
+    assert (
+        "resumed after round 4; charges of later rounds on the ledger: 2."
+        in capsys.readouterr().err
+    )
     assert seen == [5, 6, 7, 8]
     np.testing.assert_array_equal(found.params, straight[1][-1])
     assert [c.round for c in Ledger.read(tmp_path / "ledger.jsonl").charges] == list(range(1, 9))

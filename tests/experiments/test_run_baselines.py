@@ -93,7 +93,7 @@ def test_terminal_page_and_record_show_all_three_with_their_data(made):
     assert of_lines(said.splitlines(), names) == []
     assert of_record(record) == []
     assert of_page(page, names) == []
-    assert 'href="certificate.json"' in page
+    assert 'href="certificate.json"' in page and "NOT protected: whatever was declared" in page
 
 
 def test_the_certificate_is_of_the_ledger_and_what_was_asked(made):

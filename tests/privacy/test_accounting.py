@@ -65,13 +65,9 @@ def test_published_noise_has_the_published_epsilon(
 def test_calibration_finds_the_tight_noise(population, clients, target, _sigma, _rdp, _pld, tight):
     """TRUST 14: SPEC D.1, within its own tolerance of 0.1 percent, and never above target."""
     found = flat_calibrated(
-        epsilon=target,
-        delta=3e-6,
-        population=population,
-        clients_per_round=clients,
-        rounds=20,
+        epsilon=target, delta=3e-6, population=population, clients_per_round=clients, rounds=20,
         clip_norm=1.0,
-    )
+    )  # fmt: skip
     assert found.epsilon() <= target
     assert found.guarantee().confirmed_epsilon() <= target
     assert found.noise_multiplier == pytest.approx(tight, rel=1.1e-3)

@@ -22,14 +22,9 @@ from tests.federated.cohorts import door, through
 from tests.plans import flat_calibrated, flat_plan
 
 FIELDS = dict(
-    population=50,
-    clients_per_round=7,
-    rounds=15,
-    clip_norm=0.5,
-    noise_multiplier=2.0,
-    delta=1e-5,
+    population=50, clients_per_round=7, rounds=15, clip_norm=0.5, noise_multiplier=2.0, delta=1e-5,
     sampling="cyclic",
-)
+)  # fmt: skip
 
 
 def mixing(noise, rounds, per_epoch):

@@ -7,6 +7,7 @@ import shutil
 import dp_accounting
 import pytest
 
+from jaxpfl import cli
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.privacy import Budget, Ledger, accounting, events
 from jaxpfl.privacy.ledger import Charge
@@ -226,6 +227,28 @@ def test_two_adjacencies_do_not_share_a_ledger(path):
         with pytest.raises(InputError, match="no common epsilon"):
             charge(ledger, 1, FIXED)
         assert len(ledger) == 1
+
+
+def test_several_ledgers_cost_what_all_their_charges_cost(tmp_path, capsys):
+    """TRUST 29: as one ledger; where there is no common epsilon, a sentence says so."""
+    names = ["one", "two", "fixed", "example"]
+    one, two, other, unit = (tmp_path / name / "ledger.jsonl" for name in names)
+    for path, rounds, event in ((one, 5, ROUND), (two, 3, ROUND), (other, 2, FIXED)):
+        filled(path, rounds, event)
+    Ledger(unit, CLIENTS, unit="example").close()
+    assert cli.main(["budget", str(one), str(two), "--delta", "1e-5", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["epsilon"] == composed(ROUND, 8) and record["charges"] == 8
+    assert [each["epsilon"] for each in record["ledgers"]] == [composed(ROUND, n) for n in (5, 3)]
+    shutil.copytree(one.parent, tmp_path / "copy")
+    refused = {
+        tmp_path / "copy/ledger.jsonl": "a copy of it",
+        other: "replace_one",
+        unit: "example",
+    }
+    for path, said in refused.items():
+        assert cli.main(["budget", str(one), str(path), "--delta", "1e-5"]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_rounds_of_fixed_size_are_charged_under_replace_one(path):

@@ -59,7 +59,6 @@ class FredPlan:
       multipliers: noise multipliers of count, mean and covariance. The count's is infinite where
         it is not released: where `population` is declared public, and in a second query of the same
         units, see `divided`.
-      delta: delta of the guarantee.
       clip_norm: c, the largest L2 norm of an embedding and of a centred embedding.
       unit: what the guarantee protects: a whole "client", or one "example" as in the paper.
       max_examples: k, the largest number of examples that a client uses where the unit is the

@@ -231,7 +231,6 @@ def private_moments(
       ledger: of these clients, for the plan's unit.
       secret: the run's secret, which must stay private. With it the same query gives the same
         release, which is charged once. None: a new secret is drawn, and another release made.
-      run: its name in the ledger.
       others: as for a `Releaser`.
 
     Raises:

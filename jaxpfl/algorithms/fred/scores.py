@@ -45,7 +45,6 @@ class Score(NamedTuple):
     """The distance of one candidate, a public corpus, from the clients' data.
 
     Attributes:
-      name: name of the candidate.
       distance: FreD of the released moments, squared as in the paper's Equation 2.
       corrected: an estimate of the distance without noise: `distance` minus the noise's bias.
       low, high: an interval for the distance without noise; equal to it without noise.

@@ -40,7 +40,6 @@ def read_arrays(
     Args:
       client: name of the array of client ids, [examples]; "*" makes each row a client.
       columns: name of a column -> name of its array, [examples, ...].
-      name: of the population; by default the path.
 
     Returns:
       Clients in order of first appearance; a client's examples in the file's order.

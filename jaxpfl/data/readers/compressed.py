@@ -75,7 +75,6 @@ def lines(
       stream: bytes, of which some can be seen before they are read (`peek`).
       where, called: begin messages, as in "{where}, {called} 3".
       most: bytes of all lines together; a longer text is refused.
-      encoding: None: UTF-8, or UTF-16 where its byte order mark is at the start.
     """
     number = read = 0
     with _decoding(stream, encoding) as opened:

@@ -58,7 +58,6 @@ class Rows(NamedTuple):
     """Some rows of one file.
 
     Attributes:
-      source: the file or data set.
       numbers: of the rows in it, from 1.
       columns: Arrow arrays [rows] of type large_string, bool, int64, float64, or fixed-size lists
         of the last two, without missing values.

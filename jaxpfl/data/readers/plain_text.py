@@ -39,7 +39,6 @@ def read_plain_text(
     Args:
       split: what an example is: "paragraphs", "sentences" or "lines".
       encoding: None: UTF-8, or UTF-16 where its byte order mark is at the start.
-      name: of the population; by default the path.
 
     Returns:
       Clients in the order of the archive, or one, with the column "text". A client's id is the

@@ -30,9 +30,7 @@ class Schema:
 
     Attributes:
       features: name -> dtype and shape, in the order in which TFF gives them.
-      unit: what a client is, in words.
       canonical: maps the features to the canonical columns.
-      splitting: of its texts, see `Population`.
     """
 
     features: dict[str, Feature]

@@ -63,7 +63,6 @@ def stream_tff(
     Args:
       schema: one of `tff_schemas.SCHEMAS`, or that of a file of your own.
       split: TFF's name of it, such as "all_train"; not needed if the file has only one.
-      name: of the population; by default the path and the split.
 
     Raises:
       InputError: there is no such file or split, or the tables or examples do not follow the

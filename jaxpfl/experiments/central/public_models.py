@@ -50,8 +50,6 @@ class PublicModels:
       sources: the name of each corpus -> its source.
       limit: the number of texts used of each corpus: the beginning of every document, with the
         same share of each.
-      vocab_size: of the tokeniser.
-      cache: the folder in which models are stored.
       seed: of the decoders' initial parameters and of the order of their examples.
     """
 

@@ -31,7 +31,6 @@ class PublishedModel:
 
     Attributes:
       name: of the config section, with which messages begin.
-      folder: its files.
       model: what its config.json describes; an encoder's head is known once it is loaded.
       tokeniser: its own, whose name ends with a hash of all that it follows from.
     """

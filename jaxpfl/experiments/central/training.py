@@ -86,8 +86,6 @@ def fit(
 
     Args:
       params: initial parameters, not changed; with `frozen`, the adapters (`adapter_trees.split`).
-      columns: name -> [examples, ...], what the model reads.
-      seed: of the orders of the examples.
       valid: validation examples, like `columns`. The model is validated after each epoch, and the
         parameters of least validation loss are returned. They must be PUBLIC, because a choice by
         private data would be a release without a charge. None returns the last parameters.

@@ -157,7 +157,6 @@ class PrivacyConfig(Checked):
       epsilon: of ALL releases of the run, including FreD's. The noise multiplier of the rounds is
         calibrated so that the composition meets it.
       noise_multiplier: standard deviation of each round's noise / sensitivity of the sum.
-      delta: required by a private run.
       clip_norm: L2 bound of one client's update; under adaptive clipping, the initial bound.
       adaptive: private quantile clipping (Andrew et al. 2021), at `target_quantile`.
       sampling: which clients take part in a round, see `privacy.participation`.
@@ -216,11 +215,9 @@ class AlgorithmConfig(Checked):
 
     Attributes:
       mu: of fed_prox and ditto, how strongly a client's model is pulled to the shared one.
-      alpha: of fed_dyn, the same.
       mix: of apfl, the weight of a client's own model.
       rise_clip: of ada_fed_prox, the bound on the rise of a client's mean loss.
       variate_clip: of scaffold, the L2 bound on the change of a client's control variate.
-      longest_delay: of fed_buff, in rounds.
     """
 
     name: Literal[

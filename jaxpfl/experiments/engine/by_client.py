@@ -70,7 +70,6 @@ class Personal:
     Attributes:
       client: `federated.Ditto`, `APFL` or `PersonalParts`, for the own model of a client that takes
         part once; or a plain `federated.LocalTraining`, for what it trains (fine-tuning).
-      params: the shared ones.
       examples: of the same clients as are scored, but not what they are scored on.
       cohort: batch size, epochs and most examples of this training.
     """

@@ -24,7 +24,6 @@ class Cost:
 
     Attributes:
       algorithm: makes the releases; its first query's plan gives the delta of all statements.
-      run: its name in the ledger.
       prior: names of runs that this one depends on; their releases are part of its cost.
     """
 

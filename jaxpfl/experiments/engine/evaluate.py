@@ -69,7 +69,6 @@ class Evaluator:
     Args:
       model: its `evaluate` returns the sums of the metrics over a batch.
       max_examples: a larger population is subsampled to this many, the same in every run.
-      batch_size: examples per dispatch; the last batch is padded and masked.
       vocabulary: of a language model, to generate sentences at each evaluation of a run; None
         generates none.
 

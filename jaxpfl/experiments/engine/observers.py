@@ -35,10 +35,6 @@ class Observers(AbstractContextManager["Observers"]):
     Args:
       done, kept: rounds that earlier attempts completed, and parameters that they kept.
       confirm: `confirm(before)` returns when all releases of rounds < `before` are confirmed.
-
-    Attributes:
-      stopped: whether `on_round` has ended the run.
-      kept: the parameters that it kept, or None.
     """
 
     def __init__(

@@ -43,6 +43,11 @@ from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.progress import Progress
 
+_AGAIN = (
+    "charges of later rounds on the ledger: {}. These rounds are made again, with the same cohorts "
+    "and noise and at no further cost, or charged anew where data, versions or machine have changed"
+)
+
 
 @dataclass
 class Loop:
@@ -195,15 +200,22 @@ class Loop:
                 f"{checkpoints.directory}: the run is finished and its secret is gone, so no round "
                 "can be repeated, but its last checkpoint is missing or damaged"
             )
+        # A ledger that was cut off would understate the cost. Even before its first checkpoint, a
+        # run must keep the ledger that it began with.
+        began, done = self._directory.record["ledger_head"], 0
+        if restored is not None:
+            began, done = restored.ledger_head, restored.round
+        ledger.verify(began)
+        run = self._directory.run_id
+        again = sum(charge.run == run and charge.round > done for charge in ledger.charges)
+        if restored is not None or again:
+            bar.message(
+                f"resumed after round {done}" + (f"; {_AGAIN.format(again)}" if again else "")
+            )
         if restored is None:
-            # Even before its first checkpoint, a run must keep the ledger that it began with.
-            ledger.verify(self._directory.record["ledger_head"])
             return state, None, 0
-        # A ledger that was cut off would understate the cost.
-        ledger.verify(restored.ledger_head)
-        bar.message(f"resumed after round {restored.round}")
         state, kept = restored.state if keeps else (restored.state, None)
-        return state, kept, restored.round
+        return state, kept, done
 
     def _releaser(
         self, ledger: Ledger, bar: Progress, stack: ExitStack, done: int

@@ -40,7 +40,6 @@ class RunDirectory:
     Attributes:
       finished: the number of rounds of a finished run, or None.
       secret: of noise and cohorts; None for a finished run.
-      run_id: the run's name in its ledger.
       stamp: NOT PRIVATE and why, or ""; read back from `run.json`, so that it never disappears.
       record: the content of `run.json`; empty until an attempt has written it.
     """
@@ -206,7 +205,6 @@ def saved_secret(
 
     Args:
       reproducible_seed: derives the secret from this seed, for tests: the run is NOT private.
-      purpose: gives two runs with one seed different secrets.
       run: the name, which ends with `run_id`, of a run that has begun; None for a new run.
     """
     reproducible = reproducible_seed is not None

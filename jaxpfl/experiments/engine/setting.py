@@ -36,8 +36,6 @@ class Result:
       privacy: the guarantee in words (epsilon, delta, unit, adjacency, accountant), of this run
         and of all releases on its ledger.
       metrics: the latest value of each public metric, of the rounds up to that of `params`.
-      rounds: number of completed rounds.
-      out: the run directory.
       state: the algorithm's final state, on the device.
       params: the model's parameters, on the device; None without a model.
       kept: the round of `params`, where `on_round` kept one; None for the last.
@@ -109,7 +107,6 @@ class Setting:
 
     Attributes:
       config: the resolved config, which a resumed run must share.
-      seed: of the initial state.
       reproducible_noise: draws noise and cohorts from `seed`: NOT private.
       start: identifies the initial parameters; None for the model's own.
       prior: names, in the ledger, of runs that this one depends on; its epsilons and statements

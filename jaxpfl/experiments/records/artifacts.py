@@ -51,10 +51,8 @@ class Manifest:
     """What an artifact is and where it comes from.
 
     Attributes:
-      what: its name, which is also its folder's.
       made_from: the inputs that it was made from, other than the run, as JSON; a digest where they
         are large.
-      version: of jaxpfl.
       ledger_head: head of the ledger when the artifact was stored; None without a ledger.
     """
 

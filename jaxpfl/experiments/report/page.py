@@ -46,8 +46,6 @@ class Table:
 
     Attributes:
       numbers: indices of the columns that are aligned to the right.
-      ours: index of the highlighted row.
-      style: a class of `page.css`.
     """
 
     columns: tuple[str, ...]
@@ -75,7 +73,6 @@ class Section:
     Attributes:
       title: "" continues the previous section.
       figures: (file name, title, matplotlib figure).
-      wide: whether a picture takes the full width.
     """
 
     title: str
@@ -91,7 +88,6 @@ class Page:
     """The content of a page.
 
     Attributes:
-      lead: a sentence below the title.
       stamp: the warning on a page that is not private, else "".
       privacy: the statement on all releases of one world; "" for a page that no statement covers,
         which shows `warning` instead; beside a statement, `warning` stands above it. Below are
@@ -100,9 +96,6 @@ class Page:
       runs: names of the runs in `runs/`, each with its own report.
       simulation: whether the results are those of a simulation, not of a deployment.
       details: (summary, text) at the end, after the config.
-      pictures: folder of the figures.
-      name: the page's file name.
-      further: pages that are written to the same directory.
     """
 
     title: str
@@ -184,8 +177,9 @@ def page_html(directory: Path, page: Page, pictures: Path | None = None, live: s
     sections = list(page.sections)
     if own and (directory / AUDIT).exists():
         sections.append(audited(files.read_record(directory / AUDIT)))
-    if own and config.exists():
-        details.insert(0, ("config.yaml, resolved", config.read_text("utf-8")))
+    resolved = config.read_text("utf-8") if own and config.exists() else ""
+    if resolved:
+        details.insert(0, ("config.yaml, resolved", resolved))
     html = files.template(folder, "page.html.jinja").render(
         style=Markup(package_files(folder).joinpath("page.css").read_text("utf-8")),
         page=page,
@@ -195,10 +189,26 @@ def page_html(directory: Path, page: Page, pictures: Path | None = None, live: s
         ],
         details=details,
         attempts=attempts_of(directory) if own else [],
+        not_protected=_not_protected(resolved) if own and page.privacy and not page.stamp else "",
         certificate=CERTIFICATE if own and (directory / CERTIFICATE).exists() else "",
         live=Markup(live),
     )
     return html.lstrip()
+
+
+def _not_protected(config: str) -> str:
+    """Whom and what the statement of a run's page does not cover, by its config as YAML, if any."""
+    import yaml
+
+    found: dict[str, Any] = yaml.safe_load(config) or {}
+    split, evaluation = found.get("data", {}).get("split", {}), found.get("evaluation", {})
+    held_out = ("valid", "test") if evaluation.get("declared_public") else ()
+    shares = [f"{p} ({100 * split[p]:g} %)" for p in (*held_out, "public") if split.get(p)]
+    whose = f"the clients of {', '.join(shares)}, and whatever else" if shares else "whatever"
+    return (
+        f"NOT protected: {whose} was declared public. The files under private/ are the owner's "
+        "alone: nothing that is said here covers them."
+    )
 
 
 def _saved_figure(folder: Path | None, name: str, title: str, figure: Any) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def run_page(
     kept = found.result.get("kept")
     until = None if kept is None else kept + 1
     if kept is not None:
-        rows.append(("the model", f"that of round {kept}, which was kept"))
+        rows.append(("the model", f"that of round {kept}, which was kept (ringed below)"))
     if found.result.get("stopped"):
         rows.append(("ended early", "by what was known after each round"))
     vocabulary = found.directory / "vocabulary.json"
@@ -170,7 +170,10 @@ def run_page(
     if figures:
         sections.append(Section("Round by round", figures=figures))
     sentences = [
-        (f"{record['round']}", Cell(paragraphs=record["sentences"]))
+        (
+            f"{record['round']}" + " (kept)" * (record["round"] == kept),
+            Cell(paragraphs=record["sentences"]),
+        )
         for record in records
         if "sentences" in record
     ]
@@ -264,6 +267,11 @@ def figures_of(
                 marker="o" if len(points) < 25 else None,
                 markersize=3.5,
             )
+            for point in points:
+                if of and point[0] == runs[label].result.get("kept"):
+                    axes.plot(*point, "o", color=plots.INK, fillstyle="none", ms=10, label="_kept")
+                    above = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
+                    axes.annotate("kept", point, fontsize=8.5, color=plots.INK, **above)
         if logarithmic and all(value > 0 for value in values):
             plots.logarithmic(axes)
         elif axis != "loss":

@@ -71,9 +71,7 @@ class Made:
       plan: of what the clients sent; None if they sent nothing.
       stamp: what the run's own files say of missing privacy; "" for a private run.
       trained_on: what the models were trained on, by what it was used for.
-      scores: of the first model, by metric.
       tested_on: where the scores were measured; None if there are none.
-      corpus: the synthetic texts, or None.
     """
 
     models: tuple[TrainedModel, ...]

@@ -38,7 +38,6 @@ class Workspace:
     Attributes:
       directory: the run's directory, whose lock is held.
       stamp: the mark on everything that a run without privacy makes; "" for a private run.
-      progress: whether progress is drawn on stderr.
       others: the other processes that share the run's rounds; None where there are none.
       memory: results that the runs of one sweep share, by keys of everything that they depend on.
         It is PRIVATE, because it may contain client data, and is never written.
@@ -112,7 +111,6 @@ class Workspace:
           privacy: the section whose `budget_of` limits the ledger.
           ledger: None for the one that the section names.
           tracking: None evaluates and saves every `run.checkpoint_every` rounds.
-          start, prior, note: as of `Setting`.
           known: what the other processes are told of the rounds, whose stage has the `name`.
         """
         folder, run = self.directory / name, self.config.run

@@ -69,7 +69,6 @@ def ask(
     Of the flow of information the client function's is checked, whose door may be of any size.
 
     Args:
-      broadcast: arrays or shapes.
       columns: made up, see `column`; `query.prepare` is not applied.
 
     Returns:

@@ -242,7 +242,6 @@ class TracedClient(NamedTuple):
     """A client function as JAX traces it for one client.
 
     Attributes:
-      jaxpr: all that it computes.
       contribution: its shapes.
       client_state: shapes of what it keeps; None if it keeps nothing.
     """
@@ -254,10 +253,6 @@ class TracedClient(NamedTuple):
 
 def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Examples) -> TracedClient:
     """Traces the client function for one client.
-
-    Args:
-      label: of the query, for errors.
-      broadcast, examples: shapes.
 
     Raises:
       InformationLeak: it uses a collective over clients or devices.

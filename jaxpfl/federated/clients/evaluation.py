@@ -32,7 +32,6 @@ def correct_examples(
     Args:
       model, params: e.g. a `models.CNN` and its parameters; public.
       population: with the columns "image" [H, W, C] and "label", whole numbers.
-      batch_size: examples per dispatch, which bounds a device's memory.
 
     Raises:
       InputError: a column is missing or of another kind.

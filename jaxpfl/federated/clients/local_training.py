@@ -82,7 +82,6 @@ class LocalTraining(OfModel):
     Attributes:
       model: its `loss(params, batch, mask)` is the mean over a batch's real examples. One that is
         `Augmenting` has its examples drawn anew in every step.
-      optimizer: any optax optimiser.
       adapters: whether the broadcast is a pair, LoRA adapters and the base that they belong to
         (`adapter_trees.split`); only the adapters are trained.
       penalty: `(params, broadcast) -> scalar` of trained parameters, which is added to the loss of

@@ -39,8 +39,6 @@ def optimizer(
     Args:
       name: "sgd", "momentum", "nesterov" (SGD with Nesterov momentum), "adam" or "yogi"
         (b1 = 0.9, b2 = 0.99, epsilon = 1e-3: Reddi et al. 2021, section 5).
-      learning_rate: positive.
-      momentum: of "momentum" and "nesterov", in (0, 1).
     """
     checks.one_of("optimizer", name, NAMES)
     checks.positive("learning_rate", learning_rate)

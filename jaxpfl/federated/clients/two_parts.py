@@ -37,12 +37,7 @@ class TwoParts:
 
     @classmethod
     def of(cls, plan: Plan, name: str, second: float, share: float) -> "TwoParts":
-        """Of a plan whose clip norm is S.
-
-        Args:
-          name: of the second part, for errors.
-          second, share: C and a.
-        """
+        """Of a plan whose clip norm is S."""
         if plan.adaptive_clip is not None:
             raise InputError(
                 f"a {name} beside the change needs a plan with a constant clip norm, found an "

@@ -26,19 +26,10 @@ from jaxpfl.federated.flow.labels import (
 )
 from jaxpfl.federated.flow.rules import COLLECTIVES, PURE, TransferFunctions
 
-_CALLS = {
-    "call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "shard_map": "jaxpr",
-}
+_CALLS = dict.fromkeys(("checkpoint", "jit", "pjit", "remat", "remat2", "shard_map"), "jaxpr")
+_CALLS |= dict.fromkeys(
+    ("call", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"
+)
 # The rule by which JAX takes clients in turn, each by itself.
 _ONE_BY_ONE = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__  # pyright: ignore
 _LOOPS = ("while", "scan", "cond")

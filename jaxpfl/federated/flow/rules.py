@@ -26,14 +26,8 @@ from jaxpfl.federated.flow.labels import (
 
 # Their results follow from their operands alone. References to memory are not among them.
 PURE = {getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")} - {
-    "get",
-    "swap",
-    "infeed",
-    "outfeed",
-    "create_token",
-    "after_all",
-    "empty2",
-}
+    "get", "swap", "infeed", "outfeed", "create_token", "after_all", "empty2",
+}  # fmt: skip
 PURE |= {"add_any", "pvary", "random_wrap", "random_unwrap", "random_clone", "split"}
 PURE |= {"psum_invariant", "all_gather_invariant", "pbroadcast", "optimization_barrier"}
 PURE |= {"stack", "unstack", "tile"}
@@ -42,67 +36,27 @@ PURE |= {"call_hi_primitive"}
 
 # What devices, or clients side by side, tell each other. No client function needs it.
 COLLECTIVES = {
-    "all_gather",
-    "all_gather_invariant",
-    "all_to_all",
-    "axis_index",
-    "pbroadcast",
-    "pmax",
-    "pmin",
-    "ppermute",
-    "psum",
-    "psum_invariant",
-    "ragged_all_to_all",
-    "reduce_scatter",
-    "shard_map",
-}
+    "all_gather", "all_gather_invariant", "all_to_all", "axis_index", "pbroadcast", "pmax", "pmin",
+    "ppermute", "psum", "psum_invariant", "ragged_all_to_all", "reduce_scatter", "shard_map",
+}  # fmt: skip
 
 # The same numbers in the same order.
 _SAME = {
-    "broadcast_in_dim",
-    "copy",
-    "copy_p",
-    "device_put",
-    "optimization_barrier",
-    "pbroadcast",
-    "pvary",
-    "reshape",
-    "sharding_constraint",
-    "squeeze",
-    "stop_gradient",
-}
+    "broadcast_in_dim", "copy", "copy_p", "device_put", "optimization_barrier", "pbroadcast",
+    "pvary", "reshape", "sharding_constraint", "squeeze", "stop_gradient",
+}  # fmt: skip
 # Of each coordinate by itself.
 _EACH = {"add", "sub", "mul", "div", "neg", "max", "min", "round"}
 _EACH |= {"convert_element_type", "integer_pow"}
 # The same numbers elsewhere; operands after the first are places.
 _MOVED = _SAME | {
-    "all_gather",
-    "all_gather_invariant",
-    "all_to_all",
-    "convert_element_type",
-    "dynamic_slice",
-    "gather",
-    "ppermute",
-    "rev",
-    "slice",
-    "split",
-    "transpose",
-    "unstack",
-}
+    "all_gather", "all_gather_invariant", "all_to_all", "convert_element_type", "dynamic_slice",
+    "gather", "ppermute", "rev", "slice", "split", "transpose", "unstack",
+}  # fmt: skip
 _ADDED = {
-    "add",
-    "add_any",
-    "concatenate",
-    "cumsum",
-    "dynamic_update_slice",
-    "neg",
-    "pad",
-    "psum",
-    "psum_invariant",
-    "reduce_sum",
-    "stack",
-    "sub",
-}
+    "add", "add_any", "concatenate", "cumsum", "dynamic_update_slice", "neg", "pad", "psum",
+    "psum_invariant", "reduce_sum", "stack", "sub",
+}  # fmt: skip
 # What fixed-point numbers are made with.
 _ROUNDED = {"ceil", "floor", "round"}
 _BITS = {"and", "or", "shift_left", "shift_right_arithmetic", "shift_right_logical"}

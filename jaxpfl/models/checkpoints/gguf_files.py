@@ -52,7 +52,6 @@ class _Head:
     """The entries and the places of the tensors, each length checked before anything is made.
 
     Attributes:
-      content: the file, uint8, mapped.
       entries: numbers, texts and lists of them, by name.
       tensors: by name, the shape as numpy has it, the kind of numbers, and the place after `data`.
       data: where the tensors begin.

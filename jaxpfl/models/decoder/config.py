@@ -144,14 +144,12 @@ class DecoderConfig(Checked):
         (llama with norms of each head's queries and keys) or "gemma3_text" (qwen3 with scaled
         embeddings, norms also after both blocks, whose scales are stored less one, and two kinds
         of layers, see `window`).
-      vocab_size: number of token ids.
       hidden_size: features of a token between the layers.
       kv_heads: heads of keys and values, each shared by `heads / kv_heads` heads of queries;
         0 means as many as `heads`.
       head_size: features of a head; 0 means `hidden_size / heads`.
       inner_size: features inside the feed-forward block; 0 means four times `hidden_size`.
       positions: the number of tokens of the longest sequence.
-      norm_epsilon: added to the variance in the norms.
       activation: of the feed-forward block; "" means "gelu_new" (gpt2), "gelu_pytorch_tanh"
         (gemma3_text) or "silu".
       tied: whether the output layer is the token embedding; None means True for gpt2 and

@@ -111,10 +111,6 @@ def wide_matmul(left: Array, right: Array) -> Array:
     return jnp.matmul(left, right, preferred_element_type=jnp.float32)
 
 
-def _wide_forward(left: Array, right: Array) -> tuple[Array, tuple[Array, Array]]:
-    return wide_matmul(left, right), (left, right)
-
-
 def _wide_backward(operands: tuple[Array, Array], d_product: Array) -> tuple[Array, Array]:
     left, right = operands
     d_product = d_product.astype(left.dtype)
@@ -124,7 +120,7 @@ def _wide_backward(operands: tuple[Array, Array], d_product: Array) -> tuple[Arr
     )
 
 
-wide_matmul.defvjp(_wide_forward, _wide_backward)
+wide_matmul.defvjp(lambda left, right: (wide_matmul(left, right), (left, right)), _wide_backward)
 
 
 def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Array) -> Array:

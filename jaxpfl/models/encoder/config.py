@@ -55,13 +55,11 @@ class EncoderConfig(Checked):
     Attributes:
       model_type: "bert" (MiniLM too), "albert" (factorised embeddings, layers shared within
         groups) or "roberta" (the first real token has position `pad + 1`).
-      vocab_size: number of token ids.
       hidden_size: features of a token between the layers.
       inner_size: features inside the feed-forward block; 0 means four times `hidden_size`.
       activation: of the feed-forward block, by the name that Hugging Face gives it.
       positions: the number of tokens of the longest sequence.
       segments: rows of the segment embedding; every token is in segment 0.
-      norm_epsilon: added to the variance in the norms.
       initializer_range: standard deviation of random weights.
       embedding_size: features of an embedding ("albert" only); 0 means `hidden_size`.
       groups: into how many groups the layers are divided, all layers of a group having the same

@@ -74,7 +74,8 @@ def _slopes(
         # A product: where nothing won, the value is NaN, and so must be the gradient.
         won = [(winners_TxO >> jnp.uint8(place)) & jnp.uint8(1) for place in range(4)]
         slopes = [won_TxO.astype(shares_TxO.dtype) * shares_TxO for won_TxO in won]
-        slope_16xTxO = _transposed_output(slopes)
+        # The transpose of `_output_tiles`: A y A' of each tile y.
+        slope_16xTxO = _weighted(np.kron(_A_4x2, _A_4x2), lax.optimization_barrier(slopes))
         added = kernel_slope_16xCxO + _matmul(_input_tiles(image_HxWxC), slope_16xTxO, 1, 1)
         tile_slopes_16xTxC = _matmul(slope_16xTxO, kernel_16xCxO, 2, 2)
         return added, _transposed_input(tile_slopes_16xTxC, tiles)
@@ -173,11 +174,6 @@ def _output_tiles(m_16xTxO: Array) -> list[Array]:
     m = m_16xTxO.reshape(4, 4, *m_16xTxO.shape[1:])
     rows = (m[0] + m[1] + m[2], m[1] - m[2] - m[3])
     return [part for r in rows for part in (r[0] + r[1] + r[2], r[1] - r[2] - r[3])]
-
-
-def _transposed_output(slopes: list[Array]) -> Array:
-    """The transpose of `_output_tiles`: A y A' of each tile y, [16, tiles, O]."""
-    return _weighted(np.kron(_A_4x2, _A_4x2), lax.optimization_barrier(slopes))
 
 
 def _weighted(weights_NxK: np.ndarray, parts: list[Array]) -> Array:

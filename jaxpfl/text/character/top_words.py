@@ -37,9 +37,7 @@ class ScoredWord:
 
     Attributes:
       word: as `jaxpfl.text.character.words.show` writes it.
-      raw: its bytes.
       log_probability: of the word including its end, in nats.
-      draws: how often it was drawn.
     """
 
     word: str

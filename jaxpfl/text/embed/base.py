@@ -22,7 +22,6 @@ class Embedder(Protocol):
 
     Attributes:
       name: identifies weights and settings, so that equal names mean equal vectors. Public.
-      dimension: length d of a vector.
       column: the column of a population that it reads: "text" or "image".
     """
 

@@ -55,10 +55,8 @@ class SentenceEncoder:
 
     Attributes:
       name: the model's name and a digest of its weights, tokenizer and settings.
-      dimension: features of a vector.
       max_length: the number of tokens, including special ones, after which a text is cut.
       pooling: "mean" of a text's tokens, or "cls", its first one.
-      normalise: whether vectors are scaled to unit length.
     """
 
     column = "text"

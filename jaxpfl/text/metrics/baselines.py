@@ -20,7 +20,6 @@ class UnigramBaseline:
       perplexity: exp of the mean negative log-likelihood in nats.
       accuracy: share of targets equal to the most frequent training target that is not
         out-of-vocabulary, which is no prediction of a word.
-      count: number of evaluation targets.
     """
 
     perplexity: float

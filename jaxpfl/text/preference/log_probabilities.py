@@ -30,7 +30,6 @@ def log_probabilities(
     """Log-probabilities of all responses' tokens, in nats, float32 [N, G, T]; 0 where none is.
 
     Args:
-      microbatch_size: groups on the accelerator at a time.
       multiple: rows are padded to a multiple of this many tokens.
       mesh: the devices along its axis "data" share the groups.
     """

@@ -111,7 +111,6 @@ class Tuned:
     """Tuned parameters and a record of the tuning.
 
     Attributes:
-      params: base and adapters.
       record: for every step its "loss", and of pairs "margin" (mean of tau h over the batch, the
         difference of DPO's implicit rewards) and "accuracy" (share of pairs with h > 0), of GRPO
         "kl" and "clipped" (`losses.grpo`), all before the step; "padding", the share of places

@@ -24,7 +24,6 @@ class ChatTemplate:
     """A template, and the special tokens that it names.
 
     Attributes:
-      source: the program.
       tokens: the special tokens by their names, as in {"bos_token": "<s>"}.
       place: the file that the template is from, for messages.
     """

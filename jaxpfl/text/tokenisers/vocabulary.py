@@ -106,7 +106,6 @@ class Vocabulary:
         """The first `size - 4` of public words with their counts, and the four special tokens.
 
         Args:
-          ranked: by falling count.
           sentences: how many were counted; 0 where it is not known.
         """
         positive_int("size", size)

@@ -75,6 +75,18 @@ def test_a_page_has_each_value_of_a_curve_where_the_curve_is(tmp_path):
         np.testing.assert_allclose(pixel, accent, atol=0.05, err_msg=value)
 
 
+def test_a_page_says_whom_its_statement_does_not_cover(tmp_path):
+    config = "data: {split: {train: 0.6, valid: 0.1, test: 0, public: 0.3}}\n"
+    for declared, parts in (("true", "valid (10 %), public (30 %)"), ("false", "public (30 %)")):
+        evaluation = f"evaluation: {{declared_public: {declared}}}"
+        (tmp_path / "config.yaml").write_text(config + evaluation)
+        page = write_page(tmp_path, Page("A run", "", "", "epsilon = 1", (), (), []))
+        said = f"NOT protected: the clients of {parts}, and whatever else was declared public."
+        assert said in page.read_text()
+    page = write_page(tmp_path, Page("A run", "", "NOT PRIVATE", "epsilon = 1", (), (), []))
+    assert "NOT protected" not in page.read_text()
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium, see tests/browser.py")
 def test_in_a_browser_the_pointer_shows_a_value_and_a_click_sorts(tmp_path):

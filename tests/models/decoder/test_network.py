@@ -37,20 +37,10 @@ MISTRAL = DecoderConfig(
     "mistral", vocab_size=23, hidden_size=12, layers=2, heads=2, positions=40, window=3
 )
 GEMMA3 = DecoderConfig(
-    "gemma3_text",
-    vocab_size=23,
-    hidden_size=12,
-    layers=3,
-    heads=2,
-    kv_heads=1,
-    head_size=8,
-    positions=40,
-    rope_scaling=8.0,
-    window=3,
-    window_period=2,
-    local_rope_theta=30.0,
+    "gemma3_text", vocab_size=23, hidden_size=12, layers=3, heads=2, kv_heads=1, head_size=8,
+    positions=40, rope_scaling=8.0, window=3, window_period=2, local_rope_theta=30.0,
     query_scalar=20,
-)
+)  # fmt: skip
 QWEN3 = dataclasses.replace(QWEN2, model_type="qwen3")
 _KINDS = [pytest.param(GPT2, id="gpt2", marks=pytest.mark.long), pytest.param(LLAMA, id="llama")]
 BOTH = pytest.mark.parametrize("config", _KINDS)

@@ -13,14 +13,9 @@ from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 
 SIZES = dict(
-    vocab_size=40,
-    hidden_size=12,
-    layers=3,
-    heads=3,
-    inner_size=20,
-    positions=9,
+    vocab_size=40, hidden_size=12, layers=3, heads=3, inner_size=20, positions=9,
     initializer_range=0.4,
-)
+)  # fmt: skip
 BERT = EncoderConfig(**SIZES | {"layers": 2}, norm_epsilon=1e-3)
 ALBERT = EncoderConfig("albert", **SIZES, activation="gelu_new", embedding_size=5, groups=2)
 ROBERTA = EncoderConfig("roberta", **SIZES, activation="gelu_new", segments=1, pad=1)

@@ -26,11 +26,9 @@ class Candidates:
 
     Args:
       config: its `fred` section names the candidates; without one, `data.public` is the only one.
-      public: the clients that `data.split.public` declares public, or None.
       private: the private content, which no candidate may contain.
 
     Attributes:
-      sources: the sources by name.
       shares: the candidates by name, each as shares of sources, which sum to 1.
       population: returns the population of a source, and raises InputError if the source cannot be
         read or contains the private clients' data.

@@ -52,7 +52,6 @@ class Stages:
     """The results of the stages before the rounds; public.
 
     Attributes:
-      winner: name of the corpus that the run starts from.
       scores: candidate, distance and corrected distance of all candidates, nearest first; None
         without FreD.
       fred: record of FreD's release, such as its plan and statement; None without FreD.

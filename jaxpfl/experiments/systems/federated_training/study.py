@@ -145,7 +145,6 @@ class Prepared(Study):
       valid, test: held-out clients, which are scored during the rounds and at the end if they are
         declared public.
       encode: makes the columns that the model reads of texts; None where it reads none.
-      vocabulary: of a language model of words, or None.
       candidates: the public corpora of `fred` and `prefinetune`, or None without these sections.
       published: the published model, without adapters, or None.
       start: the PUBLIC parameters that training starts from; None draws them.

@@ -20,8 +20,6 @@ class GanConfig:
     Attributes:
       model: both networks and their losses. It states the shape of an image, which is not read
         from the private data.
-      generator: number and batch size of the generator's steps.
-      generator_optimizer: optimiser of these steps.
     """
 
     model: GAN = field(default_factory=GAN)
@@ -36,7 +34,6 @@ class ClassifierConfig(Checked):
     """The primary model, whose errors are studied. It is trained centrally on PUBLIC clients.
 
     Attributes:
-      classes: number of labels.
       examples: number of public examples that train it. A weak model, trained on few examples, has
         different accuracies on different users.
     """

@@ -26,8 +26,6 @@ class ImageEvaluator:
     Attributes:
       classifier: the primary model, which is deployed on the users' devices, and its parameters.
       polarity: the same of a model that tells an inverted image (class 1) from a normal one.
-      accuracy: accuracy of the classifier on public images.
-      digest: identifies the parameters of both models.
     """
 
     classifier: tuple[CNN, Any] = field(repr=False)
