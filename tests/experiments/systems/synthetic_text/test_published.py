@@ -5,6 +5,8 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
+from jaxpfl.text.generation.language_model import LanguageModel
 from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import assert_same_records
 from tests.published_models import (
@@ -62,12 +65,6 @@ def published(synthetic_config, folders):
     return make
 
 
-def _digest(params) -> str:
-    from jaxpfl.text.generation.language_model import LanguageModel
-
-    return LanguageModel.digest(type("Holder", (), {"params": params}))  # pyright: ignore
-
-
 @pytest.mark.long
 def test_popri_runs_on_published_models_and_resumes_to_the_same_bits(published, folders, tmp_path):
     """With tokenisers of their own, of which the generator's has a start token."""
@@ -76,7 +73,8 @@ def test_popri_runs_on_published_models_and_resumes_to_the_same_bits(published, 
     about = whole.record["public_models"]
     for name, kind in (("generator", "llama"), ("downstream", "gpt2")):
         _, params = pretrained.load(folders / kind)
-        assert about[name]["sha256"] == _digest(params)
+        held: Any = SimpleNamespace(params=params)
+        assert about[name]["sha256"] == LanguageModel.digest(held)
         assert about[name]["path"] == str(folders / kind)
         assert about[name]["tokeniser"].startswith(f"{kind} ")
     assert "tokeniser" not in about
