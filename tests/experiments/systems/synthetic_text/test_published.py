@@ -152,7 +152,7 @@ def test_sections_that_are_refused_say_why(
     assert not (tmp_path / "out" / "config.yaml").exists()
 
 
-def test_too_few_positions_and_no_corpus_for_prompts_are_refused(published, synthetic_config):
+def test_too_few_positions_and_no_corpus_for_prompts_are_refused(published):
     mapping = to_mapping(published("popri"))
     mapping["popri"]["new_tokens"] = 48
     message = "has 64 positions, expected at least 65, for popri.prompt_tokens, popri.new_tokens"
@@ -163,13 +163,6 @@ def test_too_few_positions_and_no_corpus_for_prompts_are_refused(published, synt
         CorpusWriter(from_mapping(mapping, "here"))
     with pytest.raises(InputError, match="prompts are made of their texts"):
         published("popri", corpora=None)
-    mapping = to_mapping(synthetic_config("fed_avg")) | {"corpora": None}
-    with pytest.raises(InputError, match="are pretrained on them"):
-        from_mapping(mapping, "here")
-    mapping = to_mapping(synthetic_config("popri"))
-    mapping["generator"]["int8"] = True
-    with pytest.raises(InputError, match=r"generator.int8 needs generator.path, found none"):
-        from_mapping(mapping, "here")
 
 
 def test_a_name_on_the_hub_becomes_its_commit(published, folders, tmp_path, monkeypatch):
