@@ -30,9 +30,6 @@ def completions(answer: Callable[[Any, int], tuple[int, Any]]) -> Iterator[tuple
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_):
-            pass
-
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1", asked

@@ -2,7 +2,7 @@
 
 A step may take minutes, so its result is stored under the round's number and the step's name, and a
 resumed run reads it back. Every draw is a function of the algorithm, the purpose, the seed and the
-round, so a step that is computed again gives the same result.
+round, so a step that is computed again gives the same result, unless a remote model writes in it.
 """
 
 import hashlib

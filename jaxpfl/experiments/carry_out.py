@@ -117,7 +117,7 @@ def resume(
     memory: dict[Any, Any] | None = None,
     command: str = FROM_PYTHON,
 ) -> Outcome:
-    """Resumes the run in `out`; it ends in the same bits as an uninterrupted one. Errors: `run`."""
+    """Resumes the run in `out`, to the same bits but for a remote model's texts. Errors: `run`."""
     directory = Path(out)
     with shared_run.group() as group:
         # Inside, so that the others hear of a process that cannot read the directory.

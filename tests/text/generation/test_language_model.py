@@ -125,13 +125,6 @@ def test_which_texts_ended_by_themselves():
     assert found.ended_PxJ.reshape(-1).tolist() == [ended for _, ended in rows.values()]
 
 
-def test_two_devices_write_the_same_texts():
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    assert generated(("bb",), mesh=mesh) == generated(("bb",))
-    with pytest.raises(InputError, match="the mesh must have an axis 'data'"):
-        generated(("bb",), mesh=jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,)))
-
-
 def test_a_start_token_goes_before_every_prompt_and_an_empty_one_is_never_empty():
     class Started(Few):
         start = 7
@@ -166,6 +159,8 @@ def test_what_cannot_be_written_is_refused():
     assert writer.write([], jax.random.key(0), decoding=Decoding(5)).texts == []
     with pytest.raises(InputError, match="utf8-bytes .* 256.* 9"):
         LanguageModel(SMALL, {}, BYTES)
+    with pytest.raises(InputError, match="the mesh must have an axis 'data'"):
+        generated(mesh=jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,)))
     tokeniser = Few()
     tokeniser.end_of_text = None
     with pytest.raises(InputError, match="prompt 1 is empty"):

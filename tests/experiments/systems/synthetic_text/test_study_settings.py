@@ -49,6 +49,8 @@ REFUSED = [
         f"{LOOK} --popri.corpus nearest --popri.tune.samples [near,far]",
         "popri.tune.samples must be absent with popri.corpus 'nearest'",
     ),
+    ("fed_avg", "--corpora null", "are pretrained on them"),
+    ("popri", "--generator.int8 True", "generator.int8 needs generator.path, found none"),
     ("generator", "--generator.api http://here", "generator.api needs generator.model, found none"),
     ("popri", "--corpus.spans True", "popri.format.stop must be '' .* found '.n'"),
 ]
