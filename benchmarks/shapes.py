@@ -8,6 +8,14 @@ def distilgpt2() -> DecoderConfig:
     return DecoderConfig("gpt2", vocab_size=50_257, hidden_size=768, layers=6, heads=12)
 
 
+def smollm2() -> DecoderConfig:
+    """SmolLM2-135M's shape (Ben Allal et al. 2025): 134.5 M parameters."""
+    return DecoderConfig(
+        "llama", 49_152, 576, 30, 9, 3, inner_size=1_536, positions=8_192, tied=True,
+        rope_theta=100_000.0,
+    )  # fmt: skip
+
+
 def llama3_8b() -> DecoderConfig:
     """Llama 3 8B's shape (Grattafiori et al. 2024): 8.03 billion parameters."""
     return DecoderConfig(

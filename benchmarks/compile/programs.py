@@ -82,8 +82,9 @@ def _released(
     slots = clients_per_device * target.devices // model
     spec = CohortSpec(batch_size, max_examples, clients_per_bucket=slots)
     query = Query("update", client_fn, _plan(), spec, execution=Execution(mesh, chunk))
-    contribution = identity.traced(query, params, columns).contribution
-    door = Door(query, contribution)
+    client = identity.traced(query, params, columns)
+    contribution = client.contribution
+    door = Door(query, contribution, client.client_state)
     steps = spec.rungs[-1]
     trips = (clients_per_device // door.chunk, steps)
     work = (
@@ -112,6 +113,24 @@ def emnist_cnn(target: Target) -> Iterator[Program]:
     columns = {"image": _column(28, 28, 1, dtype="float32"), "label": _column(dtype="int32")}
     model = jp.models.emnist_cnn()
     return _trained(target, model, columns, batch_size=20, max_examples=100)
+
+
+def scaffold(target: Target) -> Iterator[Program]:
+    """A round with client state: control variates of the size of the model, of 32 clients."""
+    import jax
+    import optax
+
+    import jaxpfl as jp
+    from jaxpfl.algorithms.scaffold import CorrectedTraining, Parts
+    from jaxpfl.federated.clients.two_parts import TwoParts
+
+    columns = {"image": _column(28, 28, 1, dtype="float32"), "label": _column(dtype="int32")}
+    model = jp.models.emnist_cnn()
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    parts = TwoParts.of(_plan(), "variate", 1.0, 0.5)
+    client = CorrectedTraining(model, optax.sgd(0.1), learning_rate=0.1, parts=parts)
+    sent = Parts(params, params)
+    return _released(target, client, sent, columns, batch_size=20, max_examples=100)
 
 
 def word_model(target: Target) -> Iterator[Program]:
@@ -147,27 +166,25 @@ def distilgpt2(target: Target) -> Iterator[Program]:
     )
 
 
-def _llama(rank: int | None, int8: bool = False) -> tuple[Any, PyTree]:
-    """Llama 3 8B in bfloat16 or int8, with adapters of this rank."""
+def _decoder(shape: Any, rank: int, int8: bool = False) -> tuple[Any, PyTree]:
+    """A decoder of `benchmarks.shapes` in bfloat16 or int8, with adapters of this rank."""
     import jax
     import jax.numpy as jnp
 
-    from benchmarks.shapes import llama3_8b
     from jaxpfl.models.decoder import lora
     from jaxpfl.models.decoder.config import LoRA
     from jaxpfl.models.decoder.network import Decoder
     from jaxpfl.models.decoder.quantise import quantise
 
-    model = Decoder(llama3_8b(), compute="bfloat16", remat=True)
+    model = Decoder(shape, compute="bfloat16", remat=True)
     made = []
 
     def init() -> PyTree:
         found, params = model, model.init(jax.random.key(0), jnp.bfloat16)
         if int8:
             found, params = quantise(found, params)
-        if rank is not None:
-            adapters = LoRA(rank=rank, alpha=8.0)
-            found, params = lora.attach(found, params, adapters, jax.random.key(1))
+        adapters = LoRA(rank=rank, alpha=8.0)
+        found, params = lora.attach(found, params, adapters, jax.random.key(1))
         made.append(found)
         return params
 
@@ -177,25 +194,30 @@ def _llama(rank: int | None, int8: bool = False) -> tuple[Any, PyTree]:
 
 def llama3_lora(target: Target, model: int = 1) -> Iterator[Program]:
     """DP-FedAvg of the adapters; the base is int8, because a 16 GB chip holds it whole."""
+    from benchmarks.shapes import llama3_8b
+
+    many = {"clients_per_device": 4, "chunk": 1, "model": model}
+    return _adapters_trained(target, _decoder(llama3_8b(), rank=4, int8=True), **many)
+
+
+def smollm2_lora(target: Target) -> Iterator[Program]:
+    from benchmarks.shapes import smollm2
+
+    found = _decoder(smollm2(), rank=4)
+    return _adapters_trained(target, found, clients_per_device=8, chunk=2)
+
+
+def _adapters_trained(target: Target, found: tuple[Any, PyTree], **many: int) -> Iterator[Program]:
     import optax
 
     from jaxpfl.federated.clients.local_training import LocalTraining
     from jaxpfl.models import adapter_trees
 
-    network, params = _llama(rank=4, int8=True)
+    network, params = found
     training = LocalTraining(network, optax.sgd(0.1), adapters=True)
     columns = {"tokens": _column(128, dtype="int32")}
-    return _released(
-        target,
-        training,
-        adapter_trees.split(params),
-        columns,
-        batch_size=4,
-        max_examples=16,
-        clients_per_device=4,
-        chunk=1,
-        model=model,
-    )
+    adapters = adapter_trees.split(params)
+    yield from _released(target, training, adapters, columns, batch_size=4, max_examples=16, **many)
 
 
 def llama3_lora_split(target: Target) -> Iterator[Program]:
@@ -264,23 +286,28 @@ def _pairs(mesh: Any, batch: int, prompt: int, response: int) -> tuple[Any, Any,
     return rows, Known(reference), weight
 
 
-def _axes(target: Target) -> dict[str, int]:
-    """Generation and tuning share the batch over "data"; the 16 GB chips split the model over 8."""
-    return {"data": -1, "model": 8 if target.memory < 20e9 else 1}
+def _on(target: Target, name: str) -> tuple[Any, Any, PyTree]:
+    """A decoder in bfloat16 with adapters, and the mesh that it tunes and generates on.
 
-
-def dpo(target: Target) -> Iterator[Program]:
-    """A step of DPO on the adapters of Llama 3 8B: 12 pairs on each replica of the model."""
+    Both share the batch over "data"; the 16 GB chips split Llama 3 8B over 8.
+    """
     import jax
 
+    from benchmarks import shapes
+
+    splits = name == "llama3_8b" and target.memory < 20e9
+    mesh = target.mesh(data=-1, model=8 if splits else 1)
+    model, params = _decoder(getattr(shapes, name)(), rank=4)
+    places = model.shardings(mesh, params)
+    return mesh, model, jax.tree.map(lambda leaf, place: _placed(leaf, place), params, places)
+
+
+def dpo(target: Target, name: str = "llama3_8b") -> Iterator[Program]:
+    """A step of DPO on the adapters of a decoder: 12 pairs on each replica of the model."""
     from jaxpfl.models import adapter_trees
     from jaxpfl.text.preference import optimisation
 
-    mesh = target.mesh(**_axes(target))
-    model, params = _llama(rank=4)
-    params = jax.tree.map(
-        lambda leaf, place: _placed(leaf, place), params, model.shardings(mesh, params)
-    )
+    mesh, model, params = _on(target, name)
     adapters, base = adapter_trees.split(params)
     batch = 12 * mesh.shape["data"]
     objective, given = optimisation.PreferenceSettings().objective, _pairs(mesh, batch, 256, 64)
@@ -289,8 +316,8 @@ def dpo(target: Target) -> Iterator[Program]:
     yield Program("gradients", traced, model=_bytes(params), work=work)
 
 
-def generation(target: Target) -> Iterator[Program]:
-    """Generation by Llama 3 8B: 16,384 tokens of prompts, then steps of 512 sequences a device."""
+def generation(target: Target, name: str = "llama3_8b") -> Iterator[Program]:
+    """Generation by a decoder: 16,384 tokens of prompts, then steps of 512 sequences a device."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -299,17 +326,13 @@ def generation(target: Target) -> Iterator[Program]:
     from jaxpfl.text.generation.continuous_batching import Requests
     from jaxpfl.text.microbatches import DATA
 
-    mesh = target.mesh(**_axes(target))
+    mesh, model, params = _on(target, name)
     data = mesh.shape["data"]
-    model, params = _llama(rank=4)
-    params = jax.tree.map(
-        lambda leaf, place: _placed(leaf, place), params, model.shardings(mesh, params)
-    )
     whole = NamedSharding(mesh, PartitionSpec())
     dealt = NamedSharding(mesh, PartitionSpec(DATA))
     length, new, prompts, responses = 256, 64, 64, 10
     slots = 256 if target.memory < 20e9 else 512
-    program = prefill.Program(model, mesh, new, (128_001,), False, False)
+    program = prefill.Program(model, mesh, new, (model.vocab_size - 1,), False, False)
     scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
     banned: Any = jax.ShapeDtypeStruct((model.vocab_size,), jnp.bool_, sharding=whole)
     state = jax.eval_shape(lambda: prefill.idle_slots(model, None, slots, length + new, data)())
@@ -333,6 +356,33 @@ def generation(target: Target) -> Iterator[Program]:
     yield Program("prefill and step", traced, model=_bytes(params), work=work)
 
 
+def one_look(target: Target) -> Iterator[Program]:
+    """What a one-look reward asks of a device: MiniLM's vectors of a batch of candidates.
+
+    The distances that follow are of 384 features, and computed on the host.
+    """
+    from functools import partial
+
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from jaxpfl.models.encoder.config import EncoderConfig
+    from jaxpfl.models.encoder.network import Encoder
+    from jaxpfl.text.embed import encoder
+
+    config = EncoderConfig("bert", 30_522, 384, layers=6, heads=12, inner_size=1_536)
+    model, batch, length = Encoder(config), encoder._TOKENS_ELSEWHERE // 64, 64
+    # Embedders use one device.
+    whole = NamedSharding(target.mesh(data=-1), PartitionSpec())
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    given = _placed((params, tokens, jax.ShapeDtypeStruct((batch,), jnp.int32)), whole)
+    vectors = partial(encoder._vectors, model, pooling="mean", normalise=True)
+    work = f"{batch} texts of {length} tokens, on one device"
+    yield Program("embed", jax.jit(vectors).trace(*given), model=_bytes(params), work=work)
+
+
 def _bytes(tree: PyTree) -> int:
     from jaxpfl.federated.audits.rehearsal import size_of
 
@@ -341,13 +391,18 @@ def _bytes(tree: PyTree) -> int:
 
 PROGRAMS: dict[str, Callable[[Target], Iterator[Program]]] = {
     "EMNIST CNN": emnist_cnn,
+    "EMNIST CNN, SCAFFOLD": scaffold,
     "word model": word_model,
     "GAN": gan,
     "DistilGPT2": distilgpt2,
+    "SmolLM2 LoRA": smollm2_lora,
     "Llama 3 8B LoRA": llama3_lora,
     "Llama 3 8B LoRA, split": llama3_lora_split,
     "POPri scores": scores,
     "FreD covariance": fred,
+    "DPO of SmolLM2": lambda target: dpo(target, "smollm2"),
     "DPO of Llama 3 8B": dpo,
+    "generation by SmolLM2": lambda target: generation(target, "smollm2"),
     "generation by Llama 3 8B": generation,
+    "one-look reward": one_look,
 }

@@ -170,6 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed, rest = parser().parse_known_args(given)
         if not hasattr(parsed, "command"):
             raise InputError("jaxpfl: expected a command, see jaxpfl --help")
+        if "--distributed" in rest:
+            hint = "start it in one process; --launcher shares the points of a sweep"
+            raise InputError(f"jaxpfl {given[0]}: there is no --distributed: {hint}")
         if rest and not parsed.command.takes_overrides:
             prog = f"jaxpfl {given[0]}"
             raise InputError(f"{prog}: unexpected argument {rest[0]!r}; see `{prog} --help`")

@@ -100,10 +100,7 @@ def launcher(arguments: argparse.Namespace) -> Callable[[Sequence[str]], tuple[i
 
 
 def launched(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """The result of this command on the hosts of --launcher; None if it is to be carried out here.
-
-    There it has --distributed, too.
-    """
+    """The result of this command, with --distributed, by --launcher; None if it is done here."""
     start = launcher(arguments)
     if start is None or arguments.distributed is not None:
         return None

@@ -16,18 +16,11 @@ _FAILED = 4
 
 def add(parser: argparse.ArgumentParser) -> None:
     common.add(parser, "config", "--dry-run", "--launcher", "--hosts")
-    common.add_path(
-        parser,
-        "--out",
-        "DIR",
-        "directory (default: runs/NAME-OF-CONFIG); points finished there are kept, failed ones "
-        "tried again; several such commands may work on it at once",
-    )
+    out = "default: runs/NAME-OF-CONFIG; points finished there are kept, failed ones tried again"
+    common.add_path(parser, "--out", "DIR", out)
     seeds = "repeat every point with N seeds, from the config's run.seed on"
     parser.add_argument("--seeds", type=int, metavar="N", help=seeds)
-    ray = (
-        "carry out N points at a time, each in a process of Ray (default: one after the other here)"
-    )
+    ray = "carry out N points at a time, each in a process of Ray (default: one at a time, here)"
     parser.add_argument("--ray", type=int, metavar="N", help=ray)
 
 

@@ -25,9 +25,8 @@ def by_slurm(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
     Returns:
       The exit code, the largest of all, and what process 0 wrote to stdout.
     """
-    start = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--output=0"]
     # Each process that lives says why it ends, for which it needs up to 30 seconds.
-    start.append("--kill-on-bad-exit=0")
+    start = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--output=0", "--kill-on-bad-exit=0"]
     try:
         return _done([*start, *_JAXPFL, *arguments, "--distributed", "auto"])
     except FileNotFoundError as error:
@@ -89,12 +88,8 @@ LAUNCHERS = {"ray": by_ray, "slurm": by_slurm}
 
 
 def record_in(text: str) -> dict[str, Any]:
-    """What process 0 wrote with --json; empty if it was ended before.
-
-    JAX's collectives write lines of their own to stdout.
-    """
-    start = text.find("{")
-    return {} if start < 0 else json.JSONDecoder().raw_decode(text, start)[0]
+    """What process 0 wrote with --json, after lines of JAX's collectives; {} if it was killed."""
+    return json.loads("{" + (text.partition("{")[2] or "}"))
 
 
 def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:

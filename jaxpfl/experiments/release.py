@@ -31,7 +31,8 @@ def release(
 ) -> OneRelease:
     """Makes one release of `clients`: charges the ledger, samples, clips, sums and adds the noise.
 
-    Called again, it makes and charges another release.
+    Called again, it makes and charges another one. Several processes that `jax.distributed` joined
+    share one if all call this alike: process 0 alone uses `ledger`, and all return the release.
 
     Args:
       client_fn: what one client computes, by steps or whole, see `clients.client`. It is traced
@@ -43,9 +44,6 @@ def release(
       cohort: how a client's examples are capped and batched; by default batches of 32, at most 256.
       label: names the release in the ledger.
       budget: hard limit of the whole ledger.
-
-    Several processes that `jax.distributed` joined share it if all call this with the same
-    arguments: process 0 alone reads and writes `ledger`, and all return the release.
 
     Raises:
       InformationLeak: the client function does something else than compute, such as a callback.
@@ -64,9 +62,8 @@ def release(
         raise InputError(
             f"jaxpfl.release makes one release: its plan needs rounds = 1, found {plan.rounds}"
         )
-    if cohort is None:
-        cohort = CohortSpec(32, 256, clients_per_bucket=32 * Execution().replicas)
-    query = Query(label, client_fn, plan, cohort)
+    usual = CohortSpec(32, 256, clients_per_bucket=32 * Execution().replicas)
+    query = Query(label, client_fn, plan, cohort or usual)
     checks.instance("ledger", ledger, (str, Path), "the path of a file")
 
     def ask(others: Others | None) -> OneRelease:

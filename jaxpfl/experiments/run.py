@@ -144,11 +144,8 @@ def run(
 def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:
     """The result with a table of the model before its rounds and of word frequencies alone.
 
-    Both are scored on the very examples that the run is evaluated on, neither reads the clients,
-    and the table is written to `result.json`, too. The words of the unigram model are those that
-    the evaluator's vocabulary was made of: the only public text that a caller of `jaxpfl.run` names
-    besides the evaluation's. There is none without a vocabulary, or with one that does not know how
-    many sentences it counts.
+    Both are scored on the examples that the run is evaluated on, and neither reads the clients. The
+    words are counted by the evaluator's vocabulary, if it knows of how many sentences.
     """
     records = read_lines(result.out / "metrics.jsonl")
     scored = [record for record in records if record.get("evaluation")]

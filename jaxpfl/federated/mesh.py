@@ -141,12 +141,7 @@ def leads() -> bool:
 
 
 def require_one_process(what: str, instead: str) -> None:
-    """Refuses to go on as one of several processes, before anything is written or charged.
-
-    Args:
-      what: cannot be shared among processes.
-      instead: why, or what to do.
-    """
+    """Refuses to share `what` among processes, and says why, or what to do `instead`."""
     if several():
         raise InputError(
             f"{what} needs one process, found {jax.process_count()} processes of jax.distributed, "

@@ -86,28 +86,20 @@ class Loop:
         with ExitStack() as stack:
             late = self._interrupted("after the last round")
             signals = stack.enter_context(caught_signals(late))
-            unit = algorithm.queries[0].plan.unit
+            plan = algorithm.queries[0].plan
             mark = f" ({mark_of(directory.stamp)})" if directory.stamp else ""
-            bar = stack.enter_context(
-                Progress(
-                    algorithm.name + mark,
-                    total=algorithm.rounds,
-                    progress=self.tracking.progress,
-                    step="round",
-                    clients=algorithm.queries[0].plan.clients_per_round
-                    if unit == "client"
-                    else None,
-                )
-            )
-            ledger = stack.enter_context(
-                Ledger(self.ledger, self.population, budget=self.budget, unit=unit)
-            )
+            how: dict[str, Any] = {"progress": self.tracking.progress, "step": "round"}
+            if plan.unit == "client":
+                how["clients"] = plan.clients_per_round
+            bar = Progress(algorithm.name + mark, total=algorithm.rounds, **how)
+            stack.enter_context(bar)
+            ledger = Ledger(self.ledger, self.population, budget=self.budget, unit=plan.unit)
+            stack.enter_context(ledger)
             cost = Cost(ledger, algorithm, directory.run_id, self.setting.prior)
             directory.begin(cost.planned(), self.tracking, ledger.head)
             folder, private = self.directory / "checkpoints", not directory.stamp
-            checkpoints = stack.enter_context(
-                Checkpoints(folder, run=directory.run_id, private=private)
-            )
+            checkpoints = Checkpoints(folder, run=directory.run_id, private=private)
+            stack.enter_context(checkpoints)
             state, kept, done = self._start(checkpoints, ledger, bar)
             bar.begin(done)
             releaser = self._releaser(ledger, bar, stack, done)

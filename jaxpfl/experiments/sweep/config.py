@@ -50,14 +50,9 @@ class Sweep:
     ledger. Points that differ only in `run.seed` are repetitions: the table and the figure show
     their mean and standard deviation.
 
-    With `gap`, each point states how much of the gap between two cases it closes, in per cent:
-    (its metric - that of `from`) / (that of `to` - that of `from`), with all other values,
-    including the seed, equal. The standard deviation is that of this ratio. Source: POPri
-    (Hou et al. 2025), Table 1.
-
     Attributes:
       title: the file's name without its suffix.
-      gap: names of the cases `from` and `to`, or None.
+      gap: names of the cases `from` and `to` of `results.gap_closed`, or None.
     """
 
     title: str

@@ -6,9 +6,6 @@ point is resumed, and ends in the same bits. A point that fails is recorded, and
 the next call tries it again. Several processes may work on one directory at once, see `directory`:
 each takes the next free point until none is left. Workers of Ray are such processes, and all
 machines must see the directory under the same path.
-
-A sweep is a SIMULATION: each point spends its own epsilon on the same clients, on a ledger of its
-own. Whoever publishes several points has released all of them, and the report says so.
 """
 
 import errno
@@ -31,7 +28,6 @@ from jaxpfl.federated import mesh
 from jaxpfl.progress import Progress
 
 Carry = Callable[[Point, PointFolder], object]
-"""Carries out a point."""
 
 
 def run_sweep(

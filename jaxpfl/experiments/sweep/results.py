@@ -130,12 +130,8 @@ def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
     A row has the values, "mean", "deviation" (the sample's standard deviation; None for a single
     run), "runs", the finished ones of its "points", "private" and "mark", and in a sweep with a gap
-    "gap" and "gap_deviation" in per cent, which are None where there is no gap.
-
-    Args:
-      points: one for each of the sweep's; a finished one has "value" and "mark". Where the value of
-        a point is None, since it is not finite, the row has no mean: that of the others would hide
-        it.
+    "gap" and "gap_deviation" in per cent, which are None where there is no gap. If the "value" of a
+    finished point is not finite, the row has no mean: that of the others would hide it.
     """
     closed = gap_closed(sweep, [point.get("value") for point in points]) if sweep.gap else None
     rows = []
@@ -163,8 +159,8 @@ def _repetitions(sweep: Sweep, field: str) -> list[list[int]]:
 def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | None]:
     """How much of the gap each point closes, in per cent: `from` closes 0 and `to` closes 100.
 
-    None where one of the three runs has no value that is finite, or both cases have the same metric
-    at the point's other values.
+    All other values, including the seed, are equal (POPri, Hou et al. 2025, Table 1). None where
+    one of the three runs has no value that is finite, or both cases have the same.
     """
     assert sweep.gap is not None
     closed: list[float | None] = [None] * len(values)
