@@ -107,7 +107,7 @@ def _written(
     if ledger is not None and plan is not None:
         check_statement(record["privacy"], ledger.path, (releases.run,), plan)
     corpus = releases.load_or_compute("corpus", missing)["texts"].tolist()
-    wanted, tunes = corpus[:number], config.method in ("pe_sft", "popri")
+    wanted, tunes = corpus[:number], config.method in ("popri", "pe_sft")
     if not tunes and len(wanted) >= (number or 0):
         return corpus, wanted, []
     if config.remote is None:

@@ -307,6 +307,10 @@ def test_a_generator_behind_an_address_is_asked_and_sees_no_client(
     for method in ("popri", "pe_sft"):
         with pytest.raises(InputError, match="generator.api must be absent with method"):
             from_mapping(mapping | {"method": method}, "here")
+    for wrong in ("here:80/v1", "http://me:hidden-key-5@here/v1", "http://here/v1?key=5"):
+        mapping["generator"]["api"] = wrong
+        with pytest.raises(InputError, match="generator.api must be http.*another form$"):
+            from_mapping(mapping, "here")
 
 
 def test_one_look_chooses_the_nearest_corpus_at_no_further_cost(finished):
