@@ -84,7 +84,7 @@ def exact_cells(key: jax.Array, place_P: jax.Array) -> tuple[jax.Array, jax.Arra
     In each pass, as many toss as there is room for.
     """
     count = place_P.size
-    room = count // 4 + 64
+    room = _room(count)
 
     def uniform(place, tosses):
         own = jax.random.fold_in(jax.random.fold_in(key, place), tosses)
@@ -113,6 +113,10 @@ def exact_cells(key: jax.Array, place_P: jax.Array) -> tuple[jax.Array, jax.Arra
     # floor(-y) = -1 - floor(y), which inverts all bits: with more bits of x, y would not be whole.
     inverted_P = jnp.where(draws.negative, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
     return (draws.k ^ inverted_P).astype(jnp.int32), draws.x[0] ^ inverted_P
+
+
+def _room(count: int) -> int:
+    return count // 4 + 64
 
 
 def _tossed(draws: _Draws, uniform_UxP: jax.Array) -> _Draws:
