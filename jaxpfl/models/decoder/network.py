@@ -231,8 +231,9 @@ class Decoder(Checked, LossModel):
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Float32 logits [..., V] of the next token, from the output of `hidden`."""
-        tied = self.config.tied
-        matrix = params["embed"]["token"].T if tied else params["head"]["kernel"]
+        # Tokens are looked up in shards, which is cheaper there.
+        outer = _gathered({name: params[name] for name in ("embed", "head") if name in params})
+        matrix = outer["embed"]["token"].T if self.config.tied else outer["head"]["kernel"]
         flat_NxH = hidden.reshape(-1, hidden.shape[-1])
         logits = wide_matmul(flat_NxH, matrix.astype(hidden.dtype))
         return logits.reshape(*hidden.shape[:-1], -1)
@@ -249,7 +250,7 @@ class Decoder(Checked, LossModel):
         self, x: Array, slices: tuple[Params, Array | None], views: list[Any]
     ) -> tuple[Array, tuple[Array, Array]]:
         """The output of a layer of its own parameters and kind, and its keys and values."""
-        network = nnx.merge(self._layer, slices[0])
+        network = nnx.merge(self._layer, _gathered(slices[0]))
         seen_BxLxL, angles = _of_kind(slices[1], views)
         q, k, v = network.project(x, angles)
         return network.finish(x, attend(q, k, v, seen_BxLxL)), (k, v)
@@ -280,7 +281,7 @@ class Decoder(Checked, LossModel):
 
         def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
             own, second, keys, values = slices
-            network = nnx.merge(self._layer, own)
+            network = nnx.merge(self._layer, _gathered(own))
             barrier_SxC, angles = _of_kind(second, views)
             q, k, v = (part[:, 0] for part in network.project(x, angles))
             attended_SxE = attend_to_cache(q, k, v, keys, values, barrier_SxC)
@@ -316,7 +317,7 @@ class Decoder(Checked, LossModel):
         if positions_BxL is None:
             positions_BxL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
         config, embed = self.config, params["embed"]
-        x = look_up(embed["token"], jnp.maximum(tokens_BxL, 0))
+        x = _dealt(look_up(embed["token"], jnp.maximum(tokens_BxL, 0)))
         if config.model_type == "gpt2":
             x = x + look_up(embed["position"], positions_BxL)
             return x.astype(self.compute), [(seen_BxLxL, None)]
@@ -341,16 +342,41 @@ class Decoder(Checked, LossModel):
         out.
         """
 
-        def place(keys: Any, leaf: Any) -> NamedSharding:
-            wanted = _axes(keys[-2].key, keys[-1].key)
-            wanted = (None,) * (len(leaf.shape) - len(wanted)) + wanted
-            axes = [
-                axis if axis in mesh.shape and size % mesh.shape[axis] == 0 else None
-                for axis, size in zip(wanted, leaf.shape, strict=True)
-            ]
-            return NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.tree.map_with_path(partial(_place, mesh), params)
 
-        return jax.tree.map_with_path(place, params)
+
+def _place(mesh: Any, keys: Any, leaf: Any) -> NamedSharding:
+    wanted = _axes(keys[-2].key, keys[-1].key)
+    wanted = (None,) * (len(leaf.shape) - len(wanted)) + wanted
+    axes = [
+        axis if axis in mesh.shape and size % mesh.shape[axis] == 0 else None
+        for axis, size in zip(wanted, leaf.shape, strict=True)
+    ]
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def _dealt(x: Array) -> Array:
+    """Rows over the devices of "data", as the tokens are."""
+    mesh = jax.typeof(x).sharding.mesh
+    if "data" not in mesh.auto_axes or len(x) % mesh.shape["data"]:
+        return x
+    return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def _gathered(params: Params) -> Params:
+    """The parameters that a product needs, whole along "data".
+
+    Without this XLA may sum products of shards for the whole batch, many times as many bytes.
+    """
+
+    def gather(keys: Any, leaf: Array) -> Array:
+        mesh = jax.typeof(leaf).sharding.mesh
+        if "data" not in mesh.auto_axes:
+            return leaf
+        axes = [axis if axis == "model" else None for axis in _place(mesh, keys, leaf).spec]
+        return lax.with_sharding_constraint(leaf, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    return jax.tree.map_with_path(gather, params)
 
 
 def _axes(part: str, leaf: str) -> tuple[str | None, ...]:

@@ -5,12 +5,13 @@ For the agreement with the original library see test_golden_transformers.py.
 
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpfl.errors import InputError
 from jaxpfl.models import PAD
@@ -254,6 +255,28 @@ def test_parameters_dealt_over_devices_give_the_same_logits(config, shape):
 
     np.testing.assert_allclose(
         jax.jit(logits)(placed), jax.jit(logits)(params), rtol=1e-5, atol=1e-5
+    )
+
+
+@BOTH
+def test_devices_that_share_a_batch_gather_weights_and_sum_no_products(config):
+    """Fully sharded data parallelism (Zhao et al. 2023): a layer's weights move, no activations."""
+    model = Decoder(config)
+    params = drawn(model)
+    mesh = jax.make_mesh((2, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    placed = jax.device_put(params, model.shardings(mesh, params))
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    tokens = jax.device_put(np.concatenate([TOKENS, TOKENS]), rows)
+
+    @partial(jax.jit, out_shardings=rows)
+    def logits(params, tokens):
+        return model.logits(params, model.hidden(params, tokens))
+
+    assert "all-reduce" not in logits.lower(placed, tokens).compile().as_text()
+    np.testing.assert_allclose(
+        logits(placed, tokens)[: len(TOKENS)],
+        jax.jit(logits.__wrapped__)(params, TOKENS),
+        atol=1e-5,
     )
 
 
