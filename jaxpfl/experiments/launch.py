@@ -88,8 +88,9 @@ LAUNCHERS = {"ray": by_ray, "slurm": by_slurm}
 
 
 def record_in(text: str) -> dict[str, Any]:
-    """What process 0 wrote with --json, after lines of JAX's collectives; {} if it was killed."""
-    return json.loads("{" + (text.partition("{")[2] or "}"))
+    """What process 0 wrote with --json, among lines of JAX's collectives; {} if it was killed."""
+    start = text.find("{")
+    return {} if start < 0 else json.JSONDecoder().raw_decode(text, start)[0]
 
 
 def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:

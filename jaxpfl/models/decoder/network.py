@@ -231,7 +231,7 @@ class Decoder(Checked, LossModel):
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Float32 logits [..., V] of the next token, from the output of `hidden`."""
-        # Tokens are looked up in shards, which is cheaper there.
+        # Only the product needs the whole embedding: looking up tokens reads a few rows of it.
         outer = _gathered({name: params[name] for name in ("embed", "head") if name in params})
         matrix = outer["embed"]["token"].T if self.config.tied else outer["head"]["kernel"]
         flat_NxH = hidden.reshape(-1, hidden.shape[-1])
