@@ -11,11 +11,12 @@ of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DP
   untuned    what the model writes before any round
   one_look   `MomentRewards` from ONE release of FreD's moments of all clients
   popri      the published reward: each round's cohort of all clients scores by the mean cosine
+  pe         private evolution in Aug-PE's form, which asks for votes and tunes nothing
   random     random scores, a placebo: what tuning does without any client
 
 The first two spend the same epsilon. `--epsilon inf` releases without noise and is NOT private;
 `--simulate 72000` has the noise of that many clients: a SIMULATION, no guarantee for these. A row
-of results is written after every second round. Of its measures the reward sees `frechet` alone:
+of results is written after rounds 4, 7 and 10. Of its measures the reward sees `frechet` alone:
 
   frechet      distance of the texts to held-out clients', by MiniLM's embeddings
   hashed       the same by hashed words, 128
@@ -26,8 +27,10 @@ of results is written after every second round. Of its measures the reward sees 
 """
 
 import dataclasses
+import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,10 +40,18 @@ import tyro
 
 from benchmarks import harness
 from jaxpfl.algorithms import FredPlan, MomentRewards, PopriSettings, Scorer, popri
+from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.frechet import distance, moments
 from jaxpfl.algorithms.fred import private_moments
 from jaxpfl.algorithms.fred.query import MomentNoise, PrivateMoments
 from jaxpfl.algorithms.popri import prompts_of, synthesise, with_adapters
+from jaxpfl.algorithms.private_evolution import (
+    EvolutionSettings,
+    EvolutionState,
+    private_evolution,
+    selected_texts,
+)
+from jaxpfl.algorithms.stored_rounds import Hooks
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data import open as open_population
 from jaxpfl.federated import Releaser, RunSecret
@@ -52,6 +63,7 @@ from jaxpfl.privacy import Clip, Ledger, Plan, Poisson
 from jaxpfl.text.embed import Embedder, embed, embedder
 from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.variation import Continue
 from jaxpfl.text.preference.groups import groups_of
 from jaxpfl.text.preference.log_probabilities import log_probabilities
 from jaxpfl.text.preference.optimisation import PreferenceSettings
@@ -59,13 +71,17 @@ from jaxpfl.text.tokenisers.fast import hugging_face
 
 CONGRESS = "$JAXPFL_DATA/text_congress_record/congress_speeches.jsonl.gz?client=*"
 WIKIPEDIA = "$JAXPFL_DATA/public_wikisplit/wiki_sentences.jsonl.gz?client=client&text=text"
+# The votes of a client in private evolution.
+MOST_TEXTS = 8.0
 WORDS, MOST_SPANS, HELD_OUT, WRITTEN = 20, 10, 2_000, 280
+# Texts that a downstream model is fine-tuned on.
+DOWNSTREAM = 1_000
 # Held-out texts whose likelihood is taken: so many prompts, and texts after each.
 READ, AFTER_EACH = 32, 8
 # Of the clients, and of a simulated larger population.
 DELTA, LARGER_DELTA = 1e-4, 3e-6
 MEASURES = ("frechet", "hashed", "bits", "precision", "recall", "spread")
-Arm = Literal["floor", "untuned", "one_look", "popri", "random"]
+Arm = Literal["floor", "untuned", "one_look", "popri", "pe", "random"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +93,9 @@ class Config:
     epsilon: float = 7.0
     simulate: int = 0
     seed: int = 0
+    measured: tuple[int, ...] = (4, 7, 10)
+    keep: Path | None = None
+    """A folder for what was tuned, which benchmarks.macro.one_look_downstream reads."""
 
 
 SETTINGS = PopriSettings(
@@ -229,13 +248,48 @@ def congress(minilm: Embedder) -> tuple[Population, list[str], Population]:
     return embed(train, minilm), train.columns["text"].to_pylist(), spans(parts["test"], 0)
 
 
+def settings_of(config: Config) -> PopriSettings:
+    preference = dataclasses.replace(SETTINGS.preference, loss=config.loss)
+    return dataclasses.replace(SETTINGS, prompts=config.prompts, preference=preference)
+
+
+def wikipedia() -> list[str]:
+    """Public sentences, which prompts are made of."""
+    return open_population(WIKIPEDIA).columns["text"].to_pylist()[:20_000]
+
+
+def evolution(
+    generator: LanguageModel,
+    samples: list[str],
+    clients: Population,
+    minilm: Embedder,
+    config: Config,
+) -> tuple[Algorithm, Callable[[EvolutionState, int], list[str]]]:
+    """Aug-PE on as many texts as POPri's rounds have; and so many texts of a state."""
+    settings, number = settings_of(config), config.prompts * SETTINGS.responses
+    vary = Continue(
+        generator, 0.5, settings.response_tokens, settings.decoding, settings.format.response
+    )
+    plan = rounds_plan(len(clients), config.epsilon, config.rounds, config.simulate, MOST_TEXTS)
+    scorer = Scorer(plan, kind="nn_histogram", max_texts=int(MOST_TEXTS))
+    evolved = EvolutionSettings("aug_pe", population=number, variations=3)
+    written = synthesise(generator, samples, number + number // 8, settings, seed=config.seed)
+    first = [text for text in written if len(text.split()) >= settings.least_words][:number]
+
+    def texts(state: EvolutionState, wanted: int) -> list[str]:
+        selected = selected_texts(state)
+        found = [*selected, *vary(selected * (wanted // len(selected)), jax.random.key(999))]
+        return [found[i] for i in np.random.default_rng(999).permutation(len(found))][:wanted]
+
+    found = private_evolution(first, vary, scorer, minilm, evolved, seed=config.seed)
+    return found, texts
+
+
 def main(config: Config) -> None:
     generator = language_model()
     clients, real, held_out = congress(embedder("minilm"))
-    judge = Judge(held_out, generator.tokeniser)
-    samples = open_population(WIKIPEDIA).columns["text"].to_pylist()[:20_000]
-    preference = dataclasses.replace(SETTINGS.preference, loss=config.loss)
-    settings = dataclasses.replace(SETTINGS, prompts=config.prompts, preference=preference)
+    judge, samples = Judge(held_out, generator.tokeniser), wikipedia()
+    settings = settings_of(config)
     rows: list[dict[str, Any]] = []
 
     def row(arm: str, round: int, texts: list[str], **more: Any) -> None:
@@ -262,19 +316,45 @@ def main(config: Config) -> None:
         texts = synthesise(writer, samples, WRITTEN + 40, settings, seed=999)
         row(arm, round, texts, nats=judge.nats(writer, samples), **more)
 
+    def kept(arm: str, round: int) -> Path | None:
+        if config.keep is None:
+            return None
+        config.keep.mkdir(parents=True, exist_ok=True)
+        return config.keep / f"{arm}-{config.loss}-{config.seed}-{round}"
+
+    spent: dict[str, float] = {}
+
+    def timed(name: str, compute: Callable[[], Any]) -> Any:
+        """What is computed; the seconds are kept by the last word of its name."""
+        began = time.monotonic()
+        found = compute()
+        spent[f"{name.split()[-1]}_seconds"] = time.monotonic() - began
+        return found
+
     if "floor" in config.arms:
         order = np.random.default_rng(2).permutation(len(real))
         row("floor", 0, [real[i] for i in order[:WRITTEN]])
     if "untuned" in config.arms:
         measure("untuned", 0, generator)
+    secret = RunSecret.reproducible(config.seed)
     for arm in config.arms:
         if arm in ("floor", "untuned"):
             continue
         with tempfile.TemporaryDirectory() as place, Ledger(Path(place) / "l", clients) as ledger:
-            scorer = rewards(arm, clients, config, ledger)
-            algorithm = popri(generator, samples, scorer, judge.minilm, settings, seed=config.seed)
-            assert algorithm.params is not None
-            secret = RunSecret.reproducible(config.seed)
+            evolved: Callable[[Any, int], list[str]] | None = None
+            if arm == "pe":
+                algorithm, evolved = evolution(generator, samples, clients, judge.minilm, config)
+            else:
+                scorer = rewards(arm, clients, config, ledger)
+                algorithm = popri(
+                    generator,
+                    samples,
+                    scorer,
+                    judge.minilm,
+                    settings,
+                    seed=config.seed,
+                    hooks=Hooks(timed),
+                )
             with Releaser(
                 clients, ledger, secret, run="run", queries=algorithm.queries
             ) as releaser:
@@ -283,11 +363,23 @@ def main(config: Config) -> None:
                     began = time.monotonic()
                     state, public = releaser.step(algorithm.step, state, round)
                     more = {name: float(value) for name, value in public.items()}
-                    more["seconds"] = time.monotonic() - began
+                    more |= {**spent, "seconds": time.monotonic() - began}
                     print(arm, round, more, flush=True)
-                    if round % 2 == 0:
-                        tuned = with_adapters(generator, settings, algorithm.params(state))
-                        measure(arm, round, tuned, **more)
+                    if round not in config.measured:
+                        continue
+                    path = kept(arm, round)
+                    if evolved is not None:
+                        row(arm, round, evolved(state, WRITTEN + 100), **more)
+                        if path is not None:
+                            texts = evolved(state, DOWNSTREAM)
+                            path.with_suffix(".json").write_text(json.dumps(texts))
+                        continue
+                    assert algorithm.params is not None
+                    if path is not None:
+                        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state.adapters)]
+                        np.savez(path.with_suffix(".npz"), *leaves)
+                    tuned = with_adapters(generator, settings, algorithm.params(state))
+                    measure(arm, round, tuned, **more)
     harness.table(rows, ["arm", "round", *MEASURES, "nats"])
 
 
