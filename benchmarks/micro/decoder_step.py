@@ -7,7 +7,8 @@ rows are processor seconds, the least of the repeats, which other programs distu
 clock; the variants take turns:
 
     float32              weights and products
-    bfloat16             weights, products and cache
+    bfloat16             weights, products and cache, packed as `jaxpfl.text.sample` does on a CPU
+    bfloat16, unpacked   the same with weights as they are
     stored in bfloat16   bfloat16 weights, which each step turns into float32
     products             the matrix products of the layers and of the vocabulary alone, float32
     attention            attention to the cache alone, scanned over the layers, float32
@@ -25,6 +26,7 @@ from jax import lax
 from benchmarks import harness
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
 from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.layers import packed
 from jaxpfl.models.decoder.network import Decoder
 
 
@@ -58,7 +60,8 @@ def main(config: Config) -> list[dict]:
     programs: dict[str, Any] = {}
     for name, model, params in (
         ("float32", Decoder(shape), full),
-        ("bfloat16", Decoder(shape, compute="bfloat16"), narrow),
+        ("bfloat16", Decoder(shape, compute="bfloat16"), jax.jit(packed)(narrow)),
+        ("bfloat16, unpacked", Decoder(shape, compute="bfloat16"), narrow),
         ("stored in bfloat16", Decoder(shape), narrow),
     ):
         cache = caches[model.compute]

@@ -3,6 +3,7 @@
 Keys are stored as [features, tokens] and values as [tokens, features], the order in which a step's
 products read memory. Those of one token are written for all layers at once, at its place in its
 sequence: XLA updates the cache in place, and entries do not depend on when a sequence began.
+Those of bfloat16 are stored as their bits (`layers.packed`).
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxpfl.models.decoder.layers import MASKED
+from jaxpfl.models.decoder.layers import MASKED, packed
 
 
 class Cache(NamedTuple):
@@ -30,14 +31,12 @@ class Cache(NamedTuple):
     def empty(cls, config: Any, sequences: int, room: int, dtype: Any) -> "Cache":
         """The cache of sequences without tokens, for a model with this `DecoderConfig`."""
         outer = (config.layers, sequences, config.kv_heads)
-        return cls(
-            jnp.zeros((*outer, config.head_size, room), dtype),
-            jnp.zeros((*outer, room, config.head_size), dtype),
-            jnp.zeros(sequences, jnp.int32),
-        )
+        shapes = (*outer, config.head_size, room), (*outer, room, config.head_size)
+        keys, values = (packed(jnp.zeros(shape, dtype)) for shape in shapes)
+        return cls(keys, values, jnp.zeros(sequences, jnp.int32))
 
     def write(self, k: Array, v: Array) -> "Cache":
-        """Adds one token to every sequence: k and v are [layers, S, kv_heads, head_size].
+        """Adds one token to every sequence: k and v are [layers, S, kv_heads, head_size], packed.
 
         A sequence that is full overwrites its last token.
         """

@@ -7,12 +7,14 @@ that norms, softmax and rotary angles are computed in float32.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxpfl.models.decoder.config import LoRA, RopeScaling
 from jaxpfl.models.layers.initial import normal
@@ -25,6 +27,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
 }
 """By their names in Hugging Face's configurations; "gelu" is the exact function."""
+
+LINEAR = "linear"
+"""The name of the outputs of linear maps, which the backward pass keeps."""
 
 MASKED = -1e30
 """Added to the score of a key that must not be seen; finite, so that no row is NaN."""
@@ -64,15 +69,15 @@ class Linear(nnx.Module):
         outer, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
         if hasattr(self, "kernel_int8"):
             scale = self.kernel_scale[...].astype(x.dtype)
-            y = (x @ self.kernel_int8[...].astype(x.dtype)) * scale[None, :]
+            y = matmul(x, self.kernel_int8[...].astype(x.dtype)) * scale[None, :]
         else:
-            y = x @ self.kernel[...].astype(x.dtype)
+            y = matmul(x, self.kernel[...].astype(x.dtype))
         if self.bias is not None:
             y = y + self.bias[...].astype(x.dtype)[None, :]
         if self.a is not None and self.b is not None:
-            inner = x @ self.a[...].astype(x.dtype)
-            y = y + (inner * self.adapter_scale) @ self.b[...].astype(x.dtype)
-        return y.reshape(*outer, y.shape[-1])
+            inner = matmul(x, self.a[...].astype(x.dtype))
+            y = y + matmul(inner * self.adapter_scale, self.b[...].astype(x.dtype))
+        return checkpoint_name(y, LINEAR).reshape(*outer, y.shape[-1])
 
 
 class Norm(nnx.Module):
@@ -91,7 +96,7 @@ class Norm(nnx.Module):
         if self.bias is not None:
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        y = wide * jax.lax.rsqrt(square + self.epsilon)
+        y = wide * lax.rsqrt(square + self.epsilon)
         scale = self.scale[...].astype(jnp.float32)
         if self.offset:
             scale = scale + self.offset
@@ -101,26 +106,79 @@ class Norm(nnx.Module):
         return y.astype(x.dtype)
 
 
-@jax.custom_vjp
-def wide_matmul(left: Array, right: Array) -> Array:
-    """The float32 product of [..., N, K] and [..., K, M], whose outer axes are equal.
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def wide_matmul(left: Array, right: Array, transposed: bool = False) -> Array:
+    """The float32 product of [..., N, K] and [..., K, M], or transposed [..., M, K].
 
-    The products of its gradients are in the operands' dtype. By JAX's own rule they would be
-    float32 for bfloat16 operands, and copy the larger operand, such as a vocabulary's matrix.
+    The outer axes are equal. Its gradients, too, are products of operands in their own dtype,
+    added up in float32. By JAX's own rule they would be float32 for bfloat16 operands, and copy
+    the larger operand, such as a vocabulary's matrix.
     """
-    return jnp.matmul(left, right, preferred_element_type=jnp.float32)
+    return _sums(left, right, 1, int(transposed))
 
 
-def _wide_backward(operands: tuple[Array, Array], d_product: Array) -> tuple[Array, Array]:
+def matmul(left: Array, right: Array) -> Array:
+    """`wide_matmul`, rounded to the dtype of `left`.
+
+    A processor's fast products of bfloat16 add up in float32, and XLA uses them for nothing else.
+    """
+    return wide_matmul(left, right).astype(left.dtype)
+
+
+def _sums(left: Array, right: Array, of_left: int, of_right: int) -> Array:
+    """Float32 sums of products over one of the last two axes of each, 0 or 1."""
+    outer, first = tuple(range(left.ndim - 2)), left.ndim - 2
+    axes = (((first + of_left,), (first + of_right,)), (outer, outer))
+    return lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)
+
+
+def _wide_forward(left: Array, right: Array, transposed: bool) -> tuple[Array, Any]:
+    return wide_matmul(left, right, transposed), (left, right)
+
+
+def _wide_backward(transposed: bool, operands: Any, d_product: Array) -> tuple[Array, Array]:
     left, right = operands
     d_product = d_product.astype(left.dtype)
-    return (
-        jnp.matmul(d_product, jnp.swapaxes(right, -1, -2)),
-        jnp.matmul(jnp.swapaxes(left, -1, -2), d_product),
-    )
+    d_left = _sums(d_product, right, 1, 1 - int(transposed))
+    d_right = _sums(d_product, left, 0, 0) if transposed else _sums(left, d_product, 0, 0)
+    return d_left.astype(left.dtype), d_right.astype(right.dtype)
 
 
-wide_matmul.defvjp(lambda left, right: (wide_matmul(left, right), (left, right)), _wide_backward)
+wide_matmul.defvjp(_wide_forward, _wide_backward)
+
+
+def packed(params: Any) -> Any:
+    """The leaves of bfloat16 as their bits, uint16, which every part of a decoder reads as well.
+
+    XLA's compiler for CPUs has no bfloat16 slice or update: it makes the whole array float32 for
+    each of them. Nothing can be differentiated in packed leaves.
+    """
+
+    def pack(leaf: Any) -> Any:
+        narrow = leaf.dtype == jnp.bfloat16
+        return lax.bitcast_convert_type(leaf, jnp.uint16) if narrow else leaf
+
+    return jax.tree.map(pack, params)
+
+
+@jax.jit
+def _packed(params: Any) -> Any:
+    return packed(params)
+
+
+def packed_on_cpu(params: Any) -> Any:
+    """`packed` where that is faster; a copy of the leaves of bfloat16."""
+    return _packed(params) if jax.default_backend() == "cpu" else params
+
+
+def unpacked(params: Any) -> Any:
+    """What `packed` was given."""
+
+    def unpack(leaf: Any) -> Any:
+        bits = leaf.dtype == jnp.uint16
+        return lax.bitcast_convert_type(leaf, jnp.bfloat16) if bits else leaf
+
+    return jax.tree.map(unpack, params)
 
 
 def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Array) -> Array:
@@ -143,7 +201,7 @@ def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Arr
     scores_BxKxGxLxM = scores.reshape(batch, kv_heads, group, length, keys)
     scores_BxKxGxLxM = scores_BxKxGxLxM + barrier_BxLxM[:, None, None]
     weights = jax.nn.softmax(scores_BxKxGxLxM, axis=-1).astype(q_BxLxHxD.dtype)
-    attended = jnp.matmul(weights.reshape(scores.shape), v_BxMxKxD.transpose(0, 2, 1, 3))
+    attended = matmul(weights.reshape(scores.shape), v_BxMxKxD.transpose(0, 2, 1, 3))
     return (
         attended.reshape(batch, kv_heads, group, length, features)
         .transpose(0, 3, 1, 2, 4)

@@ -37,11 +37,14 @@ from jaxpfl.models.decoder.cache import Cache, attend_to_cache
 from jaxpfl.models.decoder.config import PROJECTIONS, DecoderConfig, LoRA
 from jaxpfl.models.decoder.layers import (
     ACTIVATIONS,
+    LINEAR,
     Linear,
     Norm,
     attend,
+    packed,
     rotary_frequencies,
     rotate,
+    unpacked,
     wide_matmul,
 )
 from jaxpfl.models.layers.embedding import look_up
@@ -169,7 +172,7 @@ class Decoder(Checked, LossModel):
     def _normed(self, params: Params, x: Array) -> Array:
         """The last norm of x [B, L, H]."""
         norm = nnx.split(nnx.eval_shape(lambda: _norm(self.config)))[0]
-        return nnx.merge(norm, params["norm"])(x)
+        return nnx.merge(norm, unpacked(params["norm"]))(x)
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Params:
         """Random parameters of `dtype`, float32 or bfloat16.
@@ -223,7 +226,7 @@ class Decoder(Checked, LossModel):
             return self._one(x, slices, views)[0], None
 
         kept = jax.checkpoint_policies
-        policy = kept.nothing_saveable if self.remat else kept.dots_with_no_batch_dims_saveable
+        policy = kept.nothing_saveable if self.remat else kept.save_only_these_names(LINEAR)
         # Inside a scan, XLA cannot merge the recomputation with the forward pass.
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x, _ = lax.scan(body, x, (params["layers"], self.config.kind_L))
@@ -233,9 +236,10 @@ class Decoder(Checked, LossModel):
         """Float32 logits [..., V] of the next token, from the output of `hidden`."""
         # Only the product needs the whole embedding: looking up tokens reads a few rows of it.
         outer = _gathered({name: params[name] for name in ("embed", "head") if name in params})
-        matrix = outer["embed"]["token"].T if self.config.tied else outer["head"]["kernel"]
+        tied = self.config.tied
+        matrix = unpacked(outer["embed"]["token"] if tied else outer["head"]["kernel"])
         flat_NxH = hidden.reshape(-1, hidden.shape[-1])
-        logits = wide_matmul(flat_NxH, matrix.astype(hidden.dtype))
+        logits = wide_matmul(flat_NxH, matrix.astype(hidden.dtype), tied)
         return logits.reshape(*hidden.shape[:-1], -1)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
@@ -250,7 +254,7 @@ class Decoder(Checked, LossModel):
         self, x: Array, slices: tuple[Params, Array | None], views: list[Any]
     ) -> tuple[Array, tuple[Array, Array]]:
         """The output of a layer of its own parameters and kind, and its keys and values."""
-        network = nnx.merge(self._layer, _gathered(slices[0]))
+        network = nnx.merge(self._layer, unpacked(_gathered(slices[0])))
         seen_BxLxL, angles = _of_kind(slices[1], views)
         q, k, v = network.project(x, angles)
         return network.finish(x, attend(q, k, v, seen_BxLxL)), (k, v)
@@ -260,7 +264,8 @@ class Decoder(Checked, LossModel):
         x, views = self._start(params, tokens_PxL)
 
         def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
-            return self._one(x, slices, views)
+            x, read = self._one(x, slices, views)
+            return x, packed(read)
 
         _, (k, v) = lax.scan(layer, x, (params["layers"], self.config.kind_L))
         keys = jnp.pad(k.transpose(0, 1, 3, 4, 2), ((0, 0),) * 4 + ((0, room),))
@@ -281,13 +286,14 @@ class Decoder(Checked, LossModel):
 
         def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
             own, second, keys, values = slices
-            network = nnx.merge(self._layer, _gathered(own))
+            network = nnx.merge(self._layer, unpacked(_gathered(own)))
             barrier_SxC, angles = _of_kind(second, views)
             q, k, v = (part[:, 0] for part in network.project(x, angles))
+            keys, values = unpacked((keys, values))
             attended_SxE = attend_to_cache(q, k, v, keys, values, barrier_SxC)
             # The cache is read here and written once for all layers: a scan that returned it
             # would copy it whole for every token.
-            return network.finish(x, attended_SxE[:, None]), (k, v)
+            return network.finish(x, attended_SxE[:, None]), packed((k, v))
 
         slices = (params["layers"], self.config.kind_L, cache.keys, cache.values)
         x, (k, v) = lax.scan(layer, x, slices)
@@ -317,9 +323,9 @@ class Decoder(Checked, LossModel):
         if positions_BxL is None:
             positions_BxL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
         config, embed = self.config, params["embed"]
-        x = _dealt(look_up(embed["token"], jnp.maximum(tokens_BxL, 0)))
+        x = unpacked(_dealt(look_up(embed["token"], jnp.maximum(tokens_BxL, 0))))
         if config.model_type == "gpt2":
-            x = x + look_up(embed["position"], positions_BxL)
+            x = x + unpacked(look_up(embed["position"], positions_BxL))
             return x.astype(self.compute), [(seen_BxLxL, None)]
         if config.model_type == "gemma3_text":
             # Rounded to the dtype of the embeddings, as the model was trained.

@@ -15,6 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+# Weights that are added up side by side.
+_ADDED = 128
+
 
 def probabilities(logits_SxV: Array, temperature: Array) -> Array:
     """softmax(logits / temperature), float32 [S, V], scaled to a largest value of 1."""
@@ -27,22 +30,30 @@ def keep_top_p(weights_SxV: Array, p: Array) -> Array:
 
     No weight may be above 1.
     """
-    # Non-negative floats are ordered like their bits.
-    bits_SxV = lax.bitcast_convert_type(weights_SxV, jnp.int32)
-    wanted_S = p * jnp.sum(weights_SxV, axis=-1)
+    rows, vocabulary = weights_SxV.shape
+    padded = jnp.pad(weights_SxV, ((0, 0), (0, -vocabulary % _ADDED)))
+    weights_SxNxW = padded.reshape(rows, -1, _ADDED)
+
+    def total(least_S: Array) -> Array:
+        kept_SxNxW = jnp.where(weights_SxNxW >= least_S[:, None, None], weights_SxNxW, 0.0)
+        # A sum over the middle axis reads the weights once, and has no copy with zeros in it.
+        return jnp.sum(jnp.sum(kept_SxNxW, axis=1), axis=-1)
+
+    wanted_S = p * total(jnp.zeros(rows))
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low_S, high_S = bounds
         middle_S = low_S + (high_S - low_S) // 2
-        kept_S = jnp.sum(jnp.where(bits_SxV >= middle_S[:, None], weights_SxV, 0.0), axis=-1)
-        enough_S = kept_S >= wanted_S
+        enough_S = total(lax.bitcast_convert_type(middle_S, jnp.float32)) >= wanted_S
         return jnp.where(enough_S, middle_S, low_S), jnp.where(enough_S, high_S, middle_S)
 
-    low_S = jnp.zeros(weights_SxV.shape[0], jnp.int32)
+    # Non-negative floats are ordered like their bits.
+    low_S = jnp.zeros(rows, jnp.int32)
     # One above the bits of 1, the largest weight; less than 2^30.
     high_S = low_S + lax.bitcast_convert_type(jnp.float32(1), jnp.int32) + 1
     threshold_S, _ = lax.fori_loop(0, 30, halve, (low_S, high_S))
-    return jnp.where(bits_SxV >= threshold_S[:, None], weights_SxV, 0.0)
+    least_S = lax.bitcast_convert_type(threshold_S, jnp.float32)
+    return jnp.where(weights_SxV >= least_S[:, None], weights_SxV, 0.0)
 
 
 def draw(keys_S: Array, weights_SxV: Array) -> Array:

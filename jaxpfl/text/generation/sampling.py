@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
+from jaxpfl.models.decoder.layers import packed_on_cpu
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
 from jaxpfl.text.generation.continuous_batching import Slots, collect
@@ -36,6 +37,7 @@ from jaxpfl.text.microbatches import DATA, placed
 from jaxpfl.text.tokenisers.base import Tokeniser, check_fits
 
 _PADDED_LENGTHS = np.array([16, 32, 64, 96, 128, 192, 256, 384, 512])
+# On a CPU of a float of 4 bytes; twice as many of bfloat16.
 _CPU_SLOTS, _SLOTS = 64, 1_024
 _CPU_PREFILL_TOKENS, _PREFILL_TOKENS = 512, 16_384
 # The share of a device's memory that the cache of the slots may take.
@@ -68,8 +70,8 @@ def sample(
       tokeniser: its `ends` end a response, stop strings are found in the bytes of its tokens, and
         ids that it does not have are never drawn. Without it every id may be drawn, only
         `max_new_tokens` ends a response, and stop strings are refused.
-      slots: how many sequences a device generates at a time. By default 64 on a CPU, whose virtual
-        devices share them, and elsewhere 1,024 or as many as fit in memory.
+      slots: how many sequences a device generates at a time. By default 64 on a CPU, or 128 of
+        bfloat16, which its virtual devices share, and elsewhere 1,024 or as many as fit in memory.
       mesh: the devices along its axis "data" share the requests.
 
     Raises:
@@ -87,7 +89,7 @@ def sample(
             f"prompt {bad} must have 1 to {most} tokens, with which {decoding.max_new_tokens} new "
             f"ones fit, found {lengths_P[bad]}"
         )
-    params = placed(params, mesh)
+    params = packed_on_cpu(placed(params, mesh))
     number = len(prompts_PxL)
     drawn_NxT = np.full((number * responses, decoding.max_new_tokens), PAD, np.int32)
     program = Program(
@@ -143,12 +145,13 @@ def _prompts_per_batch(padded_length: int) -> int:
 
 def _slots(model: Decoder, room: int, devices: int) -> int:
     """How many sequences a device generates at a time: a power of two for which it has memory."""
+    itemsize = jnp.dtype(model.compute).itemsize
     if jax.default_backend() == "cpu":
         # Virtual devices share the processor's cores.
-        return max(_CPU_SLOTS // devices, 16)
+        return max(_CPU_SLOTS * 4 // itemsize // devices, 16)
     config = model.config
     features = 2 * config.layers * config.kv_heads * config.head_size
-    each = features * room * jnp.dtype(model.compute).itemsize
+    each = features * room * itemsize
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 2**34)
     fitting = max(1, int(limit * _CACHE_SHARE) // each)
     return min(1 << (fitting.bit_length() - 1), _SLOTS)

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params, negative_log_likelihood
+from jaxpfl.models.decoder.layers import packed_on_cpu
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
 from jaxpfl.text.microbatches import dealt, filled, placed
@@ -34,7 +35,7 @@ def log_probabilities(
       mesh: the devices along its axis "data" share the groups.
     """
     check_fits(model, groups)
-    params = placed(params, mesh)
+    params = packed_on_cpu(placed(params, mesh))
     width_N = widths(groups, multiple)
     order = np.argsort(-width_N, kind="stable")
     found_NxGxT = np.zeros(groups.responses_NxGxT.shape, np.float32)

@@ -22,6 +22,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.layers import packed_on_cpu
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
 from jaxpfl.text.microbatches import dealt, filled, placed
@@ -177,6 +178,7 @@ def tune(
     known = Known(by(*lora.detach(model, params)), written, groups.advantage_NxG)
 
     adapters, base = adapter_trees.split(params)
+    fixed = packed_on_cpu(base)
     # A copy, because the arguments of a step are donated.
     adapters = jax.tree.map(jnp.copy, adapters)
     steps = settings.steps(len(groups))
@@ -205,7 +207,7 @@ def tune(
             weight_B = (real_B / len(batch)).astype(np.float32)
             here = jax.tree.map(lambda each, indices=indices: each[indices], known)
             given = dealt((rows(groups[indices], width), here, weight_B), mesh)
-            found = _gradients(model, settings.objective, adapters, base, *given)
+            found = _gradients(model, settings.objective, adapters, fixed, *given)
             total = found if total is None else _sum(total, found)
         assert total is not None
         (_, metrics), gradients = total
