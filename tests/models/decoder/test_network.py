@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxpfl.errors import InputError
 from jaxpfl.models import PAD
 from jaxpfl.models.decoder.config import DecoderConfig, RopeScaling
-from jaxpfl.models.decoder.layers import wide_matmul
+from jaxpfl.models.decoder.layers import packed, wide_matmul
 from jaxpfl.models.decoder.network import Decoder
 
 GPT2 = DecoderConfig("gpt2", vocab_size=23, hidden_size=12, layers=3, heads=3, positions=40)
@@ -234,6 +234,10 @@ def test_bfloat16_keeps_norms_softmax_and_losses_in_float32(config):
     assert exponentials and all("f32" in line.split("=")[0] for line in exponentials)
     roots = [line for line in text.splitlines() if " = rsqrt " in line]
     assert roots and all("f32" in line.split("=")[0] for line in roots)
+    bits = packed(stored)
+    assert {leaf.dtype for leaf in jax.tree.leaves(bits)} == {np.dtype("uint16")}
+    same = (np.asarray(jax.jit(logits, static_argnums=0)(half, each)) for each in (stored, bits))
+    np.testing.assert_array_equal(*same)
 
 
 @BOTH
@@ -422,8 +426,12 @@ def test_bad_calls():
         model.hidden(model.init(jax.random.key(0)), jnp.zeros((1, 41), jnp.int32))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("outer", [(), (2, 3)])
-def test_a_wide_product_has_the_gradients_of_a_plain_one(outer):
+def test_a_wide_product_has_the_gradients_of_a_plain_one(outer, transposed):
+    def wide(left, right):
+        return wide_matmul(left, jnp.swapaxes(right, -1, -2) if transposed else right, transposed)
+
     keys = jax.random.split(jax.random.key(0), 3)
     left = jax.random.normal(keys[0], (*outer, 5, 4))
     right = jax.random.normal(keys[1], (*outer, 4, 6))
@@ -436,10 +444,10 @@ def test_a_wide_product_has_the_gradients_of_a_plain_one(outer):
         return jax.jit(jax.grad(loss, (0, 1)))(left, right)
 
     wanted = gradients(jnp.matmul, left, right)
-    for found, plain in zip(gradients(wide_matmul, left, right), wanted, strict=True):
+    for found, plain in zip(gradients(wide, left, right), wanted, strict=True):
         np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-5)
     narrow = (left.astype(jnp.bfloat16), right.astype(jnp.bfloat16))
-    assert wide_matmul(*narrow).dtype == jnp.float32
-    for found, plain in zip(gradients(wide_matmul, *narrow), wanted, strict=True):
+    assert wide(*narrow).dtype == jnp.float32
+    for found, plain in zip(gradients(wide, *narrow), wanted, strict=True):
         assert found.dtype == jnp.bfloat16
         np.testing.assert_allclose(found.astype(jnp.float32), plain, rtol=0.05, atol=0.1)

@@ -195,11 +195,13 @@ def test_adapters_and_int8_weights_and_windows_and_bfloat16():
     assert ((drawn >= 0) & (drawn < 37)).all()
 
 
-def test_the_cache_is_never_copied():
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_the_cache_is_never_copied(compute):
     """What a step or a new request costs must not grow with the room of all slots."""
     slots, new = 5, 11
-    program = prefill.Program(LLAMA, None, new, (3,), False, False)
-    state = prefill.idle_slots(LLAMA, None, slots, 16 + new, 1)()
+    model = Decoder(LLAMA.config, compute=compute)
+    program = prefill.Program(model, None, new, (3,), False, False)
+    state = prefill.idle_slots(model, None, slots, 16 + new, 1)()
     words = np.zeros((12, 2), np.uint32)
     batch, _ = next(prefill.prefill_batches(PROMPTS[:2, :4], np.arange(2), words, 6, 1, 16, 2))
     controls = sampling_module._controls(LLAMA, Decoding(new), None)
@@ -208,11 +210,12 @@ def test_the_cache_is_never_copied():
         program, params_of(LLAMA), controls, state, batch, last
     )
     shapes = {
-        re.escape(f"f32[{str(part.shape[1:])[1:-1].replace(' ', '')}]") for part in state.carry[:2]
+        re.escape(f"[{str(part.shape[1:])[1:-1].replace(' ', '')}]") for part in state.carry[:2]
     }
     text = lowered.compile().as_text()
-    defined = [line for line in text.splitlines() if re.search(f"= ({'|'.join(shapes)})", line)]
+    defined = [line for line in text.splitlines() if re.search(f"= \\w+({'|'.join(shapes)})", line)]
     assert any("scatter" in line for line in defined)
+    assert all({"float32": "= f32", "bfloat16": "= u16"}[compute] in line for line in defined)
     bad = r"\b(copy|select|concatenate|pad|broadcast|transpose)\("
     assert not [line for line in defined if re.search(bad, line)]
 
