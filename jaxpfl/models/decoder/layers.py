@@ -106,7 +106,6 @@ class Norm(nnx.Module):
         return y.astype(x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def wide_matmul(left: Array, right: Array, transposed: bool = False) -> Array:
     """The float32 product of [..., N, K] and [..., K, M], or transposed [..., M, K].
 
@@ -114,7 +113,7 @@ def wide_matmul(left: Array, right: Array, transposed: bool = False) -> Array:
     added up in float32. By JAX's own rule they would be float32 for bfloat16 operands, and copy
     the larger operand, such as a vocabulary's matrix.
     """
-    return _sums(left, right, 1, int(transposed))
+    return _wide(left, right, transposed)
 
 
 def matmul(left: Array, right: Array) -> Array:
@@ -132,8 +131,12 @@ def _sums(left: Array, right: Array, of_left: int, of_right: int) -> Array:
     return lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)
 
 
+def _wide_product(left: Array, right: Array, transposed: bool) -> Array:
+    return _sums(left, right, 1, int(transposed))
+
+
 def _wide_forward(left: Array, right: Array, transposed: bool) -> tuple[Array, Any]:
-    return wide_matmul(left, right, transposed), (left, right)
+    return _wide_product(left, right, transposed), (left, right)
 
 
 def _wide_backward(transposed: bool, operands: Any, d_product: Array) -> tuple[Array, Array]:
@@ -144,7 +147,8 @@ def _wide_backward(transposed: bool, operands: Any, d_product: Array) -> tuple[A
     return d_left.astype(left.dtype), d_right.astype(right.dtype)
 
 
-wide_matmul.defvjp(_wide_forward, _wide_backward)
+_wide = jax.custom_vjp(_wide_product, nondiff_argnums=(2,))
+_wide.defvjp(_wide_forward, _wide_backward)
 
 
 def packed(params: Any) -> Any:
