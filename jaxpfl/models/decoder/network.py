@@ -236,7 +236,7 @@ class Decoder(Checked, LossModel):
         """Float32 logits [..., V] of the next token, from the output of `hidden`."""
         # Only the product needs the whole embedding: looking up tokens reads a few rows of it.
         outer = _gathered({name: params[name] for name in ("embed", "head") if name in params})
-        tied = self.config.tied
+        tied = bool(self.config.tied)
         matrix = unpacked(outer["embed"]["token"] if tied else outer["head"]["kernel"])
         flat_NxH = hidden.reshape(-1, hidden.shape[-1])
         logits = wide_matmul(flat_NxH, matrix.astype(hidden.dtype), tied)
