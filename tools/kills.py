@@ -4,6 +4,7 @@
     python -m tools.kills --kills 20 --systems popri     # some of one
     python -m tools.kills --seed 7 --workers 1
     python -m tools.kills --processes 2 --kills 40 --systems exact scaffold
+    python -m tools.kills --kills 20 --damaged 5 --devices 2 --systems scaffold ditto
 
 With two processes, one of them is killed after both have joined; the other must end within a minute
 by itself. Two or one go on, with as many devices, and the whole run is that of one process.
@@ -13,7 +14,9 @@ operation: a charge, a line of metrics, any step of saving or deleting a checkpo
 does next is done: `resume`, or `run` again where nothing was begun; and every second time the
 resumed run is killed, too. In the end, everything outside private/ that is not a page, a log or a
 checkpoint must be what an uninterrupted run writes, and its ledgers must have exactly its charges
-and releases. The noise of these runs follows from the seed of their configs, without which two runs
+and releases; clients' states and the last checkpoint must be the same bytes, too. At least
+`--damaged` resumes find the newest of two checkpoints damaged: a bit is flipped, or a file is cut
+or removed. The noise of these runs follows from the seed of their configs, without which two runs
 could not be compared.
 
 Prints a table, and appends it to benchmarks/results/kills.jsonl; ends with 1 at any difference.
@@ -30,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import tyro
@@ -37,6 +41,7 @@ from rich.progress import track
 
 from benchmarks import harness
 from tests.experiments import conftest as studies
+from tests.experiments.crashes import damages
 from tests.experiments.ledgers import same_but_heads
 from tests.experiments.systems.gan_inversion.test_study import STUDY as GAN_INVERSION
 from tests.experiments.systems.oov_concatenation.test_study import STUDY as OOV_CONCATENATION
@@ -85,6 +90,8 @@ class Config:
     systems: tuple[str, ...] = ()  # default: all
     workers: int = 2  # runs side by side
     processes: int = 1  # that share each run; 2 need systems with exact noise
+    devices: int = 1  # of a run of one process
+    damaged: int = 0  # resumes with the newest checkpoint damaged, of runs of one process
     seconds: float = float("inf")  # after which no other run begins
 
 
@@ -98,6 +105,7 @@ class System:
     straight: Path
     seconds: float
     operations: int
+    devices: int
 
 
 def _fed_avg(folder: Path) -> tuple[Path, tuple[str, ...]]:
@@ -122,6 +130,11 @@ def _scaffold(folder: Path) -> tuple[Path, tuple[str, ...]]:
     path, overrides = _exact(folder)
     more = ("--training.algorithm.name", "scaffold", "--training.algorithm.variate_clip", "1.0")
     return path, (*overrides, *more)
+
+
+def _ditto(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    path, _ = _fed_avg(folder)
+    return path, ("--training.algorithm.name", "ditto", "--training.algorithm.mu", "0.5")
 
 
 def _stages(folder: Path) -> tuple[Path, tuple[str, ...]]:
@@ -165,6 +178,7 @@ SYSTEMS: dict[str, Callable[[Path], tuple[Path, tuple[str, ...]]]] = {
     "dp_ftrl": _dp_ftrl,
     "exact": _exact,
     "scaffold": _scaffold,
+    "ditto": _ditto,
     "fred, prefinetuning, fed_avg": _stages,
     "gan_inversion": _gan_inversion,
     "oov_concatenation": _oov_concatenation,
@@ -179,19 +193,26 @@ def main(config: Config) -> None:
     names = config.systems or tuple(SYSTEMS)
     with tempfile.TemporaryDirectory() as folder:
         systems = [
-            _whole(name, Path(folder), config.processes) for name in track(names, "whole runs")
+            _whole(name, Path(folder), max(config.processes, config.devices))
+            for name in track(names, "whole runs")
         ]
         found, begun, started = [], 0, time.monotonic()
         with ThreadPoolExecutor(config.workers) as pool:
             # A run may end before its second kill, and then there are fewer than were planned.
-            while (missing := config.kills - sum(row["kills"] for row in found)) > 0:
+            while (
+                missing := max(
+                    config.kills - sum(row["kills"] for row in found),
+                    config.damaged - sum(row.get("damaged", 0) for row in found),
+                )
+            ) > 0:
                 if any(row["differences"] for row in found):
                     break
                 most = missing if config.seconds == float("inf") else config.workers
                 trials = _trials(config.seed, systems, Path(folder), min(missing, most), begun)
                 if time.monotonic() - started > config.seconds:
                     break
-                trial = _trial if config.processes == 1 else _shared_trial
+                damage = config.damaged > sum(row.get("damaged", 0) for row in found)
+                trial = partial(_trial, damage) if config.processes == 1 else _shared_trial
                 done = pool.map(lambda each: trial(*each), trials)  # noqa: B023
                 found += track(done, "killed runs", total=len(trials))
                 begun += len(trials)
@@ -209,6 +230,8 @@ def main(config: Config) -> None:
                 "seconds of a run": system.seconds,
                 "operations": system.operations,
                 "processes": config.processes,
+                "devices": system.devices,
+                "newest checkpoint damaged": sum(row.get("damaged", 0) for row in own),
                 "longest survival, s": max((row.get("survived", 0.0) for row in own), default=0),
                 "of process 0": sum(row.get("of 0", 0) for row in own),
                 "resumed by one": sum(row.get("by one", 0) for row in own),
@@ -223,7 +246,7 @@ def main(config: Config) -> None:
         raise SystemExit(1)
 
 
-def _whole(name: str, folder: Path, processes: int) -> System:
+def _whole(name: str, folder: Path, devices: int) -> System:
     """Runs a system without interruption, twice: the second time, all programs are compiled."""
     own = folder / name.replace(" ", "_").replace(",", "")
     own.mkdir()
@@ -231,12 +254,12 @@ def _whole(name: str, folder: Path, processes: int) -> System:
     seconds, operations = 0.0, 0
     for number in range(2):
         began = time.perf_counter()
-        child = _start(path, overrides, own / f"whole_{number}", 0, devices=processes)
+        child = _start(path, overrides, own / f"whole_{number}", 0, devices=devices)
         printed, errors = child.communicate()
         if child.returncode:
             raise SystemExit(f"{name} does not run:\n{errors[-2_000:]}")
         seconds, operations = time.perf_counter() - began, int(printed.splitlines()[-1])
-    system = System(name, path, overrides, own / "whole_0", seconds, operations)
+    system = System(name, path, overrides, own / "whole_0", seconds, operations, devices)
     if differences := list(_differences(own / "whole_1", system.straight)):
         raise SystemExit(f"{name}: two whole runs differ: {differences}")
     return system
@@ -255,16 +278,19 @@ def _trials(
     return trials
 
 
-def _trial(system: System, out: Path, seed: int, times: int) -> dict:
+def _trial(damage: bool, system: System, out: Path, seed: int, times: int) -> dict:
     generator = random.Random(seed)
     generator.random()  # the first draw said how often
-    kills = 0
+    kills, damaged = 0, 0
     while kills < times:
         # A resumed run has fewer operations and less time left, which may be over before its kill.
         by_operation = generator.random() < 0.5
         operation = 1 + generator.randrange(system.operations)
         delay = generator.uniform(0.1, system.seconds)
-        child = _start(system.config, system.overrides, out, operation if by_operation else 0)
+        if damage:  # There must be two checkpoints.
+            by_operation, operation = True, (system.operations + operation) // 2
+        fatal = operation if by_operation else 0
+        child = _start(system.config, system.overrides, out, fatal, devices=system.devices)
         try:
             _, errors = child.communicate(timeout=None if by_operation else delay)
         except subprocess.TimeoutExpired:
@@ -278,7 +304,8 @@ def _trial(system: System, out: Path, seed: int, times: int) -> dict:
             shutil.rmtree(out)
             continue
         kills += 1
-    last = _start(system.config, system.overrides, out, 0)
+        damaged += damage and _damage(out, generator)
+    last = _start(system.config, system.overrides, out, 0, devices=system.devices)
     try:
         _, errors = last.communicate(timeout=_RESUME_LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -286,9 +313,19 @@ def _trial(system: System, out: Path, seed: int, times: int) -> dict:
         return _row(system, seed, kills, [f"not resumed within {_RESUME_LIMIT_S} s"])
     if last.returncode:
         return _row(system, seed, kills, [f"not resumed: {errors[-500:]}"])
-    differences = list(_differences(out, system.straight))
+    differences = [*_differences(out, system.straight), *_kept_differences(out, system.straight)]
     shutil.rmtree(out)
-    return _row(system, seed, kills, differences)
+    return {**_row(system, seed, kills, differences), "damaged": damaged}
+
+
+def _damage(out: Path, generator: random.Random) -> bool:
+    """Damages the newest checkpoint of an unfinished run that has an older one, too."""
+    checkpoints = sorted((out / "checkpoints").glob("round_*"))
+    if len(checkpoints) < 2 or not (out / "private" / "secret.json").exists():
+        return False
+    _, path, change = generator.choice(list(damages(checkpoints[-1])))
+    change(path)
+    return True
 
 
 def _shared_trial(system: System, out: Path, seed: int, times: int) -> dict:
@@ -373,6 +410,18 @@ def _differences(out: Path, straight: Path) -> Iterator[str]:
     for name in sorted(found & expected):
         if not same_but_heads(out / name, straight / name):
             yield f"{name} differs"
+
+
+def _kept_differences(out: Path, straight: Path) -> Iterator[str]:
+    """Of the states that clients keep, and then of the last checkpoint, other files."""
+    rows = Path("private", "client_states", "rows")
+    if not (straight / rows).exists():
+        return
+    last = max((straight / "checkpoints").iterdir())
+    files = [path for path in last.rglob("*") if path.is_file()]
+    for name in [rows, *(path.relative_to(straight) for path in files)]:
+        if not (out / name).exists() or not same_but_heads(out / name, straight / name):
+            yield f"{name} is missing or differs"
 
 
 def _compared(out: Path) -> set[str]:

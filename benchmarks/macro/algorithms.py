@@ -2,19 +2,23 @@
 
     python -m benchmarks.macro.algorithms
     python -m benchmarks.macro.algorithms --seeds 1 --rounds 10
+    python -m benchmarks.macro.algorithms --writers --cohort 50 --rounds 20
     python -m benchmarks.macro.algorithms --figure docs/algorithms.png    # of the rows of 60 rounds
+    python -m benchmarks.macro.algorithms --writers --figure docs/algorithms_writers.png
 
 Clients: MNIST's 60,000 training images (`$JAXPFL_DATA`), dealt to 1,000 made-up clients by a
-Dirichlet distribution over digits, which makes them unequal in size and kind. Test: its 10,000 test
-images. The network has one hidden layer of 64 units; clients train for two epochs of batches of 10
-at a rate of 0.1, and the server averages. All algorithms get the same clients, plan, rates and
-seeds, and nothing was tuned for any of them: the clip norm is FedAvg's, but for FedNova, whose
-contributions are shorter by the number of steps and whose server takes as many times larger ones.
-Clients of Ditto, APFL, FedPer and FedRep keep every fifth image out of the training; their own
-models, and the shared one, are measured on these. IFCA's accuracy is of the best of its models.
+Dirichlet distribution over digits, which makes them unequal in size and kind, or with `--writers`
+the 539 people who wrote them. Test: its 10,000 test images, by others. The network has one hidden
+layer of 64 units; clients train for two epochs of batches of 10 at a rate of 0.1, and the server
+averages. All algorithms get the same clients, plan, rates and seeds, and nothing was tuned for any
+of them: the clip norm is FedAvg's, but for FedNova, whose contributions are shorter by the number
+of steps and whose server takes as many times larger ones. Clients of Ditto, APFL, FedPer and FedRep
+keep every fifth image out of the training; their own models, and the shared one, are measured on
+these. IFCA's accuracy is of the best of its models. Rows are stored as each algorithm ends.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -27,8 +31,7 @@ import tyro
 from benchmarks import harness
 
 IMAGES, HIDDEN, CLASSES, BATCH, EPOCHS, RATE = 28 * 28, 64, 10, 10, 2, 0.1
-STEPS = 12
-"""Of a client with the mean number of images, which is public."""
+IMAGES_TRAINED, WRITERS = 60_000, 539
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +40,11 @@ class Config:
     clients: int = 1_000
     cohort: int = 100
     alpha: float = 0.1
+    writers: bool = False  # are the clients; there is no other number of them, and no alpha
     clip: float = 1.0
     epsilon: float = 8.0
     seeds: int = 3
+    first_seed: int = 0
     mu: float = 0.1
     variate_clip: float = 2.0
     rise_clip: float = 0.5
@@ -51,7 +56,7 @@ class Config:
 def main(config: Config) -> list[dict]:
     if config.figure is not None:
         lines = (pathlib.Path(__file__).parents[1] / "results" / "algorithms.jsonl").open()
-        drawn([json.loads(line) for line in lines]).savefig(config.figure)
+        drawn([json.loads(line) for line in lines], config.writers).savefig(config.figure)
         return []
     harness.use_cpu_devices(config.devices)
     import jax
@@ -70,11 +75,14 @@ def main(config: Config) -> list[dict]:
     accuracy = jax.jit(
         lambda params: jnp.mean(logits(params, test["image"]).argmax(1) == test["label"])
     )
+    number = WRITERS if config.writers else config.clients
+    # Of a client with the mean number of images, which is public.
+    steps = EPOCHS * IMAGES_TRAINED // number // BATCH
     sgd, falling = optax.sgd(RATE), optax.cosine_decay_schedule(1.0, config.rounds)
     algorithms = {
         "FedAvg": (LocalTraining(model, sgd), 1.0),
         "FedProx": (LocalTraining(model, sgd, penalty=Proximal(config.mu)), 1.0),
-        "FedNova": (LocalTraining(model, sgd, transform=per_step), float(STEPS)),
+        "FedNova": (LocalTraining(model, sgd, transform=per_step), float(steps)),
         "FedAvg, falling rate": (LocalTraining(model, sgd, schedule=falling), 1.0),
         "SCAFFOLD": (None, 1.0),
         "AdaFedProx": (sgd, 1.0),
@@ -94,65 +102,66 @@ def main(config: Config) -> list[dict]:
     }
     settings = {
         "rounds": config.rounds,
-        "participation": jp.Poisson(config.clients, config.cohort),
+        "participation": jp.Poisson(number, config.cohort),
     }
     rows = []
-    for private in (False, True):
-        for name, (client, server_rate) in algorithms.items():
-            clip = jp.Clip(config.clip / server_rate)
-            plan = jp.Plan.without_privacy(clip=clip, **settings)
-            if private:
-                plan = jp.Plan.calibrated(epsilon=config.epsilon, delta=1e-4, clip=clip, **settings)
-            if config.only and name not in config.only:
-                continue
-            found, on_own, began = [], [], time.perf_counter()
-            for seed in range(config.seeds):
-                clients = dealt(config.clients, config.alpha, seed)
-                kept = np.ones(clients.num_examples, bool)
-                personal = hasattr(client, "own_model")
-                kept[4::5] = not personal
-                shared = {
-                    "server": optax.sgd(server_rate),
-                    "plan": plan,
-                    "cohort": jp.CohortSpec(BATCH, 200, epochs=EPOCHS),
-                }
-                if name == "SCAFFOLD":
-                    algorithm = jp.algorithms.scaffold(
-                        model, learning_rate=RATE, variate_clip=config.variate_clip, **shared
-                    )
-                else:
-                    make, extra = own.get(name, (jp.algorithms.fed_avg, {}))
-                    algorithm = make(model, client=client, **extra, **shared)
-                with tempfile.TemporaryDirectory() as out:
-                    ledger = f"{out}/ledger.jsonl"
-                    made = jp.run(
-                        algorithm, clients.keeping(kept), ledger=ledger, out=f"{out}/run", seed=seed
-                    )
-                    if personal:
-                        place = pathlib.Path(out) / "run" / "private" / "client_states"
-                        place = place, config.rounds
-                        on_own.append(of_clients(place, client, clients, ~kept, made.params))
-                several = name == "IFCA"
-                models = made.params if several else jax.tree.map(lambda x: x[None], made.params)
-                found.append(float(jax.vmap(accuracy)(models).max()))
-            rows.append(
-                {
-                    "algorithm": name,
-                    "epsilon": config.epsilon if private else "inf",
-                    "accuracy": [round(each, 4) for each in found],
-                    "mean": round(float(np.mean(found)), 4),
-                    "rounds": config.rounds,
-                    "clients": config.clients,
-                    "cohort": config.cohort,
-                    "alpha": config.alpha,
-                    "clip": config.clip / server_rate,
-                    "seconds_per_seed": (time.perf_counter() - began) / config.seeds,
-                    **({"by client": on_own} if on_own else {}),
-                    **({"variate_clip": config.variate_clip} if name == "SCAFFOLD" else {}),
-                }
-            )
-            print(rows[-1], flush=True)
-    print(harness.record("algorithms", rows))
+    for (name, (client, server_rate)), private in itertools.product(
+        algorithms.items(), (False, True)
+    ):
+        if config.only and name not in config.only:
+            continue
+        clip = jp.Clip(config.clip / server_rate)
+        plan = jp.Plan.without_privacy(clip=clip, **settings)
+        if private:
+            plan = jp.Plan.calibrated(epsilon=config.epsilon, delta=1e-4, clip=clip, **settings)
+        found, on_own, began = [], [], time.perf_counter()
+        for seed in range(config.first_seed, config.first_seed + config.seeds):
+            clients = written() if config.writers else dealt(number, config.alpha, seed)
+            kept = np.ones(clients.num_examples, bool)
+            personal = hasattr(client, "own_model")
+            kept[4::5] = not personal
+            shared = {
+                "server": optax.sgd(server_rate),
+                "plan": plan,
+                "cohort": jp.CohortSpec(BATCH, 200, epochs=EPOCHS),
+            }
+            if name == "SCAFFOLD":
+                algorithm = jp.algorithms.scaffold(
+                    model, learning_rate=RATE, variate_clip=config.variate_clip, **shared
+                )
+            else:
+                make, extra = own.get(name, (jp.algorithms.fed_avg, {}))
+                algorithm = make(model, client=client, **extra, **shared)
+            with tempfile.TemporaryDirectory() as out:
+                ledger = f"{out}/ledger.jsonl"
+                made = jp.run(
+                    algorithm, clients.keeping(kept), ledger=ledger, out=f"{out}/run", seed=seed
+                )
+                if personal:
+                    place = pathlib.Path(out) / "run" / "private" / "client_states"
+                    place = place, config.rounds
+                    on_own.append(of_clients(place, client, clients, ~kept, made.params))
+            several = name == "IFCA"
+            models = made.params if several else jax.tree.map(lambda x: x[None], made.params)
+            found.append(float(jax.vmap(accuracy)(models).max()))
+        rows.append(
+            {
+                "algorithm": name,
+                "epsilon": config.epsilon if private else "inf",
+                "accuracy": [round(each, 4) for each in found],
+                "mean": round(float(np.mean(found)), 4),
+                "first_seed": config.first_seed,
+                "rounds": config.rounds,
+                "clients": number,
+                "cohort": config.cohort,
+                **({"data": "writers"} if config.writers else {"alpha": config.alpha}),
+                "clip": config.clip / server_rate,
+                "seconds_per_seed": (time.perf_counter() - began) / config.seeds,
+                **({"by client": on_own} if on_own else {}),
+                **({"variate_clip": config.variate_clip} if name == "SCAFFOLD" else {}),
+            }
+        )
+        print(rows[-1], harness.record("algorithms", rows[-1:]), flush=True)
     return rows
 
 
@@ -194,21 +203,38 @@ def dealt(clients: int, alpha: float, seed: int):
     )
 
 
-def drawn(rows: list[dict]):
-    """The figure of every algorithm's last rows: each seed, without noise and with it."""
+def written():
+    """The training images, by their writers."""
+    import jaxpfl as jp
+
+    folder = pathlib.Path(os.environ["JAXPFL_DATA"]) / "handwriting_mnist_writers"
+    return jp.data.open(f"{folder}/mnist_by_writer.npz?client=writer&image=images&label=labels")
+
+
+def drawn(rows: list[dict], writers: bool):
+    """The figure of every algorithm's seeds, the last row of each, without noise and with it."""
     from jaxpfl.experiments.report import plots
 
-    several = [row for row in rows if row["rounds"] == 60 and len(row["accuracy"]) > 1]
-    found = {(row["algorithm"], str(row["epsilon"])): row for row in several}
-    means = {name: row["mean"] for (name, epsilon), row in found.items() if epsilon == "inf"}
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for row in rows:
+        written, several = "data" in row, row["rounds"] == 60 and len(row["accuracy"]) > 1
+        if written == writers and (writers or several):
+            seeds = found.setdefault((row["algorithm"], str(row["epsilon"])), {})
+            seeds |= dict(enumerate(row["accuracy"], row.get("first_seed", 0)))
+    means = {
+        n: np.mean([*each.values()]) for (n, epsilon), each in found.items() if epsilon == "inf"
+    }
     names = sorted(means, key=means.__getitem__)
-    axes = plots.axes("The shared model on MNIST's test images", width=6.4, height=4.4)
+    title = (
+        "The shared model, clients are writers" if writers else "The shared model, dealt clients"
+    )
+    axes = plots.axes(title, width=6.4, height=4.4)
     for epsilon, colour, label in (
         ("8.0", plots.ACCENT, "epsilon 8"),
         ("inf", plots.INK, "no noise"),
     ):
         for place, name in enumerate(names):
-            accuracies = [100 * each for each in found[name, epsilon]["accuracy"]]
+            accuracies = [100 * each for each in found.get((name, epsilon), {}).values()]
             axes.scatter(
                 accuracies, [place] * len(accuracies), color=colour, s=18, alpha=0.75,
                 label=label if place == 0 else None, zorder=3, linewidths=0,

@@ -1,4 +1,4 @@
-"""FedProx and SCAFFOLD of pfl: the parameters after each of a few noiseless rounds.
+"""FedProx, AdaFedProx and SCAFFOLD of pfl: the parameters after each of a few noiseless rounds.
 
     python -m benchmarks.peers.pfl_algorithms FILE ALGORITHM OUT
 
@@ -22,6 +22,7 @@ from pfl.algorithm.federated_averaging import (  # pyright: ignore[reportMissing
     FederatedAveraging,
 )
 from pfl.algorithm.fedprox import (  # pyright: ignore[reportMissingImports]
+    AdaptMuOnMetricCallback,
     FedProx,
     FedProxParams,
 )
@@ -30,13 +31,18 @@ from pfl.algorithm.scaffold import (  # pyright: ignore[reportMissingImports]
     SCAFFOLDParams,
 )
 from pfl.callback.base import TrainingProcessCallback  # pyright: ignore[reportMissingImports]
+from pfl.common_types import Population  # pyright: ignore[reportMissingImports]
 from pfl.data.dataset import Dataset  # pyright: ignore[reportMissingImports]
 from pfl.data.federated_dataset import FederatedDataset  # pyright: ignore[reportMissingImports]
 from pfl.data.sampling import get_user_sampler  # pyright: ignore[reportMissingImports]
 from pfl.data.user_state import InMemoryUserStateStorage  # pyright: ignore[reportMissingImports]
 from pfl.hyperparam.base import NNTrainHyperParams  # pyright: ignore[reportMissingImports]
 from pfl.internal.bridge import FrameworkBridgeFactory  # pyright: ignore[reportMissingImports]
-from pfl.metrics import Metrics  # pyright: ignore[reportMissingImports]
+from pfl.metrics import (  # pyright: ignore[reportMissingImports]
+    Metrics,
+    TrainMetricName,
+    Weighted,
+)
 from pfl.model.pytorch import PyTorchModel  # pyright: ignore[reportMissingImports]
 
 NAMES = ("w1", "b1", "w2", "b2")
@@ -55,7 +61,8 @@ class Network(torch.nn.Module):
         return torch.nn.functional.cross_entropy(hidden @ self.w2 + self.b2, y)
 
     def metrics(self, x, y):
-        return {}
+        """The mean loss of a client, which counts as one, however many images it has."""
+        return {"loss": Weighted(self.loss(x, y).item(), 1)}
 
 
 class Rounds(TrainingProcessCallback):
@@ -97,10 +104,14 @@ def main(file: str, name: str, out: str) -> None:
         get_user_sampler("minimize_reuse", range(len(data))),
     )
     network, rounds = Network(arrays), Rounds()
-    model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
+    callbacks: list = [rounds]
+    ada = name == "ada_fed_prox"
+    server_rate = settings["ada_server_rate"] if ada else 1.0
+    server = torch.optim.SGD(network.parameters(), lr=server_rate)
+    model = PyTorchModel(network, torch.optim.SGD, server)
     common = dict(
         central_num_iterations=settings["rounds"],
-        evaluation_frequency=settings["rounds"] + 1,
+        evaluation_frequency=1 if ada else settings["rounds"] + 1,
         train_cohort_size=len(data),
         val_cohort_size=None,
     )
@@ -108,6 +119,11 @@ def main(file: str, name: str, out: str) -> None:
         algorithm, params = FederatedAveraging(), NNAlgorithmParams(**common)
     elif name == "fed_prox":
         algorithm, params = FedProx(), FedProxParams(**common, mu=settings["mu"])
+    elif ada:
+        loss = TrainMetricName("loss", Population.TRAIN, after_training=False)
+        mu = AdaptMuOnMetricCallback(loss, 1, decrease_mu_after_consecutive_improvements=5)
+        algorithm, params = FedProx(), FedProxParams(**common, mu=mu)
+        callbacks.append(mu)
     else:
         if name == "scaffold_mended":
             exchange_variates()
@@ -127,7 +143,7 @@ def main(file: str, name: str, out: str) -> None:
             local_learning_rate=settings["rate"],
             local_batch_size=None,
         ),
-        callbacks=[rounds],
+        callbacks=callbacks,
         send_metrics_to_platform=False,
     )
     np.savez(out, **{f"{name}.{i}": a for i, r in enumerate(rounds.found) for name, a in r.items()})

@@ -117,43 +117,51 @@ def test_scaffold_is_what_a_plain_loop_gives(execution, cohorts, tmp_path):
     assert np.abs(flat(state.params) - scaffold_by_hand(cohorts, sign=-1.0)[0]).max() > 1e-3
 
 
-def test_one_client_moves_a_release_of_both_parts_by_at_most_the_clip_norm(tmp_path):
-    """However far apart its changes are, its state included."""
-    algorithm = scaffold(plan=plan(clients_per_round=NUMBER, clip_norm=1e-3))
-    seen = {}
-    for who, clients in (("all", population()), ("without", population().keeping(_all_but(1)))):
+@pytest.mark.parametrize("make", [scaffold, partial(fed_dyn, alpha=0.7)])
+def test_one_client_moves_a_release_by_at_most_the_clip_norm(make, tmp_path):
+    """Of SCAFFOLD both parts, however far apart its changes are, its state included."""
+    algorithm = make(plan=plan(clients_per_round=NUMBER, clip_norm=1e-3))
+    offsets, kept = population().offsets, np.ones(population().num_examples, bool)
+    kept[offsets[1] : offsets[2]] = False  # The client stays, without any.
+    seen = []
+    for clients in (population(), population().keeping(kept)):
         query, sums = algorithm.queries[0], []
 
         def step(state, release, round, query=query, sums=sums):
-            broadcast = Parts(state.params, state.variate)
-            sums.append(jax.device_get(release(query, broadcast).value))
+            both = make is scaffold
+            broadcast = Parts(state.params, state.variate) if both else state.params
+            sent = jax.device_get(release(query, broadcast).value)
+            sums.append(np.concatenate([flat(part) for part in (sent if both else [sent])]))
             return state, {}
 
-        with asking(algorithm, clients, tmp_path, ledger=f"{who}.jsonl") as releaser:
+        with asking(algorithm, clients, tmp_path, ledger=f"{len(seen)}.jsonl") as releaser:
             state = algorithm.init(jax.random.key(0))
             for round in range(1, 4):
                 releaser.step(step, state, round)
-        seen[who] = [np.concatenate([flat(part) for part in each]) for each in sums]
-    for with_it, without in zip(seen["all"], seen["without"], strict=True):
+        seen.append(sums)
+    for with_it, without in zip(*seen, strict=True):
         assert 0.5e-3 < np.linalg.norm(with_it - without) < 1e-3 * (1 + 1e-5)
 
 
-def _all_but(client):
-    """The examples of the others; the client stays, without any."""
-    offsets = population().offsets
-    kept = np.ones(population().num_examples, bool)
-    kept[offsets[client] : offsets[client + 1]] = False
-    return kept
+def recomputed(*multipliers):
+    """By dp-accounting alone: the epsilon of rounds that add noise of these to parts of a sum."""
+    parts = [dp_accounting.GaussianDpEvent(each) for each in multipliers]
+    accountant = dp_accounting.rdp.RdpAccountant()
+    sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.ComposedDpEvent(parts))
+    return accountant.compose(sampled, 10).get_epsilon(1e-5)
 
 
-def test_scaffold_and_fed_dyn_cost_what_fed_avg_costs():
-    algorithm = scaffold(plan=PRIVATE)
-    assert averaged(client=SGD, plan=PRIVATE).event() == COST
-    assert algorithm.event() == fed_dyn(alpha=1.0, plan=PRIVATE).event() == COST
-    scales = algorithm.queries[0].client_fn.parts.scales
-    # Each part's noise in its own clip norms: z_1^-2 + z_2^-2 = z^-2.
-    z = [1 / scales[0], CLIP / (scales[1] * VARIATE_CLIP)]
-    assert sum(each**-2 for each in z) == pytest.approx(1.0)
+def test_epsilon_of_each_is_what_dp_accounting_finds():
+    """Of SCAFFOLD from the noise of each part in its own clip norm."""
+    algorithm, z = scaffold(plan=PRIVATE), PRIVATE.noise_multiplier
+    change, move = algorithm.queries[0].client_fn.parts.scales
+    parts = [z / change, z * CLIP / (move * VARIATE_CLIP)]
+    for found in (recomputed(z), recomputed(*parts)):
+        assert found == pytest.approx(PRIVATE.epsilon(accountant="rdp"), rel=1e-3)
+    own = [Ditto(Linear(), SGD, pull=1.0), APFL(Linear(), SGD, mix=0.3)]
+    own = [averaged(client=each, plan=PRIVATE) for each in (SGD, *own)]
+    for each in (*own, algorithm, fed_dyn(alpha=1.0, plan=PRIVATE)):
+        assert each.event() == COST
 
 
 def test_unusable_settings_are_refused():
