@@ -61,6 +61,8 @@ def later(package: str, light: str) -> None:
     The package itself is loaded when another of its names is first used.
     """
     spec: Any = importlib.util.find_spec(package)
+    if spec is None or package in sys.modules:
+        return  # whoever imports it is told that it is absent
     module: Any = importlib.util.module_from_spec(spec)
 
     def get(name: str) -> Any:
@@ -74,7 +76,7 @@ def later(package: str, light: str) -> None:
         return getattr(module, name)
 
     module.__getattr__ = get
-    sys.modules.setdefault(package, module)
+    sys.modules[package] = module
 
 
 def require(module: str, extra: str) -> Any:
