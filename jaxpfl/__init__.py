@@ -54,4 +54,7 @@ if TYPE_CHECKING:
     from jaxpfl.privacy.plan import Plan as Plan
     from jaxpfl.privacy.secure_sum import SecureSum as SecureSum
 
+# It loads much of SciPy, 65 MB, for accountants, but most modules need its events alone.
+lazy.later("dp_accounting", light="dp_event")
+
 __getattr__, __dir__, __all__ = lazy.face(__name__)

@@ -1,10 +1,10 @@
-"""What is imported when it is first used: the names of packages, and optional libraries.
+"""What is imported when it is first used: names of packages, slow and optional libraries.
 
 Whoever needs one name of a package loads the module that defines it, and nothing else.
 """
 
 import ast
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +53,30 @@ def _homes(file: Path) -> dict[str, str]:
     ]
     imports = [each for block in blocks for each in block if isinstance(each, ast.ImportFrom)]
     return {alias.name: str(each.module) for each in imports for alias in each.names}
+
+
+def later(package: str, light: str) -> None:
+    """Lets `import package` succeed at once, with the names of its module `light`.
+
+    The package itself is loaded when another of its names is first used.
+    """
+    spec: Any = importlib.util.find_spec(package)
+    if spec is None or package in sys.modules:
+        return  # whoever imports it is told that it is absent
+    module: Any = importlib.util.module_from_spec(spec)
+
+    def get(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        names = vars(importlib.import_module(f"{package}.{light}"))
+        if name in names:
+            return names[name]
+        del module.__getattr__
+        spec.loader.exec_module(module)
+        return getattr(module, name)
+
+    module.__getattr__ = get
+    sys.modules[package] = module
 
 
 def require(module: str, extra: str) -> Any:

@@ -21,11 +21,10 @@ dp-accounting is called with multipliers relative to the shift under the adjacen
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import dp_accounting
 import numpy as np
-from dp_accounting import pld, rdp
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
@@ -39,7 +38,7 @@ LARGEST_STEP = 500.0
 """Of a grid of privacy losses, whose steps PLD exponentiates in double precision."""
 
 _FrozenCounts = tuple[tuple[dp_accounting.DpEvent, int], ...]
-_LossDistribution = pld.privacy_loss_distribution.PrivacyLossDistribution
+_LossDistribution: TypeAlias = "dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution"
 
 
 def epsilon(
@@ -166,7 +165,8 @@ def composed(sampled: _FrozenCounts, precision: float, interval: float) -> _Loss
 
 
 def _rdp_epsilon(releases: _FrozenCounts, delta: float, _: float = 1.0) -> float:
-    return float(rdp.compute_epsilon(RDP_ORDERS, renyi_divergences(releases), delta)[0])
+    found = dp_accounting.rdp.compute_epsilon(RDP_ORDERS, renyi_divergences(releases), delta)
+    return float(found[0])
 
 
 class AccountantSpec(NamedTuple):
@@ -236,7 +236,8 @@ def _rdp(leaf: dp_accounting.DpEvent) -> np.ndarray:
         whole = np.arange(1.0, RDP_ORDERS[-1] + 1)
         bounds = np.interp(RDP_ORDERS, whole, (whole - 1) * (leaf.xi + leaf.rho * whole))
         return bounds / (np.array(RDP_ORDERS) - 1)
-    account = rdp.RdpAccountant(list(RDP_ORDERS), dp_accounting.NeighboringRelation.REPLACE_ONE)
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    account = dp_accounting.rdp.RdpAccountant(list(RDP_ORDERS), relation)
     account.compose(leaf)
     return account.rdp
 
@@ -277,7 +278,7 @@ def _log_sum(exponents: np.ndarray) -> float:
 @functools.lru_cache(maxsize=32)
 def loss_distribution(q: float, noise_multiplier: float, interval: float) -> _LossDistribution:
     """Returns the privacy loss distribution of one release, on a grid of this interval."""
-    return pld.privacy_loss_distribution.from_gaussian_mechanism(
+    return dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, sampling_prob=q, value_discretization_interval=interval
     )
 

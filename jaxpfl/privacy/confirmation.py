@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 import numpy as np
-from scipy import optimize, special
+import scipy
 
 
 @functools.lru_cache(maxsize=1024)
@@ -55,8 +55,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 def gaussian_delta(mu: float, epsilon: np.ndarray | float) -> np.ndarray | float:
     """Exact delta of a Gaussian with shift / std = mu at an epsilon, or each of an array's."""
-    first = special.ndtr(mu / 2 - epsilon / mu)
-    return first - np.exp(epsilon + special.log_ndtr(-mu / 2 - epsilon / mu))
+    first = scipy.special.ndtr(mu / 2 - epsilon / mu)
+    return first - np.exp(epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu))
 
 
 def concentrated_epsilon(rho: float, xi: float, delta: float) -> float:
@@ -147,9 +147,9 @@ def _fft_epsilon(
 
     if removed:
         x = place(edges)
-        above = (1 - q) * special.ndtr(-x / z) + q * special.ndtr(-(x - 1) / z)
+        above = (1 - q) * scipy.special.ndtr(-x / z) + q * scipy.special.ndtr(-(x - 1) / z)
     else:
-        above = special.ndtr(place(-edges) / z)  # this loss falls with x
+        above = scipy.special.ndtr(place(-edges) / z)  # this loss falls with x
     mass = np.clip(-np.diff(above), 0.0, None)
     infinite = -math.expm1(rounds * math.log1p(-float(above[-1])))
     # The cell with middle step / 2 moves to index 0; composition adds `rounds` of these halves.
@@ -159,7 +159,7 @@ def _fft_epsilon(
     rounding = _mean_loss(z, q, removed) - float(np.dot(mass, middles))
     moved = rounds * (step / 2 + rounding)
     if mu > 0:
-        plain = np.diff(special.ndtr((edges - mu**2 / 2) / mu))
+        plain = np.diff(scipy.special.ndtr((edges - mu**2 / 2) / mu))
         spectrum = spectrum * np.fft.rfft(np.roll(plain, -(points // 2)))
         moved += step / 2 + mu**2 / 2 - float(np.dot(plain, middles))
     composed = np.clip(np.roll(np.fft.irfft(spectrum, points), points // 2), 0.0, None)
@@ -198,4 +198,4 @@ def _invert(delta_of: Callable[[float], float], delta: float) -> float:
     def excess(eps: float) -> float:
         return math.log(max(delta_of(eps), 1e-300) / delta)
 
-    return cast(float, optimize.brentq(excess, low, high, xtol=1e-10))
+    return cast(float, scipy.optimize.brentq(excess, low, high, xtol=1e-10))

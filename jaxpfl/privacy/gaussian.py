@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, cast, get_args
 
 import dp_accounting
-from scipy import optimize
+import scipy
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
@@ -96,7 +96,7 @@ def smallest_multiplier(guarantee_of: Callable[[float], Guarantee], epsilon: flo
                 f"epsilon = {target:g} is too large to protect anybody: a noise multiplier of 1e-3 "
                 "already reaches it"
             )
-    root = cast(float, optimize.brentq(excess, low, high, args=(coarse,), xtol=1e-6))
+    root = cast(float, scipy.optimize.brentq(excess, low, high, args=(coarse,), xtol=1e-6))
     slope = (excess(root + 1e-2, coarse) - excess(root, coarse)) / 1e-2
     for _ in range(2 if slope < 0 else 0):
         gap = excess(root, fine)

@@ -21,7 +21,6 @@ from typing import Any
 
 import dp_accounting as dp
 import numpy as np
-from dp_accounting import pld, rdp
 
 FORMAT = "jaxpfl certificate 2"
 TOLERANCE = 2e-3
@@ -52,18 +51,18 @@ def cost_of(charges: Sequence[Any]) -> Callable[[float], float]:
         return lambda delta: float(dp.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
     if kinds <= {dp.GaussianDpEvent, dp.PoissonSampledDpEvent}:
         fine, least = zip(*(_steps(*each) for each in leaves), strict=True)
-        losses = pld.PLDAccountant(value_discretization_interval=max(min(fine), *least))
+        losses = dp.pld.PLDAccountant(value_discretization_interval=max(min(fine), *least))
         for each in leaves:
             losses.compose(*each)
         return losses.get_epsilon
-    renyi = rdp.RdpAccountant([*_ORDERS], adjacency)
+    renyi = dp.rdp.RdpAccountant([*_ORDERS], adjacency)
     for each in leaves:
         renyi.compose(*each)
     # Bounds of integer noise are proven at whole orders. Between them (order - 1) times the
     # divergence is convex, so a chord bounds it: it lies so far above the parabola.
     rho = sum(n * each.rho for each, n in leaves if isinstance(each, dp.ZCDpEvent))
     total = renyi.rdp + rho * (_ORDERS % 1) * (1 - _ORDERS % 1) / (_ORDERS - 1)
-    return lambda delta: float(rdp.compute_epsilon([*_ORDERS], [*total], delta)[0])
+    return lambda delta: float(dp.rdp.compute_epsilon([*_ORDERS], [*total], delta)[0])
 
 
 def _adjacency_of(charges: Sequence[Any]) -> str:

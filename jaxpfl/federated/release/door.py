@@ -147,11 +147,6 @@ def _release(
     return value_W, below, jax.random.key_data(name_key)
 
 
-def _halves(contributions: PyTree) -> list[list[jax.Array]]:
-    pairs = jax.tree.leaves(contributions, is_leaf=is_pair)
-    return [[pair.low for pair in pairs], [pair.high for pair in pairs]]
-
-
 _MMAP_THRESHOLD = -3  # in glibc's malloc.h
 
 
@@ -261,8 +256,9 @@ class Door:
             keep(states)
         settle(sums)
         meet(sums)
-        below, halves = sums.below, _halves(sums.contributions)
-        del sums
+        below, pairs = sums.below, jax.tree.leaves(sums.contributions, is_leaf=is_pair)
+        halves = [[pair.low for pair in pairs], [pair.high for pair in pairs]]
+        del sums, pairs
         # One half after the other, and each is freed when it has been exchanged.
         low = exchanged(self.mesh, halves.pop(0))
         value_W, noisy_below, name = _release(
