@@ -6,6 +6,7 @@ Whoever needs one name of a package loads the module that defines it, and nothin
 import ast
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -64,16 +65,21 @@ def later(package: str, light: str) -> None:
     if spec is None or package in sys.modules:
         return  # whoever imports it is told that it is absent
     module: Any = importlib.util.module_from_spec(spec)
+    loading, begun = threading.RLock(), False
 
     def get(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        names = vars(importlib.import_module(f"{package}.{light}"))
-        if name in names:
-            return names[name]
-        del module.__getattr__
-        spec.loader.exec_module(module)
-        return getattr(module, name)
+        nonlocal begun
+        if not name.startswith("__"):
+            names = vars(importlib.import_module(f"{package}.{light}"))
+            if name in names:
+                return names[name]
+            with loading:
+                if not begun:
+                    begun = True
+                    spec.loader.exec_module(module)
+            if name in vars(module):
+                return vars(module)[name]
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     module.__getattr__ = get
     sys.modules[package] = module
