@@ -12,7 +12,7 @@ from tests.federated.two_processes import ended, start
 
 # As Slurm's: it sets what `jax.distributed` reads, of two nodes that are both this machine.
 SRUN = """#!/bin/sh
-export SLURM_STEP_NUM_NODES=${1#*=} SLURM_NTASKS=${2#*=} SLURM_JOB_ID=$$ SLURM_LOCALID=0
+export SLURM_STEP_NUM_NODES="${1#*=}" SLURM_NTASKS="${2#*=}" SLURM_JOB_ID=$$ SLURM_LOCALID=0
 export SLURM_STEP_NODELIST=localhost,other
 shift 4
 SLURM_PROCID=1 "$@" > /dev/null &
