@@ -53,8 +53,7 @@ def client_mesh(devices: int | None = None, *, model: int = 1) -> Mesh:
         only axis is `clients`; otherwise the axes are `clients` and `model`.
 
     Raises:
-      InputError: JAX sees fewer devices, or `model` does not divide their number, or there are
-        several processes, which cannot share a model.
+      InputError: JAX sees fewer devices, or `model` does not divide the number of each process's.
     """
     available = jax.devices()
     wanted = len(available) if devices is None else checks.positive_int("devices", devices)
@@ -65,10 +64,9 @@ def client_mesh(devices: int | None = None, *, model: int = 1) -> Mesh:
             f"model = {model} devices must share each copy of the model, but the mesh has {wanted} "
             "devices, which is not a multiple"
         )
-    sizes, axes = (wanted // model, model), (CLIENTS, MODEL)
-    if model == 1:
-        sizes, axes = sizes[:1], axes[:1]
-    kinds = (AxisType.Auto,) * len(axes)
+    number = 1 if model == 1 else 2
+    sizes, axes = (wanted // model, model)[:number], (CLIENTS, MODEL)[:number]
+    kinds = (AxisType.Auto,) * number
     return checked(jax.make_mesh(sizes, axes, axis_types=kinds, devices=available[:wanted]))
 
 
@@ -79,11 +77,9 @@ def checked(mesh: Mesh) -> Mesh:
             "a mesh of clients must have the axis 'clients', or the axes 'clients' and 'model', "
             f"found {', '.join(map(repr, mesh.axis_names))}"
         )
-    if splits_model(mesh) and several():
-        raise InputError(
-            "a copy of the model can be split over the devices of one process only, found "
-            f"{jax.process_count()} processes of jax.distributed: leave out the axis 'model'"
-        )
+    rows = mesh.devices.reshape(mesh.devices.shape[0], -1)
+    if any(len({device.process_index for device in row}) > 1 for row in rows):
+        raise InputError("the devices that share a copy of the model must belong to one process")
     return mesh
 
 
@@ -202,19 +198,16 @@ def settle(tree: PyTree) -> None:
     the process.
     """
     leaf = jax.tree.leaves(tree)[0]
-    if isinstance(leaf, Tracer):
-        return
-    platforms = [device.platform for device in leaf.sharding.device_set]
-    if len(platforms) > 1 and platforms[0] == "cpu":
+    devices = [] if isinstance(leaf, Tracer) else [*leaf.sharding.device_set]
+    if len(devices) > 1 and devices[0].platform == "cpu":
         jax.block_until_ready(tree)
 
 
 def meet(tree: PyTree) -> None:
     """Where arrays are spread over processes: waits until all processes have computed them."""
     leaves = jax.tree.leaves(tree)
-    if not several() or all(
-        isinstance(leaf, Tracer) or leaf.is_fully_addressable for leaf in leaves
-    ):
+    local = (isinstance(leaf, Tracer) or leaf.is_fully_addressable for leaf in leaves)
+    if not several() or all(local):
         return
     jax.block_until_ready(tree)
     store().wait_at_barrier(f"jaxpfl/meeting/{next(_MEETINGS)}", WAIT_MS)
@@ -222,6 +215,4 @@ def meet(tree: PyTree) -> None:
 
 def store() -> Any:
     """The key-value store of the processes that `jax.distributed` joined."""
-    client = distributed.global_state.client
-    assert client is not None
-    return client
+    return distributed.global_state.client

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.errors import InputError
@@ -29,6 +30,12 @@ def dealt(tree: Any, mesh: Mesh | None) -> Any:
     """The arrays of a microbatch on the devices."""
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(DATA))
     return jax.device_put(tree, sharding)
+
+
+def read(array: Array) -> np.ndarray:
+    """All of an array, in each process of those whose devices hold parts of it."""
+    whole = array.is_fully_addressable or array.is_fully_replicated
+    return np.asarray(array if whole else multihost_utils.process_allgather(array, tiled=True))
 
 
 def placed(params: Params, mesh: Mesh | None) -> Params:

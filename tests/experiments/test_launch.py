@@ -12,7 +12,7 @@ from tests.federated.two_processes import ended, start
 
 # As Slurm's: it sets what `jax.distributed` reads, of two nodes that are both this machine.
 SRUN = """#!/bin/sh
-export SLURM_STEP_NUM_NODES=${1#*=} SLURM_NTASKS=${2#*=} SLURM_JOB_ID=$$ SLURM_LOCALID=0
+export SLURM_STEP_NUM_NODES="${1#*=}" SLURM_NTASKS="${2#*=}" SLURM_JOB_ID=$$ SLURM_LOCALID=0
 export SLURM_STEP_NODELIST=localhost,other
 shift 4
 SLURM_PROCID=1 "$@" > /dev/null &
@@ -48,6 +48,7 @@ def test_a_run_is_started_on_two_nodes(launcher, tmp_path, request):
     request.getfixturevalue(launcher)
     (config := tmp_path / "config.yaml").write_text(CONFIG.replace("rounds: 30", "rounds: 3"))
     command = ["-m", "jaxpfl", "run", str(config), *EXACT, "--run.reproducible_noise", "true"]
+    command += ["--training.model_devices", "2"]
     alone = start([*command, "--out", str(tmp_path / "alone"), "--run.devices", "4"])
     shared = ["--out", str(tmp_path / "run"), "--launcher", launcher, "--hosts", "2"]
     for code, said, errors in ended([alone, start([*command, *shared])], seconds=900):

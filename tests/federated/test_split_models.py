@@ -1,6 +1,7 @@
 """One copy of a model on several devices: the sums, the bits and the places of one device."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -167,7 +168,7 @@ def test_many_devices_release_the_bits_of_one_and_train_as_it_does():
     np.testing.assert_allclose(split["lora"], alone["lora"], atol=1e-6)
 
 
-def test_what_cannot_be_split_is_refused(monkeypatch):
+def test_what_cannot_be_split_is_refused():
     with pytest.raises(InputError, match="model = 2 devices must share each copy.* has 1 devices"):
         client_mesh(1, model=2)
     with pytest.raises(InputError, match="a mesh of 99 devices was asked for, JAX sees 2"):
@@ -175,9 +176,9 @@ def test_what_cannot_be_split_is_refused(monkeypatch):
     other = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     with pytest.raises(InputError, match="must have the axis 'clients'.*found 'data'"):
         Execution(mesh=other)
-    monkeypatch.setattr("jaxpfl.federated.mesh.several", lambda: True)
-    with pytest.raises(InputError, match="of one process only"):
-        client_mesh(2, model=2)
+    devices = np.array([[SimpleNamespace(process_index=process) for process in (0, 1)]])
+    with pytest.raises(InputError, match="must belong to one process"):
+        Execution(mesh=SimpleNamespace(axis_names=("clients", "model"), devices=devices))
 
 
 def test_the_shape_of_the_mesh_is_part_of_a_releases_identity():

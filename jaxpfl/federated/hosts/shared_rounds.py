@@ -26,13 +26,12 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.processes import Group
-from jaxpfl.federated.mesh import here, put
+from jaxpfl.federated.mesh import here, put, shardings
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query
@@ -207,10 +206,11 @@ class _Round:
     def sum(
         self, changed: list[bool], sent: list[np.ndarray], work: Work, chosen: np.ndarray
     ) -> tuple[Summed, dict[str, Any]]:
-        everywhere = NamedSharding(self.prepared.door.mesh, PartitionSpec())
-        new = iter(sent)
-        for place in np.flatnonzero(changed):
-            self._placed[place] = put(next(new), everywhere)
+        new, shapes = iter(sent), jax.tree.unflatten(self._structure, self.shapes)
+        places = shardings(self.prepared.query.client_fn, self.prepared.door.mesh, shapes)
+        for number, place in enumerate(jax.tree.leaves(places)):
+            if changed[number]:
+                self._placed[number] = put(next(new), place)
         broadcast = jax.tree.unflatten(self._structure, self._placed)
         summed, facts = self.prepared.sum(broadcast, work, chosen)
         return here(summed), facts

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jaxpfl.text.microbatches import read
+
 IDLE = -1
 """The request number of a slot without a request."""
 
@@ -137,6 +139,6 @@ def run(sequences: Sequences, slots: Slots, requests: Requests, last: Array) -> 
 
 def collect(drawn_NxT: np.ndarray, log: Array) -> None:
     """Writes the tokens in logs of `run`, [..., rows, 3, S], to their requests' rows."""
-    number, place, token = np.moveaxis(np.asarray(log), -2, 0)
+    number, place, token = np.moveaxis(read(log), -2, 0)
     real = number != IDLE
     drawn_NxT[number[real], place[real]] = token[real]

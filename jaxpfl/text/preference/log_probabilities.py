@@ -11,7 +11,7 @@ from jaxpfl.models.base import PAD, Params, negative_log_likelihood
 from jaxpfl.models.decoder.layers import packed_on_cpu
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
-from jaxpfl.text.microbatches import dealt, filled, placed
+from jaxpfl.text.microbatches import dealt, filled, placed, read
 from jaxpfl.text.preference.groups import Groups, Rows, lengths, rows, widths
 
 # Logits in memory at a time; in float32 they take a quarter of a GiB.
@@ -43,8 +43,8 @@ def log_probabilities(
     for start in track(starts, "log-probabilities", progress=progress):
         chosen = order[start : start + microbatch_size]
         indices, _ = filled(chosen, microbatch_size, mesh)
-        read = dealt(rows(groups[indices], int(np.max(width_N[chosen]))), mesh)
-        found_NxGxT[chosen] = np.asarray(_jitted(model, params, read))[: len(chosen)]
+        given = dealt(rows(groups[indices], int(np.max(width_N[chosen]))), mesh)
+        found_NxGxT[chosen] = read(_jitted(model, params, given))[: len(chosen)]
     return found_NxGxT
 
 
