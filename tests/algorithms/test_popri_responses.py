@@ -7,13 +7,15 @@ import numpy as np
 
 from jaxpfl.algorithms import PopriSettings
 from jaxpfl.algorithms.popri import groups_by_score, respond, synthesise
-from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
+from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import Generated, LanguageModel, prompt_ids
 from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.preference.responses import last_tokens
 from jaxpfl.text.tokenisers.base import Tokeniser
 from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
+
+LINES = FewShot(head="", heading="", after="\n", stop="\n")
 
 
 def test_pairs_that_would_teach_nothing_are_left_out(generator):
@@ -50,7 +52,7 @@ def test_grpo_takes_all_candidates_and_nothing_else(generator):
         responses=4,
         prompt_tokens=8,
         least_words=0,
-        format=DOCUMENTS,
+        format=LINES,
         preference=PreferenceSettings(loss="grpo"),
     )
     texts = np.array([["a", "", "b b", "c"], ["a", "a", "a", "a"], ["", "", "a", ""]])
@@ -99,7 +101,7 @@ def response_ids(generator, format, prompt="x", texts=("abc", "ab"), ended=(True
 def test_responses_end_as_they_ended_when_they_were_written(generator):
     """End-of-text only where nothing else ends them, and the stop string where it does."""
     free = FewShot(shots=1, head="", heading="", after=" ", stop="")
-    for format, end in ((free, 256), (DOCUMENTS, ord("\n"))):
+    for format, end in ((free, 256), (LINES, ord("\n"))):
         rejected, chosen = response_ids(generator, format, ended=(False, True), response_tokens=4)
         assert chosen == [ord("a"), ord("b"), end]
         # This one was cut, though it has fewer tokens than it may have.
@@ -138,7 +140,7 @@ def test_the_end_is_tokenised_with_the_text(generator):
     """A model writes "b" and the line's end as one token: token ids made by hand."""
     other = SimpleNamespace(tokeniser=Pieces())
     texts = {"texts": ("aab", "ba"), "response_tokens": 4}
-    rejected, chosen = response_ids(other, DOCUMENTS, **texts)
+    rejected, chosen = response_ids(other, LINES, **texts)
     assert rejected == [0, 0, 4]
     assert chosen == [1, 0, 2]
 

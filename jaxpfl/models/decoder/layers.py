@@ -135,10 +135,6 @@ def _wide_product(left: Array, right: Array, transposed: bool) -> Array:
     return _sums(left, right, 1, int(transposed))
 
 
-def _wide_forward(left: Array, right: Array, transposed: bool) -> tuple[Array, Any]:
-    return _wide_product(left, right, transposed), (left, right)
-
-
 def _wide_backward(transposed: bool, operands: Any, d_product: Array) -> tuple[Array, Array]:
     left, right = operands
     d_product = d_product.astype(left.dtype)
@@ -148,7 +144,7 @@ def _wide_backward(transposed: bool, operands: Any, d_product: Array) -> tuple[A
 
 
 _wide = jax.custom_vjp(_wide_product, nondiff_argnums=(2,))
-_wide.defvjp(_wide_forward, _wide_backward)
+_wide.defvjp(lambda *given: (_wide_product(*given), given[:2]), _wide_backward)
 
 
 def packed(params: Any) -> Any:
@@ -165,9 +161,7 @@ def packed(params: Any) -> Any:
     return jax.tree.map(pack, params)
 
 
-@jax.jit
-def _packed(params: Any) -> Any:
-    return packed(params)
+_packed = jax.jit(packed)
 
 
 def packed_on_cpu(params: Any) -> Any:

@@ -2,8 +2,7 @@
 
 Source: PrE-Text (Hou et al. 2024) and POPri (Hou et al. 2025, Figure 5). A prompt is three numbered
 public samples and the heading of a fourth, which the model writes; what follows the next heading is
-cut off. `DOCUMENTS` is for a small model that was trained on texts with separators and cannot
-follow headings.
+cut off.
 """
 
 import hashlib
@@ -81,9 +80,6 @@ class FewShot(Checked):
 
 POPRI = FewShot()
 """The prompt of POPri's Figure 5, for models that follow instructions."""
-
-DOCUMENTS = FewShot(head="", heading="", after="\n", stop="\n")
-"""One text a line, for small models trained on lines."""
 
 
 def _generator(seed: int, round: int, index: int) -> np.random.Generator:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
+from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.preference.groups import preferences
 
 SAMPLES = [f"text number {i}" for i in range(7)]
@@ -25,8 +25,9 @@ def test_responses_end_before_the_next_heading():
     assert POPRI.response(" new text \n\nOriginal Text Sample 5\nmore") == "new text"
     assert POPRI.response("all of it") == "all of it"
     assert POPRI.response("Original Text Sample 5") == ""
-    assert DOCUMENTS.response("a line\nanother") == "a line"
-    assert DOCUMENTS.prompt(["a", "b", "c"]) == "a\nb\nc\n"
+    lines = FewShot(head="", heading="", after="\n", stop="\n")
+    assert lines.response("a line\nanother") == "a line"
+    assert lines.prompt(["a", "b", "c"]) == "a\nb\nc\n"
     assert FewShot(stop="", flatten=False).response(" a\nb ") == "a\nb"
 
 
