@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.federated.double_word import DoubleWord
+from jaxpfl.federated.double_word import DoubleWord, is_pair
 from jaxpfl.federated.release import door as doors
 from jaxpfl.federated.release.door import Door, Keys
 from jaxpfl.federated.release.summing import placed, zero_sums
@@ -36,7 +36,8 @@ def release_programs(
     sums = door._layout.placed(jax.eval_shape(nothing))
     scalar, key = everywhere(doors.shape_of()), everywhere(doors.key_shape())
     keys = Keys(key, key, everywhere(doors.shape_of((4,), np.uint32)))
-    exchange = exchanged.trace(mesh, doors._halves(sums.contributions)[0])
+    pairs = jax.tree.leaves(sums.contributions, is_leaf=is_pair)
+    exchange = exchanged.trace(mesh, [pair.low for pair in pairs])
     half = placed(by_coordinate, exchange.out_info)
     total, private = DoubleWord(half, half), query.plan.private
     scalars = (scalar, scalar, scalar)
