@@ -24,8 +24,8 @@ import tyro
 from jax import lax
 
 from benchmarks import harness
+from benchmarks.shapes import smollm2
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
-from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.layers import packed
 from jaxpfl.models.decoder.network import Decoder
 
@@ -36,13 +36,6 @@ class Config:
     held: int = 128  # tokens of each in the cache
     room: int = 160
     repeats: int = 8
-
-
-def smollm2() -> DecoderConfig:
-    """SmolLM2-135M's shape."""
-    return DecoderConfig(
-        "llama", 49_152, 576, 30, 9, 3, inner_size=1_536, positions=2_048, rope_theta=1e5, tied=True
-    )
 
 
 def main(config: Config) -> list[dict]:

@@ -1,0 +1,72 @@
+"""docs/one_look.png from the rows of `benchmarks.macro.one_look` with the noise of 72,000 clients.
+
+python -m benchmarks.macro.one_look_figure docs/one_look.png
+"""
+
+import json
+import sys
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.harness import RESULTS
+from jaxpfl.experiments.report.plots import ACCENT, INK
+
+PANELS = {
+    "frechet": "Frechet distance (MiniLM)",
+    "hashed": "Frechet distance (hashed words)",
+    "recall": "recall, of 5 neighbours",
+    "nats": "nats a token, held-out private text",
+}
+ARMS = {
+    "one_look": ("one look", ACCENT, "-"),
+    "popri": ("POPri as published", "#c81e1e", "-"),
+    "pe": ("private evolution", "#7c3aed", "-"),
+    "random": ("random scores", "#6b7280", ":"),
+}
+
+
+def rows() -> dict[tuple[str, int], dict[int, dict[str, Any]]]:
+    """The last row of each arm and seed, by round; round 0 is the untuned model."""
+    found: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    for line in (RESULTS / "one_look.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        if row["simulate"] == 72_000 and row.get("tuned_by") == "dpo" and row["epsilon"] == 7:
+            found.setdefault((row["arm"], row["seed"]), {})[row["round"]] = row
+    return found
+
+
+def main(path: str) -> None:
+    every = rows()
+    untuned, floor = every.pop(("untuned", 0))[0], every.pop(("floor", 0))[0]
+    figure = Figure(figsize=(10.5, 6.0), dpi=144, layout="constrained")
+    for axes, (measure, title) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+        for (arm, seed), by_round in sorted(every.items()):
+            label, colour, style = ARMS[arm]
+            points = {0: untuned, **by_round}
+            shown = sorted(n for n in points if measure in points[n])
+            axes.plot(
+                shown,
+                [points[n][measure] for n in shown],
+                style,
+                marker="o",
+                ms=4,
+                color=colour,
+                label=label if seed == 0 else None,
+            )
+        if measure in floor:
+            axes.axhline(floor[measure], color=INK, ls="--", lw=1, label="real text")
+        axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
+        axes.set_xlabel("rounds")
+        axes.grid(color="#e5e7eb")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(
+        "SIMULATED: the noise of 72,000 clients at epsilon 7", fontsize=9, color="#c81e1e"
+    )
+    figure.axes[0].legend(frameon=False, fontsize=8.5)
+    figure.savefig(path)
+    print(f"drawn: {path}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
