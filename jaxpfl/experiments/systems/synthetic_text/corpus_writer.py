@@ -326,7 +326,7 @@ class CorpusWriter:
             written = [list(chain(*texts)) for texts in (*(r.responses for r in rounds), last)]
             if settings.checkpoint == "judged":
                 assert isinstance(asked, look.Look), "the config checks it"
-                return asked.judged(asked.released(releases), written)
+                return asked.judged(asked.released(releases), written, settings.least_words)
             distances = np.array([distance(texts) for texts in written])
             return {"distances": distances, "chosen": np.array(distances.argmin())}
 
@@ -356,7 +356,7 @@ class CorpusWriter:
                 for index, each in enumerate(choices)
             ]
             texts = [each.reshape(-1).tolist() for each in stored]
-            return asked.judged(asked.released(releases), texts)
+            return asked.judged(asked.released(releases), texts, choices[0].least_words)
 
         return choices[int(releases.load_or_compute(TRIED, judged)["chosen"])]
 

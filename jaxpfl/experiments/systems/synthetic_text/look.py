@@ -139,25 +139,25 @@ class Look:
         return found
 
     def judged(
-        self, released: Mapping[str, PrivateMoments], written: Sequence[Sequence[str]]
+        self,
+        released: Mapping[str, PrivateMoments],
+        written: Sequence[Sequence[str]],
+        least_words: int,
     ) -> dict[str, np.ndarray]:
         """The "distances" of several lists of texts from the clients, without the noise's bias.
 
         By the second judge or, where there is none, by the embedder that the rewards see; costs
-        nothing. "chosen" is the number of the nearest list.
+        nothing. Texts of fewer words do not count; a list without others is as far as texts can
+        be. "chosen" is the number of the nearest list.
         """
         judge = JUDGE if JUDGE in self.plans else EMBEDDING
-        embed, clip_norm = self.embedders[judge], self.plans[judge].clip_norm
-        found = score(
-            released[judge],
-            {
-                str(number): frechet_moments(np.asarray(embed(texts)), clip_norm)
-                for number, texts in enumerate(written)
-            },
-        )
-        distances = {int(each.name): each.corrected for each in found}
-        in_order = np.array([distances[number] for number in range(len(written))])
-        return {"distances": in_order, "chosen": np.array(int(found[0].name))}
+        embed, clip_norm, moments = self.embedders[judge], self.plans[judge].clip_norm, {}
+        for number, texts in enumerate(written):
+            if kept := [text for text in texts if len(text.split()) >= least_words]:
+                moments[str(number)] = frechet_moments(np.asarray(embed(kept)), clip_norm)
+        found = {each.name: each.corrected for each in score(released[judge], moments)}
+        distances = [found.get(str(number), 4 * clip_norm**2) for number in range(len(written))]
+        return {"distances": np.array(distances), "chosen": np.array(np.argmin(distances))}
 
     def nearest(
         self, released: PrivateMoments, corpora: Mapping[str, Sequence[str]]
