@@ -144,6 +144,7 @@ class Loop:
                     observers.publish()
                     observers.metrics.sync()
                     ledger.require_unchanged()
+                    checkpoints.wait()  # What is forgotten must not depend on the disk's speed.
                     for states in releaser.client_states:
                         states.sync()
                         states.forget(min(checkpoints.rounds(), default=0))
