@@ -46,7 +46,7 @@ def row_of(target: Target, system: str, program: Program, folder: str | None) ->
         name = f"{target.name} {system} {program.what}.txt".replace(" ", "_")
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(text)
-    products = reading.products(program.traced.jaxpr, program.trips)
+    products = reading.products(reading.live(program.traced.jaxpr), program.trips)
     memory, cost = reading.memory(compiled), reading.cost(compiled)
     each = sum(products.values()) / target.devices
     return {

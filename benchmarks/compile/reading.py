@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from jax.interpreters import partial_eval
+
 _COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][\w\-]*)\(", re.MULTILINE)
 _ARRAY = re.compile(r"\b(pred|[a-z]+[0-9]+(?:e[0-9]m[0-9]\w*)?)\[([0-9,]*)\]")
@@ -52,6 +54,12 @@ def library_calls(text: str) -> dict[str, int]:
     """How often a GPU program calls a library, by name."""
     found = {name: text.count(f'custom_call_target="{mark}') for name, mark in _CALLED.items()}
     return {name: count for name, count in found.items() if count}
+
+
+def live(jaxpr: Any) -> Any:
+    """The program without what no result needs, which compilers leave out, too."""
+    kept, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
+    return kept
 
 
 def products(jaxpr: Any, trips: tuple[int, ...] = ()) -> dict[str, float]:

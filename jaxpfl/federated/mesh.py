@@ -53,7 +53,8 @@ def client_mesh(devices: int | None = None, *, model: int = 1) -> Mesh:
         only axis is `clients`; otherwise the axes are `clients` and `model`.
 
     Raises:
-      InputError: JAX sees fewer devices, or `model` does not divide the number of each process's.
+      InputError: JAX sees fewer devices, `model` does not divide their number, or the devices of
+        one copy of the model would belong to several processes.
     """
     available = jax.devices()
     wanted = len(available) if devices is None else checks.positive_int("devices", devices)
@@ -79,7 +80,9 @@ def checked(mesh: Mesh) -> Mesh:
         )
     rows = mesh.devices.reshape(mesh.devices.shape[0], -1)
     if any(len({device.process_index for device in row}) > 1 for row in rows):
-        raise InputError("the devices that share a copy of the model must belong to one process")
+        raise InputError(
+            "the devices of one copy of the model must belong to one process, found several"
+        )
     return mesh
 
 

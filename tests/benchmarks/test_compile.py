@@ -44,6 +44,9 @@ def test_products_are_counted_through_loops_and_shards(here):
     once = 2 * (2 * 3 * 3) * 5 * 2  # multiply and add, five layers, two devices
     assert reading.products(traced.jaxpr) == {"float32": once}
     assert reading.products(traced.jaxpr, (7,)) == {"float32": 7 * once}
+    assert reading.products(reading.live(traced.jaxpr)) == {"float32": once}
+    unused = jax.jit(lambda x: (x @ x, x)[1]).trace(jnp.ones((3, 3)))
+    assert reading.products(unused.jaxpr) and not reading.products(reading.live(unused.jaxpr))
 
 
 def test_products_of_convolutions_and_narrow_types_are_counted():

@@ -1,8 +1,7 @@
 """Few-shot prompts: a list of public texts, which a language model continues.
 
 Source: PrE-Text (Hou et al. 2024) and POPri (Hou et al. 2025, Figure 5). A prompt is three numbered
-public samples and the heading of a fourth, which the model writes; what follows the next heading is
-cut off.
+public samples and the heading of a fourth, which the model writes up to the next heading.
 """
 
 import hashlib
