@@ -155,9 +155,10 @@ class Look:
         for number, texts in enumerate(written):
             if kept := [text for text in texts if len(text.split()) >= least_words]:
                 moments[str(number)] = frechet_moments(np.asarray(embed(kept)), clip_norm)
-        found = {each.name: each.corrected for each in score(released[judge], moments)}
-        distances = [found.get(str(number), 4 * clip_norm**2) for number in range(len(written))]
-        return {"distances": np.array(distances), "chosen": np.array(np.argmin(distances))}
+        found = {int(each.name): each.corrected for each in score(released[judge], moments)}
+        distances = [found.get(number, 4 * clip_norm**2) for number in range(len(written))]
+        # Under much noise several distances are zero: `score` orders them by what lies below.
+        return {"distances": np.array(distances), "chosen": np.array(next(iter(found), 0))}
 
     def nearest(
         self, released: PrivateMoments, corpora: Mapping[str, Sequence[str]]
