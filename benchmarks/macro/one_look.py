@@ -16,7 +16,9 @@ of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DP
 
 The first two spend the same epsilon. `--epsilon inf` releases without noise and is NOT private;
 `--simulate 72000` has the noise of that many clients: a SIMULATION, no guarantee for these. A row
-of results is written after rounds 4, 7 and 10. Of its measures the reward sees `frechet` alone:
+of results is written after rounds 4, 7 and 10; `one_look --after 10 --rounds 16 --measured 13 16`
+goes on from what `--keep` has of round 10, since its rounds ask nobody. Of its measures the reward
+sees `frechet` alone:
 
   frechet      distance of the texts to held-out clients', by MiniLM's embeddings
   hashed       the same by hashed words, 128
@@ -94,6 +96,7 @@ class Config:
     simulate: int = 0
     seed: int = 0
     measured: tuple[int, ...] = (4, 7, 10)
+    after: int = 0
     keep: Path | None = None
     """A folder for what was tuned, which benchmarks.macro.one_look_downstream reads."""
 
@@ -285,6 +288,13 @@ def evolution(
     return found, texts
 
 
+def adapters(path: Path, like: Any) -> Any:
+    """The adapters that were kept in `path`, as a tree like `like`."""
+    with np.load(path) as arrays:
+        leaves = [arrays[f"arr_{index}"] for index in range(len(arrays.files))]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
 def main(config: Config) -> None:
     generator = language_model()
     clients, real, held_out = congress(embedder("minilm"))
@@ -320,7 +330,7 @@ def main(config: Config) -> None:
         if config.keep is None:
             return None
         config.keep.mkdir(parents=True, exist_ok=True)
-        return config.keep / f"{arm}-{config.loss}-{config.seed}-{round}"
+        return config.keep / f"{arm}-{config.loss}-{config.seed}-{round}.npz"
 
     spent: dict[str, float] = {}
 
@@ -359,7 +369,11 @@ def main(config: Config) -> None:
                 clients, ledger, secret, run="run", queries=algorithm.queries
             ) as releaser:
                 state = algorithm.init(jax.random.key(config.seed))
-                for round in range(1, config.rounds + 1):
+                if config.after:
+                    path = kept(arm, config.after)
+                    assert path is not None and not algorithm.queries, "see the head of this file"
+                    state = state._replace(adapters=adapters(path, state.adapters))
+                for round in range(config.after + 1, config.rounds + 1):
                     began = time.monotonic()
                     state, public = releaser.step(algorithm.step, state, round)
                     more = {name: float(value) for name, value in public.items()}
@@ -377,7 +391,7 @@ def main(config: Config) -> None:
                     assert algorithm.params is not None
                     if path is not None:
                         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state.adapters)]
-                        np.savez(path.with_suffix(".npz"), *leaves)
+                        np.savez(path, *leaves)
                     tuned = with_adapters(generator, settings, algorithm.params(state))
                     measure(arm, round, tuned, **more)
     harness.table(rows, ["arm", "round", *MEASURES, "nats"])

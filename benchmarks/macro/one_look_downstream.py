@@ -4,7 +4,7 @@
 
 FOLDER is what `one_look --keep FOLDER` left. The GPT-2 of configs/one_look.yaml, pretrained on
 sentences of Wikipedia and abstracts, is fine-tuned on 1,000 texts of each arm, and scored on spans
-of text of held-out speakers, DECLARED PUBLIC here. Beside the arms:
+of text of held-out speeches, DECLARED PUBLIC here. Beside the arms:
 
   public    fine-tuned on as many sentences of Wikipedia
   untuned   on texts of the model before any round
@@ -28,6 +28,7 @@ from benchmarks import harness
 from benchmarks.macro.one_look import (
     DOWNSTREAM,
     SETTINGS,
+    adapters,
     congress,
     language_model,
     wikipedia,
@@ -61,13 +62,10 @@ def written(writer: LanguageModel, samples: list[str], path: Path) -> list[str]:
 def tuned(generator: LanguageModel, path: Path) -> LanguageModel:
     """The generator with the adapters that were kept in `path`."""
     settings, key = SETTINGS.lora, jax.random.key(0)
-    adapters, base = adapter_trees.split(
+    first, base = adapter_trees.split(
         lora.attach(generator.model, generator.params, settings, key)[1]
     )
-    with np.load(path) as arrays:
-        leaves = [arrays[f"arr_{index}"] for index in range(len(arrays.files))]
-    adapters = jax.tree.unflatten(jax.tree.structure(adapters), leaves)
-    return with_adapters(generator, SETTINGS, adapter_trees.join(adapters, base))
+    return with_adapters(generator, SETTINGS, adapter_trees.join(adapters(path, first), base))
 
 
 def texts_of_arms(config: Config, real: list[str], generator: LanguageModel) -> dict[str, Any]:

@@ -3,6 +3,7 @@
     found = private_moments(embedded, plan, ledger=ledger, run="one look", secret=RunSecret())
     rewards = MomentRewards(found, rounds=10)
     algorithm = popri(generator, samples, rewards, embedder, settings)
+    state, _ = algorithm.step(algorithm.init(key), None, 1)  # a round; nobody is asked
 
 POPri's scores are linear in one vector of a client, the mean of its embeddings. FreD's release
 (`algorithms.fred`) gives this mean over ALL clients, and their covariance, for the whole epsilon.

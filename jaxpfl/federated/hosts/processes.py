@@ -9,8 +9,8 @@ and bytes over the devices. A collective of CPUs gives up after 30 seconds, so t
 in the store before one.
 
 When a process is gone, JAX ends the others, without an exception that Python could catch: at once
-with process 0, which keeps the store, and 100 seconds after any other. A thread notices the latter
-earlier, once the run has begun, says so in a sentence and ends the process.
+with process 0, which keeps the store, and `LOST_BEFORE` seconds after any other that `join` joined.
+A thread notices the latter earlier, once the run has begun, says so and ends the process.
 
 What one process says of its failure, the others print. Only errors of this package are quoted,
 because the text of any other one may hold a client's value.
@@ -32,6 +32,9 @@ from jaxpfl.federated import mesh
 
 LOST_AFTER = 30.0
 """Seconds without a sign of life after which a process counts as gone."""
+
+LOST_BEFORE = 45
+"""The same where a process is lost before it has begun the run: JAX ends the others then."""
 
 JOINED_WITHIN = 300.0
 """Seconds that the others wait for a process that has not begun the run, and may load its data."""
@@ -66,7 +69,7 @@ def join(how: str) -> None:
             )
         given |= dict(coordinator_address=address, num_processes=int(count), process_id=int(index))
     try:
-        jax.distributed.initialize(**given)
+        jax.distributed.initialize(**given, heartbeat_timeout_seconds=LOST_BEFORE)
     except (ValueError, RuntimeError) as error:
         hint = "; name the address: --distributed HOST:PORT,INDEX/COUNT" if how == "auto" else ""
         reason = str(error).splitlines()[0]
