@@ -69,7 +69,7 @@ def later(package: str, light: str) -> None:
 
     def get(name: str) -> Any:
         nonlocal begun
-        if not name.startswith("__"):
+        if not name.startswith("__") or name == "__all__":  # of `from package import *`
             names = vars(importlib.import_module(f"{package}.{light}"))
             if name in names:
                 return names[name]

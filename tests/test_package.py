@@ -43,6 +43,9 @@ assert modules <= 62 and lines <= 10_500, (modules, lines)
 jp.run; jp.algorithms.fed_avg
 modules, lines = loaded()
 assert modules <= 135 and lines <= 20_000 and "scipy.stats" not in sys.modules, (modules, lines)
+# What is loaded late is whole for others.
+from dp_accounting import *
+assert pld.PLDAccountant
 # A function keeps its name where a folder of its name is loaded.
 import jaxpfl.algorithms.fred.plan
 assert callable(jp.algorithms.fred)
