@@ -84,11 +84,7 @@ class TrainingCanaries(Gradients):
 
 
 class MomentCanaries:
-    """FreD's questions: a clip norm's worth of moments, or none.
-
-    Args:
-      fred_plan: what FreD releases.
-    """
+    """FreD's questions, under its plan: a clip norm's worth of moments, or none."""
 
     def __init__(self, fred_plan: FredPlan, plans: tuple[Plan, ...], canaries: int) -> None:
         units = plans[0].population

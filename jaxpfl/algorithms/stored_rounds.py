@@ -42,11 +42,7 @@ class Hooks(Generic[T]):
 
 @dataclass(frozen=True)
 class PublicDraws:
-    """The random draws of an algorithm on the server. They are public: clients may see all of them.
-
-    Attributes:
-      algorithm: name of the algorithm, which keeps its draws apart from those of others.
-    """
+    """An algorithm's random draws on the server, by its name. Clients may see all of them."""
 
     algorithm: str
     seed: int

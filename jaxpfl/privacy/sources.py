@@ -24,11 +24,7 @@ class Clients(Protocol):
 
 
 class LedgerKey:
-    """The key of one ledger.
-
-    Attributes:
-      check: a hash that identifies the key; public.
-    """
+    """The key of one ledger; `check`, a hash that identifies it, is public."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

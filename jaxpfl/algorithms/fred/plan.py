@@ -159,11 +159,7 @@ class FredPlan:
 
     @classmethod
     def without_privacy(cls, **settings: Any) -> Self:
-        """Returns the plan of the same query without noise: NOT private, and marked so.
-
-        Args:
-          settings: fields such as `clip_norm`, `unit` and `max_examples`.
-        """
+        """Returns the plan of the same query without noise: NOT private, and marked so."""
         return cls(multipliers=(0.0, 0.0, 0.0), delta=0.0, private=False, **settings)
 
     def simulated_by(self, units: int, delta: float, larger: int) -> Self:

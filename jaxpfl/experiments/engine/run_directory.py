@@ -78,10 +78,7 @@ class RunDirectory:
             raise CorruptFile(f"{path}: holds result.json, but its run.json is missing")
 
     def begin(self, statement: str, tracking: Tracking, ledger_head: str) -> None:
-        """Writes `run.json`, with the planned guarantee, unless an earlier attempt did.
-
-        The head of the ledger before the first charge identifies the ledger on resume.
-        """
+        """Writes `run.json`, with the planned guarantee, unless an earlier attempt did."""
         if self.record:
             return
         evaluate, queries = tracking.evaluate, self._algorithm.queries

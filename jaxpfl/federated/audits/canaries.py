@@ -73,10 +73,7 @@ class Questions(Protocol):
     def ask(
         self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
     ) -> Shown:
-        """Asks the question of plan `number` by `release(query, broadcast, clip_norm=...)`.
-
-        `clip` is the `clip_norm` that was last shown.
-        """
+        """Asks question `number` by `release(query, broadcast, clip_norm=...)`; `clip`: latest."""
         ...
 
 

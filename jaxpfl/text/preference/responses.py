@@ -23,10 +23,7 @@ def prompt_room(tokeniser: Tokeniser, tokens: int) -> int:
 
 
 def last_tokens(tokeniser: Tokeniser, prompts: Sequence[str], tokens: int) -> list[str]:
-    """The prompts cut to their last `tokens` tokens, as counted by tokenising the result.
-
-    What `Tokeniser.prompts` puts around a prompt counts.
-    """
+    """The prompts cut to their last `tokens` tokens, what `Tokeniser.prompts` adds included."""
     room = prompt_room(tokeniser, tokens)
     found, kept = list(prompts), [room] * len(prompts)
     rows, wholes = tokeniser.encode(found), tokeniser.prompts(found)

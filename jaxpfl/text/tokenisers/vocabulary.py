@@ -103,11 +103,7 @@ class Vocabulary:
         source: str,
         splitting: str,
     ) -> "Vocabulary":
-        """The first `size - 4` of public words with their counts, and the four special tokens.
-
-        Args:
-          sentences: how many were counted; 0 where it is not known.
-        """
+        """The first `size - 4` ranked words, and four special tokens; `sentences` counted, or 0."""
         positive_int("size", size)
         if size <= len(SPECIALS):
             raise InputError(f"size must exceed the {len(SPECIALS)} special tokens, found {size}")
@@ -188,10 +184,7 @@ class Vocabulary:
         }
 
     def sequences(self, texts: pa.Array) -> Sequences:
-        """The ids of each text of a large_string array: uint16, or uint32 for a larger vocabulary.
-
-        All words of a text are there: none is cut off.
-        """
+        """The ids of each text of a large_string array, all of them: uint16, or uint32 for more."""
         ids, words_N = (self._by_spaces if self.splitting == "spaces" else self._one_by_one)(texts)
         edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(words_N + 2)])
         values = np.empty(int(edges[-1]), np.uint16 if len(self) <= 2**16 else np.uint32)
@@ -327,11 +320,7 @@ def with_words(population: Population, split: Split = words) -> Population:
 
 
 def word_lists(population: Population, split: Split = words) -> Iterator[Iterable[str]]:
-    """The words of each example, from the column "words" (without empty ones), else from "text".
-
-    Args:
-      split: how texts are split, as a vocabulary's `split`.
-    """
+    """The words of each example: the column "words" without empty ones, else "text" by `split`."""
     if "words" not in population.columns:
         return map(split, texts_of(population))
     rows = texts_of(population, "words")

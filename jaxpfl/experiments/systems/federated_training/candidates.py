@@ -1,7 +1,4 @@
-"""The public corpora that FreD compares and that prefinetuning trains on.
-
-They are the sources that a config names and the clients that it declares public.
-"""
+"""The public corpora that FreD compares and that prefinetuning trains on."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping

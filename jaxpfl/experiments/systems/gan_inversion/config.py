@@ -1,7 +1,4 @@
-"""The config file of the study of inverted pixels. Every field is PUBLIC.
-
-Source: Augenstein et al. 2020, section 6 and appendix C.
-"""
+"""The config file of the study of inverted pixels, see `study`. Every field is PUBLIC."""
 
 from dataclasses import dataclass, field
 from typing import Literal
