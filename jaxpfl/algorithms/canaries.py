@@ -111,12 +111,7 @@ class MomentCanaries:
 
 
 class ScoreCanaries:
-    """The question of a `Scorer`: a clip norm's worth of scores or votes, or none.
-
-    Args:
-      kind, max_texts: of the scorer.
-      plans: one, whose cohorts are Poisson.
-    """
+    """The question of a `Scorer` of one Poisson plan: a clip norm's worth of scores, or none."""
 
     def __init__(
         self, kind: ScoreKind, max_texts: int, plans: tuple[Plan, ...], canaries: int

@@ -1,9 +1,7 @@
 """Mean and covariance of embeddings in one pass, and those of mixtures in closed form.
 
 All quantities here are public. Rows are clipped to an L2 norm, as the clients' embeddings are, and
-the covariance is the population covariance, which divides by n. Outer products are summed on the
-host in blocks: within a block in the precision of the embeddings, which is fast, across blocks in
-float64.
+the covariance is the population covariance, which divides by n.
 """
 
 import math
@@ -155,9 +153,8 @@ class RunningMoments:
 def moments(embeddings_NxD, clip_norm: float) -> Moments:
     """Returns the moments of the embeddings [n, d], n >= 1, of a public corpus.
 
-    The population covariance divides by n, so that a single example has covariance 0. It is
-    accurate to about 1e-6 of its size for rows in float32, and to rounding for float64. Rows whose
-    L2 norm is above `clip_norm` are scaled down to it; `math.inf` clips no row.
+    Accurate to about 1e-6 of their size for rows in float32, and to rounding for float64;
+    `clip_norm` as of `RunningMoments`.
     """
     shape = np.shape(embeddings_NxD)
     if len(shape) != 2:

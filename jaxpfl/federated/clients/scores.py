@@ -43,12 +43,7 @@ Centring = Literal["none", "all", "prompt"]
 
 
 class ScoreSpace(NamedTuple):
-    """Which scores are possible; public.
-
-    Attributes:
-      rows_KxJxD: A, float32 [prompts, responses, d].
-      factor_DxD: L, float32, lower triangular.
-    """
+    """Which scores are possible; public. A and the lower triangular L are float32."""
 
     rows_KxJxD: np.ndarray
     factor_DxD: np.ndarray

@@ -34,13 +34,7 @@ class Recurrent(Protocol):
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids with a special role in a sequence.
-
-    Attributes:
-      start: the id that a model reads first, which is never drawn.
-      end: the id that is drawn last.
-      never: further ids that are never drawn.
-    """
+    """The ids that a model reads first and draws last, and further ones that it never draws."""
 
     start: int
     end: int

@@ -27,13 +27,7 @@ from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV
 
 @dataclass(frozen=True)
 class OOVRates:
-    """Counts of words, by position in the sentence.
-
-    Attributes:
-      oov_T: int64, sentences whose word at the position is out of the vocabulary.
-      words_T: int64, sentences that have a word at the position.
-      sentences: the number of sentences, including those without words.
-    """
+    """By position, int64: sentences whose word there is out of vocabulary, and that have one."""
 
     oov_T: np.ndarray
     words_T: np.ndarray
