@@ -43,11 +43,8 @@ class TrainingCanaries(Gradients):
     """The question of an algorithm that trains, whose clients keep what it lets them keep.
 
     Its server begins anew in every round. A canary is looked for in all parts of a contribution, as
-    much as its first contribution has of each.
-
-    Args:
-      algorithm_of: `(model, plan=) -> algorithm`, whose state has `params`.
-      plans: one.
+    much as its first contribution has of each. `algorithm_of` is `(model, plan=) -> algorithm`,
+    whose state has `params`; `plans` is one.
     """
 
     def __init__(

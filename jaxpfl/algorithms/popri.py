@@ -97,15 +97,12 @@ class PopriSettings(Checked):
 
 @dataclass(frozen=True)
 class Written:
-    """The prompts and responses of one round, and how the model was tuned on them; public.
+    """The prompts (K), responses (K lists of J) and noisy scores of a round; public.
 
     Attributes:
-      prompts: K texts.
-      responses: K lists of J texts.
-      scores_KxJ: the clients' noisy scores.
       candidates: the share of the responses that are candidates (`PopriSettings.least_words`).
       pairs: the number of preference pairs, or of GRPO's groups, at most K (see `groups_by_score`).
-      record: the record of the tuning, see `text.preference.optimisation.Tuned`.
+      record: of the tuning, see `text.preference.optimisation.Tuned`.
     """
 
     round: int

@@ -91,11 +91,7 @@ class Pathological(Scheme):
     """Every client has examples of `labels` labels only, as in McMahan et al. 2017, section 3.
 
     Labels are assigned in turn, so that each occurs at about as many clients; a label's examples
-    are dealt equally to the clients that have it.
-
-    Attributes:
-      by: the column of labels.
-      labels: the number of labels of a client.
+    are dealt equally to the clients that have it. `by` is the column of labels.
     """
 
     by: str = "label"

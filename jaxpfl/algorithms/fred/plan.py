@@ -165,11 +165,8 @@ class FredPlan:
     def simulated_by(self, units: int, delta: float, larger: int) -> Self:
         """Returns the plan by which `units` clients have the noise of `larger` ones in their means.
 
-        It is a SIMULATION, which all its statements say: see `privacy.simulated`.
-
-        Args:
-          delta: of what these units have, below 1 / their number.
-          larger: the number of units that this plan is for; all of them take part.
+        It is a SIMULATION, which all its statements say: see `privacy.simulated`. `delta` is
+        of what these units have, below 1 / their number.
         """
         return dataclasses.replace(
             self,

@@ -134,10 +134,6 @@ def mean_embeddings(embedding_NxD: np.ndarray, offsets: np.ndarray) -> np.ndarra
 
     Zero embeddings count as texts; a client without texts has the mean zero, one with an embedding
     that is not finite has NaN, so that the door leaves out the whole client.
-
-    Args:
-      embedding_NxD: float [examples, d].
-      offsets: of a `data.Population`, int [clients + 1].
     """
     clients, dimension = len(offsets) - 1, embedding_NxD.shape[1]
     means_CxD = np.zeros((clients, dimension), np.float32)
