@@ -67,11 +67,8 @@ class RunningMoments:
     """Accumulates the moments of a corpus that arrives in pieces and need not fit in memory.
 
     Products of rows are added up in their own precision within a block, after the mean of the first
-    block was subtracted, which a large common mean would cost digits; blocks in float64.
-
-    Args:
-        dimension: d, the dimension of the embeddings.
-        clip_norm: rows with a larger L2 norm are scaled down to it; `math.inf` clips no row.
+    block was subtracted, which a large common mean would cost digits; blocks in float64. Rows with
+    a larger L2 norm than `clip_norm` are scaled down to it; `math.inf` clips no row.
     """
 
     def __init__(self, dimension: int, clip_norm: float):
@@ -169,11 +166,8 @@ def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
 
     Where corpus i has share s_i, the mean is m = sum s_i m_i and the covariance is
     sum s_i (C_i + (m_i - m)(m_i - m)^T). The count is the largest that a mixture without repeated
-    examples can have: the minimum over i of count_i / s_i.
-
-    Args:
-        parts: the moments of one or more corpora, all of one dimension.
-        shares: one number >= 0 for each corpus; they must sum to 1 to within 1e-6.
+    examples can have: the minimum over i of count_i / s_i. Shares are at least 0, and sum to 1 to
+    within 1e-6.
     """
     shares_K = _checked_shares(parts, shares)
     means_KxD = np.stack([part.mean_D for part in parts])

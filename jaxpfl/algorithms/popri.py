@@ -326,8 +326,7 @@ def synthesise(
 ) -> list[str]:
     """Returns a synthetic corpus: the text for each of `number` new prompts, unless it is empty.
 
-    Args:
-      part: 0, 1, 2, ...; every part has its own prompts and its own random draws.
+    Every `part`, 0, 1, 2, ..., has its own prompts and its own random draws.
     """
     # Rounds count from 1, so no round has used these prompts.
     prompts = prompts_of(writer, samples, number, settings, seed, -part)

@@ -99,11 +99,8 @@ class PlannedRelease:
 class Description:
     """What a run would be; public.
 
-    Attributes:
-      models, rounds, releases: by name.
-      sources: sources of the system's own, by the key that names them.
-      together: by name, what several releases cost together.
-      notes: sentences on what was not checked.
+    `sources` are the system's own, by the key that names them; `together` has by name what several
+    releases cost together; `notes` are sentences on what was not checked.
     """
 
     models: Mapping[str, Sized] = field(default_factory=dict)

@@ -29,9 +29,8 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 class DeclaredPublic:
     """The user's statement, in the code or the config, that these clients' data is public.
 
-    Attributes:
-      name: shown beside all results on them, such as "test clients of x.jsonl"; by default the
-        population's own name.
+    `name` is shown beside all results on them, such as "test clients of x.jsonl"; by default it is
+    the population's own.
     """
 
     population: Population = field(repr=False)

@@ -58,9 +58,8 @@ def check_token_rows(name: str, tokens: np.ndarray) -> None:
 def oov_rates(tokens_NxT: np.ndarray) -> OOVRates:
     """Counts the out-of-vocabulary words of sentences, such as `sample_tokens` draws.
 
-    Args:
-      tokens_NxT: int ids of a `Vocabulary`, one sentence per row: words, then the end of sentence
-        if it is not cut, then padding; with or without a beginning of sentence before them.
+    A row has the ids of a `Vocabulary` of one sentence: words, then the end of sentence if it is
+    not cut, then padding; with or without a beginning of sentence before them.
     """
     tokens_NxT = np.asarray(tokens_NxT)
     check_token_rows("tokens", tokens_NxT)
