@@ -78,7 +78,10 @@ class RunDirectory:
             raise CorruptFile(f"{path}: holds result.json, but its run.json is missing")
 
     def begin(self, statement: str, tracking: Tracking, ledger_head: str) -> None:
-        """Writes `run.json`, with the planned guarantee, unless an earlier attempt did."""
+        """Writes `run.json`, with the planned guarantee, unless an earlier attempt did.
+
+        The head of the ledger before the first charge identifies the ledger on resume.
+        """
         if self.record:
             return
         evaluate, queries = tracking.evaluate, self._algorithm.queries

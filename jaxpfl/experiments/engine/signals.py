@@ -107,7 +107,10 @@ def caught_signals(late: str | None = None) -> Iterator[list[int]]:
 
 
 def require_none_answered(failure: BaseException, message: str) -> None:
-    """Raises `Interrupted`, with the message, if a signal was answered before a run failed."""
+    """Raises `Interrupted`, with the message, if a signal was answered before a run failed.
+
+    That is, while the run went on that `failure`, or one of its causes, ended.
+    """
     error: BaseException | None = failure
     seen: list[BaseException] = []
     while error is not None and error not in seen:

@@ -141,7 +141,7 @@ class System:
         return importlib.import_module(inner if found else self.package)
 
     def describe(self, config: Any) -> "Description":
-        """`Study.describe` for as many made-up clients as the config declares; writes nothing."""
+        """`Study.describe` of made-up clients. Nothing is fetched, charged or written."""
         from jaxpfl.experiments.engine.description import Clients
 
         return self.part("study").Study(config, Clients.of(config.data).made_up()).describe()

@@ -53,7 +53,7 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Study(base.Study):
-    """FreD's release, if any, and the rounds of training."""
+    """FreD's release, if any, and the rounds of training on `clients`, which are PRIVATE."""
 
     config: Config
 
