@@ -387,7 +387,10 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def lock(path: Path, *, wait: bool = False) -> Iterator[IO[bytes] | None]:
-    """Locks the file `path`, made if absent; yields it, or None if another process has it."""
+    """Locks the file `path`, made if absent; yields it, or None if another process has it.
+
+    The kernel releases the lock when the process ends, however it ends.
+    """
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as file:
         held: IO[bytes] | None = file
         try:
