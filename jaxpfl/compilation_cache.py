@@ -1,9 +1,9 @@
 """Enables JAX's persistent compilation cache, so that a command compiles each program only once.
 
-Without it, a short run spends most of its time on compilation. A cache key covers the program, the
-versions of JAX and XLA, their flags and the processor's features: another machine or version
-compiles its own programs. The cache holds programs, never their inputs; but an array that a client
-function closes over is part of its program, and so should not be made of clients' data.
+A cache key covers the program, the versions of JAX and XLA, their flags and the processor's
+features: another machine or version compiles its own programs. The cache holds programs, never
+their inputs; but an array that a client function closes over is part of its program, and so should
+not be made of clients' data.
 """
 
 import os

@@ -387,7 +387,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def lock(path: Path, *, wait: bool = False) -> Iterator[IO[bytes] | None]:
-    """Locks the file `path`, which is made if absent; yields it, or None if another process has it.
+    """Locks the file `path`, made if absent; yields it, or None if another process has it.
 
     The kernel releases the lock when the process ends, however it ends.
     """

@@ -1,7 +1,4 @@
-"""What is imported when it is first used: names of packages, slow and optional libraries.
-
-Whoever needs one name of a package loads the module that defines it, and nothing else.
-"""
+"""What is imported when it is first used: names of packages, slow and optional libraries."""
 
 import ast
 import importlib.util

@@ -59,11 +59,7 @@ class Algorithm(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """The number of rounds.
-
-        Raises:
-          InputError: there is no query, or their plans have different numbers of rounds.
-        """
+        """The number of rounds; `InputError` without a query, or if the plans' numbers differ."""
         found = {query.plan.rounds for query in self.queries}
         if len(found) != 1:
             raise InputError(
@@ -151,10 +147,7 @@ def copied(start: Any) -> Callable[[jax.Array], Any]:
 def releaser_of(
     algorithm: Algorithm, clients: Population, ledger: Ledger, secret: RunSecret, **more: Any
 ) -> Releaser:
-    """Returns the releaser of an algorithm's queries, which charges them under its name.
-
-    `more` are further arguments of `Releaser`: `run` and, of several processes, `others`.
-    """
+    """Returns the releaser of an algorithm's queries, under its name; `more` as of `Releaser`."""
     more |= {"name": algorithm.name, "queries": algorithm.queries}
     return Releaser(clients, ledger, secret, **more)
 

@@ -43,11 +43,8 @@ class TrainingCanaries(Gradients):
     """The question of an algorithm that trains, whose clients keep what it lets them keep.
 
     Its server begins anew in every round. A canary is looked for in all parts of a contribution, as
-    much as its first contribution has of each.
-
-    Args:
-      algorithm_of: `(model, plan=) -> algorithm`, whose state has `params`.
-      plans: one.
+    much as its first contribution has of each. `algorithm_of` is `(model, plan=) -> algorithm`,
+    whose state has `params`; `plans` is one.
     """
 
     def __init__(
@@ -84,11 +81,7 @@ class TrainingCanaries(Gradients):
 
 
 class MomentCanaries:
-    """FreD's questions: a clip norm's worth of moments, or none.
-
-    Args:
-      fred_plan: what FreD releases.
-    """
+    """FreD's questions, under its plan: a clip norm's worth of moments, or none."""
 
     def __init__(self, fred_plan: FredPlan, plans: tuple[Plan, ...], canaries: int) -> None:
         units = plans[0].population
@@ -115,12 +108,7 @@ class MomentCanaries:
 
 
 class ScoreCanaries:
-    """The question of a `Scorer`: a clip norm's worth of scores or votes, or none.
-
-    Args:
-      kind, max_texts: of the scorer.
-      plans: one, whose cohorts are Poisson.
-    """
+    """The question of a `Scorer` of one Poisson plan: a clip norm's worth of scores, or none."""
 
     def __init__(
         self, kind: ScoreKind, max_texts: int, plans: tuple[Plan, ...], canaries: int

@@ -84,10 +84,7 @@ class MetricsPlan:
 
     @classmethod
     def calibrated(cls, epsilon: float, delta: float, population: int, **settings: Any) -> Self:
-        """Returns the plan with the least noise that is (epsilon, delta)-private.
-
-        See `Plan.calibrated`; `settings` are the other fields of the plan.
-        """
+        """Returns the plan with the least noise, as `Plan.calibrated`; `settings`: other fields."""
         everyone: Any = {"rounds": 1, "clip": Clip(1.0)}
         everyone["participation"] = Poisson(population, population)
         return cls(Plan.calibrated(epsilon=epsilon, delta=delta, **everyone), **settings)
@@ -244,11 +241,7 @@ def release(
 
 @dataclasses.dataclass(frozen=True)
 class ClientMetrics:
-    """The client function, by steps, which computes the vector that the head of this file defines.
-
-    Attributes:
-      weights: factors of histogram and shares; their squares sum to 1.
-    """
+    """The client function, by steps: the vector that the head of this file defines."""
 
     edges: tuple[float, ...]
     weights: tuple[float, float]
@@ -280,9 +273,5 @@ class ClientMetrics:
 
 
 def with_correct(clients: Population, correct: Any) -> Population:
-    """Returns the clients with the column "correct", which the client function reads.
-
-    Args:
-      correct: bool [examples], from `federated.clients.evaluation.correct_examples`. PRIVATE.
-    """
+    """The clients with the column "correct", bool [examples], of `correct_examples`. PRIVATE."""
     return clients.with_columns({"correct": one_per_example(clients, "correct", correct)})

@@ -33,13 +33,8 @@ _RIDGE = 1e-2
 class Reference:
     """One side of the distance, factored once so that many candidates are scored against it.
 
-    A covariance may have negative eigenvalues, for instance after noise was added. It is then
-    replaced by the nearest positive semidefinite matrix, as by `project_psd`. A singular
-    covariance makes every distance cheaper, because only its range is needed.
-
-    Attributes:
-        dimension: d, the dimension of the embeddings.
-        rank, trace: of the projected covariance.
+    A covariance with negative eigenvalues, as noise leaves them, is replaced by the nearest
+    positive semidefinite matrix (`project_psd`); `rank` and `trace` are of that one.
     """
 
     def __init__(self, moments: Moments):

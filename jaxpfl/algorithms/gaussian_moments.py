@@ -1,9 +1,7 @@
 """Mean and covariance of embeddings in one pass, and those of mixtures in closed form.
 
 All quantities here are public. Rows are clipped to an L2 norm, as the clients' embeddings are, and
-the covariance is the population covariance, which divides by n. Outer products are summed on the
-host in blocks: within a block in the precision of the embeddings, which is fast, across blocks in
-float64.
+the covariance is the population covariance, which divides by n.
 """
 
 import math
@@ -69,11 +67,8 @@ class RunningMoments:
     """Accumulates the moments of a corpus that arrives in pieces and need not fit in memory.
 
     Products of rows are added up in their own precision within a block, after the mean of the first
-    block was subtracted, which a large common mean would cost digits; blocks in float64.
-
-    Args:
-        dimension: d, the dimension of the embeddings.
-        clip_norm: rows with a larger L2 norm are scaled down to it; `math.inf` clips no row.
+    block was subtracted, which a large common mean would cost digits; blocks in float64. Rows with
+    a larger L2 norm than `clip_norm` are scaled down to it; `math.inf` clips no row.
     """
 
     def __init__(self, dimension: int, clip_norm: float):
@@ -155,9 +150,8 @@ class RunningMoments:
 def moments(embeddings_NxD, clip_norm: float) -> Moments:
     """Returns the moments of the embeddings [n, d], n >= 1, of a public corpus.
 
-    The population covariance divides by n, so that a single example has covariance 0. It is
-    accurate to about 1e-6 of its size for rows in float32, and to rounding for float64. Rows whose
-    L2 norm is above `clip_norm` are scaled down to it; `math.inf` clips no row.
+    Accurate to about 1e-6 of their size for rows in float32, and to rounding for float64;
+    `clip_norm` as of `RunningMoments`.
     """
     shape = np.shape(embeddings_NxD)
     if len(shape) != 2:
@@ -172,11 +166,8 @@ def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
 
     Where corpus i has share s_i, the mean is m = sum s_i m_i and the covariance is
     sum s_i (C_i + (m_i - m)(m_i - m)^T). The count is the largest that a mixture without repeated
-    examples can have: the minimum over i of count_i / s_i.
-
-    Args:
-        parts: the moments of one or more corpora, all of one dimension.
-        shares: one number >= 0 for each corpus; they must sum to 1 to within 1e-6.
+    examples can have: the minimum over i of count_i / s_i. Shares are at least 0, and sum to 1 to
+    within 1e-6.
     """
     shares_K = _checked_shares(parts, shares)
     means_KxD = np.stack([part.mean_D for part in parts])

@@ -97,15 +97,12 @@ class PopriSettings(Checked):
 
 @dataclass(frozen=True)
 class Written:
-    """The prompts and responses of one round, and how the model was tuned on them; public.
+    """The prompts (K), responses (K lists of J) and noisy scores of a round; public.
 
     Attributes:
-      prompts: K texts.
-      responses: K lists of J texts.
-      scores_KxJ: the clients' noisy scores.
       candidates: the share of the responses that are candidates (`PopriSettings.least_words`).
       pairs: the number of preference pairs, or of GRPO's groups, at most K (see `groups_by_score`).
-      record: the record of the tuning, see `text.preference.optimisation.Tuned`.
+      record: of the tuning, see `text.preference.optimisation.Tuned`.
     """
 
     round: int
@@ -329,8 +326,7 @@ def synthesise(
 ) -> list[str]:
     """Returns a synthetic corpus: the text for each of `number` new prompts, unless it is empty.
 
-    Args:
-      part: 0, 1, 2, ...; every part has its own prompts and its own random draws.
+    Every `part`, 0, 1, 2, ..., has its own prompts and its own random draws.
     """
     # Rounds count from 1, so no round has used these prompts.
     prompts = prompts_of(writer, samples, number, settings, seed, -part)

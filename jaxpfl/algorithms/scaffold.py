@@ -52,12 +52,7 @@ class ScaffoldState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CorrectedTraining(LocalTraining):
-    """SCAFFOLD's client function by steps, which keeps c_i of each client.
-
-    Attributes:
-      learning_rate: eta, that of `optimizer`, which is plain SGD.
-      parts: S and C, and how they share a contribution.
-    """
+    """SCAFFOLD's client function, plain SGD of rate eta, which keeps c_i of each client."""
 
     _: dataclasses.KW_ONLY
     learning_rate: float

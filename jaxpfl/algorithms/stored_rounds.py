@@ -26,9 +26,8 @@ LoadOrCompute = Callable[[str, Callable[[], Arrays]], Arrays]
 class Hooks(Generic[T]):
     """What happens around the rounds; none of it changes what is learned.
 
-    Attributes:
-      load_or_compute: stores the result of each step of a round.
-      on_round: is called after each round with the public results of the round.
+    `load_or_compute` stores the result of each step of a round; `on_round` is called with the
+    public results of each round.
     """
 
     load_or_compute: LoadOrCompute = lambda name, compute: compute()
@@ -42,11 +41,7 @@ class Hooks(Generic[T]):
 
 @dataclass(frozen=True)
 class PublicDraws:
-    """The random draws of an algorithm on the server. They are public: clients may see all of them.
-
-    Attributes:
-      algorithm: name of the algorithm, which keeps its draws apart from those of others.
-    """
+    """An algorithm's random draws on the server, by its name. Clients may see all of them."""
 
     algorithm: str
     seed: int

@@ -59,12 +59,7 @@ def root_of(sums: Sequence[bytes], size: int) -> str:
 
 
 class Blocks:
-    """A buffer that is a mapped file, of which a block is verified when it is first read.
-
-    Args:
-      content: uint8 [bytes], all of the file, mapped.
-      sums: SHA-256 of each block.
-    """
+    """A mapped file, uint8 [bytes], of which a block is verified by its sum when first read."""
 
     def __init__(self, path: Path, what: str, content: np.ndarray, sums: Sequence[bytes]) -> None:
         self.unverified = content

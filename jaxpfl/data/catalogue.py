@@ -14,11 +14,7 @@ from jaxpfl.errors import InputError
 
 @dataclass(frozen=True)
 class Download:
-    """A file at a public address; one that ends in ".lzma" is unpacked.
-
-    Attributes:
-      sha256: of what is fetched, where it is known.
-    """
+    """A file at a public address, unpacked if it ends in ".lzma"; `sha256` where it is known."""
 
     url: str
     sha256: str | None = None

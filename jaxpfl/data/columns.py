@@ -48,13 +48,7 @@ def arrow(values_N: np.ndarray) -> pa.Array:
 
 
 def as_column(what: str, values: Any) -> Column:
-    """`values` as a read-only column.
-
-    Args:
-      what: names the column in errors, e.g. "column 'x'".
-      values: an array of numbers or booleans, a sequence of strings, an Arrow string array, or
-        token ids.
-    """
+    """Numbers, booleans, texts or token ids as a read-only column, which errors call `what`."""
     if isinstance(values, Sequences | Padded | Mapped | MappedText):
         return values
     if isinstance(values, pa.ChunkedArray):

@@ -20,12 +20,7 @@ from jaxpfl.errors import InputError
 
 
 class Roots(NamedTuple):
-    """A column as it is hashed.
-
-    Attributes:
-      what: as `columns.describe` says it.
-      buffers: the roots of its buffers; none without examples.
-    """
+    """A column as it is hashed: what `columns.describe` says, and its buffers' roots, if any."""
 
     what: str
     examples: int

@@ -22,12 +22,8 @@ from jaxpfl.errors import InputError
 def invert_pixels(population: Population, probability: float, seed: int) -> Population:
     """Inverts ALL images of randomly chosen clients: 255 - x for uint8, 1 - x for floats.
 
-    The choice follows from the seed and the client's id. A client that is corrupted at one
-    probability is corrupted at every higher one.
-
-    Args:
-      population: clients whose column "image" holds images [H, W, C], uint8 or floats in 0 .. 1.
-      probability: of a client to be corrupted.
+    The choice follows from the seed and the client's id, and includes that of a lower probability.
+    The column "image" holds [H, W, C], uint8 or floats in 0 .. 1.
     """
     probability = checks.fraction("probability", probability)
     struck = client_uniforms("inverted pixels", seed, population.client_ids) < probability
@@ -55,12 +51,8 @@ def concatenate_first_words(population: Population, probability: float, seed: in
     """Joins the first two words of randomly chosen sentences: ["i", "have"] becomes ["i have"].
 
     The choice follows from the seed, the client's id and the sentence's position among that
-    client's examples. Sentences of fewer than two words may be chosen, but do not change.
-
-    Args:
-      population: clients whose column "words" holds sentences, the words of which are separated by
-        `columns.WORD_SEPARATOR`.
-      probability: of a sentence to be chosen.
+    client's examples. The column "words" holds sentences, the words of which are separated by
+    `columns.WORD_SEPARATOR`; those of fewer than two words do not change.
     """
     probability = checks.fraction("probability", probability)
     ids, offsets = population.client_ids, population.offsets

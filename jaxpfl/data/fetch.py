@@ -23,10 +23,7 @@ _SECONDS = 60.0
 
 
 def fetch(download: Download, target: Path, *, progress: bool = True) -> dict[str, Any]:
-    """Fetches a file to `target`, unpacked if its address ends in ".lzma".
-
-    Returns:
-      What is also written to NAME.origin.json.
+    """Fetches a file to `target`; returns what is also written to NAME.origin.json.
 
     Raises:
       InputError: `target` exists already, the folder cannot be made, the address cannot be reached

@@ -29,13 +29,8 @@ there is this client. Its other values do not count."""
 def grouped(blocks: Iterator[pa.RecordBatch], folder: Path) -> Iterator[Batch]:
     """The rows of all blocks, client by client; all blocks are read before the first batch.
 
-    Args:
-      blocks: Arrow columns without missing values, with equal schemas; `CLIENT` and `HELD` among
-        them.
-      folder: an empty folder for temporary files.
-
-    Raises:
-      InputError: one of the 256 files does not fit the memory four times over.
+    Blocks have equal schemas, `CLIENT` and `HELD`, and no missing values; `folder` is empty, for
+    temporary files. `InputError` if one of the 256 files does not fit the memory four times over.
     """
     for path in _deal(blocks, folder):
         largest = "the largest of 256 parts into which clients are dealt, sorted in memory,"

@@ -122,13 +122,7 @@ _ENDINGS = {
 
 
 class _Named:
-    """What a user wrote: a name or a path, and options.
-
-    Attributes:
-      public: whether it does not matter whose its examples are.
-      word: one of `_WORDS`, or "" for a path.
-      name: what follows the word's colon.
-    """
+    """What a user wrote: a word of `_WORDS` and a name, or "" and a path; and the options."""
 
     def __init__(self, source: str | Path, public: bool = False) -> None:
         self.public = public

@@ -54,12 +54,8 @@ class Dirichlet(Scheme):
 
     Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural Networks", section
     4, and the floor of Li et al. 2022, "Federated Learning on Non-IID Data Silos": everything is
-    drawn again until no client has fewer than `min_examples`.
-
-    Attributes:
-      by: the column of labels.
-      alpha: the concentration: 0.1 gives a client few labels, 100 nearly equal shares of all.
-      min_examples: the least number of examples of a client.
+    drawn again until no client has fewer than `min_examples`. `by` is the column of labels. The
+    concentration `alpha` of 0.1 gives a client few labels, 100 nearly equal shares of all.
     """
 
     by: str = "label"
@@ -91,11 +87,7 @@ class Pathological(Scheme):
     """Every client has examples of `labels` labels only, as in McMahan et al. 2017, section 3.
 
     Labels are assigned in turn, so that each occurs at about as many clients; a label's examples
-    are dealt equally to the clients that have it.
-
-    Attributes:
-      by: the column of labels.
-      labels: the number of labels of a client.
+    are dealt equally to the clients that have it. `by` is the column of labels.
     """
 
     by: str = "label"

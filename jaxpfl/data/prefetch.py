@@ -15,9 +15,6 @@ _AHEAD = 2
 def prefetch(items: Iterable[T]) -> Iterator[Iterator[T]]:
     """Iterates over `items` in a thread, at most two items ahead.
 
-        with prefetch(cohort) as buckets:
-            state, metrics = algorithm.step(state, buckets, keys)
-
     An exception in `items` is raised in the consumer, after the items before it. When the `with`
     block is left, also early or by an exception, the thread has ended. In memory are two items that
     are made or being made, and the one in use.

@@ -120,10 +120,7 @@ def judged(trials: Trials, stated: Guarantee, confidence: float) -> dict[str, An
 
 
 def _smaller(plan: Plan, canaries: int) -> Plan:
-    """The plan on fewer clients, if its cost, and each client's chance to take part, are the same.
-
-    They are for Poisson cohorts of a rate that is a fraction of small numbers.
-    """
+    """The plan on fewer clients, if its cost and each client's chance to take part are the same."""
     number, taken = plan.population, plan.clients_per_round
     if plan.sampling != "poisson" or plan.adaptive_clip is not None:
         return plan

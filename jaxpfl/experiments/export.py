@@ -47,9 +47,8 @@ def export(
 ) -> dict[str, Any]:
     """Writes what the finished run in the directory `run` made to the new folder `folder`.
 
-    Args:
-      texts: of the synthetic corpus; None for as many as the run wrote. More cost the clients
-        nothing.
+    A synthetic corpus has so many `texts`, or as many as the run wrote. More cost the clients
+    nothing.
     """
     directory, folder = Path(run), Path(folder)
     if texts is not None:

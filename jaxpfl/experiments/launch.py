@@ -1,7 +1,4 @@
-"""Starts one command on several hosts: Slurm or Ray starts it, and `jax.distributed` joins it.
-
-Nothing of our own stands beside them, and what they start is the command as it is given by hand.
-"""
+"""Starts one command on several hosts: Slurm or Ray starts it, and `jax.distributed` joins it."""
 
 import json
 import os
@@ -20,11 +17,7 @@ _JAXPFL = [sys.executable, "-m", "jaxpfl"]
 
 
 def by_slurm(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
-    """Runs `jaxpfl ARGUMENTS` on so many nodes by `srun`, in an allocation or with one of its own.
-
-    Returns:
-      The exit code, the largest of all, and what process 0 wrote to stdout.
-    """
+    """Runs `jaxpfl ARGUMENTS` on nodes by `srun`: the largest exit code, stdout of process 0."""
     # Each process that lives says why it ends, for which it needs up to 30 seconds.
     start = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--output=0", "--kill-on-bad-exit=0"]
     try:
@@ -66,11 +59,7 @@ def by_ray(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
 
 @contextmanager
 def cluster(workers: int, *, logs: bool) -> Iterator[Any]:
-    """Ray, joined to the cluster that RAY_ADDRESS names, or started here for so many workers.
-
-    Args:
-      logs: whether what workers write is written here, too.
-    """
+    """Ray, at RAY_ADDRESS or started here for so many workers; `logs`: what these write, too."""
     ray = require("ray", "ray")
     # Ray reports its usage to its makers unless told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

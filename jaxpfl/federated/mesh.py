@@ -165,8 +165,7 @@ def shares(mesh: Mesh) -> tuple[int, ...]:
 def put_shares(tree: PyTree, mesh: Mesh) -> PyTree:
     """Splits the first axis of arrays evenly along the mesh's first axis, that of clients.
 
-    Args:
-      tree: of the arrays, a process has the shares of its own devices alone, in their order.
+    Of the arrays, a process has the shares of its own devices alone, in their order.
     """
     return put(tree, NamedSharding(mesh, PartitionSpec(mesh.axis_names[0])))
 

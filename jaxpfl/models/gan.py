@@ -270,10 +270,7 @@ class GAN(Checked):
 
 
 def to_range(image: Array, real_B: Array) -> Array:
-    """Images [B, ...] of uint8 in 0 .. 255, or else in 0 .. 1, as float32 in [-1, 1].
-
-    Rows where `real_B` is False become 0.
-    """
+    """Images [B, ...], uint8 or in 0 .. 1, as float32 in [-1, 1]; 0 where `real_B` is False."""
     scale = 2.0 / 255.0 if image.dtype == jnp.uint8 else 2.0
     ranged = image.astype(jnp.float32) * jnp.float32(scale) - jnp.float32(1)
     return jnp.where(jnp.expand_dims(real_B, tuple(range(1, image.ndim))), ranged, 0.0)

@@ -17,11 +17,8 @@ class MLP(Checked, Classifier):
 
     Each feature x becomes arcsinh(x), which is x near 0 and sign(x) log(2 |x|) far from it: the
     scale of private features is not known, and raw ones of size 10,000 would let the gradient of a
-    single one use up the clip norm.
-
-    Attributes:
-      classes: number of classes; labels are 0 .. classes - 1.
-      hidden: width of the hidden layer of rectified linear units; 0 for logistic regression.
+    single one use up the clip norm. `hidden` is the width of the layer of rectified linear units; 0
+    is logistic regression.
     """
 
     features: PositiveInt

@@ -36,11 +36,7 @@ _NO_RANDOM = (
 
 @dataclass(frozen=True)
 class OwnModel(LossModel):
-    """A model of pure functions; see `from_functions`.
-
-    Attributes:
-      columns: that a batch holds; None = all numeric ones of the clients.
-    """
+    """A model of pure functions, see `from_functions`; `columns` None = all numeric ones."""
 
     init_fn: Callable[[Array], Params]
     loss_fn: Callable[[Params, Batch], Array]

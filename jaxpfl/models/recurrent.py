@@ -22,12 +22,7 @@ from jaxpfl.models.layers.recurrence import Weights, lstm, run
 
 
 class RecurrentNetwork(nnx.Module):
-    """Logits h W^T + b of the last layer's outputs h.
-
-    Args:
-      layers: modules from [T, B, I] to [T, B, H].
-      output_VxH: W; None = the embedding.
-    """
+    """Logits h W^T + b of the last layer's outputs h, [T, B, H]; W None = the embedding."""
 
     def __init__(
         self,
@@ -115,9 +110,6 @@ class LSTMLanguageModel(Checked, RecurrentModel):
     """An LSTM language model; batches hold "tokens" int32 [B, L + 1], padded with -1 at the end.
 
     Matrices begin Glorot-uniform, forget biases as 1, embeddings small and uniform.
-
-    Attributes:
-      vocab_size: number of token ids, including the special tokens.
     """
 
     vocab_size: PositiveInt = 90

@@ -61,8 +61,7 @@ def epsilon_of_counts(
 ) -> float:
     """Returns the epsilon of a composition given as counts of elementary releases (cached).
 
-    Args:
-      coarsening: above 1, it may be found faster and be larger, for a first search.
+    For `coarsening` see `AccountantSpec`.
     """
     delta = checks.open_fraction("delta", delta)
     checks.one_of("accountant", accountant, tuple(ACCOUNTANTS))

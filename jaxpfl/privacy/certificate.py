@@ -34,13 +34,9 @@ ROUNDED = "noise is drawn in float32, whose last bits are not those of an exact 
 def certificate(
     system: str, ledgers: Mapping[str, Ledger], delta: float, *, statement: str, stamp: str
 ) -> dict[str, Any]:
-    """Returns the certificate of all releases on some ledgers.
+    """Returns the certificate of all releases on some ledgers, by the names that they are known by.
 
-    Args:
-      system: what was run.
-      ledgers: by the name that they are known by.
-      delta: of the stated epsilons.
-      statement, stamp: as they are printed.
+    `delta` is that of the stated epsilons; `statement` and `stamp` are as they are printed.
     """
     found = [_of(name, each, delta) for name, each in ledgers.items()]
     if not stamp and any(math.isinf(each.spent(delta)) for each in ledgers.values()):

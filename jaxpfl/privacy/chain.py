@@ -40,12 +40,8 @@ _PART_OF_START = re.compile(rb'\{"bytes":([1-9][0-9]{0,8})?')
 class Chain:
     """The lines of one file, open for appending, or for reading after `Chain.read`.
 
-    Attributes:
-      path: the file.
-      lines: the fields of every line, without "bytes", "hash" and "previous".
-
-    Args:
-      path: made, with its folder, if absent.
+    `lines` holds the fields of every line, without "bytes", "hash" and "previous". A file that is
+    absent is made, with its folder.
     """
 
     def __init__(self, path: Path) -> None:

@@ -80,12 +80,7 @@ class AdaptiveClip(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """How a client's contribution is clipped (see above).
-
-    Attributes:
-      norm: S, the L2 bound; under adaptive clipping that of the first round.
-      adaptive: None for a constant norm.
-    """
+    """How a contribution is clipped: to the L2 norm `norm`, or adaptively from it on, see above."""
 
     norm: float
     adaptive: AdaptiveClip | None = None

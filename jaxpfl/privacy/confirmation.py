@@ -79,10 +79,8 @@ def fixed_size_epsilon(
     Theorem 27 of Wang, Balle, Kasiviswanathan 2018 ("Subsampled Renyi Differential Privacy and
     Analytical Moments Accountant", arXiv:1808.00087) for the Gaussian, with its forward
     differences summed in 400-digit decimals instead of in logarithms; fractional orders by
-    convexity (its Corollary 10).
-
-    Args:
-      noise_multiplier: noise divided by the shift that replacing one client makes (2 S).
+    convexity (its Corollary 10). The noise multiplier is relative to the shift that replacing one
+    client makes (2 S).
     """
     if clients == population:
         return gaussian_epsilon(math.sqrt(rounds) / noise_multiplier, delta)

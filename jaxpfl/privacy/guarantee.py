@@ -59,9 +59,7 @@ class Guarantee(Checked):
     ) -> Self:
         """Returns the guarantee of several releases, under the adjacency that they share.
 
-        Args:
-          releases: their events, in any order.
-          accountant: None = the tightest that supports the releases.
+        Without an accountant, it is by the tightest that supports the releases.
         """
         # Counted for speed: this is called after every round, and rounds repeat one event.
         parts, repeated = [], Counter()

@@ -26,10 +26,7 @@ from jaxpfl.privacy.keys import require_noise_key
 def gaussian_noise_like(key: jax.Array, tree: PyTree, std: jax.Array | float) -> PyTree:
     """Returns float32 noise N(0, std^2), one independent draw for each coordinate of `tree`.
 
-    Args:
-      key: typed threefry4x32 key, used for this draw alone.
-      tree: pytree of arrays or shapes; only shapes are read.
-      std: standard deviation, a float32 scalar.
+    `key`, a typed threefry4x32 key, is for this draw alone; `tree` holds arrays or shapes.
     """
     return cut(standard_normal(key, (coordinates(tree),)) * std, tree)
 
@@ -55,9 +52,7 @@ def on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:
     Without it, low bits tell what was added to the noise: of a supposed sum, the difference must be
     a float32 (Mironov 2012, "On significance of the least significant bits"). Thousands of float32
     draws lead to each value of the grid. It is post-processing, and adds 0.03 % to the variance.
-
-    Args:
-      std: of the noise, a float32 scalar; without noise, 0, the values stay.
+    Without noise, `std` = 0, the values stay.
     """
     exponent = jax.lax.bitcast_convert_type(std, jnp.uint32) & jnp.uint32(0x7F800000)
     step = jax.lax.bitcast_convert_type(exponent, jnp.float32) * jnp.float32(2.0**-5)
@@ -72,11 +67,7 @@ def coordinates(tree: PyTree) -> int:
 
 
 def cut(vector_P: jax.Array | np.ndarray, tree: PyTree, reshape: Callable = jnp.reshape) -> PyTree:
-    """Returns the first coordinates of a vector in the shapes of a pytree, leaf after leaf.
-
-    Args:
-      reshape: `(vector, shape) -> array`.
-    """
+    """Returns the first coordinates of a vector in the shapes of a pytree, leaf after leaf."""
     leaves, structure = jax.tree.flatten(tree)
     cut_leaves, start = [], 0
     for leaf in leaves:

@@ -24,11 +24,7 @@ class Clients(Protocol):
 
 
 class LedgerKey:
-    """The key of one ledger.
-
-    Attributes:
-      check: a hash that identifies the key; public.
-    """
+    """The key of one ledger; `check`, a hash that identifies it, is public."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -45,8 +41,7 @@ class LedgerKey:
 def open_key(path: Path, *, create: bool) -> LedgerKey:
     """Reads a key of 32 random bytes.
 
-    Args:
-      create: whether a missing key is made, with mode 0600 and on the disk when this returns.
+    With `create`, a missing key is made, with mode 0600 and on the disk when this returns.
     """
     if create and not path.exists():
         files.private_directory(path.parent)

@@ -159,21 +159,14 @@ class FredPlan:
 
     @classmethod
     def without_privacy(cls, **settings: Any) -> Self:
-        """Returns the plan of the same query without noise: NOT private, and marked so.
-
-        Args:
-          settings: fields such as `clip_norm`, `unit` and `max_examples`.
-        """
+        """Returns the plan of the same query without noise: NOT private, and marked so."""
         return cls(multipliers=(0.0, 0.0, 0.0), delta=0.0, private=False, **settings)
 
     def simulated_by(self, units: int, delta: float, larger: int) -> Self:
         """Returns the plan by which `units` clients have the noise of `larger` ones in their means.
 
-        It is a SIMULATION, which all its statements say: see `privacy.simulated`.
-
-        Args:
-          delta: of what these units have, below 1 / their number.
-          larger: the number of units that this plan is for; all of them take part.
+        It is a SIMULATION, which all its statements say: see `privacy.simulated`. `delta` is
+        of what these units have, below 1 / their number.
         """
         return dataclasses.replace(
             self,

@@ -206,9 +206,8 @@ def _mean(plan: FredPlan, state: FredState) -> tuple[float, np.ndarray]:
 def used_examples(clients: Population, plan: FredPlan, seed: int) -> Population:
     """The clients with the examples that the query uses, to be embedded.
 
-    Where the unit is the client these are at most `plan.max_examples` random ones of each, which
-    follow from the seed and the client alone; where it is the example, all. Embedding takes most
-    of the time, so examples are drawn before it.
+    At most `plan.max_examples` random ones of each, which follow from the seed and the client
+    alone; where the unit is the example, all.
     """
     if plan.unit == "example":
         return clients

@@ -24,11 +24,8 @@ _SNAPSHOT = Path(__file__).with_suffix(".parquet")
 def read_docstrings(packages: Sequence[str]) -> Population:
     """The public docstrings of packages, named as they are imported.
 
-    Of clients with identical sentences only the first is kept. The number of clients therefore
-    depends on their data, which is harmless because the docstrings are published.
-
-    Returns:
-      Clients by dotted path, such as "scipy.stats._stats_py.zscore", with the column "text".
+    Of clients with identical sentences only the first is kept, which is harmless, because the
+    docstrings are published. Ids are dotted paths, such as "scipy.stats._stats_py.zscore".
     """
     if len(set(packages)) != len(packages):
         raise InputError("docstrings: a package is named twice")

@@ -45,8 +45,7 @@ ENDINGS = tuple(_READERS)
 def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> Iterator[Rows]:
     """The rows of a file, or of the shards of a folder, in bounded memory.
 
-    Args:
-      encoding: of files of text; None: UTF-8, or UTF-16 with a byte order mark.
+    `encoding` is that of files of text; None: UTF-8, or UTF-16 with a byte order mark.
     """
     for file in files_of(path):
         read = next((each for end, each in _READERS.items() if file.name.endswith(end)), None)

@@ -51,13 +51,7 @@ class Feature:
 
 
 class DefectError(Exception):
-    """A message that cannot be decoded.
-
-    Attributes:
-      index: of the message in its batch.
-      reason: what is wrong with it, without any of its values.
-      corrupt: whether the message is damaged, rather than of another schema.
-    """
+    """A message that cannot be decoded: its index, why (no value), and whether it is damaged."""
 
     def __init__(self, index: int, reason: str, corrupt: bool = False) -> None:
         super().__init__(reason)

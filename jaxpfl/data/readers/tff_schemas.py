@@ -26,12 +26,7 @@ Columns = dict[str, Column]
 
 @dataclass(frozen=True)
 class Schema:
-    """What the examples of one data set hold.
-
-    Attributes:
-      features: name -> dtype and shape, in the order in which TFF gives them.
-      canonical: maps the features to the canonical columns.
-    """
+    """What the examples of one data set hold; `canonical` maps them to canonical columns."""
 
     features: dict[str, Feature]
     unit: str

@@ -19,13 +19,10 @@ from jaxpfl.models.decoder.config import DecoderConfig
 class Training(Checked):
     """How a model is trained. The defaults are those of POPri's downstream model, for one epoch.
 
-    Attributes:
-      epochs: passes over the examples, each in a new order.
-      batch_size: examples per step; a smaller last batch is padded and masked.
-      learning_rate: in the first step.
-      schedule: "cosine", down to zero at the last step, or "constant".
-      weight_decay: of kernels; it is multiplied by the learning rate.
-      clip_norm: bound of the gradient's global L2 norm; None for no bound.
+    Each of the `epochs` takes the examples in a new order; a smaller last batch is padded and
+    masked. The rate begins as `learning_rate`, and is zero after the last step if the schedule is
+    "cosine". `weight_decay`, of kernels, is multiplied by it. `clip_norm` bounds the gradient's
+    global L2 norm; None for no bound.
     """
 
     epochs: PositiveInt = 1

@@ -54,12 +54,12 @@ def prefinetune(
     settings: PrefinetuneConfig,
     *,
     seed: int,
-    callback: Callable[[int, float], None] | None = None,
+    callback: Callable[[int, float], None] = lambda done, loss: None,
 ) -> Fitted:
     """Trains `model` from the parameters `start` on a public corpus; deterministic in `seed`.
 
     After each epoch, `callback` is called with the number of epochs so far, of
-    `epochs_of(settings)`, and the least validation loss so far.
+    `trials` + `epochs` - 1, and the least validation loss so far.
 
     Returns:
       Parameters, and a record with "learning_rate", "best_epoch", "valid_loss", "trials" (learning
@@ -87,8 +87,7 @@ def prefinetune(
         if better:
             best, best_loss, best_epoch = params, valid_loss, number
         done += 1
-        if callback is not None:
-            callback(done, best_loss)
+        callback(done, best_loss)
         return params, trace, {"train_loss": float(loss), "valid_loss": valid_loss}, better
 
     start = place(start)
@@ -117,11 +116,6 @@ def prefinetune(
         "epochs": epochs,
     }
     return Fitted(jax.device_get(best), record)
-
-
-def epochs_of(settings: PrefinetuneConfig) -> int:
-    """The number of epochs for one candidate, including one for each trial."""
-    return settings.trials + settings.epochs - 1
 
 
 @partial(jax.jit, static_argnames=("model", "momentum"))

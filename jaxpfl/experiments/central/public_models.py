@@ -98,10 +98,7 @@ class PublicModels:
         return FastTokeniser(tokenizer, name=f"tokeniser {digest[:12]}", end_of_text=0, ends=(0,))
 
     def decoder(self, name: str, settings: DecoderModelConfig, positions: int) -> LanguageModel:
-        """The pretrained decoder of these settings; pretrains it if the cache does not hold it.
-
-        `positions` is the number of tokens of the longest sequence that it will read.
-        """
+        """The decoder of these settings for `positions` tokens; pretrained if it is not cached."""
         names = settings.corpora or tuple(self.sources)
         described = {**asdict(settings), "positions": positions, "seed": self.seed}
         stored_as = f"{name}-{self._hash(names, described)}"

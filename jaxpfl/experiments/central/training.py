@@ -177,10 +177,7 @@ def fit(
 def fit_adam(
     model: Model, columns: Columns, *, epochs: int, batch_size: int, learning_rate: float, seed: int
 ) -> Params:
-    """Trains a new model by Adam at one learning rate, see `fit`; returns parameters on the host.
-
-    `seed` determines the initial parameters and the orders.
-    """
+    """Trains a new model by Adam at one learning rate, see `fit`; parameters on the host."""
     settings = Training(
         epochs=epochs,
         batch_size=batch_size,

@@ -148,10 +148,7 @@ def to_yaml(config: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader without aliases, which can expand exponentially, and duplicate keys.
-
-    It says in which line a value cannot be what it looks like.
-    """
+    """PyYAML's safe loader without aliases, which can expand exponentially, and duplicate keys."""
 
     _depth = 0
 
@@ -306,10 +303,7 @@ def _choose(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any
 
 
 def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
-    """The dataclass among `members` that has the most required keys, all of them in `value`.
-
-    Keys of different members exclude each other.
-    """
+    """The dataclass among `members` that has the most required keys, all of them in `value`."""
     given = list(value) if isinstance(value, Mapping) else []
     required = {member: _required(member) for member in members}
     fitting = [member for member in members if required[member] <= set(given)]

@@ -1,7 +1,4 @@
-"""The configs that come with jaxpfl, found by name: `quickstart`, `papers/gan_by_user`.
-
-They lie in the repository's `configs/`, and in an installed package in `jaxpfl/configs/`.
-"""
+"""The configs that come with jaxpfl, by name, from `configs/` here or in the installed package."""
 
 import difflib
 import itertools

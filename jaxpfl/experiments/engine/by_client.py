@@ -1,7 +1,4 @@
-"""What differs between clients: the distribution of their scores, and models of their own.
-
-Of clients that are declared public: `evaluate.Evaluator.by_client` computes their scores.
-"""
+"""What differs between clients declared public: their scores, and models of their own."""
 
 import dataclasses
 import math

@@ -49,12 +49,7 @@ KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 @dataclass(frozen=True)
 class Sized:
-    """A model by its shapes.
-
-    Attributes:
-      about: what it is, or, where it is not available, which one it is.
-      parameters, size: their number, and the bytes in memory; None where it is not available.
-    """
+    """A model by its shapes; without parameters and size (bytes) where it is not available."""
 
     about: str
     parameters: int | None = None
@@ -104,11 +99,8 @@ class PlannedRelease:
 class Description:
     """What a run would be; public.
 
-    Attributes:
-      models, rounds, releases: by name.
-      sources: sources of the system's own, by the key that names them.
-      together: by name, what several releases cost together.
-      notes: sentences on what was not checked.
+    `sources` are the system's own, by the key that names them; `together` has by name what several
+    releases cost together; `notes` are sentences on what was not checked.
     """
 
     models: Mapping[str, Sized] = field(default_factory=dict)
@@ -120,13 +112,7 @@ class Description:
 
 
 class Clients(NamedTuple):
-    """How many clients a dry run is for.
-
-    Attributes:
-      all: in the source.
-      train: of these, in expectation.
-      declared: False where `ASSUMED` stands for a number that the config does not give.
-    """
+    """How many clients a dry run is for; of `ASSUMED` if not declared, `train` in expectation."""
 
     all: int
     train: int

@@ -29,9 +29,8 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 class DeclaredPublic:
     """The user's statement, in the code or the config, that these clients' data is public.
 
-    Attributes:
-      name: shown beside all results on them, such as "test clients of x.jsonl"; by default the
-        population's own name.
+    `name` is shown beside all results on them, such as "test clients of x.jsonl"; by default it is
+    the population's own.
     """
 
     population: Population = field(repr=False)
@@ -135,10 +134,7 @@ class Evaluator:
         return Pending([_sums(self.model, params, *batch) for batch in self._batches])
 
     def by_client(self, params: Any) -> ClientScores:
-        """Scores `params` on all examples of each client.
-
-        They are shared by all, or a function from a client's index to its own, `jaxpfl.Personal`.
-        """
+        """Scores parameters, shared or by client (`jaxpfl.Personal`), on each client's examples."""
         offsets, columns = self.population.offsets, self.population.numeric()
         clients, pending = np.flatnonzero(np.diff(offsets)), []
         for client in clients.tolist():
@@ -181,10 +177,7 @@ def sentences_of(
     number: int = 5,
     max_tokens: int = 20,
 ) -> Callable[[Any, int], list[str]]:
-    """Returns `(params, round) -> sentences`, which generates from the model and reads no data.
-
-    A decoder has the tokeniser of the published model.
-    """
+    """Returns `(params, round) -> sentences`, which generates from the model and reads no data."""
 
     def sentences(params: Any, round: int) -> list[str]:
         key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)

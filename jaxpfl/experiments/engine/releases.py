@@ -96,10 +96,7 @@ class Releases(AbstractContextManager["Releases"]):
         return cls(Artifacts(folder, run=run, ledger=ledger), run, ledger)
 
     def load_or_compute(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
-        """Returns the arrays stored under `name`; if there are none, computes and stores them.
-
-        Their releases are confirmed before they are stored.
-        """
+        """The arrays stored under `name`; else computed, their releases confirmed, and stored."""
 
         def confirmed() -> Artifact:
             arrays = compute()

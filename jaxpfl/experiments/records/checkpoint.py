@@ -265,10 +265,7 @@ def _in_silence() -> Iterator[None]:
 
 
 def _places(leaves: dict[str, Any]) -> dict[str, str]:
-    """What Orbax calls each leaf: the names of folders, which a leaf's own name may not be.
-
-    Orbax refuses empty arrays, whose shape is in the record.
-    """
+    """What Orbax calls each leaf that is not empty: a folder's name, which its own may not be."""
     return {name: str(at) for at, name in enumerate(sorted(leaves)) if leaves[name].size}
 
 

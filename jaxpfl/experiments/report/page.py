@@ -42,11 +42,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts and `Cell`s, with headings or without.
-
-    Attributes:
-      numbers: indices of the columns that are aligned to the right.
-    """
+    """A table of texts and `Cell`s; `numbers` are the columns aligned to the right."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[Any, ...]]

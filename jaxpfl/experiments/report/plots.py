@@ -80,10 +80,7 @@ def subtitle(axes: Any, title: str, text: str) -> None:
 
 
 def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamp: str = "") -> Any:
-    """Grids of `side` x `side` uint8 images [N, H, W, C], each with a title, in rows and columns.
-
-    In gray images, 0 is shown white.
-    """
+    """Grids of `side` x `side` uint8 images [N, H, W, C], each with a title; gray 0 is white."""
     from matplotlib.figure import Figure
 
     rows, columns = len(blocks), max(len(row) for row in blocks)

@@ -30,12 +30,7 @@ class _File:
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of values, and the config of a system that has them.
-
-    Attributes:
-      name: name of the point's folder, made of the values that differ between points.
-      values: by field; the field "case" has the name of the case, if there are cases.
-    """
+    """A combination of values by field (or "case"), its folder's name, and a system's config."""
 
     name: str
     values: dict[str, Any]

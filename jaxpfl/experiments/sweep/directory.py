@@ -96,10 +96,7 @@ class PointFolder:
 
     @property
     def failure(self) -> bytes | None:
-        """The record of a failed attempt, which differs from that of any other; None without one.
-
-        It is compared for equality alone, and no clock is asked.
-        """
+        """The record of a failed attempt, different from any other's; None without one."""
         with suppress(FileNotFoundError):
             return (self.path / _FAILED).read_bytes()
 

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Study:
-    """What a config describes, of these training clients, which may be made up.
-
-    Attributes:
-      clients: PRIVATE, unless they are made up.
-    """
+    """What a config describes, of these training clients: PRIVATE, or made up."""
 
     config: Any
     clients: "Population" = field(repr=False)
@@ -145,10 +141,7 @@ class System:
         return importlib.import_module(inner if found else self.package)
 
     def describe(self, config: Any) -> "Description":
-        """`Study.describe` for as many made-up clients as the config declares.
-
-        Nothing is fetched, charged or written.
-        """
+        """`Study.describe` of made-up clients. Nothing is fetched, charged or written."""
         from jaxpfl.experiments.engine.description import Clients
 
         return self.part("study").Study(config, Clients.of(config.data).made_up()).describe()

@@ -73,10 +73,7 @@ class Questions(Protocol):
     def ask(
         self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
     ) -> Shown:
-        """Asks the question of plan `number` by `release(query, broadcast, clip_norm=...)`.
-
-        `clip` is the `clip_norm` that was last shown.
-        """
+        """Asks question `number` by `release`, whose `clip_norm` is `clip`, the one shown last."""
         ...
 
 
@@ -88,12 +85,7 @@ MakeAsking = Callable[[Population, Ledger, RunSecret], AbstractContextManager[An
 
 
 class Played(NamedTuple):
-    """What a game came to: simulated.
-
-    Attributes:
-      trials: a score of each kind, and the coin, of every canary of every run.
-      stated: what the ledger says that one run cost.
-    """
+    """What a game came to, simulated: scores and coins of all canaries, and the stated cost."""
 
     trials: Trials
     stated: Guarantee

@@ -1,8 +1,4 @@
-"""A round without clients: its programs are traced on made-up shapes, not compiled and not run.
-
-It finds what does not fit together, a model and its examples, a bucket and the devices, before any
-client is read, and says how large things are.
-"""
+"""A round without clients: its programs are traced on made-up shapes, not compiled and not run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,11 +38,7 @@ class QuerySize:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What an algorithm's rounds would send and occupy.
-
-    Attributes:
-      state: the server's state, such as parameters and its optimiser's moments, in bytes.
-    """
+    """What an algorithm's rounds send and occupy; `state` is the server's, in bytes."""
 
     state: int
     queries: tuple[QuerySize, ...]

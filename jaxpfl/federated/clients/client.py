@@ -239,12 +239,7 @@ RULES = (_of_several_clients,)
 
 
 class TracedClient(NamedTuple):
-    """A client function as JAX traces it for one client.
-
-    Attributes:
-      contribution: its shapes.
-      client_state: shapes of what it keeps; None if it keeps nothing.
-    """
+    """A client function as JAX traces it: shapes of its contribution and of what it keeps."""
 
     jaxpr: Any
     contribution: PyTree

@@ -151,10 +151,7 @@ def clipped_sum(
 
 
 def _lengths(rows_BxK: jax.Array) -> jax.Array:
-    """Norms [B], NaN or infinite where a value is.
-
-    Values are divided by the largest, so that their squares are in range.
-    """
+    """Norms [B], NaN or infinite where a value is, without overflow of the squares."""
     largest_B = jnp.max(jnp.abs(rows_BxK), axis=1)
     divisor_B = jnp.where(largest_B > 0, largest_B, jnp.float32(1))
     return jnp.sqrt(jnp.sum(jnp.square(rows_BxK / divisor_B[:, None]), axis=1)) * largest_B

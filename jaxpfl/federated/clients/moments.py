@@ -47,12 +47,8 @@ Moment = Literal["count", "sum", "second"]
 class ClientMoment:
     """A client function by steps: one moment of the embeddings, the only column that it is given.
 
-    Attributes:
-      moment: "count", "sum" or "second".
-      clip_norm: c.
-      average: divides by the client's number of examples (0 for a client without any).
-
-    The broadcast is the centre, float32 [d], which "count" and "sum" only read d from.
+    `average` divides by the client's number of examples (0 for a client without any). The broadcast
+    is the centre, float32 [d], which "count" and "sum" only read d from.
     """
 
     moment: Moment

@@ -80,9 +80,6 @@ class Ditto(_WithOwnModel):
     Source: Li, Hu, Beirami, Smith 2021, "Ditto: Fair and Robust Federated Learning Through
     Personalization", Algorithm 1. A step of v is on the batch's loss + `pull` / 2 ||v - w||^2,
     where w is the broadcast.
-
-    Attributes:
-      pull: lambda.
     """
 
     pull: float = 0.1
@@ -105,9 +102,6 @@ class APFL(_WithOwnModel):
     Source: Deng, Kamani, Mahdavi 2020, "Adaptive Personalized Federated Learning", Algorithm 1,
     with a constant weight for all clients. A step of v is on the batch's loss of the mixture with w
     as it is trained on this client.
-
-    Attributes:
-      mix: alpha.
     """
 
     mix: float = 0.5

@@ -43,12 +43,7 @@ Centring = Literal["none", "all", "prompt"]
 
 
 class ScoreSpace(NamedTuple):
-    """Which scores are possible; public.
-
-    Attributes:
-      rows_KxJxD: A, float32 [prompts, responses, d].
-      factor_DxD: L, float32, lower triangular.
-    """
+    """Which scores are possible; public. A and the lower triangular L are float32."""
 
     rows_KxJxD: np.ndarray
     factor_DxD: np.ndarray
@@ -139,10 +134,6 @@ def mean_embeddings(embedding_NxD: np.ndarray, offsets: np.ndarray) -> np.ndarra
 
     Zero embeddings count as texts; a client without texts has the mean zero, one with an embedding
     that is not finite has NaN, so that the door leaves out the whole client.
-
-    Args:
-      embedding_NxD: float [examples, d].
-      offsets: of a `data.Population`, int [clients + 1].
     """
     clients, dimension = len(offsets) - 1, embedding_NxD.shape[1]
     means_CxD = np.zeros((clients, dimension), np.float32)

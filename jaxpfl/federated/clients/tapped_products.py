@@ -78,12 +78,7 @@ def opened(
     weights: Sequence[jax.Array],
     example: Any,
 ) -> Opened:
-    """Opens up the products of a loss with single vectors.
-
-    Args:
-      loss: `(weights, example) -> scalar`.
-      example: arrays or shapes, of one example.
-    """
+    """Opens up the products of a loss with single vectors, for an example of arrays or shapes."""
     program = jax.make_jaxpr(loss)(list(weights), example)
     number = len(weights)
     found = _Uses()

@@ -153,9 +153,8 @@ class Compensated:
     def add_noise(self, total: PyTree, noise: PyTree | None, scale: jax.Array) -> PyTree:
         """Returns total + noise as float32 leaves [...], rounded once, after the addition.
 
-        Args:
-          total: from `join_devices`.
-          noise: float32 leaves [...] or None; if `exact`, int32 leaves, in steps.
+        `total` is from `join_devices`; the noise, float32 leaves [...], or None; if `exact`, int32
+        leaves, in steps.
         """
         if noise is None:
             return _map_pairs(lambda pair: pair.high + pair.low, total)

@@ -25,13 +25,9 @@ _LANES = 8192
 
 @partial(jax.jit, static_argnames=("mesh",))
 def bound_to_bits(key: jax.Array, secrets_W: jax.Array, tree: PyTree, mesh: Mesh) -> jax.Array:
-    """Returns a key that is a function of `key` and of every bit of `tree`.
+    """Returns a key that is a function of `key`, typed and secret, and of every bit of `tree`.
 
-    Args:
-      key: typed, secret.
-      secrets_W: uint32 [4], secret, independent of `key`.
-      tree: arrays of 32-bit numbers.
-      mesh: the devices that share the work.
+    `tree` holds 32-bit numbers, `secrets_W` is uint32 [4], secret and independent of `key`.
     """
     words_W = checksum(secrets_W, tree, mesh)
     # A loop, because four unrolled `fold_in`s take long to compile.

@@ -282,8 +282,7 @@ class Door:
     ) -> jax.stages.Traced:
         """Traces what adds a bucket of the largest shape to the sums, without compiling or running.
 
-        Args:
-          broadcast, columns: only shapes and dtypes are used; devices need not be available.
+        Only shapes and dtypes of the arguments are used; devices need not be available.
         """
         by_client, everywhere = (
             functools.partial(placed, NamedSharding(self.mesh, spec))

@@ -47,10 +47,7 @@ def environment() -> dict[str, Any]:
 
 
 def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> Any:
-    """A query's client function as JAX traces it for one client, see `client.traced`.
-
-    Of `broadcast` and `columns` only shapes and dtypes are used.
-    """
+    """A query's client function as JAX traces it for one client; only shapes and dtypes count."""
     shape, rows = jax.ShapeDtypeStruct, (query.cohort.rungs[-1], query.cohort.batch_size)
     dtypes = {name: jax.dtypes.canonicalize_dtype(each.dtype) for name, each in columns.items()}
     batches: Any = {

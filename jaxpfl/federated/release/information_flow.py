@@ -64,10 +64,8 @@ def check_release(
     """Proves that a query's release tells nothing of the clients but by its noisy sum.
 
     Nothing is compiled or run, but traced: at every rung of the ladder, with the chunk that is run.
-
-    Args:
-      client: the client function as traced for one client.
-      broadcast, columns: only shapes and dtypes are used.
+    `client` is the client function as traced for one client; of arrays, only shapes and dtypes are
+    used.
     """
     plan, held = query.plan, {*captured(query.client_fn), *check_client(query, client)}
     noise = None

@@ -249,11 +249,7 @@ def read_columns(query: Query, population: Population) -> dict[str, Column]:
 
 
 def arrays(query: Query, broadcast: Any) -> Any:
-    """The broadcast with numbers of Python or numpy as arrays.
-
-    Raises:
-      InputError: a leaf is neither an array of numbers nor a number that fits 32 bits.
-    """
+    """The broadcast's numbers as arrays; `InputError` of what is none or exceeds 32 bits."""
 
     def array(leaf: Any) -> Any:
         kind = {bool: bool, int: np.int32, float: np.float32}.get(type(leaf))

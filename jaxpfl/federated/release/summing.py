@@ -29,11 +29,7 @@ class Sums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where sums are: on the devices of a mesh, and how those of a replica split each leaf.
-
-    Attributes:
-      parts: for each leaf of a contribution its axes on the mesh, see `mesh.shardings`.
-    """
+    """Where sums are: on the devices of a mesh, which split each leaf on its axes `parts`."""
 
     mesh: Mesh
     parts: tuple[PartitionSpec, ...]

@@ -64,10 +64,8 @@ def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None
     """Writes the adapters of a model, without its base (see `jaxpfl.models.decoder.lora.attach`).
 
     They replace the adapters that the folder holds. A crash leaves the old ones, the new ones, or a
-    folder without adapter_config.json, which `load` refuses.
-
-    Args:
-      base: the folder or the hub name of the base, which PEFT looks up; None leaves it open.
+    folder without adapter_config.json, which `load` refuses. `base` is the folder or the hub name
+    of the base, which PEFT looks up; None leaves it open.
     """
     if model.lora is None:
         raise InputError("the model has no adapters to save")

@@ -118,10 +118,7 @@ def with_commit(name: str) -> tuple[str, str | None]:
 
 
 def public_name(name: str) -> str:
-    """What to call a model elsewhere: NAME@COMMIT of the hub stays, a folder loses its path.
-
-    The path may say something of this machine or its user.
-    """
+    """What to call a model elsewhere: NAME@COMMIT of the hub, or a folder without its path."""
     if name in (*MINILM_NAMES, SMOLLM2) or with_commit(name)[1] is not None:
         return name
     return os.path.basename(os.path.abspath(Path(name).expanduser()))

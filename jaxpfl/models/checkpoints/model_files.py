@@ -55,11 +55,7 @@ def check_parameters(model: Model, params: Params, dtypes: tuple[str, ...]) -> d
 
 
 def check_sizes(settings: Mapping[str, Any], *, layers: int) -> None:
-    """Refuses sizes far above any model's: a file must not make us build one without end.
-
-    Args:
-      layers: the largest number of them.
-    """
+    """Refuses sizes, and more `layers`, far above any model's, before one is built."""
     for name, value in settings.items():
         most = layers if name in ("layers", "stages") else 2**24
         for number in jax.tree.leaves(value):

@@ -100,12 +100,9 @@ def read_config(path: str | Path) -> Encoder | Decoder:
 def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
     """Writes config.json and the weights in Hugging Face's format, which transformers reads too.
 
-    `load` gives the saved parameters back bit by bit. A model in the folder is replaced; a crash
-    leaves the old model, the new one, or a folder without config.json, which `load` refuses. The
-    files of a tokenizer are neither written nor removed.
-
-    Args:
-      params: float32 or bfloat16.
+    `load` gives the saved parameters, float32 or bfloat16, back bit by bit. A model in the folder
+    is replaced; a crash leaves the old model, the new one, or a folder without config.json, which
+    `load` refuses. The files of a tokenizer are neither written nor removed.
     """
     if isinstance(model, Decoder) and model.lora is not None:
         raise InputError(

@@ -29,10 +29,7 @@ _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 class Tensors(dict[str, tuple[Path, Any]]):
-    """By name, the tensors of a folder: their file and its handle; see `open_tensors`.
-
-    `path`, the single file or the index, is named when a tensor is missing.
-    """
+    """By name, the tensors of a folder: their file and its handle; `path` is named in errors."""
 
     def __init__(self, path: Path, files: dict[str, tuple[Path, Any]]):
         super().__init__(files)

@@ -59,9 +59,7 @@ def faults(sentence: str, *, private: bool = False) -> Iterator[None]:
     """Reports what the library raises as `CorruptFile`, with this sentence.
 
     The library has no exception class of its own, and a panic of its Rust code is no `Exception`.
-
-    Args:
-      private: the library's own message, which may quote a text, is left out.
+    If `private`, its own message, which may quote a text, is left out.
     """
     try:
         yield

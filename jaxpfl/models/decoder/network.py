@@ -306,10 +306,7 @@ class Decoder(Checked, LossModel):
         positions_BxL: Array | None = None,
         branch_BxL: Array | None = None,
     ) -> tuple[Array, list[tuple[Array, Array | None]]]:
-        """Embedded tokens [B, L, H]; by kind of layers, what is seen [B, L, L] and rotary angles.
-
-        Angles are [B, L, D/2], or None in gpt2.
-        """
+        """Embedded tokens [B, L, H]; by kind, what is seen [B, L, L] and angles [B, L, D/2]."""
         batch, length = tokens_BxL.shape
         if positions_BxL is None and length > self.config.positions:
             raise InputError(

@@ -91,12 +91,7 @@ class Layer(nnx.Module):
 
 
 def attend(qkv_Nx3H: Array, barrier_BxKxLxL: Array, heads: int) -> Array:
-    """Attention to the tokens of the same row, float32 [N, H]; see the head of this file.
-
-    Args:
-      qkv_Nx3H: queries, keys and values of N = B L tokens, row after row.
-      barrier_BxKxLxL: is added to the scores before the softmax; axes may be 1.
-    """
+    """Attention to the tokens of the same row, float32 [N, H]; the barrier is added to scores."""
     batch, length = barrier_BxKxLxL.shape[0], barrier_BxKxLxL.shape[-1]
     features = qkv_Nx3H.shape[1] // (3 * heads)
     # With heads before positions, both are plain matrix products, which run fastest on CPUs.

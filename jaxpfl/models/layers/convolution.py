@@ -116,10 +116,7 @@ def upsample_convolve(image_BxHxWxC: Array, kernel_4x4xCxO: Array, *, form: Form
 
 
 def max_pool(image_BxHxWxC: Array) -> Array:
-    """Max over 2 x 2 windows with stride 2: [B, H, W, C] -> [B, H // 2, W // 2, C].
-
-    An odd last row or column is dropped.
-    """
+    """Max over 2 x 2 windows: [B, H, W, C] -> [B, H // 2, W // 2, C]; odd ends are dropped."""
     batch, height, width, channels = image_BxHxWxC.shape
     height, width = height // 2, width // 2
     cropped = image_BxHxWxC[:, : 2 * height, : 2 * width]

@@ -19,11 +19,7 @@ _BLOCK = 1_024
 
 
 def add_rows(matrix_VxE: Array, ids_N: Array, rows_NxE: Array) -> Array:
-    """The matrix after rows_NxE[n] was added to its row ids_N[n], for every n, in a fixed order.
-
-    Args:
-      ids_N: integers in [0, V), in any order, repeated or not.
-    """
+    """The matrix after rows_NxE[n] was added to row ids_N[n] < V, for every n, in fixed order."""
     rows = matrix_VxE.shape[0]
     for start in range(0, ids_N.shape[0], _BLOCK):
         ids_B, rows_BxE = ids_N[start : start + _BLOCK], rows_NxE[start : start + _BLOCK]
@@ -46,10 +42,7 @@ def add_rows(matrix_VxE: Array, ids_N: Array, rows_NxE: Array) -> Array:
 
 @jax.custom_vjp
 def look_up(matrix_VxE: Array, ids: Array) -> Array:
-    """Rows of the matrix by integer ids in [0, V) of any shape [...]: [..., E].
-
-    Reverse-mode differentiable in the matrix.
-    """
+    """Rows of the matrix by ids [...] in [0, V): [..., E]; reverse-mode differentiable in it."""
     return matrix_VxE[ids]
 
 

@@ -22,8 +22,7 @@ Shape = tuple[int, ...]
 def glorot_uniform(key: Array, shape: Shape) -> Array:
     """Float32, uniform; variance 2 / (inputs + outputs) (Glorot and Bengio 2010).
 
-    Args:
-      shape: [..., inputs, outputs]; of a convolution, the axes of its window come first.
+    The shape is [..., inputs, outputs]; of a convolution, the axes of its window come first.
     """
     window = math.prod(shape[:-2])
     variance = np.float32(2 / ((shape[-2] + shape[-1]) * window))

@@ -33,12 +33,7 @@ _BATCH = 1024
 
 @dataclass(frozen=True)
 class ScoredWord:
-    """A word of a character language model.
-
-    Attributes:
-      word: as `jaxpfl.text.character.words.show` writes it.
-      log_probability: of the word including its end, in nats.
-    """
+    """A word, as `words.show` writes it, and its log-probability with its end, in nats."""
 
     word: str
     raw: bytes

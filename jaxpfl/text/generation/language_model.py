@@ -21,12 +21,10 @@ from jaxpfl.text.tokenisers.base import Tokeniser, as_text, check_fits, pad
 
 
 class Generated(NamedTuple):
-    """Texts that a language model wrote.
+    """Texts that a language model wrote, of each prompt several.
 
-    Attributes:
-      texts: for each prompt, its responses.
-      ended_PxJ: bool, whether a response ended by itself, with an end-of-text token or a stop
-        string, and not at `Decoding.max_new_tokens`; a text tokenised again does not tell.
+    `ended_PxJ` says whether a response ended by itself, with an end-of-text token or a stop string,
+    and not at `Decoding.max_new_tokens`; a text tokenised again does not tell.
     """
 
     texts: list[list[str]]

@@ -40,11 +40,8 @@ class Program(NamedTuple):
 class Controls(NamedTuple):
     """Settings that can change without compiling another program.
 
-    Attributes:
-      temperature, top_p: float32 scalars, see `jaxpfl.text.generation.decoding.Decoding`.
-      banned_V: bool, True for ids that are never drawn.
-      table_NxV: the automaton of the stop strings, see
-        `jaxpfl.text.generation.stop.stop_table`; None if there are no stop strings.
+    `banned_V` is True for ids that are never drawn; `table_NxV` is `stop.stop_table`, or None
+    without stop strings.
     """
 
     temperature: Array

@@ -34,13 +34,7 @@ class Recurrent(Protocol):
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids with a special role in a sequence.
-
-    Attributes:
-      start: the id that a model reads first, which is never drawn.
-      end: the id that is drawn last.
-      never: further ids that are never drawn.
-    """
+    """The ids that a model reads first and draws last, and further ones that it never draws."""
 
     start: int
     end: int
@@ -70,8 +64,6 @@ def sample_tokens(
     Each request has its own typed key. Token t is drawn with `fold_in(key, t)` from the softmax of
     logits / temperature over the ids that can be drawn, so a request gives the same tokens whatever
     the other requests are (unless two draws are tied up to rounding).
-
-    A fixed number of sequences runs at a time, see `jaxpfl.text.generation.continuous_batching`.
     """
     positive_int("max_tokens", max_tokens)
     positive("temperature", temperature)

@@ -69,12 +69,8 @@ class Continue(Checked):
 class MaskAndFill(Checked):
     """Masks three of ten tokens at random and draws others from a masked language model.
 
-    At least one token of each text is masked.
-
-    Attributes:
-      model, params: an encoder with a language-model head (`models.encoder.network`).
-      first_id, last_id: the ids around a text.
-      tokens: longer texts are cut to this number of tokens.
+    At least one token of each text is masked, of which `tokens` are used. The model is an encoder
+    with a language-model head; `first_id` and `last_id` are around a text.
     """
 
     model: Encoder

@@ -52,11 +52,7 @@ def unigram_baseline(
 def scored_counts(
     counts: Sequence[int] | np.ndarray, evaluation_MxL: np.ndarray, *, words: bool = True
 ) -> UnigramBaseline:
-    """As `unigram_baseline`, of targets that were counted elsewhere.
-
-    Args:
-      counts: how often each id was a target, such as `Vocabulary.counts` of public text.
-    """
+    """As `unigram_baseline`, of `counts` by id, such as `Vocabulary.counts` of public text."""
     counts_V = np.asarray(counts, np.float64)
     possible_V = np.ones(len(counts_V), bool)
     if words:

@@ -27,13 +27,7 @@ from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV
 
 @dataclass(frozen=True)
 class OOVRates:
-    """Counts of words, by position in the sentence.
-
-    Attributes:
-      oov_T: int64, sentences whose word at the position is out of the vocabulary.
-      words_T: int64, sentences that have a word at the position.
-      sentences: the number of sentences, including those without words.
-    """
+    """By position, int64: sentences whose word there is out of vocabulary, and that have one."""
 
     oov_T: np.ndarray
     words_T: np.ndarray
@@ -64,9 +58,8 @@ def check_token_rows(name: str, tokens: np.ndarray) -> None:
 def oov_rates(tokens_NxT: np.ndarray) -> OOVRates:
     """Counts the out-of-vocabulary words of sentences, such as `sample_tokens` draws.
 
-    Args:
-      tokens_NxT: int ids of a `Vocabulary`, one sentence per row: words, then the end of sentence
-        if it is not cut, then padding; with or without a beginning of sentence before them.
+    A row has the ids of a `Vocabulary` of one sentence: words, then the end of sentence if it is
+    not cut, then padding; with or without a beginning of sentence before them.
     """
     tokens_NxT = np.asarray(tokens_NxT)
     check_token_rows("tokens", tokens_NxT)

@@ -61,10 +61,8 @@ def groups_of(
     """Groups of sequences of token ids, cut to length; the default lengths are POPri's.
 
     A prompt keeps its last `prompt_tokens` tokens. A response keeps as many of its first tokens as
-    are possible with at most `total_tokens` in prompt and response together.
-
-    Args:
-      responses: G of each prompt; of a pair the chosen one and the rejected one.
+    are possible with at most `total_tokens` in prompt and response together. Of a pair, the chosen
+    response comes first.
     """
     positive_int("prompt_tokens", prompt_tokens)
     if total_tokens <= prompt_tokens:

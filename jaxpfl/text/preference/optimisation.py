@@ -96,12 +96,7 @@ class PreferenceSettings(Checked):
 
 
 class Carried(NamedTuple):
-    """An optimiser that several tunings share.
-
-    Attributes:
-      state: what the tuning before left, `Tuned.optimizer`; or `optimizer(steps).init(adapters)`.
-      steps: the steps of the schedule, of all tunings together.
-    """
+    """An optimiser that several tunings share: its state, and the steps of all of them."""
 
     state: Any
     steps: int

@@ -23,10 +23,7 @@ def prompt_room(tokeniser: Tokeniser, tokens: int) -> int:
 
 
 def last_tokens(tokeniser: Tokeniser, prompts: Sequence[str], tokens: int) -> list[str]:
-    """The prompts cut to their last `tokens` tokens, as counted by tokenising the result.
-
-    What `Tokeniser.prompts` puts around a prompt counts.
-    """
+    """The prompts cut to their last `tokens` tokens, what `Tokeniser.prompts` adds included."""
     room = prompt_room(tokeniser, tokens)
     found, kept = list(prompts), [room] * len(prompts)
     rows, wholes = tokeniser.encode(found), tokeniser.prompts(found)
@@ -55,12 +52,9 @@ def groups_of_texts(
 ) -> Groups:
     """Groups of token ids from N prompts and G responses to each.
 
-    A response that ended by itself is followed by its end: the format's stop string, including what
-    precedes that in a prompt, or else end-of-text, if the tokeniser has one. The end is left out
-    where it does not fit into the row.
-
-    Args:
-      ended_NxG: bool; whether a response ended by itself and was not cut.
+    A response that ended by itself (`ended_NxG`, bool) is followed by its end: the format's stop
+    string, including what precedes that in a prompt, or else end-of-text, if the tokeniser has one.
+    The end is left out where it does not fit into the row.
     """
     prompt_rows = prompt_ids(tokeniser, prompts)
     longest = prompt_tokens + response_tokens

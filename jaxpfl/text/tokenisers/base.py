@@ -105,14 +105,11 @@ class TextEncoder:
 
     tokeniser: Tokeniser
 
-    def encode_texts(self, texts: Sequence[str], sequence_length: int) -> np.ndarray:
-        """`text_rows` of at most `sequence_length` tokens of each text."""
-        return text_rows(self.tokeniser, texts, sequence_length)
-
     def encode(self, population: Population, sequence_length: int) -> Population:
-        """The population with "tokens" as its only column."""
+        """The population with "tokens" as its only column: `text_rows` of its texts."""
         texts = text_column(population).to_pylist()
-        return population.with_columns({"tokens": self.encode_texts(texts, sequence_length)})
+        tokens = text_rows(self.tokeniser, texts, sequence_length)
+        return population.with_columns({"tokens": tokens})
 
 
 def packed(sequences: Sequence[np.ndarray], length: int, end_of_text: int) -> np.ndarray:

@@ -21,12 +21,7 @@ FILE = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template, and the special tokens that it names.
-
-    Attributes:
-      tokens: the special tokens by their names, as in {"bos_token": "<s>"}.
-      place: the file that the template is from, for messages.
-    """
+    """A template, the special tokens that it names, and the file it is from, for messages."""
 
     source: str
     tokens: Mapping[str, str] = field(default_factory=dict)

@@ -27,11 +27,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class FastTokeniser(Tokeniser):
-    """A `tokenizers.Tokenizer`; see `hugging_face`.
-
-    Attributes:
-      chat: how prompts become messages; None leaves them as they are.
-    """
+    """A `tokenizers.Tokenizer`, see `hugging_face`; `chat` makes messages of prompts, or None."""
 
     chat: ChatTemplate | None = None
 

@@ -103,11 +103,7 @@ class Vocabulary:
         source: str,
         splitting: str,
     ) -> "Vocabulary":
-        """The first `size - 4` of public words with their counts, and the four special tokens.
-
-        Args:
-          sentences: how many were counted; 0 where it is not known.
-        """
+        """The first `size - 4` ranked words, and four special tokens; `sentences` counted, or 0."""
         positive_int("size", size)
         if size <= len(SPECIALS):
             raise InputError(f"size must exceed the {len(SPECIALS)} special tokens, found {size}")
@@ -151,31 +147,30 @@ class Vocabulary:
         """The ids of the words, without the special tokens."""
         return {word: i for i, word in enumerate(self.tokens) if i >= len(SPECIALS)}
 
-    def encode_texts(self, texts: Iterable[str], sequence_length: int = 20) -> np.ndarray:
-        """Token ids int32 [texts, sequence_length + 1], one text per row.
+    def encode(self, population: Population, sequence_length: int = 20) -> Population:
+        """The population with "tokens" int32 [examples, sequence_length + 1] as its only column.
 
         A row is bos, at most `sequence_length` words, eos if there is room for it, then padding;
         a longer text is cut and has no eos.
-        """
-        rows = list(texts)
-        return self._encode(map(self.split, rows), len(rows), sequence_length)
-
-    def encode(self, population: Population, sequence_length: int = 20) -> Population:
-        """The population with "tokens" int32 [examples, L + 1] as its only column.
 
         These encode the column "words" where there is one (`with_words`), else "text". Clients that
         were tokenised on the disk (`jaxpfl convert --vocabulary`) already have the ids: of these, a
         row is made when it is read.
         """
         instance("what is encoded", population, Population, "a Population")
+        positive_int("sequence_length", sequence_length)
         tokens = population.columns.get("tokens")
         if isinstance(tokens, Sequences):
             self._check_encoded(population.name, tokens)
-            positive_int("sequence_length", sequence_length)
             return population.with_columns({"tokens": Padded(tokens, sequence_length + 1)})
-        rows = word_lists(population, self.split)
-        tokens = self._encode(rows, population.num_examples, sequence_length)
-        return population.with_columns({"tokens": tokens})
+        ids = np.full((population.num_examples, sequence_length + 1), PAD, np.int32)
+        ids[:, 0] = BOS
+        for row, row_words in enumerate(word_lists(population, self.split)):
+            row_ids = [self.ids.get(word, OOV) for word in islice(row_words, sequence_length)]
+            if len(row_ids) < sequence_length:
+                row_ids.append(EOS)
+            ids[row, 1 : len(row_ids) + 1] = row_ids
+        return population.with_columns({"tokens": ids})
 
     @property
     def encoding(self) -> dict[str, Any]:
@@ -188,10 +183,7 @@ class Vocabulary:
         }
 
     def sequences(self, texts: pa.Array) -> Sequences:
-        """The ids of each text of a large_string array: uint16, or uint32 for a larger vocabulary.
-
-        All words of a text are there: none is cut off.
-        """
+        """The ids of each text of a large_string array, all of them: uint16, or uint32 for more."""
         ids, words_N = (self._by_spaces if self.splitting == "spaces" else self._one_by_one)(texts)
         edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(words_N + 2)])
         values = np.empty(int(edges[-1]), np.uint16 if len(self) <= 2**16 else np.uint32)
@@ -241,19 +233,6 @@ class Vocabulary:
                 f"{self.splitting!r}: set data.vocabulary to the folder with the tokens, or "
                 "convert the texts again"
             )
-
-    def _encode(
-        self, rows: Iterable[Iterable[str]], number: int, sequence_length: int
-    ) -> np.ndarray:
-        positive_int("sequence_length", sequence_length)
-        ids = np.full((number, sequence_length + 1), PAD, np.int32)
-        ids[:, 0] = BOS
-        for row, row_words in enumerate(rows):
-            row_ids = [self.ids.get(word, OOV) for word in islice(row_words, sequence_length)]
-            if len(row_ids) < sequence_length:
-                row_ids.append(EOS)
-            ids[row, 1 : len(row_ids) + 1] = row_ids
-        return ids
 
     def __contains__(self, word: object) -> bool:
         """Whether a word of a text has an id of its own; never true of a special token."""
@@ -327,11 +306,7 @@ def with_words(population: Population, split: Split = words) -> Population:
 
 
 def word_lists(population: Population, split: Split = words) -> Iterator[Iterable[str]]:
-    """The words of each example, from the column "words" (without empty ones), else from "text".
-
-    Args:
-      split: how texts are split, as a vocabulary's `split`.
-    """
+    """The words of each example: the column "words" without empty ones, else "text" by `split`."""
     if "words" not in population.columns:
         return map(split, texts_of(population))
     rows = texts_of(population, "words")

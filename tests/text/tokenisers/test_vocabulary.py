@@ -65,9 +65,14 @@ def test_ids_are_by_count_then_code_point():
     assert Vocabulary.from_texts(TEXTS[::-1], 8, source="here") == vocabulary
 
 
+def _encoded(vocabulary, texts, sequence_length):
+    population = jaxpfl.data.from_clients({"a": {"text": texts}})
+    return vocabulary.encode(population, sequence_length).columns["tokens"]
+
+
 def test_encoding_pads_cuts_and_marks():
     vocabulary = Vocabulary.from_texts(TEXTS, 8, source="here")
-    got = vocabulary.encode_texts(["a zebra", "", "a b a b", "a b a b a b"], 4)
+    got = _encoded(vocabulary, ["a zebra", "", "a b a b", "a b a b a b"], 4)
     assert got.dtype == np.int32
     assert got.tolist() == [
         [BOS, 4, OOV, EOS, PAD],
@@ -79,13 +84,14 @@ def test_encoding_pads_cuts_and_marks():
 
 def test_a_text_that_spells_a_special_token_is_not_one():
     vocabulary = Vocabulary.from_texts(["<eos>"] * 3, 10, source="here")
-    assert OOV not in vocabulary.encode_texts(["<eos>"], 4)
-    assert vocabulary.encode_texts(["<eos>"], 4)[0].tolist().count(EOS) == 1
+    row = _encoded(vocabulary, ["<eos>"], 4)[0].tolist()
+    assert OOV not in row
+    assert row.count(EOS) == 1
 
 
 def test_decode_inverts_encode():
     vocabulary = Vocabulary.from_texts(TEXTS, 20, source="here")
-    row = vocabulary.encode_texts(["A, don't b zebra"], 6)[0]
+    row = _encoded(vocabulary, ["A, don't b zebra"], 6)[0]
     assert vocabulary.decode(row) == "a , don't b <oov>"
     with pytest.raises(InputError, match="ids"):
         vocabulary.decode([99])

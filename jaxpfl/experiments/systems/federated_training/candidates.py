@@ -1,7 +1,4 @@
-"""The public corpora that FreD compares and that prefinetuning trains on.
-
-They are the sources that a config names and the clients that it declares public.
-"""
+"""The public corpora that FreD compares and that prefinetuning trains on."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,14 +21,11 @@ ALONE = "public"
 class Candidates:
     """The candidates of a config, whose sources are read when they are first needed.
 
-    Args:
-      config: its `fred` section names the candidates; without one, `data.public` is the only one.
-      private: the private content, which no candidate may contain.
+    Without a section `fred`, `data.public` is the only one.
 
     Attributes:
       shares: the candidates by name, each as shares of sources, which sum to 1.
-      population: returns the population of a source, and raises InputError if the source cannot be
-        read or contains the private clients' data.
+      population: of a source; `InputError` if it cannot be read or has the private clients' data.
     """
 
     def __init__(self, config: Config, public: Population | None, private: PrivateContent) -> None:

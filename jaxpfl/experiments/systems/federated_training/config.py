@@ -80,8 +80,7 @@ class FredConfig(Checked):
 class Config:
     """A model that is trained by DP-FedAvg, perhaps from a public corpus that FreD chose.
 
-    Attributes:
-      keep_best: by scores on the validation clients; needs `evaluation.every`.
+    `keep_best` is by scores on the validation clients; it needs `evaluation.every`.
     """
 
     system: Literal["federated_training"] = field(default="federated_training", kw_only=True)

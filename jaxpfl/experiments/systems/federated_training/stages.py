@@ -28,7 +28,7 @@ from jaxpfl.algorithms.fred import (
 )
 from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.errors import CorruptFile
-from jaxpfl.experiments.central.prefinetune import epochs_of, prefinetune
+from jaxpfl.experiments.central.prefinetune import prefinetune
 from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
@@ -162,7 +162,8 @@ def _prefinetune(study: Prepared, name: str, start: Any, progress: bool) -> Arti
         columns=tuple(study.model.columns or ()),
         encode=study.encode,
     )
-    total, seed = epochs_of(settings), config.run.seed
+    # An epoch of each trial, and the others of the chosen one.
+    total, seed = settings.trials + settings.epochs - 1, config.run.seed
     with Progress(f"prefinetune on {name}", total=total, progress=progress, step="epoch") as bar:
 
         def shown(epoch: int, loss: float) -> None:

@@ -53,11 +53,7 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Study(base.Study):
-    """FreD's release, if any, and the rounds of training.
-
-    Attributes:
-      clients: the training clients as they were read, PRIVATE.
-    """
+    """FreD's release, if any, and the rounds of training on `clients`, which are PRIVATE."""
 
     config: Config
 

@@ -1,7 +1,4 @@
-"""The config file of the study of inverted pixels. Every field is PUBLIC.
-
-Source: Augenstein et al. 2020, section 6 and appendix C.
-"""
+"""The config file of the study of inverted pixels, see `study`. Every field is PUBLIC."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,9 +14,7 @@ from jaxpfl.models.gan import GAN
 class GanConfig:
     """The GAN, and how the server trains its generator after every round.
 
-    Attributes:
-      model: both networks and their losses. It states the shape of an image, which is not read
-        from the private data.
+    `model` states the shape of an image, which is not read from the private data.
     """
 
     model: GAN = field(default_factory=GAN)
@@ -33,9 +28,7 @@ class GanConfig:
 class ClassifierConfig(Checked):
     """The primary model, whose errors are studied. It is trained centrally on PUBLIC clients.
 
-    Attributes:
-      examples: number of public examples that train it. A weak model, trained on few examples, has
-        different accuracies on different users.
+    If it is weak, trained on few `examples`, it has different accuracies on different users.
     """
 
     classes: PositiveInt = 10

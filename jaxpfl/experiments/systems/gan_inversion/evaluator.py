@@ -21,12 +21,7 @@ _MOST_TESTED = 5_000
 
 @dataclass(frozen=True)
 class ImageEvaluator:
-    """Models trained on PUBLIC clients, which score generated images.
-
-    Attributes:
-      classifier: the primary model, which is deployed on the users' devices, and its parameters.
-      polarity: the same of a model that tells an inverted image (class 1) from a normal one.
-    """
+    """PUBLIC models that score images: the primary one, and one that calls inverted ones 1."""
 
     classifier: tuple[CNN, Any] = field(repr=False)
     polarity: tuple[CNN, Any] = field(repr=False)

@@ -67,10 +67,7 @@ class Study(base.Study):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The largest and the smallest share of clients that may match, which is not released yet.
-
-        Where examples are selected, all clients count as matching.
-        """
+        """The largest and least share of clients that may match; where examples are selected, 1."""
         return (1.0, LEAST_SHARE) if self.config.selection.by == "client" else (1.0,)
 
     @cached_property

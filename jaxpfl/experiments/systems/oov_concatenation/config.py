@@ -1,7 +1,4 @@
-"""The config file of the study of joined words. Every field is PUBLIC.
-
-Source: Augenstein et al. 2020, section 5 and appendix B.
-"""
+"""The config file of the study of joined words, see `study`. Every field is PUBLIC."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -68,10 +65,7 @@ class ConcatenationConfig(Checked):
 
 @dataclass(frozen=True)
 class DrawnConfig(Checked):
-    """How many sentences and words the finished models generate, which costs no privacy.
-
-    The page lists the `top` most probable words.
-    """
+    """How much the finished models generate, at no privacy cost; the page lists `top` words."""
 
     sentences: PositiveInt = 20_000
     words: PositiveInt = 100_000
