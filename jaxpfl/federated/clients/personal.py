@@ -100,7 +100,7 @@ class APFL(_WithOwnModel):
     """A mixture of a model v of the client's own and the shared one w: mix v + (1 - mix) w.
 
     Source: Deng, Kamani, Mahdavi 2020, "Adaptive Personalized Federated Learning", Algorithm 1,
-    with a constant weight for all clients. A step of v is on the batch's loss of the mixture with w
+    with a constant weight, `mix`, for all clients. A step of v is on the loss of the mixture with w
     as it is trained on this client.
     """
 
