@@ -63,7 +63,7 @@ def client_mesh(devices: int | None = None, *, model: int = 1) -> Mesh:
     return checked(grid(available[:wanted], CLIENTS, model))
 
 
-def grid(devices: list[jax.Device], first: str, model: int = 1) -> Mesh:
+def grid(devices: list[Any], first: str, model: int = 1) -> Mesh:
     """A mesh with the axis `first` and, where several devices share a copy of it, `model`."""
     if len(devices) % checks.positive_int("model", model):
         raise InputError(
