@@ -48,7 +48,8 @@ def row_of(target: Target, system: str, program: Program, folder: str | None) ->
             file.write(text)
     products = reading.products(reading.live(program.traced.jaxpr), program.trips)
     memory, cost = reading.memory(compiled), reading.cost(compiled)
-    each = sum(products.values()) / target.devices
+    products = {name: n * program.copies / target.devices for name, n in products.items()}
+    each = sum(products.values())
     return {
         "target": target.name,
         "system": system,
@@ -65,9 +66,10 @@ def row_of(target: Target, system: str, program: Program, folder: str | None) ->
         },
         "host_transfers": reading.transfers(text),
         "library_calls": reading.library_calls(text),
-        "product_flops": {name: number / target.devices for name, number in products.items()},
+        "product_flops": products,
         "compiler_counts": cost,
         "least_seconds": max(each / target.flops, cost.get("bytes", 0.0) / target.bandwidth),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 
 
@@ -99,7 +101,9 @@ def main(config: Config) -> None:
                 error = f"not compiled within {config.limit} s"
             found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
             if error:
-                message = error.strip().splitlines()[-1][:300]
+                # After the line that names the error, XLA says where in the code it was.
+                lines = error.strip().splitlines()
+                message = next((line for line in lines if "Error: " in line), lines[-1])[:300]
                 found.append({"target": target, "system": system, "error": message})
             for row in found:
                 print(_line(row), flush=True)

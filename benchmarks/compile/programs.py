@@ -19,6 +19,7 @@ class Program:
       trips: see `reading.products`.
       model: bytes of the model, or of what is summed; 0 where there is none.
       work: what one call does, in words.
+      copies: devices that each do all of it.
     """
 
     what: str
@@ -26,6 +27,7 @@ class Program:
     trips: tuple[int, ...] = ()
     model: int = 0
     work: str = ""
+    copies: int = 1
 
 
 def _placed(tree: PyTree, sharding: Any) -> PyTree:
@@ -373,14 +375,16 @@ def one_look(target: Target) -> Iterator[Program]:
 
     config = EncoderConfig("bert", 30_522, 384, layers=6, heads=12, inner_size=1_536)
     model, batch, length = Encoder(config), encoder._TOKENS_ELSEWHERE // 64, 64
-    # Embedders use one device.
-    whole = NamedSharding(target.mesh(data=-1), PartitionSpec())
+    # Embedders use one device; compiled for all, each does the same.
+    mesh = target.mesh(data=-1)
+    whole = NamedSharding(mesh, PartitionSpec())
     params = jax.eval_shape(model.init, jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
     given = _placed((params, tokens, jax.ShapeDtypeStruct((batch,), jnp.int32)), whole)
     vectors = partial(encoder._vectors, model, pooling="mean", normalise=True)
     work = f"{batch} texts of {length} tokens, on one device"
-    yield Program("embed", jax.jit(vectors).trace(*given), model=_bytes(params), work=work)
+    traced = jax.jit(vectors).trace(*given)
+    yield Program("embed", traced, model=_bytes(params), work=work, copies=mesh.size)
 
 
 def _bytes(tree: PyTree) -> int:

@@ -57,8 +57,12 @@ def library_calls(text: str) -> dict[str, int]:
 
 
 def live(jaxpr: Any) -> Any:
-    """The program without what no result needs, which compilers leave out, too."""
-    kept, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
+    """The program without what no result needs, which compilers leave out, too.
+
+    JAX does not look into loops of unknown length: `products` asks for each of their bodies.
+    """
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    kept, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return kept
 
 
@@ -89,7 +93,8 @@ def products(jaxpr: Any, trips: tuple[int, ...] = ()) -> dict[str, float]:
             times, inner = (trips[0], trips[1:]) if trips else (1, ())
         elif name == "shard_map":
             times = math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
-        parts = [products(each, inner) for each in _inside(params)]
+        bodies = map(live, _inside(params)) if name == "while" else _inside(params)
+        parts = [products(each, inner) for each in bodies]
         if name == "cond":  # one branch runs; the most expensive one counts
             parts = sorted(parts, key=lambda part: sum(part.values()))[-1:]
         for part in parts:

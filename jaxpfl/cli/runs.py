@@ -95,10 +95,8 @@ def compare(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     page = compared(arguments.runs, out)
     files.make_directory(out)
     path = str(write_page(out, page))
-    return {
-        "report": path,
-        "text": "\n".join([f"report: {path}", "", *page_lines(page)[:-1], NOTE]),
-    }
+    lines = [f"report: {path}", "", *page_lines(page)[:-1], NOTE]
+    return {"report": path, "text": "\n".join(lines)}
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:

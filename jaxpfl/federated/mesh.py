@@ -60,15 +60,19 @@ def client_mesh(devices: int | None = None, *, model: int = 1) -> Mesh:
     wanted = len(available) if devices is None else checks.positive_int("devices", devices)
     if wanted > len(available):
         raise InputError(f"a mesh of {wanted} devices was asked for, JAX sees {len(available)}")
-    if wanted % checks.positive_int("model", model):
+    return checked(grid(available[:wanted], CLIENTS, model))
+
+
+def grid(devices: list[Any], first: str, model: int = 1) -> Mesh:
+    """A mesh with the axis `first` and, where several devices share a copy of it, `model`."""
+    if len(devices) % checks.positive_int("model", model):
         raise InputError(
-            f"model = {model} devices must share each copy of the model, but the mesh has {wanted} "
-            "devices, which is not a multiple"
+            f"model = {model} devices must share each copy of the model, but the mesh has "
+            f"{len(devices)} devices, which is not a multiple"
         )
     number = 1 if model == 1 else 2
-    sizes, axes = (wanted // model, model)[:number], (CLIENTS, MODEL)[:number]
-    kinds = (AxisType.Auto,) * number
-    return checked(jax.make_mesh(sizes, axes, axis_types=kinds, devices=available[:wanted]))
+    sizes, axes = (len(devices) // model, model)[:number], (first, MODEL)[:number]
+    return jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * number, devices=devices)
 
 
 def checked(mesh: Mesh) -> Mesh:

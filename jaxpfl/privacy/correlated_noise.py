@@ -97,11 +97,7 @@ class NoiseStream:
 
 @partial(jax.jit, donate_argnames=("ring",))
 def _advance(
-    key: jax.Array,
-    first: jax.Array,
-    last: jax.Array,
-    weights_R: jax.Array,
-    ring: jax.Array,
+    key: jax.Array, first: jax.Array, last: jax.Array, weights_R: jax.Array, ring: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Goes from round `first` to round `last`, and returns the noise [P] of `last` and the ring.
 

@@ -48,6 +48,13 @@ def test_products_are_counted_through_loops_and_shards(here):
     unused = jax.jit(lambda x: (x @ x, x)[1]).trace(jnp.ones((3, 3)))
     assert reading.products(unused.jaxpr) and not reading.products(reading.live(unused.jaxpr))
 
+    def step(x):
+        _ = x @ x
+        return x + 1
+
+    loop = jax.jit(lambda x: jax.lax.while_loop(lambda x: x[0, 0] < 9, step, x))
+    assert not reading.products(loop.trace(jnp.ones((3, 3))).jaxpr)
+
 
 def test_products_of_convolutions_and_narrow_types_are_counted():
     image, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 5))

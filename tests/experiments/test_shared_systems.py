@@ -17,7 +17,8 @@ LOOK = ("--popri.reward", "moments", "--popri.checkpoint", "judged", "--popri.ju
 CHANGES = {
     # FreD, prefinetuning, and the rounds from the corpus that FreD chose.
     "fred": (*EXACT, "--prefinetune.other_candidates", "false"),
-    "popri": EXACT,
+    # Process 0 writes and tunes, with the generator split over two devices.
+    "popri": (*EXACT, "--training.model_devices", "2"),
     "one_look": (*EXACT, *LOOK),
     "private_evolution": EXACT,
     # DP-FTRL, whose noise several rounds share.

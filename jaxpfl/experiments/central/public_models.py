@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from jaxpfl import files
 from jaxpfl.data import open as open_population
@@ -29,6 +29,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import DecoderModelConfig
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
+from jaxpfl.federated.mesh import grid
 from jaxpfl.models.base import PAD, initialised
 from jaxpfl.models.checkpoints.model_files import require
 from jaxpfl.models.decoder.network import Decoder
@@ -163,13 +164,15 @@ class PublicModels:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def data_mesh(batch: int | None = None) -> Mesh | None:
-    """This process's devices on an axis "data"; None if it is one, or does not divide `batch`."""
+def data_mesh(batch: int | None = None, model: int = 1) -> Mesh | None:
+    """This process's devices on an axis "data", or, `model` to a copy of it, on a second one.
+
+    None if it is one device, or if their number does not divide `batch`.
+    """
     devices = jax.local_devices()
-    if len(devices) == 1 or (batch is not None and batch % len(devices)):
+    if model == 1 and (len(devices) == 1 or (batch is not None and batch % len(devices))):
         return None
-    kinds = (AxisType.Auto,)
-    return jax.make_mesh((len(devices),), ("data",), axis_types=kinds, devices=devices)
+    return grid(devices, "data", model)
 
 
 def _learned(texts: Sequence[str], vocab_size: int) -> str:

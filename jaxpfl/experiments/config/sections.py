@@ -262,7 +262,8 @@ class TrainingConfig(Checked):
       clients_per_bucket: bounds memory; rounded up to a multiple of the number of devices. None
         takes 64, or more where the devices need more to be busy.
       chunk: clients that are vmapped together; None takes the backend's measured default.
-      model_devices: devices that share one copy of the model, for models that one cannot hold.
+      model_devices: devices that share one copy of the model, for models that one cannot hold; of
+        synthetic text, of the generator.
     """
 
     rounds: PositiveInt

@@ -167,8 +167,8 @@ class TransferFunctions:
                 *(other.token for other in given[1:]),
                 str(eqn.params.get("shape")),
             )
-        elif name == "slice" and _is_one_of_several(eqn, key):
-            # Slices that begin elsewhere have no key in common.
+        elif name == "slice" and _differ(key) and eqn.outvars[0].aval.shape == (1,):
+            # One of a row of keys that all differ; slices that begin elsewhere have none in common.
             step = ("of several", eqn.params["start_indices"])
         elif name in _SAME and eqn.invars[0].aval.size != eqn.outvars[0].aval.size:
             step = ("repeated",)
@@ -277,12 +277,6 @@ def _still_noise(eqn: Any, given: Sequence[Value]) -> tuple[Kind, Any] | None:
     if name in _SAME and size == math.prod(eqn.invars[0].aval.shape):
         return first.label
     return None
-
-
-def _is_one_of_several(eqn: Any, key: Key) -> bool:
-    """Whether a slice takes one key of a row of keys all of which differ."""
-    rows = eqn.invars[0].aval.shape
-    return _differ(key) and len(rows) == 1 and eqn.outvars[0].aval.shape == (1,)
 
 
 def _differ(keys: Key) -> bool:

@@ -74,11 +74,7 @@ class PreparedQuery:
 
     @classmethod
     def of(
-        cls,
-        query: Query,
-        broadcast: PyTree,
-        population: Population,
-        kept: Kept = (None, 0),
+        cls, query: Query, broadcast: PyTree, population: Population, kept: Kept = (None, 0)
     ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 

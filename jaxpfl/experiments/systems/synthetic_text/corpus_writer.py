@@ -130,7 +130,8 @@ class CorpusWriter:
         if self.config.method in EVOLVING and evolution.fill_model is not None:
             # Refuses here, before anything is charged, if the model is missing.
             loaded_fill_model(evolution.fill_model, tokens=self.config.corpus.tokens)
-        # The same for the published models, of which only the small files are read.
+        # The same for devices, and published models, of which only the small files are read.
+        data_mesh(model=self.config.training.model_devices)
         self._published  # noqa: B018
 
     @cached_property
@@ -174,11 +175,17 @@ class CorpusWriter:
         return text + json.dumps(identity) if identity else text
 
     def _loaded(self, name: str) -> LanguageModel:
-        settings = self.config.models[name]
+        settings, shared = self.config.models[name], self.config.training.model_devices
+        mesh = data_mesh(model=shared) if shared > 1 and name == "generator" else None
         if isinstance(settings, PublishedModelConfig):
-            return self._published[name].loaded(trained=name == "downstream")
-        positions = max(settings.sequence_length, self.config.positions[name])
-        return self.public.decoder(name, settings, positions)
+            found = self._published[name].loaded(trained=name == "downstream", mesh=mesh)
+        else:
+            positions = max(settings.sequence_length, self.config.positions[name])
+            found = self.public.decoder(name, settings, positions)
+        if mesh is None:
+            return found
+        split = jax.device_put(found.params, found.model.shardings(mesh, found.params))
+        return replace(found, params=split, mesh=mesh)
 
     @cached_property
     def _published(self) -> dict[str, PublishedModel]:

@@ -7,6 +7,7 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
+from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import Writer
 from jaxpfl.text.generation.variation import Continue, MaskAndFill
 from tests.text.masked_models import TINY_BERT, masked_model_folder
@@ -51,6 +52,22 @@ def test_texts_are_varied_as_the_config_says(synthetic_config, tmp_path, monkeyp
     # One line in the format of lines; what would be empty stays as it was.
     assert writer.vary(TEXTS, jax.random.key(0)) == ["one line", TEXTS[1]]
     assert given == [(8, TEXTS)]
+
+
+def test_a_generator_that_devices_share_writes_what_one_device_does(synthetic_config):
+    plain, split = (
+        CorpusWriter(synthetic_config("popri", "--training.model_devices", number)).generator
+        for number in "12"
+    )
+    kernel = split.params["layers"]["up"]["kernel"]
+    assert kernel.addressable_shards[0].data.size == kernel.size / 2
+    of_each = [
+        each.write(["a fox", "a"], jax.random.key(0), decoding=Decoding(8))
+        for each in (plain, split)
+    ]
+    assert of_each[0].texts == of_each[1].texts
+    with pytest.raises(InputError, match="model = 3 devices must share.* has 2 devices"):
+        CorpusWriter(synthetic_config("popri", "--training.model_devices", "3"))
 
 
 def test_a_model_that_cannot_fill_is_refused_before_anything_is_made(synthetic_config, tmp_path):
