@@ -16,9 +16,9 @@ of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DP
 
 The first two spend the same epsilon. `--epsilon inf` releases without noise and is NOT private;
 `--simulate 72000` has the noise of that many clients: a SIMULATION, no guarantee for these. A row
-of results is written after rounds 4, 7 and 10; `one_look --after 10 --rounds 16 --measured 13 16`
-goes on from what `--keep` has of round 10, since its rounds ask nobody. Of its measures the reward
-sees `frechet` alone:
+of results is written after rounds 4, 7 and 10. Rounds of one look ask nobody: it continues from the
+adapters that `--keep` stored by `one_look --after 10 --rounds 16 --measured 13 16`. Of the measures
+the reward sees `frechet` alone:
 
   frechet      distance of the texts to held-out clients', by MiniLM's embeddings
   hashed       the same by hashed words, 128
@@ -97,6 +97,7 @@ class Config:
     seed: int = 0
     measured: tuple[int, ...] = (4, 7, 10)
     after: int = 0
+    """The stored round to continue from; 0 begins anew."""
     keep: Path | None = None
     """A folder for what was tuned, which benchmarks.macro.one_look_downstream reads."""
 

@@ -241,7 +241,10 @@ def release(
 
 @dataclasses.dataclass(frozen=True)
 class ClientMetrics:
-    """The client function, by steps: the vector that the head of this file defines."""
+    """The client function, by steps: the vector that the head of this file defines.
+
+    The squares of the `weights`, the factors of histogram and shares, sum to 1.
+    """
 
     edges: tuple[float, ...]
     weights: tuple[float, float]

@@ -72,7 +72,7 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
 
 
 def _settings(run: RunFiles) -> Iterator[tuple[str, str]]:
-    """What a run was begun with besides its seed: its config or, of `jaxpfl.run`, its plans."""
+    """The settings of a run except its seed: its config or, of `jaxpfl.run`, its plans."""
     config, held = run.run["config"], run.run
     if "system" not in config:
         queries = {query["label"]: query for query in held["queries"]}

@@ -165,9 +165,10 @@ class PublicModels:
 
 
 def data_mesh(batch: int | None = None, model: int = 1) -> Mesh | None:
-    """This process's devices on an axis "data", or, `model` to a copy of it, on a second one.
+    """A mesh of this process's devices with the axis "data".
 
-    None if it is one device, or if their number does not divide `batch`.
+    Where `model` devices share a copy of the model, they are its second axis; otherwise it is None
+    for one device, and where the number of devices does not divide `batch`.
     """
     devices = jax.local_devices()
     if model == 1 and (len(devices) == 1 or (batch is not None and batch % len(devices))):

@@ -63,7 +63,10 @@ class PublishedGeneratorConfig(PublishedModelConfig):
 
 @dataclass(frozen=True)
 class RemoteGeneratorConfig(Checked):
-    """A language model behind an OpenAI-compatible address, see `text.generation.remote`."""
+    """A language model behind an OpenAI-compatible address, see `text.generation.remote`.
+
+    `api` is the address before /completions, and `model` the server's name of the model.
+    """
 
     api: str
     model: str

@@ -1,4 +1,4 @@
-"""The settings of a run besides its algorithm and clients, and its result."""
+"""The settings of a run other than its algorithm and clients, and its result."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,8 +77,8 @@ class Result:
 
         *lines, stated = str(self).splitlines()
         scores = "\n".join(lines[: len(lines) - len(self.cautions)])
-        told = {"scores": scores, "cautions": "\n".join(self.cautions), "privacy": stated}
-        return facts("Result", {**told, "report": self.out / "report.html"})
+        shown = {"scores": scores, "cautions": "\n".join(self.cautions), "privacy": stated}
+        return facts("Result", {**shown, "report": self.out / "report.html"})
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class Tracking:
     """How a run is evaluated, saved and shown while it trains.
 
     Attributes:
-      evaluate_every: rounds between two evaluations, besides those before round 1 and at the end.
+      evaluate_every: rounds between two evaluations; others are before round 1 and at the end.
       sentences: `(params, round) -> sentences`, generated at each evaluation.
-      checkpoint_every: rounds between two checkpoints, besides the one at the end.
+      checkpoint_every: rounds between two checkpoints; another is at the end.
       on_round: is called after each round, see `engine.on_round`; the device then waits for the
         host in each round.
     """

@@ -14,7 +14,10 @@ OURS = "this run"
 
 
 def worse_than(table: Sequence[Mapping[str, Any]], metric: str) -> dict[str, tuple[float, float]]:
-    """The models that the run ends worse than: name -> (the run's score, the model's score)."""
+    """The models that the run ends worse than: name -> (the run's score, the model's score).
+
+    A score that is missing or not finite is worse than any other.
+    """
     ours = next((row for row in table if row["model"] == OURS), None)
     if ours is None:
         return {}

@@ -34,7 +34,7 @@ LOST_AFTER = 30.0
 """Seconds without a sign of life after which a process counts as gone."""
 
 LOST_BEFORE = 45
-"""The same where a process is lost before it has begun the run: JAX ends the others then."""
+"""Seconds after which JAX ends the others if a process is lost before the run has begun."""
 
 JOINED_WITHIN = 300.0
 """Seconds that the others wait for a process that has not begun the run, and may load its data."""

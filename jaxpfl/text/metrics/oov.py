@@ -27,7 +27,7 @@ from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV
 
 @dataclass(frozen=True)
 class OOVRates:
-    """By position, int64: sentences whose word there is out of vocabulary, and that have one."""
+    """Of all `sentences`, by position, int64: those with an unknown word there, and with any."""
 
     oov_T: np.ndarray
     words_T: np.ndarray

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
@@ -131,7 +132,7 @@ class CorpusWriter:
             # Refuses here, before anything is charged, if the model is missing.
             loaded_fill_model(evolution.fill_model, tokens=self.config.corpus.tokens)
         # The same for devices, and published models, of which only the small files are read.
-        data_mesh(model=self.config.training.model_devices)
+        self._sharing  # noqa: B018
         self._published  # noqa: B018
 
     @cached_property
@@ -175,8 +176,7 @@ class CorpusWriter:
         return text + json.dumps(identity) if identity else text
 
     def _loaded(self, name: str) -> LanguageModel:
-        settings, shared = self.config.models[name], self.config.training.model_devices
-        mesh = data_mesh(model=shared) if shared > 1 and name == "generator" else None
+        settings, mesh = self.config.models[name], self._sharing if name == "generator" else None
         if isinstance(settings, PublishedModelConfig):
             found = self._published[name].loaded(trained=name == "downstream", mesh=mesh)
         else:
@@ -186,6 +186,12 @@ class CorpusWriter:
             return found
         split = jax.device_put(found.params, found.model.shardings(mesh, found.params))
         return replace(found, params=split, mesh=mesh)
+
+    @cached_property
+    def _sharing(self) -> Mesh | None:
+        """The devices that share copies of the generator; None if each has a copy of its own."""
+        number = self.config.training.model_devices
+        return data_mesh(model=number) if number > 1 else None
 
     @cached_property
     def _published(self) -> dict[str, PublishedModel]:
