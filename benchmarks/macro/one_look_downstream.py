@@ -29,7 +29,7 @@ from benchmarks.macro.one_look import (
     DOWNSTREAM,
     SETTINGS,
     adapters,
-    congress,
+    opened,
     language_model,
     wikipedia,
 )
@@ -84,7 +84,7 @@ def texts_of_arms(config: Config, real: list[str], generator: LanguageModel) -> 
 
 
 def main(config: Config) -> None:
-    _, real, held_out = congress(embedder("minilm"))
+    _, real, held_out = opened("congress", embedder("minilm"))
     texts = texts_of_arms(config, real, language_model())
     cache = str(config.folder / "cache")
     writer = CorpusWriter(load("configs/one_look.yaml", ["--cache", cache]))

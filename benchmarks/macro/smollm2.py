@@ -1,54 +1,46 @@
-"""SmolLM2's shape in float32 and bfloat16: how fast it writes, and what a step of DPO takes.
+"""SmolLM2's shape writes and is tuned by DPO: this library beside transformers and PEFT.
 
     python -m benchmarks.macro.smollm2
+    python -m benchmarks.macro.smollm2 --torch .venv-parity
 
-Random weights, stored in the dtype of the products. Writing is a round of POPri with 48 prompts of
+Random weights, stored in the dtype of the products. Writing is a third of a round of POPri: 16 prompts of
 90 tokens, 8 responses to each, 32 tokens, top-p 0.95; a step of DPO has 8 pairs of 128 + 32 tokens,
-adapters of rank 8, and includes the public model's log-probabilities. The variants take turns;
-processor seconds are the least of the repeats.
+adapters of rank 8, and includes the public model's log-probabilities. Each variant is a process of
+its own (`smollm2_jaxpfl`, `smollm2_torch`), which had one turn before; then they take turns, and
+the least of the repeats counts, in seconds and in processor seconds. The variants of one kind must
+have the same loss of the prompts. PYTHON is the interpreter of `--torch`, or its environment's
+folder: one with PyTorch, transformers and PEFT, as `make parity` installs it.
 """
 
 import dataclasses
-from collections.abc import Callable
+import pathlib
+import sys
+import tempfile
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 
 from benchmarks import harness
+from benchmarks.peer import Peer, check
 from benchmarks.shapes import smollm2
-from jaxpfl.models.decoder import lora
-from jaxpfl.models.decoder.config import LoRA
+from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.sampling import sample
-from jaxpfl.text.preference.groups import groups_of
-from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
 
-PROMPTS, RESPONSES, NEW, PAIRS, STEPS = 48, 8, 32, 8, 2
-DTYPES: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+HERE = pathlib.Path(__file__).parent
+PROMPTS, RESPONSES, NEW, PAIRS, STEPS = 16, 8, 32, 8, 2
+DTYPES = ("float32", "bfloat16")
+TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    torch: pathlib.Path | None = None
     repeats: int = 2
-
-
-def write(model: Decoder, params: Any, prompts_PxL: np.ndarray) -> Any:
-    decoding = Decoding(NEW, 0.9, 0.95)
-    return sample(
-        model, params, prompts_PxL, jax.random.key(1), decoding=decoding, responses=RESPONSES
-    )
-
-
-def step(model: Decoder, params: Any, groups: Any) -> Any:
-    settings = PreferenceSettings(
-        epochs=1, batch_size=PAIRS, microbatch_size=PAIRS, multiple=32, dtype=model.compute
-    )
-    return tune(model, params, groups, settings, seed=0).params
+    batches: tuple[int, ...] = (64, 128)  # sequences that transformers writes at a time
+    kinds: tuple[str, ...] = ("writing", "DPO")
 
 
 def main(config: Config) -> list[dict[str, Any]]:
@@ -57,26 +49,65 @@ def main(config: Config) -> list[dict[str, Any]]:
     def tokens(*shape: int) -> np.ndarray:
         return draw.integers(0, 49_000, shape).astype(np.int32)
 
-    prompts_PxL = tokens(PROMPTS, 90)
-    groups = groups_of(list(tokens(PAIRS * STEPS, 128)), [*map(list, tokens(PAIRS * STEPS, 2, 32))])
-    runs: dict[str, Callable[[], Any]] = {}
-    for dtype in DTYPES:
-        model = Decoder(smollm2(), compute=dtype)
-        params = jax.jit(partial(model.init, dtype=jnp.dtype(dtype)))(jax.random.key(0))
-        runs[f"writing, {dtype}"] = partial(write, model, params, prompts_PxL)
-        adapted = lora.attach(model, params, LoRA(rank=8), jax.random.key(1))
-        runs[f"DPO, {dtype}"] = partial(step, *adapted, groups)
-    rows = []
-    for what, turns in harness.turns(runs, config.repeats).items():
-        least = min(turns, key=lambda turn: turn.cpu_seconds)
-        if what.startswith("writing"):
-            done = {"tokens/cpu s": PROMPTS * RESPONSES * NEW / least.cpu_seconds}
-        else:
-            done = {"cpu s/step": least.cpu_seconds / STEPS}
-        rows.append({"what": what, "seconds": least.seconds, **done})
-    harness.table(rows, ["what", "seconds", "tokens/cpu s", "cpu s/step"])
+    work = {
+        "prompts": tokens(PROMPTS, 90),
+        "asked": tokens(PAIRS * STEPS, 128),
+        "answered": tokens(PAIRS * STEPS, 2, 32),
+        "responses": RESPONSES,
+        "new": NEW,
+        "pairs": PAIRS,
+    }
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = Decoder(smollm2())
+        pretrained.save(folder, model, jax.jit(model.init)(jax.random.key(0)))
+        for kind in config.kinds:
+            rows += measured(config, kind, work | {"kind": kind, "folder": folder})
+    harness.table(rows, ["what", "seconds", "cpu s", "tokens/s", "s/step", "peak MB"])
     print(f"recorded in {harness.record('smollm2', rows)}")
     return rows
+
+
+def measured(config: Config, kind: str, work: dict[str, Any]) -> list[dict[str, Any]]:
+    peers: dict[str, Peer] = {}
+    try:
+        for dtype in DTYPES:
+            ours = Peer(
+                pathlib.Path(sys.executable), HERE / "smollm2_jaxpfl.py", work | {"dtype": dtype}
+            )
+            peers[f"{kind}, {dtype}"] = ours
+            batches = config.batches if kind == "writing" else (PAIRS,)
+            for batch in batches if config.torch else ():
+                arrays = work | {"dtype": dtype, "batch": batch}
+                theirs = Peer(config.torch, HERE / "smollm2_torch.py", arrays)
+                check("PyTorch", theirs.hello["loss"], ours.hello["loss"], TOLERANCE[dtype])
+                at_a_time = f", {batch} at a time" if kind == "writing" else ""
+                peers[f"{kind}, {dtype}, {theirs.hello['version']}{at_a_time}"] = theirs
+        taken = harness.turns(
+            {what: partial(_turn, peer) for what, peer in peers.items()}, config.repeats
+        )
+        rows = []
+        for what, turns in taken.items():
+            seconds = min(turn.seconds for turn in turns)
+            row = {
+                "what": what,
+                "seconds": seconds,
+                "cpu s": min(turn.cpu_seconds for turn in turns),
+                "peak MB": peers[what].peak_memory_mb(),
+            }
+            if kind == "writing":
+                row["tokens/s"] = PROMPTS * RESPONSES * NEW / seconds
+            else:
+                row["s/step"] = seconds / STEPS
+            rows.append(row)
+        return rows
+    finally:
+        for peer in peers.values():
+            peer.close()
+
+
+def _turn(peer: Peer) -> harness.Elsewhere:
+    return harness.Elsewhere(peer.turn())
 
 
 if __name__ == "__main__":

@@ -109,11 +109,15 @@ class RunningMoments:
             rows_BxD = self._clipped(embeddings_NxD[start : start + _BLOCK_ROWS])
             if self._shift_D is None:
                 self._shift_D = rows_BxD.mean(axis=0, dtype=np.float64).astype(self._dtype)
-            rows_BxD = rows_BxD - self._shift_D
-            self._sum_D += rows_BxD.sum(axis=0, dtype=np.float64)
+                self._ones_B = np.ones(_BLOCK_ROWS, self._dtype)
+                self._centred_BxD = np.empty((_BLOCK_ROWS, self._dimension), self._dtype)
+            # One buffer for all blocks, and sums as products: each halves its pass over memory.
+            count = len(rows_BxD)
+            rows_BxD = np.subtract(rows_BxD, self._shift_D, out=self._centred_BxD[:count])
+            self._sum_D += self._ones_B[:count] @ rows_BxD
             # NumPy uses the faster symmetric product, because both factors are one array.
             self._products_DxD += rows_BxD.T @ rows_BxD
-            self._count += len(rows_BxD)
+            self._count += count
 
     def result(self) -> Moments:
         """Returns the moments of all rows added so far; more may be added afterwards."""

@@ -17,7 +17,7 @@ privacy. The result is the last round's adapters: no checkpoint is chosen by pri
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -40,7 +40,7 @@ from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel, Writer
 from jaxpfl.text.preference.groups import Groups, advantages, preferences
-from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
+from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, Tuned, tune
 from jaxpfl.text.preference.responses import groups_of_texts, last_tokens
 
 
@@ -136,6 +136,7 @@ def popri(
     *,
     seed: int = 0,
     hooks: Hooks[Written] | None = None,
+    tune: Callable[..., Tuned] = tune,
 ) -> Algorithm:
     """Returns POPri, which tunes `generator` towards the clients' texts.
 
@@ -150,6 +151,7 @@ def popri(
       embedder: public; must be the one that the clients' texts were embedded with.
       seed: seed of the adapters, the prompts, the responses and the order of the pairs.
       hooks: stores "round 3 responses", "round 3 scores" and "round 3 adapters".
+      tune: the tuning, with the arguments of `text.preference.optimisation.tune`.
 
     Raises:
       InputError: `generator` has adapters already.

@@ -205,7 +205,10 @@ def _prepared(
     study = system.part("study").prepare(config)
     shared = {} if memory is None else memory
     alone = Workspace(config, directory, stamp(study), progress, memory=shared)
-    others = shared_run.others_of(group, lambda *stage: asked(study, alone, *stage))
+    take_part: Any = getattr(system.part("run"), "take_part", None)
+    others = shared_run.others_of(
+        group, lambda *stage: asked(study, alone, *stage), lambda *task: take_part(alone, *task)
+    )
     return study, dataclasses.replace(alone, others=others)
 
 

@@ -22,7 +22,7 @@ from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.federated import mesh
 from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.processes import Group
-from jaxpfl.federated.hosts.shared_rounds import Asks, SharedRounds
+from jaxpfl.federated.hosts.shared_rounds import Asks, SharedRounds, Tasks
 from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.releaser import OneRelease
 
@@ -42,9 +42,9 @@ def group() -> Iterator[Group | None]:
         yield found
 
 
-def others_of(found: Group | None, asks: Asks) -> SharedRounds | None:
+def others_of(found: Group | None, asks: Asks, tasks: Tasks | None = None) -> SharedRounds | None:
     """The other processes, once all have begun; None where there are none."""
-    return None if found is None else SharedRounds(found, asks)
+    return None if found is None else SharedRounds(found, asks, tasks)
 
 
 def share_rounds(others: SharedRounds) -> dict[str, Any]:

@@ -124,6 +124,8 @@ class System:
         run.carry_out(study, workspace): does what is left to do and returns the public record.
         run.asked(study, workspace, stage, known): optional; the queries and clients of a stage of
           `carry_out`, which `Workspace.train` or `shared` names, for several processes.
+        run.take_part(workspace, task, known, about): optional; another process's part in what
+          process 0 computes by `SharedRounds.together`.
         page.page(directory, record): the Page, from public files alone; the record is empty for an
           interrupted run that has a `run.json`.
         export.made(directory, config, record, *, texts, progress): optional; what a finished run

@@ -9,6 +9,7 @@ others have the clients and the queries, and wait:
     sum        a release that was charged: the broadcast and the release's own secrets (not the
                run's), and what its clients keep; all sum their devices' share of the same cohort,
                and process 0 gets back what the clients keep then
+    task       a computation without clients, such as writing texts, in which all take part
 
 The network between the processes sees both: it must be trusted as the machines are.
 
@@ -21,7 +22,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +39,11 @@ from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.secret import RunSecret
 
 PyTree = Any
+T = TypeVar("T")
 Asked = tuple[Sequence[Query], Population]
 """The queries of a stage, and the PRIVATE clients that are asked."""
 Asks = Callable[[str, Any], Asked]
+Tasks = Callable[[str, PyTree, Any], None]
 
 # `Work` as it is sent.
 _WORK = (np.int32(0), np.float32(0), *[np.zeros(4, np.uint32)] * 5)
@@ -53,14 +56,15 @@ class SharedRounds:
 
     Args:
       asks: what a stage asks, by its name and what is known of it; the same in all of them.
+      tasks: takes part in a task, given its name, arrays and settings (`together`).
 
     Attributes:
       environment: of all processes, as identities of releases have it; in process 0 alone.
       released: the value of the last sum, in the others.
     """
 
-    def __init__(self, group: Group, asks: Asks) -> None:
-        self._group, self._asks = group, asks
+    def __init__(self, group: Group, asks: Asks, tasks: Tasks | None = None) -> None:
+        self._group, self._asks, self._tasks = group, asks, tasks
         self._asked: Any = None
         self._rounds: list[_Round] = []
         self.environment: Any = None
@@ -78,11 +82,31 @@ class SharedRounds:
 
     def at(self, stage: str, known: PyTree = ()) -> Self:
         """Process 0 comes to a stage; `known` is what it depends on, public arrays and numbers."""
-        known = jax.tree.map(np.asarray, known)
         self._rounds.clear()
-        self._group.tell(stage=stage, known=trees.described(known, "what is known"), awaited=True)
-        self._group.send(trees.content_of(jax.tree.leaves(known)))
+        self._send(known, stage=stage)
         return self
+
+    def together(self, task: str, known: PyTree, about: Any, compute: Callable[[], T]) -> T:
+        """Process 0 computes something while the others take part in it, to the end.
+
+        Args:
+          known: public arrays that they need.
+          about: public settings, in JSON's types.
+        """
+        self._send(known, task=task, about=about)
+        made = compute()
+        self._answers()
+        return made
+
+    def _send(self, known: PyTree, **message: Any) -> None:
+        known = jax.tree.map(np.asarray, known)
+        told = trees.described(known, "what is known")
+        self._group.tell(**message, known=told, awaited=True)
+        self._group.send(trees.content_of(jax.tree.leaves(known)))
+
+    def _received(self, message: dict[str, Any]) -> PyTree:
+        shapes, structure = jax.tree.flatten(trees.shapes_of(message["known"]))
+        return jax.tree.unflatten(structure, trees.received(shapes, self._group.receive))
 
     def prepared(
         self, number: int, query: Query, broadcast: PyTree, population: Population, kept: Kept
@@ -137,15 +161,17 @@ class SharedRounds:
                 self._prepare(message)
             elif "sum" in message:
                 self._sum(message)
+            elif "task" in message:
+                assert self._tasks is not None
+                self._tasks(message["task"], self._received(message), message["about"])
+                self._group.answer()
             else:
                 return message
 
     def _come_to(self, message: dict[str, Any]) -> None:
         self._rounds.clear()
         self._asked = None  # Not two populations at a time.
-        shapes, structure = jax.tree.flatten(trees.shapes_of(message["known"]))
-        known = trees.received(shapes, self._group.receive)
-        self._asked = self._asks(message["stage"], jax.tree.unflatten(structure, known))
+        self._asked = self._asks(message["stage"], self._received(message))
 
     def _prepare(self, message: dict[str, Any]) -> None:
         key = self._group.receive(16)

@@ -17,6 +17,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.generation.stop import cut
+from jaxpfl.text.microbatches import read
 from jaxpfl.text.tokenisers.base import Tokeniser, as_text, check_fits, pad
 
 
@@ -93,10 +94,23 @@ class LanguageModel(Writer):
         ids = prompt_ids(self.tokeniser, prompts)
         if not ids:
             return Generated([], np.zeros((0, responses), bool))
-        drawn_PxJxT = sample(
+        prompts_PxL = pad(ids, max(map(len, ids)))
+        drawn_PxJxT = self.sampled(prompts_PxL, key, decoding, responses, progress)
+        return self.read(drawn_PxJxT, decoding.stop)
+
+    def sampled(
+        self,
+        prompts_PxL: np.ndarray,
+        key: Array,
+        decoding: Decoding,
+        responses: int,
+        progress: bool,
+    ) -> np.ndarray:
+        """Token ids of responses, see `jaxpfl.text.generation.sampling.sample`."""
+        return sample(
             self.model,
             self.params,
-            pad(ids, max(map(len, ids))),
+            prompts_PxL,
             key,
             decoding=decoding,
             responses=responses,
@@ -104,7 +118,6 @@ class LanguageModel(Writer):
             mesh=self.mesh,
             progress=progress,
         )
-        return self.read(drawn_PxJxT, decoding.stop)
 
     def read(self, drawn_PxJxT: np.ndarray, stop: Sequence[str]) -> Generated:
         """The texts of sampled token ids, each cut before the first stop string."""
@@ -126,7 +139,7 @@ class LanguageModel(Writer):
         digest = hashlib.sha256()
         for leaf in jax.tree.leaves(self.params):
             # As bytes, because bfloat16 has no buffer interface.
-            digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+            digest.update(np.ascontiguousarray(read(leaf)).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
     def without_chat(self) -> Self:

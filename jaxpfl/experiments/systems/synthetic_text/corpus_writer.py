@@ -31,12 +31,14 @@ from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine.releases import Releases, missing
-from jaxpfl.experiments.systems.synthetic_text import look
+from jaxpfl.experiments.systems.synthetic_text import look, shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
     PopriConfig,
     SyntheticTextConfig,
 )
+from jaxpfl.federated.hosts.shared_rounds import SharedRounds
+from jaxpfl.federated.mesh import grid, several, shardings, splits_model
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
@@ -47,6 +49,7 @@ from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.remote import RemoteModel
 from jaxpfl.text.generation.variation import Continue, mask_and_fill
+from jaxpfl.text.preference.optimisation import tune
 from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
 from jaxpfl.text.tokenisers.fast import FastTokeniser
@@ -121,10 +124,12 @@ class CorpusWriter:
 
     Attributes:
       progress: whether progress bars are shown on stderr.
+      others: in process 0, the other processes of the run, if there are any.
     """
 
     config: SyntheticTextConfig
     progress: bool = False
+    others: SharedRounds | None = None
 
     def __post_init__(self) -> None:
         evolution = self.config.evolution
@@ -146,7 +151,10 @@ class CorpusWriter:
         """A `LanguageModel`, or a `RemoteModel` for a method that does not tune it."""
         if (remote := self.config.remote) is not None:
             return RemoteModel(remote.api, remote.model, self.tokeniser)
-        return self._loaded("generator")
+        loaded = partial(self._loaded, "generator")
+        if self.others is None or self.config.method != "popri":
+            return loaded()
+        return shared_generator.load(self.others, loaded)
 
     @cached_property
     def downstream(self) -> LanguageModel:
@@ -177,20 +185,23 @@ class CorpusWriter:
 
     def _loaded(self, name: str) -> LanguageModel:
         settings, mesh = self.config.models[name], self._sharing if name == "generator" else None
+        parts = mesh if mesh is not None and splits_model(mesh) else None
         if isinstance(settings, PublishedModelConfig):
-            found = self._published[name].loaded(trained=name == "downstream", mesh=mesh)
+            found = self._published[name].loaded(trained=name == "downstream", mesh=parts)
         else:
             positions = max(settings.sequence_length, self.config.positions[name])
             found = self.public.decoder(name, settings, positions)
         if mesh is None:
             return found
-        split = jax.device_put(found.params, found.model.shardings(mesh, found.params))
-        return replace(found, params=split, mesh=mesh)
+        places = shardings(None if parts is None else found.model, mesh, found.params)
+        return replace(found, params=jax.tree.map(_placed, found.params, places), mesh=mesh)
 
     @cached_property
     def _sharing(self) -> Mesh | None:
-        """The devices that share copies of the generator; None if each has a copy of its own."""
+        """The devices of the generator; None for this process's, each with a copy of its own."""
         number = self.config.training.model_devices
+        if self.config.method == "popri" and several():
+            return grid(jax.devices(), "data", number)
         return data_mesh(model=number) if number > 1 else None
 
     @cached_property
@@ -321,7 +332,14 @@ class CorpusWriter:
 
         hooks = Hooks(releases.load_or_compute, counted, self.progress)
         algorithm = popri(
-            self.generator, samples, rewards, self.function, settings, seed=seed, hooks=hooks
+            self.generator,
+            samples,
+            rewards,
+            self.function,
+            settings,
+            seed=seed,
+            hooks=hooks,
+            tune=getattr(self.generator, "tune", tune),
         )
         params_of = algorithm.params
         assert params_of is not None, "POPri tunes a model"
@@ -394,6 +412,13 @@ class CorpusWriter:
             hooks=Hooks(releases.load_or_compute, on_round, self.progress),
         )
         return selected_texts(_all_states(algorithm, releases, scorer.rounds)[-1])
+
+
+def _placed(leaf: jax.Array, place: Any) -> jax.Array:
+    """A parameter that this process has whole, or in parts that are in their place."""
+    if leaf.sharding == place:
+        return leaf
+    return jax.make_array_from_callback(leaf.shape, place, np.asarray(leaf).__getitem__)
 
 
 def enough(

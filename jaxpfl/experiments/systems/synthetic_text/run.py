@@ -24,6 +24,7 @@ from jaxpfl.experiments.engine.cost import both_statements, stamped, with_larger
 from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.systems.synthetic_text import shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import FED_AVG, SCORING, WRITING
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     DISTANCES,
@@ -68,13 +69,21 @@ def asked(study: Prepared, workspace: Workspace, stage: str, known: Any) -> Aske
     return scored.queries, found.embedded(scored)
 
 
+def take_part(workspace: Workspace, task: str, known: Any, about: Any) -> None:
+    """Another process's part in what process 0 writes and tunes."""
+    config, memory = workspace.config, workspace.memory
+    if shared_generator.LOAD not in memory:
+        memory[shared_generator.LOAD] = CorpusWriter(config).generator
+    shared_generator.take_part(memory[shared_generator.LOAD], config.popri.lora, task, known, about)
+
+
 class Run:
     """The study in its directory: each part is found there, or made and stored."""
 
     def __init__(self, study: Prepared, workspace: Workspace) -> None:
         self.config, self.plan, self.workspace = study.config, study.plan, workspace
         self.sends, self.directory = study.sends, workspace.directory
-        self.writer = CorpusWriter(self.config, workspace.progress)
+        self.writer = CorpusWriter(self.config, workspace.progress, workspace.others)
         held = (study.clients, study.valid, study.test)
         if self.config.corpus.spans:
             # Each example is a span of a client's texts.
@@ -255,7 +264,8 @@ class Run:
         names = [function.name for function in functions.values()]
         memory, key = self.workspace.memory, ("embedded", few.content, *names)
         if key not in memory:
-            memory.clear()
+            for old in [each for each in memory if each[0] == key[0]]:
+                del memory[old]
             columns = {
                 name: embed(few, function, progress=self.workspace.progress).columns["embedding"]
                 for name, function in functions.items()

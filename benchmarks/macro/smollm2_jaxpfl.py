@@ -1,0 +1,66 @@
+"""This library's side of `benchmarks.macro.smollm2`.
+
+    python smollm2_jaxpfl.py FILE.npz
+
+The file names the folder of the weights and holds the tokens and the settings. One line answers the
+start, with the loss of the prompts; each line read makes a turn and is answered with its processor
+seconds.
+"""
+
+import json
+import sys
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import LoRA
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.text.generation.decoding import Decoding
+from jaxpfl.text.generation.sampling import sample
+from jaxpfl.text.preference.groups import groups_of
+from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
+
+
+def main(file: str) -> None:
+    with np.load(file, allow_pickle=False) as arrays:
+        data = dict(arrays)
+    dtype = str(data["dtype"])
+    model, params = pretrained.load(str(data["folder"]), dtype=dtype)
+    assert isinstance(model, Decoder)
+    prompts_PxL = jnp.asarray(data["prompts"])
+
+    real_P = jnp.ones(len(prompts_PxL), bool)
+    loss, _ = jax.jit(model.loss)(params, {"tokens": prompts_PxL}, real_P)
+    print(json.dumps({"loss": float(loss)}), flush=True)
+    if data["kind"] == "writing":
+        turn = partial(
+            sample,
+            model,
+            params,
+            data["prompts"],
+            jax.random.key(1),
+            decoding=Decoding(int(data["new"]), 0.9, 0.95),
+            responses=int(data["responses"]),
+        )
+    else:
+        pairs = int(data["pairs"])
+        settings = PreferenceSettings(
+            epochs=1, batch_size=pairs, microbatch_size=pairs, multiple=32, dtype=model.compute
+        )
+        groups = groups_of(list(data["asked"]), [*map(list, data["answered"])])
+        adapted, params = lora.attach(model, params, LoRA(rank=8), jax.random.key(1))
+        turn = partial(tune, adapted, params, groups, settings, seed=0)
+    for _ in sys.stdin:
+        began = time.process_time()
+        found = turn()
+        jax.block_until_ready(found if isinstance(found, np.ndarray) else found.params)
+        print(time.process_time() - began, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
