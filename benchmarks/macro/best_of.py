@@ -38,9 +38,9 @@ from benchmarks.macro.one_look import (
     SETTINGS,
     WIKIPEDIA,
     Judge,
-    opened,
     language_model,
     look_plan,
+    opened,
     rounds_plan,
     spans,
 )

@@ -29,8 +29,8 @@ from benchmarks.macro.one_look import (
     DOWNSTREAM,
     SETTINGS,
     adapters,
-    opened,
     language_model,
+    opened,
     wikipedia,
 )
 from jaxpfl.algorithms.popri import synthesise, with_adapters

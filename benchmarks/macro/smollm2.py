@@ -3,13 +3,13 @@
     python -m benchmarks.macro.smollm2
     python -m benchmarks.macro.smollm2 --torch .venv-parity
 
-Random weights, stored in the dtype of the products. Writing is a third of a round of POPri: 16 prompts of
-90 tokens, 8 responses to each, 32 tokens, top-p 0.95; a step of DPO has 8 pairs of 128 + 32 tokens,
-adapters of rank 8, and includes the public model's log-probabilities. Each variant is a process of
-its own (`smollm2_jaxpfl`, `smollm2_torch`), which had one turn before; then they take turns, and
-the least of the repeats counts, in seconds and in processor seconds. The variants of one kind must
-have the same loss of the prompts. PYTHON is the interpreter of `--torch`, or its environment's
-folder: one with PyTorch, transformers and PEFT, as `make parity` installs it.
+Random weights, stored in the dtype of the products. Writing is a third of a round of POPri: 16
+prompts of 90 tokens, 8 responses to each, 32 tokens, top-p 0.95; a step of DPO has 8 pairs of
+128 + 32 tokens, adapters of rank 8, and includes the public model's log-probabilities. Each variant
+is a process of its own (`smollm2_jaxpfl`, `smollm2_torch`) and had one turn before; then they take
+turns, and the least of the repeats counts, in seconds and in processor seconds. The losses of the
+prompts must agree. `--torch` is the interpreter, or its environment's folder, of an installation of
+PyTorch, transformers and PEFT, such as that of `make parity`.
 """
 
 import dataclasses
@@ -77,7 +77,8 @@ def measured(config: Config, kind: str, work: dict[str, Any]) -> list[dict[str, 
             )
             peers[f"{kind}, {dtype}"] = ours
             batches = config.batches if kind == "writing" else (PAIRS,)
-            for batch in batches if config.torch else ():
+            for batch in batches if config.torch is not None else ():
+                assert config.torch is not None
                 arrays = work | {"dtype": dtype, "batch": batch}
                 theirs = Peer(config.torch, HERE / "smollm2_torch.py", arrays)
                 check("PyTorch", theirs.hello["loss"], ours.hello["loss"], TOLERANCE[dtype])

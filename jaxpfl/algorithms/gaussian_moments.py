@@ -107,13 +107,14 @@ class RunningMoments:
             self._dtype = np.dtype(np.float64 if wide else np.float32)
         for start in range(0, len(embeddings_NxD), _BLOCK_ROWS):
             rows_BxD = self._clipped(embeddings_NxD[start : start + _BLOCK_ROWS])
-            if self._shift_D is None:
-                self._shift_D = rows_BxD.mean(axis=0, dtype=np.float64).astype(self._dtype)
+            if (shift_D := self._shift_D) is None:
+                shift_D = rows_BxD.mean(axis=0, dtype=np.float64).astype(self._dtype)
+                self._shift_D = shift_D
                 self._ones_B = np.ones(_BLOCK_ROWS, self._dtype)
                 self._centred_BxD = np.empty((_BLOCK_ROWS, self._dimension), self._dtype)
             # One buffer for all blocks, and sums as products: each halves its pass over memory.
             count = len(rows_BxD)
-            rows_BxD = np.subtract(rows_BxD, self._shift_D, out=self._centred_BxD[:count])
+            rows_BxD = np.subtract(rows_BxD, shift_D, out=self._centred_BxD[:count])
             self._sum_D += self._ones_B[:count] @ rows_BxD
             # NumPy uses the faster symmetric product, because both factors are one array.
             self._products_DxD += rows_BxD.T @ rows_BxD

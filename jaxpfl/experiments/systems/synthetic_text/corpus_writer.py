@@ -38,7 +38,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     SyntheticTextConfig,
 )
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
-from jaxpfl.federated.mesh import grid, several, shardings, splits_model
+from jaxpfl.federated.mesh import grid, several, splits_model
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
@@ -193,8 +193,7 @@ class CorpusWriter:
             found = self.public.decoder(name, settings, positions)
         if mesh is None:
             return found
-        places = shardings(None if parts is None else found.model, mesh, found.params)
-        return replace(found, params=jax.tree.map(_placed, found.params, places), mesh=mesh)
+        return shared_generator.spread(found, mesh)
 
     @cached_property
     def _sharing(self) -> Mesh | None:
@@ -412,13 +411,6 @@ class CorpusWriter:
             hooks=Hooks(releases.load_or_compute, on_round, self.progress),
         )
         return selected_texts(_all_states(algorithm, releases, scorer.rounds)[-1])
-
-
-def _placed(leaf: jax.Array, place: Any) -> jax.Array:
-    """A parameter that this process has whole, or in parts that are in their place."""
-    if leaf.sharding == place:
-        return leaf
-    return jax.make_array_from_callback(leaf.shape, place, np.asarray(leaf).__getitem__)
 
 
 def enough(

@@ -12,8 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
+from jaxpfl.federated.mesh import shardings, splits_model
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder.config import LoRA
@@ -93,6 +95,21 @@ def load(others: SharedRounds, loaded: Callable[[], LanguageModel]) -> SharedMod
     """The model that all processes load, in process 0."""
     found = others.together(LOAD, (), {}, loaded)
     return SharedModel(found.model, found.params, found.tokeniser, found.mesh, others)
+
+
+def spread(found: LanguageModel, mesh: Mesh) -> LanguageModel:
+    """The model on a mesh, in parts where several devices share a copy of it.
+
+    This process has the parameters whole, or in parts that are in their place.
+    """
+
+    def placed(leaf: Array, place: Any) -> Array:
+        if leaf.sharding == place:
+            return leaf
+        return jax.make_array_from_callback(leaf.shape, place, np.asarray(leaf).__getitem__)
+
+    places = shardings(found.model if splits_model(mesh) else None, mesh, found.params)
+    return dataclasses.replace(found, params=jax.tree.map(placed, found.params, places), mesh=mesh)
 
 
 def take_part(base: LanguageModel, lora: LoRA, task: str, known: PyTree, about: Any) -> None:

@@ -227,7 +227,7 @@ CRASHES = {
         stored("round_1_responses"),
         after(Ledger, "charge"),
         stored("round_1_scores"),
-        after(popri, "tune"),
+        after(corpus_writer, "tune"),
         stored("round_2_scores"),
         stored("round_2_adapters"),
         after(corpus_writer, "synthesise"),
