@@ -184,7 +184,7 @@ def give_back_memory() -> None:
     The compiler frees almost all that it took, but glibc keeps these pages for whatever is
     allocated next, and arrays are too large for them: the process would hold both. A fixed limit of
     32 MiB for pages of their own keeps it from growing over its rounds; with one of 1 MiB, rounds
-    of few clients take 1.3 times as long, because the system clears those pages anew each time.
+    of few clients take up to 1.9 times as long, because the system clears those pages each time.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
