@@ -110,12 +110,11 @@ class RunningMoments:
             if (shift_D := self._shift_D) is None:
                 shift_D = rows_BxD.mean(axis=0, dtype=np.float64).astype(self._dtype)
                 self._shift_D = shift_D
-                self._ones_B = np.ones(_BLOCK_ROWS, self._dtype)
                 self._centred_BxD = np.empty((_BLOCK_ROWS, self._dimension), self._dtype)
-            # One buffer for all blocks, and sums as products: each halves its pass over memory.
+            # In one buffer, because new memory takes longer than what is written to it.
             count = len(rows_BxD)
             rows_BxD = np.subtract(rows_BxD, shift_D, out=self._centred_BxD[:count])
-            self._sum_D += self._ones_B[:count] @ rows_BxD
+            self._sum_D += rows_BxD.sum(axis=0, dtype=np.float64)
             # NumPy uses the faster symmetric product, because both factors are one array.
             self._products_DxD += rows_BxD.T @ rows_BxD
             self._count += count

@@ -59,9 +59,8 @@ class Counts:
 class Recorded:
     """Keeps the phases, and what `tune` was given."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self):
         self.phases, self.tuned, self.rounds = {}, [], []
-        monkeypatch.setattr(module, "tune", self.tune)
 
     def tune(self, model, params, pairs, settings, **rest):
         # A copy: what steps write into must not be what is compared here.
@@ -76,26 +75,29 @@ class Recorded:
         return self.phases[name]
 
 
-def run(generator, rounds=3, scorer=None, seed=0, samples=NEAR + FAR, settings=SETTINGS, **hooks):
+def run(
+    generator, rounds=3, scorer=None, seed=0, samples=NEAR + FAR, settings=SETTINGS, tune=tune,
+    **hooks,
+):  # fmt: skip
     """The tuned model, of rounds that ask nobody."""
     scorer = Letters() if scorer is None else scorer
-    algorithm = popri(
-        generator, samples, scorer, Counts(), settings, seed=seed, hooks=Hooks(**hooks)
-    )
+    named = {"seed": seed, "hooks": Hooks(**hooks), "tune": tune}
+    algorithm = popri(generator, samples, scorer, Counts(), settings, **named)
     state = algorithm.init(jax.random.key(0))
     for round in range(1, rounds + 1):
         state, _ = algorithm.step(state, None, round)
     return with_adapters(generator, SETTINGS, algorithm.params(state))
 
 
-def test_the_loop_is_algorithm_1(generator, monkeypatch):
-    recorded, scorer = Recorded(monkeypatch), Letters()
+def test_the_loop_is_algorithm_1(generator):
+    recorded, scorer = Recorded(), Letters()
     public = jax.tree.map(np.array, generator.params)
     final = run(
         generator,
         scorer=scorer,
         load_or_compute=recorded.load_or_compute,
         on_round=recorded.rounds.append,
+        tune=recorded.tune,
     )
     parts = ("responses", "scores", "adapters")
     assert [*recorded.phases] == [f"round {r} {part}" for r in (1, 2, 3) for part in parts]
@@ -150,23 +152,23 @@ def by_hand(written, ended_KxJ):
     return expected
 
 
-def test_the_optimiser_is_fresh_in_every_round(generator, monkeypatch):
+def test_the_optimiser_is_fresh_in_every_round(generator):
     """A round's adapters follow from those before it and its pairs: no moments are carried."""
-    recorded = Recorded(monkeypatch)
-    run(generator, rounds=2, load_or_compute=recorded.load_or_compute)
+    recorded = Recorded()
+    run(generator, rounds=2, load_or_compute=recorded.load_or_compute, tune=recorded.tune)
     model, given, pairs, rest, after, _ = recorded.tuned[1]
     again = tune(model, jax.tree.map(jnp.asarray, given), pairs, SETTINGS.preference, **rest)
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, again.params), after)
 
 
-def test_a_carried_optimiser_goes_on_through_the_rounds(generator, monkeypatch):
+def test_a_carried_optimiser_goes_on_through_the_rounds(generator):
     """Its moments are those of the round before, and what was stored gives them back."""
-    recorded, scorer = Recorded(monkeypatch), Letters()
+    recorded, scorer = Recorded(), Letters()
     scorer.plan = SimpleNamespace(rounds=2)
     settings = dataclasses.replace(SETTINGS, optimizer="carried")
 
     def rounds(**hooks):
-        named = {"seed": 0, "hooks": Hooks(**hooks)}
+        named = {"seed": 0, "hooks": Hooks(**hooks), "tune": recorded.tune}
         algorithm = popri(generator, NEAR + FAR, scorer, Counts(), settings, **named)
         state = algorithm.init(jax.random.key(0))
         for round in (1, 2):
@@ -184,8 +186,8 @@ def test_a_carried_optimiser_goes_on_through_the_rounds(generator, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
-def test_seeds_change_prompts_and_what_was_kept_is_not_made_again(generator, monkeypatch):
-    recorded = Recorded(monkeypatch)
+def test_seeds_change_prompts_and_what_was_kept_is_not_made_again(generator):
+    recorded = Recorded()
     final = run(generator, rounds=1, load_or_compute=recorded.load_or_compute)
     scorer = Letters()
     again = run(
