@@ -44,6 +44,7 @@ Asked = tuple[Sequence[Query], Population]
 """The queries of a stage, and the PRIVATE clients that are asked."""
 Asks = Callable[[str, Any], Asked]
 Tasks = Callable[[str, PyTree, Any], None]
+"""Another process's part in a task, given its name, public arrays and public settings."""
 
 # `Work` as it is sent.
 _WORK = (np.int32(0), np.float32(0), *[np.zeros(4, np.uint32)] * 5)

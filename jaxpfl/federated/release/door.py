@@ -182,9 +182,11 @@ def give_back_memory() -> None:
     """Gives freed memory back to the system, from now on too, where the C library is glibc.
 
     The compiler frees almost all that it took, but glibc keeps these pages for whatever is
-    allocated next, and arrays are too large for them: the process would hold both. A fixed limit of
-    32 MiB for pages of their own keeps it from growing over its rounds; with one of 1 MiB, rounds
-    of few clients take up to 1.9 times as long, because the system clears those pages each time.
+    allocated next, and arrays are too large for them: the process would hold both.
+
+    Arrays of over 32 MiB get pages of their own. Because this limit is fixed, the process does not
+    grow over its rounds. A limit of 1 MiB needs less memory, but rounds of few clients take up to
+    1.9 times as long, because the system clears new pages for each array.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)

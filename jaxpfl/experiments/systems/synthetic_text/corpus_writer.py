@@ -330,6 +330,7 @@ class CorpusWriter:
             on_round(found)
 
         hooks = Hooks(releases.load_or_compute, counted, self.progress)
+        shared = isinstance(self.generator, shared_generator.SharedModel)
         algorithm = popri(
             self.generator,
             samples,
@@ -338,7 +339,7 @@ class CorpusWriter:
             settings,
             seed=seed,
             hooks=hooks,
-            tune=getattr(self.generator, "tune", tune),
+            tune=self.generator.tune if shared else tune,
         )
         params_of = algorithm.params
         assert params_of is not None, "POPri tunes a model"

@@ -67,10 +67,10 @@ class SharedModel(LanguageModel):
         *,
         seed: int,
         carried: Carried | None = None,
+        mesh: Mesh | None = None,
         progress: bool = False,
-        **_: Any,
     ) -> Tuned:
-        """As `text.preference.optimisation.tune`, on this model's mesh; arrays of NumPy."""
+        """As `text.preference.optimisation.tune`; what it returns are arrays of NumPy."""
         given = (groups.prompt_NxP, groups.responses_NxGxT)
         if groups.advantage_NxG is not None:
             given += (groups.advantage_NxG,)
@@ -79,7 +79,8 @@ class SharedModel(LanguageModel):
         about = {"settings": dataclasses.asdict(settings), "seed": seed, "steps": steps}
 
         def compute() -> Tuned:
-            return _tune(self.replaced(model, params)._plain, known, about, progress)
+            found = LanguageModel(model, params, self.tokeniser, mesh)
+            return _tune(found, known, about, progress)
 
         return self._together(TUNE, known, about, compute)
 
