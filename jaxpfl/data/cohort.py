@@ -116,7 +116,7 @@ class Cohort:
       clients: int [cohort], indices of different clients; no indices give no buckets.
       seed, round: what shuffles and subsets follow from; whole numbers >= 0.
       shards: number of equal blocks that the clients axis consists of, one per device. A bucket's
-        clients are dealt to the blocks in turn, so that devices have similar work.
+        clients are dealt to the blocks back and forth, so that devices have similar work.
       states: `(clients) -> (client_states, is_new)` of clients' indices, whose rows are zeros for
         the index -1; None where clients keep nothing.
       blocks: the numbers, all different, of the blocks that the buckets consist of, in this order;
@@ -153,11 +153,14 @@ class Cohort:
         if not self._columns:
             found = self.population.described()
             raise InputError(f"a cohort needs a numeric column, found {found}: encode text first")
-        # Block d has the clients d::shards of a bucket; those of the wanted blocks are packed.
-        places, position = np.full(shards, -1), np.arange(capacity)
+        # Those of the wanted blocks are packed.
+        places = np.full(shards, -1)
         places[wanted] = np.arange(len(wanted))
-        width, here = capacity // shards, np.flatnonzero(places[position % shards] >= 0)
-        self._here, self._slots = here, places[here % shards] * width + here // shards
+        turn, block = np.divmod(np.arange(capacity), shards)
+        # Back in every other turn: dealt always forth, the first block would have the most work.
+        place = places[np.where(turn % 2, shards - 1 - block, block)]
+        self._here = np.flatnonzero(place >= 0)
+        self._slots = (place * (capacity // shards) + turn)[self._here]
 
     @property
     def padding_waste(self) -> float:
@@ -172,7 +175,7 @@ class Cohort:
         epochs = self._epochs(keys)
         steps = epochs * -(-used // spec.batch_size)
         # Ties by index: the order in which the cohort was given changes nothing.
-        largest_first = np.lexsort((chosen, -steps))
+        largest_first = np.lexsort((chosen, -used, -steps))
         chosen, keys, epochs, steps = (
             each[largest_first] for each in (chosen, keys, epochs, steps)
         )

@@ -214,6 +214,10 @@ def test_shards_get_balanced_work_and_real_clients_first():
         weight = bucket.weight.reshape(4, 8)
         assert (np.diff(weight, axis=1) <= 0).all()
         assert np.ptp(weight.sum(1)) <= 1
+    spec = CohortSpec(4, 60, clients_per_bucket=10)
+    (bucket,) = packed(population_of(np.arange(40, 0, -4)), np.arange(10), spec, shards=2)
+    # Dealt always forth, it would be 30 and 25.
+    assert bucket.steps.reshape(2, 5).sum(1).tolist() == [28, 27]
 
 
 def leaves_of(bucket):
