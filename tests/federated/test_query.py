@@ -31,7 +31,7 @@ def test_devices_that_train_many_clients_side_by_side_get_full_chunks(monkeypatc
     assert capacity(clients=1_000) == 200
     assert capacity(clients=1_000, model=2) == 100
     assert capacity(clients=60) == 120
-    assert capacity(clients=3) == 64
+    assert capacity(clients=3) == 6
 
 
 def test_blocks_of_examples_count_and_not_examples(monkeypatch):

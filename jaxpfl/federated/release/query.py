@@ -164,15 +164,13 @@ class Query:
         """The capacity of buckets that keep all devices busy."""
         replicas, given = self.execution.replicas, self.execution.chunk
         planned = self.plan.clients_per_round
-        least = CLIENTS_PER_BUCKET
         if self.plan.unit == "example":
             planned = -(-planned // self.cohort.max_examples)
-            # A block takes long enough, and what is packed for empty ones costs time, too.
-            least = min(least, 2 * planned)
         # Twice the plan's clients, because a sampled cohort may be larger, and a second bucket for
-        # a few of them would take as long as the first.
-        wanted = min(given or default_chunk(self.execution.devices), -(-2 * planned // replicas))
-        share = max(wanted, -(-least // replicas))
+        # a few of them would take as long as the first. No more, because empty slots are copied.
+        most = -(-2 * planned // replicas)
+        chunk = given or default_chunk(self.execution.devices)
+        share = min(most, max(chunk, -(-CLIENTS_PER_BUCKET // replicas)))
         return replicas * (share if given is None else -(-share // given) * given)
 
 
