@@ -60,9 +60,9 @@ def test_blocks_of_examples_count_and_not_examples(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "bucket"),
     [
-        ({"batch_size": 10**9}, "64 clients with 1 steps of 1,000,000,000 examples"),
-        ({"max_examples": 10**10}, "64 clients with 2,500,000,000 steps of 4 examples"),
-        ({"epochs": 10**15}, "64 clients with 2,000,000,000,000,000 steps of 4 examples"),
+        ({"batch_size": 10**9}, "20 clients with 1 steps of 1,000,000,000 examples"),
+        ({"max_examples": 10**10}, "20 clients with 2,500,000,000 steps of 4 examples"),
+        ({"epochs": 10**15}, "20 clients with 2,000,000,000,000,000 steps of 4 examples"),
         ({"clients_per_bucket": 10**12}, "1,000,000,000,000 clients with 2 steps of 4 examples"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
