@@ -62,7 +62,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.g
 def test_an_array_of_the_last_rounds_size_needs_no_new_pages():
     """In a process of its own, whose heap has no holes of other tests."""
     _glibc()
-    done = subprocess.run([sys.executable, "-c", _AGAIN], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _AGAIN], capture_output=True, text=True, check=True
+    )
     assert float(done.stdout) < 0.1
 
 
