@@ -65,7 +65,7 @@ class FewShot(Checked):
         for index in range(number):
             draws = generator_of(f"few-shot prompt {seed} {round} {index}")
             rows = draws.choice(len(samples), self.shots, replace=False)
-            prompts.append(self.prompt([samples[row] for row in rows]))
+            prompts.append(self.prompt([samples[int(row)] for row in rows]))
         return prompts
 
     def response(self, generated: str) -> str:
