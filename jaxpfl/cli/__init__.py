@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache
-from jaxpfl.cli import begin, convert, data, fred, privacy, runs, sweep
+from jaxpfl.cli import begin, data, fred, privacy, runs, sweep
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.engine.signals import terminable
 
@@ -92,11 +92,12 @@ COMMANDS = {
         "compare runs/mine runs/mine-2 --out runs/compared",
     ),
     "convert": _Command(
-        convert.add, convert.run, "Write clients' data to a folder that opens at once.",
+        data.add_convert, data.run_convert, "Write clients' data to a folder that opens at once.",
         "convert 'clients.jsonl.gz?client=author&text=body' clients",
     ),
     "convert-model": _Command(
-        convert.add_model, convert.run_model, "Write the model in a GGUF file to a folder.",
+        data.add_convert_model, data.run_convert_model,
+        "Write the model in a GGUF file to a folder.",
         "convert-model SmolLM2-135M-Instruct.Q4_1.gguf smollm2",
     ),
     "budget": _Command(

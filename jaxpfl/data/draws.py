@@ -18,6 +18,12 @@ import pyarrow as pa
 from jaxpfl import checks
 
 
+def generator_of(text: str) -> np.random.Generator:
+    """Returns a generator whose draws follow from a text, which names their purpose, alone."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
+
+
 def client_uniforms(purpose: str, seed: int, client_ids: pa.Array) -> np.ndarray:
     """Returns a number in [0, 1) for each client, float64 [clients].
 

@@ -29,7 +29,6 @@ from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.engine.signals import resumable
-from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
@@ -38,6 +37,7 @@ from jaxpfl.experiments.systems import CONFIG, RESULT
 from jaxpfl.experiments.systems.base import Study
 from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.federated.hosts.processes import Group
+from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Ledger
 
 _RUN = "run.json"

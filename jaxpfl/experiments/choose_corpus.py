@@ -31,10 +31,10 @@ from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.run_directory import run_id
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
-from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.experiments.report.plots import bars
 from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.text.embed import Embedder, embed, embedder

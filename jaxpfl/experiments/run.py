@@ -16,10 +16,10 @@ from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_of
 from jaxpfl.experiments.records.cautions import OURS, of_table
-from jaxpfl.experiments.records.certify import certify
 from jaxpfl.experiments.records.lines import FROM_PYTHON, read_lines, record_attempt
 from jaxpfl.experiments.report.run_page import page_of_run
 from jaxpfl.federated.release.query import Query
+from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Budget
 from jaxpfl.privacy.secret import ReproducibleSeed
 from jaxpfl.text.metrics.baselines import scored_counts

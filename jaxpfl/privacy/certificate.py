@@ -9,7 +9,7 @@ It covers what its ledgers were charged with. `NOT_COVERED` is said in each.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.verify import FORMAT, digest_of, least_missed
 
 NAME = "certificate.json"
+WITHOUT_NOISE = 1e-6
 DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
 FALSE_POSITIVES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 
@@ -53,6 +54,33 @@ def certificate(
         "weights": {},
     }
     return sealed(files.jsonable(content))
+
+
+def certify(
+    directory: Path,
+    system: str,
+    plans: Iterable[Any],
+    *,
+    statement: str,
+    stamp: str,
+    ledgers: Iterable[Path],
+) -> None:
+    """Writes the `certificate.json` of a run, when its result is written.
+
+    Args:
+      plans: of what clients were asked; the first one with noise gives the delta, which is else
+        `WITHOUT_NOISE`, for what other runs were charged with on these ledgers.
+      ledgers: of the releases that the statement is of; none is charged by a run that asks nobody.
+    """
+    found = {}
+    for path in ledgers:
+        if path.exists():
+            inside = path.is_relative_to(directory)
+            name = path.relative_to(directory).as_posix() if inside else path.name
+            found[name] = Ledger.read(path)
+    delta = next((plan.delta for plan in plans if plan.private), WITHOUT_NOISE)
+    record = certificate(system, found, delta, statement=statement, stamp=stamp)
+    files.write_json(directory / NAME, record)
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:

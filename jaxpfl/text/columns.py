@@ -34,12 +34,9 @@ def to_byte_rows(texts: Sequence[str], width: int) -> np.ndarray:
 
     Zero bytes at the end of a text are lost.
     """
-    rows = np.zeros((len(texts), width), np.uint8)
-    for row, text in zip(rows, texts, strict=True):
-        content = text.encode("utf-8", "replace")[:width]
-        content = content.decode("utf-8", "ignore").encode()
-        row[: len(content)] = np.frombuffer(content, np.uint8)
-    return rows
+    cut = (text.encode("utf-8", "replace")[:width].decode("utf-8", "ignore") for text in texts)
+    rows = np.array([text.encode() for text in cut], f"S{width}")
+    return rows.view(np.uint8).reshape(len(texts), width)
 
 
 def from_byte_rows(rows: np.ndarray) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.micro.fred_noise import printed
-from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Split, fred, private_moments, score
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, fred, private_moments, score
 from jaxpfl.algorithms.gaussian_moments import Moments
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
@@ -145,15 +145,10 @@ def test_bad_plans_are_refused():
         dict(max_examples=0),
         dict(population=0),
         dict(population=10, delta=0.2),
-        dict(split=Split(0.0, 0.5, 0.5)),
-        dict(split=Split(), population=100),
         dict(clip_norm=1e7),
     ):
         with pytest.raises(InputError):
             plan_of(**bad)
-    for shares in ((0.5, 0.5, 0.5), (-0.1, 0.6, 0.5), (0.5, 0.5, 0.0)):
-        with pytest.raises(InputError):
-            Split(*shares)
     with pytest.raises(InputError):
         dataclasses.replace(plan_of(), multipliers=(1.0, 0.0, 1.0))
     with pytest.raises(InputError, match="declared"):

@@ -11,7 +11,6 @@ from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.checkpoints.safetensors_files import INDEX, WEIGHTS
 from jaxpfl.models.decoder import config as decoder_config
 from jaxpfl.models.encoder import config as encoder_config
-from jaxpfl.models.encoder.network import Encoder
 
 pytest.importorskip("safetensors", reason="needs jaxpfl[text]")
 
@@ -20,8 +19,6 @@ KINDS = sorted(path.name for path in GOLDEN.iterdir())
 
 
 def _logits(model, params, tokens_BxL):
-    if isinstance(model, Encoder):
-        return model.masked_logits(params, tokens_BxL)
     return model.logits(params, model.hidden(params, tokens_BxL))
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from jaxpfl.algorithms.fred.mixtures import BestMixture as BestMixture
     from jaxpfl.algorithms.fred.mixtures import best_mixture as best_mixture
     from jaxpfl.algorithms.fred.plan import FredPlan as FredPlan
-    from jaxpfl.algorithms.fred.plan import Split as Split
     from jaxpfl.algorithms.fred.query import FredState as FredState
     from jaxpfl.algorithms.fred.query import MomentNoise as MomentNoise
     from jaxpfl.algorithms.fred.query import PrivateMoments as PrivateMoments

@@ -25,28 +25,9 @@ from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.simulated import SIMULATED, LargerPopulation
 
 _MOMENTS: tuple[Moment, ...] = ("count", "sum", "second")
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """The shares of mu^2 that the three releases receive; they sum to 1.
-
-    By default mean and covariance receive equal shares, and the count receives a small one: its
-    error is then a few hundred units. The count's share is 0 where the population is declared
-    public, because the count is then not released.
-    """
-
-    count: float = 0.004
-    mean: float = 0.498
-    covariance: float = 0.498
-
-    def __post_init__(self) -> None:
-        checks.non_negative("split.count", self.count)
-        for name in ("mean", "covariance"):
-            checks.positive(f"split.{name}", getattr(self, name))
-        total = self.count + self.mean + self.covariance
-        if not math.isclose(total, 1.0, abs_tol=1e-9):
-            raise InputError(f"the shares in split must sum to 1, found a sum of {total:g}")
+# The shares of mu^2 of count, mean and covariance. With the small one, the error of the count is a
+# few hundred units; a population that is declared public needs no count.
+_SHARES, _SHARES_WITHOUT_COUNT = (0.004, 0.498, 0.498), (0.0, 0.5, 0.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,36 +100,25 @@ class FredPlan:
         delta: float,
         unit: Unit = "client",
         population: int | None = None,
-        split: Split | None = None,
         **settings: Any,
     ) -> Self:
         """Returns the plan with the least noise that is (epsilon, delta)-private.
 
         The exact analysis of the Gaussian mechanism gives mu (0.1527 for epsilon = 0.6 and delta =
         2e-6), and a second formula confirms it. Release i has the noise multiplier
-        1 / (mu sqrt(share_i)).
+        1 / (mu sqrt(share_i)); mean and covariance have equal shares of mu^2.
 
         Args:
           population: the number of units, where that is public. None: it is released with noise.
-          split: the shares of mu^2. None: `Split()`, or equal shares for mean and covariance where
-            `population` is given.
           settings: fields such as `clip_norm`, `max_examples` and `noise`.
 
         Raises:
-          InputError: a value is out of range, the split gives a share to a count that is public,
-            or it gives none to a count that is not.
+          InputError: a value is out of range.
         """
-        if split is None:
-            split = Split() if population is None else Split(0.0, 0.5, 0.5)
-        if (split.count == 0) != (population is not None):
-            raise InputError(
-                "split.count must be 0 exactly where population is declared public, found "
-                f"split.count = {split.count:g} and population = {population}"
-            )
         total = gaussian.smallest_multiplier(
             lambda z: gaussian.on_everyone([z], delta, unit), epsilon
         )
-        shares = (split.count, split.mean, split.covariance)
+        shares = _SHARES if population is None else _SHARES_WITHOUT_COUNT
         return cls(
             multipliers=tuple(total / math.sqrt(s) if s else math.inf for s in shares),
             delta=delta,

@@ -12,7 +12,6 @@ Nothing here reads a client's data, so it costs no privacy, and everything may b
 epoch is one dispatch: the corpus is on the device, and a scan goes over its minibatches.
 """
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpfl.data.draws import generator_of
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.training import Columns, Fitted, batches, validate
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
@@ -43,7 +43,7 @@ class Corpus:
 def learning_rates(settings: PrefinetuneConfig, seed: int) -> list[float]:
     """Log-uniform draws that depend on the seed alone, so that all candidates have the same."""
     low, high = settings.learning_rates
-    draws = _generator(seed, "learning rates").uniform(size=settings.trials)
+    draws = generator_of(f"prefinetune {seed} learning rates").uniform(size=settings.trials)
     return [low * (high / low) ** float(draw) for draw in draws]
 
 
@@ -76,7 +76,7 @@ def prefinetune(
     def epoch(params: Any, trace: Any, rate: float, number: int) -> tuple[Any, Any, dict, bool]:
         """Parameters, momentum and losses after an epoch, and whether they are the best so far."""
         nonlocal best, best_loss, best_epoch, done
-        rows = _generator(seed, f"epoch {number}").permutation(examples)
+        rows = generator_of(f"prefinetune {seed} epoch {number}").permutation(examples)
         order = place(batches(rows, settings.batch_size))
         params, trace, loss = _epoch(
             model, settings.momentum, params, trace, train, order, place(np.float32(rate))
@@ -139,8 +139,3 @@ def _epoch(
 
     (params, trace), losses = jax.lax.scan(step, (params, trace), (rows_SxB, mask_SxB))
     return params, trace, jnp.mean(losses)
-
-
-def _generator(seed: int, purpose: str) -> np.random.Generator:
-    digest = hashlib.sha256(f"prefinetune {seed} {purpose}".encode()).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))

@@ -33,20 +33,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.checked import Checked
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Batch, LossModel, Metrics, Params, masked_loss, split
+from jaxpfl.models.decoder import layers
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
 from jaxpfl.models.decoder.config import PROJECTIONS, DecoderConfig, LoRA
-from jaxpfl.models.decoder.layers import (
-    ACTIVATIONS,
-    LINEAR,
-    Linear,
-    Norm,
-    attend,
-    packed,
-    rotary_frequencies,
-    rotate,
-    unpacked,
-    wide_matmul,
-)
 from jaxpfl.models.layers.embedding import look_up
 from jaxpfl.models.layers.initial import normal
 
@@ -61,8 +50,8 @@ class Layer(nnx.Module):
         # GPT-2 (section 2.3) scales the weights whose outputs are summed over the layers.
         residual = (2 * config.layers) ** -0.5
 
-        def linear(name: str, inputs: int, outputs: int, factor: float = 1.0) -> Linear:
-            return Linear(
+        def linear(name: str, inputs: int, outputs: int, factor: float = 1.0) -> layers.Linear:
+            return layers.Linear(
                 inputs,
                 outputs,
                 jax.random.fold_in(key, PROJECTIONS.index(name)),
@@ -97,14 +86,14 @@ class Layer(nnx.Module):
         q, k, v = (y.reshape(*y.shape[:2], y.shape[2] // size, size) for y in parts)
         q, k = _maybe(self.q_norm, q), _maybe(self.k_norm, k)
         if angles is not None:
-            q, k = rotate(q, angles), rotate(k, angles)
+            q, k = layers.rotate(q, angles), layers.rotate(k, angles)
         return q * jnp.asarray(self.query_scale, q.dtype), k, v
 
     def finish(self, x: Array, attended: Array) -> Array:
         """The layer's output from its input and the output of attention."""
         x = x + _maybe(self.attention_out_norm, self.o(attended))
         n = self.mlp_norm(x)
-        activation = ACTIVATIONS[self.activation]
+        activation = layers.ACTIVATIONS[self.activation]
         if self.gate is None:
             inner = activation(self.up(n))
         else:
@@ -112,13 +101,13 @@ class Layer(nnx.Module):
         return x + _maybe(self.mlp_out_norm, self.down(inner))
 
 
-def _norm(config: DecoderConfig, size: int = 0) -> Norm:
+def _norm(config: DecoderConfig, size: int = 0) -> layers.Norm:
     kind, offset = config.model_type, float(config.model_type == "gemma3_text")
     size = size or config.hidden_size
-    return Norm(size, config.norm_epsilon, centred=kind == "gpt2", offset=offset)
+    return layers.Norm(size, config.norm_epsilon, centred=kind == "gpt2", offset=offset)
 
 
-def _maybe(norm: Norm | None, x: Array) -> Array:
+def _maybe(norm: layers.Norm | None, x: Array) -> Array:
     return x if norm is None else norm(x)
 
 
@@ -172,7 +161,7 @@ class Decoder(Checked, LossModel):
     def _normed(self, params: Params, x: Array) -> Array:
         """The last norm of x [B, L, H]."""
         norm = nnx.split(nnx.eval_shape(lambda: _norm(self.config)))[0]
-        return nnx.merge(norm, unpacked(params["norm"]))(x)
+        return nnx.merge(norm, layers.unpacked(params["norm"]))(x)
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Params:
         """Random parameters of `dtype`, float32 or bfloat16.
@@ -197,8 +186,8 @@ class Decoder(Checked, LossModel):
         embed = {"token": normal(keys[0], (config.vocab_size, width), deviation)}
         if config.model_type == "gpt2":
             embed["position"] = normal(keys[1], (config.positions, width), deviation)
-        layers = jax.vmap(layer)(jnp.arange(config.layers))
-        params = {"embed": embed, "layers": layers, "norm": split(_norm(config))[1]}
+        stacked = jax.vmap(layer)(jnp.arange(config.layers))
+        params = {"embed": embed, "layers": stacked, "norm": split(_norm(config))[1]}
         if not config.tied:
             params["head"] = {"kernel": normal(keys[3], (width, config.vocab_size), deviation)}
         return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
@@ -226,7 +215,7 @@ class Decoder(Checked, LossModel):
             return self._one(x, slices, views)[0], None
 
         kept = jax.checkpoint_policies
-        policy = kept.nothing_saveable if self.remat else kept.save_only_these_names(LINEAR)
+        policy = kept.nothing_saveable if self.remat else kept.save_only_these_names(layers.LINEAR)
         # Inside a scan, XLA cannot merge the recomputation with the forward pass.
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x, _ = lax.scan(body, x, (params["layers"], self.config.kind_L))
@@ -237,9 +226,9 @@ class Decoder(Checked, LossModel):
         # Only the product needs the whole embedding: looking up tokens reads a few rows of it.
         outer = _gathered({name: params[name] for name in ("embed", "head") if name in params})
         tied = bool(self.config.tied)
-        matrix = unpacked(outer["embed"]["token"] if tied else outer["head"]["kernel"])
+        matrix = layers.unpacked(outer["embed"]["token"] if tied else outer["head"]["kernel"])
         flat_NxH = hidden.reshape(-1, hidden.shape[-1])
-        logits = wide_matmul(flat_NxH, matrix.astype(hidden.dtype), tied)
+        logits = layers.wide_matmul(flat_NxH, matrix.astype(hidden.dtype), tied)
         return logits.reshape(*hidden.shape[:-1], -1)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
@@ -254,10 +243,10 @@ class Decoder(Checked, LossModel):
         self, x: Array, slices: tuple[Params, Array | None], views: list[Any]
     ) -> tuple[Array, tuple[Array, Array]]:
         """The output of a layer of its own parameters and kind, and its keys and values."""
-        network = nnx.merge(self._layer, unpacked(_gathered(slices[0])))
+        network = nnx.merge(self._layer, layers.unpacked(_gathered(slices[0])))
         seen_BxLxL, angles = _of_kind(slices[1], views)
         q, k, v = network.project(x, angles)
-        return network.finish(x, attend(q, k, v, seen_BxLxL)), (k, v)
+        return network.finish(x, layers.attend(q, k, v, seen_BxLxL)), (k, v)
 
     def prefill(self, params: Params, tokens_PxL: Array, room: int) -> Cache:
         """The cache of P sequences, int32 padded with -1, with room for `room` more tokens each."""
@@ -265,7 +254,7 @@ class Decoder(Checked, LossModel):
 
         def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
             x, read = self._one(x, slices, views)
-            return x, packed(read)
+            return x, layers.packed(read)
 
         _, (k, v) = lax.scan(layer, x, (params["layers"], self.config.kind_L))
         keys = jnp.pad(k.transpose(0, 1, 3, 4, 2), ((0, 0),) * 4 + ((0, room),))
@@ -286,14 +275,14 @@ class Decoder(Checked, LossModel):
 
         def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
             own, second, keys, values = slices
-            network = nnx.merge(self._layer, unpacked(_gathered(own)))
+            network = nnx.merge(self._layer, layers.unpacked(_gathered(own)))
             barrier_SxC, angles = _of_kind(second, views)
             q, k, v = (part[:, 0] for part in network.project(x, angles))
-            keys, values = unpacked((keys, values))
+            keys, values = layers.unpacked((keys, values))
             attended_SxE = attend_to_cache(q, k, v, keys, values, barrier_SxC)
             # The cache is read here and written once for all layers: a scan that returned it
             # would copy it whole for every token.
-            return network.finish(x, attended_SxE[:, None]), packed((k, v))
+            return network.finish(x, attended_SxE[:, None]), layers.packed((k, v))
 
         slices = (params["layers"], self.config.kind_L, cache.keys, cache.values)
         x, (k, v) = lax.scan(layer, x, slices)
@@ -320,9 +309,9 @@ class Decoder(Checked, LossModel):
         if positions_BxL is None:
             positions_BxL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
         config, embed = self.config, params["embed"]
-        x = unpacked(_dealt(look_up(embed["token"], jnp.maximum(tokens_BxL, 0))))
+        x = layers.unpacked(_dealt(look_up(embed["token"], jnp.maximum(tokens_BxL, 0))))
         if config.model_type == "gpt2":
-            x = x + unpacked(look_up(embed["position"], positions_BxL))
+            x = x + layers.unpacked(look_up(embed["position"], positions_BxL))
             return x.astype(self.compute), [(seen_BxLxL, None)]
         if config.model_type == "gemma3_text":
             # Rounded to the dtype of the embeddings, as the model was trained.
@@ -330,7 +319,7 @@ class Decoder(Checked, LossModel):
         apart_BxLxL = positions_BxL[:, :, None] - positions_BxL[:, None]
         views: list[tuple[Array, Array | None]] = []
         for theta, scaling, window in config.kinds:
-            frequencies_E = jnp.asarray(rotary_frequencies(config.head_size, theta, scaling))
+            frequencies_E = jnp.asarray(layers.rotary_frequencies(config.head_size, theta, scaling))
             angles = positions_BxL[:, :, None].astype(jnp.float32) * frequencies_E[None, None]
             near = seen_BxLxL if window is None else seen_BxLxL & (apart_BxLxL < window)
             views.append((near, angles))

@@ -217,12 +217,6 @@ class Encoder(NetworkModel):
         logits_NxV = features_NxE @ matrix_VxE.T + bias_V[None, :]
         return logits_NxV.reshape(*hidden_BxLxH.shape[:-1], -1)
 
-    def masked_logits(
-        self, params: Params, tokens_BxL: Array, mask_BxL: Array | None = None
-    ) -> Array:
-        """Logits float32 [B, L, V] of the tokens behind mask tokens; see `hidden` and `logits`."""
-        return self.logits(params, self.hidden(params, tokens_BxL, mask_BxL))
-
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy of the next tokens, of a causal model with a head."""
         if not self.causal:

@@ -4,13 +4,11 @@ Source: PrE-Text (Hou et al. 2024) and POPri (Hou et al. 2025, Figure 5). A prom
 public samples and the heading of a fourth, which the model writes up to the next heading.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from jaxpfl.checked import Checked, PositiveInt
+from jaxpfl.data.draws import generator_of
 from jaxpfl.errors import InputError
 
 
@@ -63,11 +61,12 @@ class FewShot(Checked):
             raise InputError(
                 f"a prompt needs {self.shots} different samples, found {len(samples)} samples"
             )
-        drawn = [
-            _generator(seed, round, index).choice(len(samples), self.shots, replace=False)
-            for index in range(number)
-        ]
-        return [self.prompt([samples[int(row)] for row in rows]) for rows in drawn]
+        prompts = []
+        for index in range(number):
+            draws = generator_of(f"few-shot prompt {seed} {round} {index}")
+            rows = draws.choice(len(samples), self.shots, replace=False)
+            prompts.append(self.prompt([samples[int(row)] for row in rows]))
+        return prompts
 
     def response(self, generated: str) -> str:
         """A response as a text: what precedes the stop string, without surrounding white space."""
@@ -79,8 +78,3 @@ class FewShot(Checked):
 
 POPRI = FewShot()
 """The prompt of POPri's Figure 5, for models that follow instructions."""
-
-
-def _generator(seed: int, round: int, index: int) -> np.random.Generator:
-    digest = hashlib.sha256(f"few-shot prompt {seed} {round} {index}".encode()).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))

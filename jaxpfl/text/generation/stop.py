@@ -24,18 +24,13 @@ def stop_table(stop: tuple[str, ...], token_bytes: tuple[bytes, ...]) -> np.ndar
     """
     next_Nx256 = _automaton([text.encode("utf-8") for text in stop])
     lengths_V = np.array([len(content) for content in token_bytes], np.int64)
-    order_V = np.argsort(-lengths_V, kind="stable")
-    bytes_VxL = np.zeros((len(token_bytes), max(lengths_V.max(initial=0), 1)), np.uint8)
-    for row_L, i in zip(bytes_VxL, order_V.tolist(), strict=True):
-        row_L[: lengths_V[i]] = np.frombuffer(token_bytes[i], np.uint8)
-    states = len(next_Nx256)
-    at_NxV = np.repeat(np.arange(states, dtype=np.int32)[:, None], len(token_bytes), 1)
-    for place in range(bytes_VxL.shape[1]):
-        # Tokens are in order of falling length, so only the first ones have a byte here.
-        longer = int((lengths_V > place).sum())
-        at_NxV[:, :longer] = next_Nx256[at_NxV[:, :longer], bytes_VxL[None, :longer, place]]
-    table_NxV = np.empty_like(at_NxV)
-    table_NxV[:, order_V] = at_NxV
+    most = max(lengths_V.max(initial=0), 1)
+    bytes_VxL = np.array(token_bytes, f"S{most}").view(np.uint8).reshape(-1, most)
+    states = np.arange(len(next_Nx256), dtype=np.int32)
+    table_NxV = np.repeat(states[:, None], len(token_bytes), 1)
+    for place in range(most):
+        longer = np.flatnonzero(lengths_V > place)
+        table_NxV[:, longer] = next_Nx256[table_NxV[:, longer], bytes_VxL[longer, place]]
     return table_NxV
 
 

@@ -176,7 +176,7 @@ def _filled(
     least_Bx1 = jnp.min(uniform_BxL, axis=1, keepdims=True)
     masked_BxL = inside_BxL & ((uniform_BxL < _MASKED) | (uniform_BxL == least_Bx1))
     given_BxL = jnp.where(masked_BxL, mask_id, jnp.maximum(tokens_BxL, 0))
-    logits = model.masked_logits(params, given_BxL, real_BxL)
+    logits = model.logits(params, model.hidden(params, given_BxL, real_BxL))
     logits = jnp.where(banned_V[None, None], -jnp.inf, logits)
     drawn_BxL = jax.vmap(jax.random.categorical)(draws_Bx2[:, 1], logits).astype(jnp.int32)
     return jnp.where(masked_BxL, drawn_BxL, tokens_BxL)

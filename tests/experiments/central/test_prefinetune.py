@@ -6,13 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxpfl.data.draws import generator_of
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.prefinetune import (
-    Corpus,
-    _generator,
-    learning_rates,
-    prefinetune,
-)
+from jaxpfl.experiments.central.prefinetune import Corpus, learning_rates, prefinetune
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
 from tests.experiments.central.test_training import Linear, flat
 
@@ -42,7 +38,7 @@ def _reference(corpus: Corpus, settings: PrefinetuneConfig, seed: int) -> tuple[
     valid = {name: np.asarray(column, np.float64) for name, column in corpus.valid.items()}
 
     def epoch(w, v, rate, number):
-        order = _generator(seed, f"epoch {number}").permutation(len(x))
+        order = generator_of(f"prefinetune {seed} epoch {number}").permutation(len(x))
         for start in range(0, len(x), settings.batch_size):
             rows = order[start : start + settings.batch_size]
             gradient = 2 * x[rows].T @ (x[rows] @ w - y[rows]) / len(rows)

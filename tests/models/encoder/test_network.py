@@ -185,7 +185,7 @@ def test_the_gradient_of_the_loss_is_that_of_the_plain_cross_entropy():
     tokens_BxL = _batch()[0]
 
     def plain(params):
-        logits = CAUSAL.masked_logits(params, tokens_BxL)[:, :-1]
+        logits = CAUSAL.logits(params, CAUSAL.hidden(params, tokens_BxL))[:, :-1]
         log_p = jax.nn.log_softmax(logits, axis=-1)
         return -jnp.mean(jnp.take_along_axis(log_p, tokens_BxL[:, 1:, None], axis=-1))
 
@@ -201,7 +201,7 @@ def test_what_a_model_cannot_do_is_said():
     plain, masked = MODELS["bert"], MODELS["bert with a head"]
     params = jax.jit(masked.init)(jax.random.key(0))
     with pytest.raises(InputError, match="has no language-model head"):
-        plain.masked_logits(jax.jit(plain.init)(jax.random.key(0)), tokens_BxL)
+        plain.logits(jax.jit(plain.init)(jax.random.key(0)), np.zeros((4, 9, 12), np.float32))
     with pytest.raises(InputError, match="only a causal encoder predicts the next token"):
         masked.loss(params, {"tokens": tokens_BxL}, np.ones(4, bool))
     with pytest.raises(InputError, match="at most 9 tokens, found 10"):

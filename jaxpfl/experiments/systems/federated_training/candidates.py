@@ -1,12 +1,12 @@
 """The public corpora that FreD compares and that prefinetuning trains on."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 import numpy as np
 
 from jaxpfl.data.columns import take
+from jaxpfl.data.draws import generator_of
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.prefinetune import Corpus
@@ -105,9 +105,8 @@ class Candidates:
 
     def _order(self, source: str, seed: int) -> np.ndarray:
         """All rows of a source in a random order that follows from its name and the seed."""
-        digest = hashlib.sha256(f"candidate {seed} {source}".encode()).digest()
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
-        return generator.permutation(self.population(source).num_examples)
+        examples = self.population(source).num_examples
+        return generator_of(f"candidate {seed} {source}").permutation(examples)
 
 
 def _apportion(shares: Mapping[str, float], total: int) -> dict[str, int]:

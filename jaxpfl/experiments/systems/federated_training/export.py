@@ -12,13 +12,7 @@ from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
 from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.experiments.engine.final_state import final_params, planned
 from jaxpfl.experiments.records.cautions import OURS
-from jaxpfl.experiments.systems.base import (
-    Made,
-    TrainedModel,
-    exported_base,
-    last_part,
-    require_same,
-)
+from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.run import VOCABULARY
 from jaxpfl.experiments.systems.federated_training.study import built
@@ -26,17 +20,17 @@ from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
-def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -> Made:
+def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -> base.Made:
     """See `systems.base.System`."""
     plan = planned(directory, to_mapping(config))
     vocabulary, fred = _vocabulary(directory, config, record), record["fred"]
     published, model, start, frozen = built(config, vocabulary)
-    words, base, bases = vocabulary if published is None else published.tokeniser, None, []
+    words, adapted, bases = vocabulary if published is None else published.tokeniser, None, []
     if isinstance(config.model, PublishedDecoderConfig) and published is not None:
         expected = record["published_model"]["sha256"]
-        require_same(config.model.path, "published model", published.digest(), expected)
+        base.require_same(config.model.path, "published model", published.digest(), expected)
         if config.model.lora is not None:
-            base, bases = exported_base(config.model, "model", "base")
+            adapted, bases = base.exported_base(config.model, "model", "base")
     params = final_params(
         directory,
         build_fed_avg(model, config.training, plan, start, frozen),
@@ -47,8 +41,8 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
     )
     scores = next((row for row in record["table"] if row["model"] == OURS), {})
     source = config.data.source
-    return Made(
-        models=(TrainedModel("", model, params, words, base), *bases),
+    return base.Made(
+        models=(base.TrainedModel("", model, params, words, adapted), *bases),
         plan=plan,
         stamp=files.read_record(directory / "run.json", {"stamp": str})["stamp"],
         trained_on=_trained_on(config, record, vocabulary),
@@ -57,7 +51,8 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
             for name in ("loss", "perplexity", "accuracy")
             if scores.get(name) is not None
         },
-        tested_on=record["tested_on"] and record["tested_on"].replace(source, last_part(source)),
+        tested_on=record["tested_on"]
+        and record["tested_on"].replace(source, base.last_part(source)),
     )
 
 
@@ -76,10 +71,10 @@ def _vocabulary(directory: Path, config: Config, record: Mapping[str, Any]) -> V
 def _trained_on(
     config: Config, record: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> dict[str, str]:
-    found = {"private clients": f"the training clients of {last_part(config.data.source)}"}
+    found = {"private clients": f"the training clients of {base.last_part(config.data.source)}"}
     public = config.data.public
     if vocabulary is not None:
-        named = vocabulary.source if public in (None, PUBLIC_PART) else last_part(public)
+        named = vocabulary.source if public in (None, PUBLIC_PART) else base.last_part(public)
         found["vocabulary"] = f"public text: {named}"
     if isinstance(config.model, PublishedDecoderConfig):
         digest = record["published_model"]["sha256"]

@@ -18,13 +18,7 @@ from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.experiments.engine.final_state import check_statement, final_params, planned
 from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.records.artifacts import verified
-from jaxpfl.experiments.systems.base import (
-    Made,
-    TrainedModel,
-    exported_base,
-    last_part,
-    require_same,
-)
+from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.synthetic_text.config import (
     FED_AVG,
     SCORING,
@@ -49,7 +43,7 @@ def made(
     *,
     texts: int | None = None,
     progress: bool = True,
-) -> Made:
+) -> base.Made:
     """See `systems.base.System`."""
     writer = CorpusWriter(config, progress)
     start, folder = writer.downstream, directory / FINE_TUNING
@@ -64,13 +58,13 @@ def made(
     elif config.method == FED_AVG:
         params = _trained(directory, writer, record)
     source = config.data.source
-    return Made(
-        models=(TrainedModel("", start.model, params, start.tokeniser), *others),
+    return base.Made(
+        models=(base.TrainedModel("", start.model, params, start.tokeniser), *others),
         plan=plan,
         stamp=record["stamp"],
         trained_on=_trained_on(config, record, corpus),
         scores={name: record["metrics"][name] for name in ("loss", "perplexity", "accuracy")},
-        tested_on=record["tested_on"].replace(source, last_part(source)),
+        tested_on=record["tested_on"].replace(source, base.last_part(source)),
         corpus=corpus,
     )
 
@@ -93,7 +87,7 @@ def _written(
     record: Mapping[str, Any],
     plan: Plan | None,
     number: int | None,
-) -> tuple[list[str], list[str], list[TrainedModel]]:
+) -> tuple[list[str], list[str], list[base.TrainedModel]]:
     """The run's corpus, `number` texts for export, and the generator if the method has tuned it.
 
     Its writing more texts is post-processing of the releases: no client's data is read.
@@ -120,11 +114,11 @@ def _written(
     if not tunes:
         return corpus, wanted, []
     if isinstance(config.generator, PublishedModelConfig):
-        base, tuned = exported_base(config.generator, _GENERATOR, _GENERATOR)
+        adapted, tuned = base.exported_base(config.generator, _GENERATOR, _GENERATOR)
     else:
         plain = lora.detach(found.model, found.params)
-        base, tuned = _GENERATOR, [TrainedModel(_GENERATOR, *plain, found.tokeniser)]
-    adapters = TrainedModel("generator_adapter", found.model, found.params, base=base)
+        adapted, tuned = _GENERATOR, [base.TrainedModel(_GENERATOR, *plain, found.tokeniser)]
+    adapters = base.TrainedModel("generator_adapter", found.model, found.params, base=adapted)
     return corpus, wanted, [*tuned, adapters]
 
 
@@ -132,7 +126,7 @@ def _require_public(writer: CorpusWriter, name: str, record: Mapping[str, Any]) 
     """Refuses a public model, "generator" or "downstream", that the run did not start from."""
     found, expected = writer.about[name], record["public_models"][name]["sha256"]
     where = found.get("path", writer.config.cache)
-    require_same(where, f"public {name}", found["sha256"], expected)
+    base.require_same(where, f"public {name}", found["sha256"], expected)
 
 
 def _require_checkpoints(folder: Path, *, needed: bool = True) -> None:
@@ -155,7 +149,7 @@ def _trained_on(
             return settings.described(record["public_models"][name]["sha256"])
         corpora = config.corpora or {}
         names = corpora if settings.corpora is None else settings.corpora
-        return "public text: " + ", ".join(last_part(corpora[name]) for name in names)
+        return "public text: " + ", ".join(base.last_part(corpora[name]) for name in names)
 
     found = {"method": config.method, "pretraining": public("downstream")}
     if corpus is not None:
@@ -168,6 +162,6 @@ def _trained_on(
         sent["popri"] = "released the moments of their embeddings, once"
     found["private clients"] = "none: clients sent nothing"
     if config.method in sent:
-        clients = f"the training clients of {last_part(config.data.source)}"
+        clients = f"the training clients of {base.last_part(config.data.source)}"
         found["private clients"] = f"{clients} {sent[config.method]}"
     return found

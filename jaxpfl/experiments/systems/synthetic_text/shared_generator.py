@@ -40,7 +40,7 @@ class SharedModel(LanguageModel):
     others: Any = field(default=None, repr=False)
 
     def digest(self) -> str:
-        return self._together(DIGEST, (), {}, self._plain.digest)
+        return self.others.together(DIGEST, (), {}, self._plain.digest)
 
     def sampled(
         self,
@@ -56,7 +56,7 @@ class SharedModel(LanguageModel):
         def compute() -> np.ndarray:
             return _write(self._plain, known, about, progress)
 
-        return self._together(WRITE, known, about, compute)
+        return self.others.together(WRITE, known, about, compute)
 
     def tune(
         self,
@@ -82,14 +82,11 @@ class SharedModel(LanguageModel):
             found = LanguageModel(model, params, self.tokeniser, mesh)
             return _tune(found, known, about, progress)
 
-        return self._together(TUNE, known, about, compute)
+        return self.others.together(TUNE, known, about, compute)
 
     @property
     def _plain(self) -> LanguageModel:
         return LanguageModel(self.model, self.params, self.tokeniser, self.mesh)
-
-    def _together(self, task: str, known: PyTree, about: Any, compute: Callable[[], Any]) -> Any:
-        return self.others.together(task, known, about, compute)
 
 
 def load(others: SharedRounds, loaded: Callable[[], LanguageModel]) -> SharedModel:
