@@ -48,7 +48,8 @@ def rendered(results: Path) -> str:
 
 
 def _table(title: str, unit: str, stored: list[dict[str, Any]]) -> str:
-    # Each cohort is shown as it was last measured without disturbance, on the last such machine.
+    # Each cohort is shown as it was last measured without disturbance, on the machine that has most
+    # of them; of several, the last.
     runs: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}
     for row in stored:
         if row.get("unit") == unit:
@@ -58,7 +59,10 @@ def _table(title: str, unit: str, stored: list[dict[str, Any]]) -> str:
     ]
     if not quiet:
         return f"{title} Not measured on a quiet machine yet: `make peers` writes the table.\n"
-    machine = quiet[-1][0]["machine"]
+    of_machine: dict[str, set[tuple[bool, int]]] = {}
+    for row, *_ in reversed(quiet):
+        of_machine.setdefault(row["machine"], set()).add((row["ragged"], row["cohort"]))
+    machine = max(of_machine, key=lambda each: len(of_machine[each]))
     last = {
         (run[0]["ragged"], run[0]["cohort"]): run for run in quiet if run[0]["machine"] == machine
     }
