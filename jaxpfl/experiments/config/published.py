@@ -43,6 +43,7 @@ class MultiLabelConfig(PublishedWeights):
     classes: PositiveInt = 17
     crop: PositiveInt = 224
     width: PositiveInt = 64
+    groups: PositiveInt = 32
 
 
 @dataclass(frozen=True)

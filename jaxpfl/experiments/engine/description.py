@@ -154,10 +154,10 @@ def example_columns(settings: ModelConfig | PublishedDecoderConfig) -> dict[str,
         return {"tokens": column((settings.sequence_length + 1,), np.int32)}
     if isinstance(settings, FeatureModelConfig):
         return {"features": column((settings.features,), np.float32), "label": column((), np.int32)}
-    image = column(settings.image_shape, np.float32)
     if isinstance(settings, MultiLabelConfig):
-        return {"image": image, "labels": column((settings.classes,), np.uint8)}
-    return {"image": image, "label": column((), np.int32)}
+        labels = column((settings.classes,), np.uint8)
+        return {"image": column(settings.image_shape, np.uint8), "labels": labels}
+    return {"image": column(settings.image_shape, np.float32), "label": column((), np.int32)}
 
 
 cached_plan = lru_cache(maxsize=256)(build_plan)
