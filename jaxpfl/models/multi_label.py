@@ -21,7 +21,6 @@ from jaxpfl.models.resnet import ResNet
 # Of ImageNet's red, green and blue, in 0 .. 1.
 _MEAN = np.array([[[[0.485, 0.456, 0.406]]]], np.float32)
 _DEVIATION = np.array([[[[0.229, 0.224, 0.225]]]], np.float32)
-_Values = tuple[float, ...]
 _BINS = 199  # between pfl-research's thresholds of scores
 
 
@@ -43,7 +42,7 @@ class MultiLabelResNet(ResNet):
     crop: PositiveInt = 224
     groups: PositiveInt = 32
     name: str = "multi_label_resnet18"
-    statistics: tuple[tuple[str, _Values, _Values], ...] = field(default=(), repr=False)
+    statistics: tuple[tuple, ...] = field(default=(), repr=False)
 
     columns = ("image", "labels")
     post = True
@@ -55,13 +54,12 @@ class MultiLabelResNet(ResNet):
 
     def check_labels(self, columns):
         """Raises `InputError` if the labels are not a 0 or 1 for each class."""
-        labels = np.asarray(columns["labels"])
-        expected = f"0 or 1 for each of {self.classes} classes"
-        if labels.dtype.kind not in "iub" or labels.shape[1:] != (self.classes,):
-            found = f"{labels.dtype} {list(labels.shape[1:])}"
-            raise InputError(f"the column 'labels' must hold {expected}, found {found}")
+        labels, classes = np.asarray(columns["labels"]), self.classes
+        expected = f"the column 'labels' must hold 0 or 1 for each of {classes} classes, found"
+        if labels.dtype.kind not in "iub" or labels.shape[1:] != (classes,):
+            raise InputError(f"{expected} {labels.dtype} {list(labels.shape[1:])}")
         if len(labels) and not 0 <= labels.min() <= labels.max() <= 1:
-            raise InputError(f"the column 'labels' must hold {expected}, found other numbers")
+            raise InputError(f"{expected} other numbers")
 
     def standardised(self, crop: Array) -> Array:
         scale = 255.0 if crop.dtype == jnp.uint8 else 1.0

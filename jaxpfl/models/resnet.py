@@ -168,7 +168,7 @@ class ResNet(Checked, NetworkModel, Classifier):
         if self.crop > min(self.image_shape[:2]):
             raise InputError(f"crop must fit into {list(self.image_shape)}, found {self.crop}")
         if self.width % self.groups:
-            raise InputError(f"width must be a multiple of {self.groups}, found {self.width}")
+            raise InputError(f"groups must divide width = {self.width}, found {self.groups}")
 
     def norm(self, path: str, channels: int) -> Any:
         """The norm of a path in the network, such as "block_0.norm_2"."""
@@ -182,11 +182,9 @@ class ResNet(Checked, NetworkModel, Classifier):
         """The batch with random crops [B, crop, crop, C], half of which are flipped sideways."""
 
         def cut(image_HxWxC: Array, key: Array) -> Array:
-            keys, sizes = jax.random.split(key, 3), (self.crop, self.crop, image_HxWxC.shape[2])
-            # Of the channels, none is left out.
-            most = np.array(image_HxWxC.shape) - sizes + 1
-            starts_3 = jax.random.randint(keys[0], (3,), 0, most)
-            crop = lax.dynamic_slice(image_HxWxC, starts_3, sizes)
+            keys, sizes = jax.random.split(key), (self.crop, self.crop, image_HxWxC.shape[2])
+            starts = jax.random.randint(keys[0], 3, 0, np.array(image_HxWxC.shape) - sizes + 1)
+            crop = lax.dynamic_slice(image_HxWxC, starts, sizes)
             return jnp.where(jax.random.bernoulli(keys[1]), crop[:, ::-1], crop)
 
         keys = jax.random.split(key, len(batch["image"]))

@@ -179,7 +179,7 @@ def test_there_are_as_many_parameters_as_published(model, number):
         (classifier_cnn, {"image_shape": (0, 3, 1)}, "image_shape"),
         (classifier_cnn, {"classes": True}, "classes"),
         (ResNet, {"crop": 33}, "crop must fit"),
-        (ResNet, {"width": 3}, "width must be a multiple"),
+        (ResNet, {"width": 3}, "groups must divide width = 3, found 2"),
         (MultiLabelResNet, {"image_shape": (256, 256, 1)}, "image_shape must have 3 channels"),
         (MLP, {"features": 0, "classes": 2}, "features must be at least 1"),
         (LSTMLanguageModel, {"hidden": 0}, "hidden"),

@@ -32,9 +32,8 @@ class PublishedWeights(Checked):
 class MultiLabelConfig(PublishedWeights):
     """`models.MultiLabelResNet`, for images of several labels. Nothing is read from the data.
 
-    Attributes:
-      path: a folder with model.safetensors, or a hub NAME[@REVISION], of ImageNet's ResNet-18 with
-        timm's names, whose batch norm is frozen; null draws parameters, with group norm.
+    `path` has ImageNet's ResNet-18 with timm's names, whose batch norm is frozen; null draws
+    parameters, with group norm of `groups` groups.
     """
 
     path: str | None = None

@@ -55,9 +55,7 @@ class Pending(NamedTuple):
         """What `models.summarise` makes of the sums of all batches; waits for them."""
         fetched = jax.device_get(self.sums)
         # Added on the host in float64, because a float32 count is exact only up to 2^24.
-        return summarise(
-            jax.tree.map(lambda *each: np.sum(np.array(each, np.float64), axis=0), *fetched)
-        )
+        return summarise(jax.tree.map(lambda *all: sum(np.array(all, np.float64)), *fetched))
 
 
 class Evaluator:

@@ -8,6 +8,7 @@ A folder has model.safetensors, as timm/resnet18.tv_in1k of the Hugging Face hub
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +26,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def load(
-    folder: str | Path, model: MultiLabelResNet, key: Array
-) -> tuple[MultiLabelResNet, Params]:
+def load(folder: str | Path, model: MultiLabelResNet, key: Array) -> tuple[Any, Params]:
     """The model with a folder's statistics, and its parameters; `key` draws the output layer.
 
     Raises:
