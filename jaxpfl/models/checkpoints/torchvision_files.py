@@ -33,7 +33,9 @@ def load(folder: str | Path, model: MultiLabelResNet, key: Array) -> tuple[Any, 
       InputError: a tensor is missing, unexpected, of another shape or dtype, or not finite.
       CorruptFile: the file is broken.
     """
-    drawn = model.init(key)
+    # Nothing else is drawn.
+    output = jax.jit(lambda key: {name: model.init(key)[name] for name in ("kernel", "bias")})(key)
+    drawn = jax.eval_shape(model.init, key) | output
     leaves, statistics = named_leaves(drawn), []
     places = [f"layer{i + 1}.{j}" for i, n in enumerate(model.stages) for j in range(n)]
     names = _NAMES | {f"block_{i}": place for i, place in enumerate(places)}
