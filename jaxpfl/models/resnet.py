@@ -180,15 +180,19 @@ class ResNet(Checked, NetworkModel, Classifier):
 
     def augment(self, batch: Batch, key: Array) -> Batch:
         """The batch with random crops [B, crop, crop, C], half of which are flipped sideways."""
+        image_BxHxWxC, keys = batch["image"], jax.random.split(key)
+        size, *shape = image_BxHxWxC.shape
+        sizes = (self.crop, self.crop, shape[2])
+        # Drawn for the whole batch: XLA for CPUs would draw nested keys anew for each pixel.
+        most_1x3 = np.array([shape]) - sizes + 1
+        starts_Bx3 = jax.random.randint(keys[0], (size, 3), 0, most_1x3)
+        flip_B = jax.random.bernoulli(keys[1], shape=(size,))
 
-        def cut(image_HxWxC: Array, key: Array) -> Array:
-            keys, sizes = jax.random.split(key), (self.crop, self.crop, image_HxWxC.shape[2])
-            starts = jax.random.randint(keys[0], 3, 0, np.array(image_HxWxC.shape) - sizes + 1)
+        def cut(image_HxWxC: Array, starts: Array, flip: Array) -> Array:
             crop = lax.dynamic_slice(image_HxWxC, starts, sizes)
-            return jnp.where(jax.random.bernoulli(keys[1]), crop[:, ::-1], crop)
+            return jnp.where(flip, crop[:, ::-1], crop)
 
-        keys = jax.random.split(key, len(batch["image"]))
-        return {**batch, "image": jax.vmap(cut)(batch["image"], keys)}
+        return {**batch, "image": jax.vmap(cut)(image_BxHxWxC, starts_Bx3, flip_B)}
 
     def logits(self, params: Params, image_BxHxWxC: Array) -> Array:
         """Float32 logits [B, classes]; of images larger than `crop`, the middle is used."""
