@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jaxpfl.models.gan import GAN as GAN
     from jaxpfl.models.gan import sample_images as sample_images
     from jaxpfl.models.mlp import MLP as MLP
+    from jaxpfl.models.multi_label import MultiLabelResNet as MultiLabelResNet
     from jaxpfl.models.own import OwnModel as OwnModel
     from jaxpfl.models.own import from_flax as from_flax
     from jaxpfl.models.own import from_functions as from_functions

@@ -38,7 +38,8 @@ Batch = dict[str, Array]
 Metrics = dict[str, Array]
 """Float32 sums: "loss_sum" (nats), "correct" (top-1) and "count" (targets).
 
-A model of one's own (`models.own`) has "NAME_sum" for each metric in place of "correct".
+A model of one's own (`models.own`) has "NAME_sum" for each metric in place of "correct", one of
+several labels also "by_score", the counts of `average_precision`.
 """
 
 
@@ -108,7 +109,7 @@ class NetworkModel(LossModel):
 
 
 class Classifier(LossModel):
-    """A model of one label per example, int32 "label" [B], which reads one other column."""
+    """A model of one label per example, int32 "label" [B], which reads one other column first."""
 
     columns: tuple[str, ...] = ("image", "label")
     classes: int
@@ -129,16 +130,24 @@ class Classifier(LossModel):
             raise InputError(
                 f"the model reads {name!r} of shape {list(shape)}, the data has {list(found)}"
             )
+        self.check_labels(columns)
+
+    def check_labels(self, columns: Mapping[str, Any]) -> None:
+        """Raises `InputError` if the labels are none of the classes."""
         require_below(columns, "label", "classes", self.classes)
         label = np.asarray(columns["label"])
         if label.dtype.kind not in "iub" or (len(label) and label.min() < 0):
             raise InputError("the column 'label' must hold whole numbers from 0")
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean cross-entropy over the real examples."""
-        inputs = batch[self.columns[0]]
+        """Mean of `loss_of` over the real examples."""
+        inputs, labels = (batch[name] for name in self.columns)
         real = jnp.expand_dims(mask, tuple(range(1, inputs.ndim)))
-        return masked_loss(self.logits(params, jnp.where(real, inputs, 0)), batch["label"], mask)
+        return self.loss_of(self.logits(params, jnp.where(real, inputs, 0)), labels, mask)
+
+    def loss_of(self, logits_BxC: Array, labels: Array, mask: Array) -> tuple[Array, Metrics]:
+        """Cross-entropy, its mean over the real examples and its sums."""
+        return masked_loss(logits_BxC, labels, mask)
 
 
 @runtime_checkable
@@ -217,10 +226,10 @@ def masked_loss(
 def summarise(metrics: Metrics) -> dict[str, float]:
     """Turns metric sums into "loss" (nats per target), "perplexity", "accuracy" and "count".
 
-    Of a model of one's own, the mean of each "NAME_sum" is in place of perplexity and accuracy. A
-    mean of nothing is NaN.
+    Of a model of one's own, the mean of each "NAME_sum" is in place of perplexity and accuracy, of
+    one of several labels with their `average_precision`. A mean of nothing is NaN.
     """
-    sums = {name: float(value) for name, value in metrics.items()}
+    sums = {name: float(value) for name, value in metrics.items() if name != "by_score"}
     count, loss_sum = sums.pop("count"), sums.pop("loss_sum")
 
     def share(total: float) -> float:
@@ -229,10 +238,24 @@ def summarise(metrics: Metrics) -> dict[str, float]:
     loss = share(loss_sum)
     if "correct" not in sums:
         means = {name.removesuffix("_sum"): share(total) for name, total in sums.items()}
+        if "by_score" in metrics:
+            means["average_precision"] = average_precision(np.asarray(metrics["by_score"]))
         return {"loss": loss, **means, "count": count}
     perplexity = math.inf if loss >= 700 else math.exp(loss)
     accuracy = share(sums["correct"])
     return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy, "count": count}
+
+
+def average_precision(counts_2xCxT: np.ndarray) -> float:
+    """The mean over C classes of the average precision: that of scikit-learn, 0 without examples.
+
+    Of each class it is given how many examples without it, and with it, have a score in each bin,
+    the lowest first: precision times the rise of recall is summed over the bins' lower ends.
+    """
+    without_CxT, with_CxT = np.cumsum(counts_2xCxT[..., ::-1], -1, dtype=np.float64)
+    precision_CxT = with_CxT / np.maximum(with_CxT + without_CxT, 1)
+    rises_CxT = np.diff(with_CxT, prepend=0) / np.maximum(with_CxT[:, -1:], 1)
+    return float(np.mean(np.sum(precision_CxT * rises_CxT, -1)))
 
 
 def traced_platform() -> str:

@@ -11,9 +11,11 @@ While a client trains, the crop is random and half of the images are flipped, an
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array, lax
 
@@ -26,91 +28,109 @@ from jaxpfl.models.layers.initial import he_normal, normal
 _EPSILON = 1e-3
 
 
-class GroupNorm(nnx.Module):
-    """Normalises each image's channels in equal groups, then scales and shifts each channel."""
+class Norm(nnx.Module):
+    """Normalises each image's channels in equal groups, then scales and shifts each channel.
 
-    def __init__(self, channels: int, groups: int):
-        self.groups = groups
+    With constant means and variances of the channels, as `frozen`, it is frozen batch norm.
+    """
+
+    def __init__(self, channels: int, groups: int, frozen: Any = None):
+        self.groups, self.frozen = groups, frozen
         self.scale = nnx.Param(jnp.ones(channels, jnp.float32))
         self.shift = nnx.Param(jnp.zeros(channels, jnp.float32))
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
-        batch, height, width, channels = x_BxHxWxC.shape
-        x_BxNxGxD = x_BxHxWxC.reshape(batch, height * width, self.groups, -1)
-        mean = jnp.mean(x_BxNxGxD, axis=(1, 3), keepdims=True)
-        variance = jnp.mean(jnp.square(x_BxNxGxD - mean), axis=(1, 3), keepdims=True)
-        normal_BxNxGxD = (x_BxNxGxD - mean) * lax.rsqrt(variance + _EPSILON)
-        normal_BxHxWxC = normal_BxNxGxD.reshape(batch, height, width, channels)
+        if self.frozen is None:
+            batch, height, width, _ = x_BxHxWxC.shape
+            x_BxNxGxD = x_BxHxWxC.reshape(batch, height * width, self.groups, -1)
+            mean = jnp.mean(x_BxNxGxD, axis=(1, 3), keepdims=True)
+            variance = jnp.mean(jnp.square(x_BxNxGxD - mean), axis=(1, 3), keepdims=True)
+            normal_BxNxGxD = (x_BxNxGxD - mean) * lax.rsqrt(variance + _EPSILON)
+            normal_BxHxWxC = normal_BxNxGxD.reshape(x_BxHxWxC.shape)
+        else:
+            mean, variance = (np.array(each, np.float32)[None, None, None] for each in self.frozen)
+            normal_BxHxWxC = (x_BxHxWxC - mean) / np.sqrt(variance + np.float32(1e-5))
         scale, shift = self.scale[...], self.shift[...]
         return normal_BxHxWxC * scale[None, None, None, :] + shift[None, None, None, :]
 
 
 class Convolution(nnx.Module):
-    """A convolution without bias, which a norm follows or precedes."""
+    """A convolution without bias, which a norm follows or precedes.
 
-    def __init__(self, size: int, inputs: int, outputs: int, key: Array, *, stride: int = 1):
+    There are as many zeros on each side of an image if `even`, as in PyTorch, else XLA's "SAME".
+    """
+
+    def __init__(self, size: int, inputs: int, outputs: int, key: Array, stride=1, even=False):
         shape = (size, size, inputs, outputs)
         self.kernel = nnx.Param(he_normal(key, shape))
-        self.stride = stride
+        self.stride = (stride, stride)
+        self.pads: Any = ((size // 2, size // 2),) * 2 if even else "SAME"
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
-        kernel, strides, order = self.kernel[...], (self.stride,) * 2, ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x_BxHxWxC, kernel, strides, "SAME", dimension_numbers=order)
+        strides, pads, order = self.stride, self.pads, ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x_BxHxWxC, self.kernel[...], strides, pads, dimension_numbers=order
+        )
 
 
 class Block(nnx.Module):
     """x + conv(relu(norm(conv(relu(norm(x)))))); x is projected where the channels change.
 
-    The first block begins with its convolution: a norm and a ReLU came just before it.
+    The first block begins with its convolution: a norm and a ReLU came just before it. With `post`
+    it is relu(x + norm(conv(relu(norm(conv(x)))))), and the image is halved there, too.
     """
 
-    def __init__(self, inputs: int, outputs: int, first: bool, config: "ResNet", key: Array):
+    def __init__(self, name: str, inputs: int, outputs: int, config: "ResNet", key: Array):
         keys = [jax.random.fold_in(key, i) for i in range(3)]
-        groups = config.groups
-        self.norm_1 = None if first else GroupNorm(inputs, groups)
-        self.convolution_1 = Convolution(3, inputs, outputs, keys[0])
-        self.norm_2 = GroupNorm(outputs, groups)
+        self.post, same = config.post, inputs == outputs
+        first, normed = name == "block_0" and not self.post, outputs if self.post else inputs
+        step = (1 if same or not self.post else 2, self.post)
+        self.norm_1: Any = None if first else config.norm(f"{name}.norm_1", normed)
+        self.convolution_1 = Convolution(3, inputs, outputs, keys[0], *step)
+        self.norm_2 = config.norm(f"{name}.norm_2", outputs)
         self.convolution_2 = Convolution(3, outputs, outputs, keys[1])
-        same = inputs == outputs
-        self.projection = None if same else Convolution(1, inputs, outputs, keys[2])
-        self.projection_norm = None if same else GroupNorm(outputs, groups)
+        self.projection = None if same else Convolution(1, inputs, outputs, keys[2], *step)
+        self.projection_norm = None if same else config.norm(f"{name}.projection_norm", outputs)
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
-        y = x_BxHxWxC if self.norm_1 is None else jax.nn.relu(self.norm_1(x_BxHxWxC))
-        y = self.convolution_2(jax.nn.relu(self.norm_2(self.convolution_1(y))))
-        if self.projection is None or self.projection_norm is None:
-            return x_BxHxWxC + y
-        return self.projection_norm(self.projection(x_BxHxWxC)) + y
+        projected, relu = x_BxHxWxC, jax.nn.relu
+        if self.projection is not None and self.projection_norm is not None:
+            projected = self.projection_norm(self.projection(x_BxHxWxC))
+        if self.post:
+            y = relu(self.norm_1(self.convolution_1(x_BxHxWxC)))
+            return relu(projected + self.norm_2(self.convolution_2(y)))
+        y = x_BxHxWxC if self.norm_1 is None else relu(self.norm_1(x_BxHxWxC))
+        return projected + self.convolution_2(relu(self.norm_2(self.convolution_1(y))))
 
 
 class Network(nnx.Module):
     """Convolution 7 x 7 and pool, both of stride 2; the blocks; mean over the image; dense."""
 
     def __init__(self, config: "ResNet", key: Array):
-        widths = [
-            config.width * 2**stage
-            for stage, blocks in enumerate(config.stages)
-            for _ in range(blocks)
-        ]
+        widths = [config.width * 2**i for i, n in enumerate(config.stages) for _ in range(n)]
         self.depth = len(widths)
         keys = [jax.random.fold_in(key, i) for i in range(2 + self.depth)]
         channels, width = config.image_shape[2], config.width
-        self.stem = Convolution(7, channels, width, keys[0], stride=2)
-        self.stem_norm = GroupNorm(width, config.groups)
+        self.stem = Convolution(7, channels, width, keys[0], 2, config.post)
+        self.stem_norm = config.norm("stem_norm", width)
         inputs = width
         for i, outputs in enumerate(widths):
-            setattr(self, f"block_{i}", Block(inputs, outputs, i == 0, config, keys[i + 1]))
+            name = f"block_{i}"
+            setattr(self, name, Block(name, inputs, outputs, config, keys[i + 1]))
             inputs = outputs
-        self.norm = GroupNorm(inputs, config.groups)
+        self.norm = None if config.post else config.norm("norm", inputs)
+        self.pads: Any = ((1, 1), (1, 1)) if config.post else "SAME"
         self.kernel = nnx.Param(normal(keys[-1], (inputs, config.classes), 0.01))
         self.bias = nnx.Param(jnp.zeros(config.classes, jnp.float32))
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
         x_BxHxWxC = jax.nn.relu(self.stem_norm(self.stem(x_BxHxWxC)))
-        x_BxHxWxC = nnx.max_pool(x_BxHxWxC, (3, 3), (2, 2), "SAME")
+        x_BxHxWxC = nnx.max_pool(x_BxHxWxC, (3, 3), (2, 2), self.pads)
         for i in range(self.depth):
             x_BxHxWxC = getattr(self, f"block_{i}")(x_BxHxWxC)
-        x_BxC = jnp.mean(jax.nn.relu(self.norm(x_BxHxWxC)), axis=(1, 2))
+        if self.norm is not None:
+            x_BxHxWxC = jax.nn.relu(self.norm(x_BxHxWxC))
+        x_BxC = jnp.mean(x_BxHxWxC, axis=(1, 2))
         return x_BxC @ self.kernel[...] + self.bias[...][None, :]
 
 
@@ -139,44 +159,51 @@ class ResNet(Checked, NetworkModel, Classifier):
     groups: PositiveInt = 2
     name: str = "resnet18"
 
+    post = False  # whether norms follow convolutions, and stages from the second halve the image
+    statistics: Any = ()
+
     def __post_init__(self):
         super().__post_init__()
         check_images(self.image_shape)
         if self.crop > min(self.image_shape[:2]):
-            raise InputError(
-                f"crop must fit into image_shape = {list(self.image_shape)}, found {self.crop}"
-            )
+            raise InputError(f"crop must fit into {list(self.image_shape)}, found {self.crop}")
         if self.width % self.groups:
-            raise InputError(
-                f"width must be a multiple of groups = {self.groups}, found {self.width}"
-            )
+            raise InputError(f"groups must divide width = {self.width}, found {self.groups}")
+
+    def norm(self, path: str, channels: int) -> Any:
+        """The norm of a path in the network, such as "block_0.norm_2"."""
+        found = {each: tuple(both) for each, *both in self.statistics}
+        return Norm(channels, self.groups, found[path] if found else None)
 
     def _network(self, key: Array) -> Network:
         return Network(self, key)
 
     def augment(self, batch: Batch, key: Array) -> Batch:
         """The batch with random crops [B, crop, crop, C], half of which are flipped sideways."""
-        image_BxHxWxC = batch["image"]
-        batch_size, height, width, channels = image_BxHxWxC.shape
-        keys = jax.random.split(key, 3)
-        tops_B = jax.random.randint(keys[0], (batch_size,), 0, height - self.crop + 1)
-        lefts_B = jax.random.randint(keys[1], (batch_size,), 0, width - self.crop + 1)
-        flip_B = jax.random.bernoulli(keys[2], shape=(batch_size,))
+        image_BxHxWxC, keys = batch["image"], jax.random.split(key)
+        size, *shape = image_BxHxWxC.shape
+        sizes = (self.crop, self.crop, shape[2])
+        # Drawn for the whole batch: XLA for CPUs would draw nested keys anew for each pixel.
+        most_1x3 = np.array([shape]) - sizes + 1
+        starts_Bx3 = jax.random.randint(keys[0], (size, 3), 0, most_1x3)
+        flip_B = jax.random.bernoulli(keys[1], shape=(size,))
 
-        def cut(image_HxWxC: Array, top: Array, left: Array, flip: Array) -> Array:
-            size = (self.crop, self.crop, channels)
-            zero = jnp.zeros_like(top)
-            crop = lax.dynamic_slice(image_HxWxC, (top, left, zero), size)
+        def cut(image_HxWxC: Array, starts: Array, flip: Array) -> Array:
+            crop = lax.dynamic_slice(image_HxWxC, starts, sizes)
             return jnp.where(flip, crop[:, ::-1], crop)
 
-        return {**batch, "image": jax.vmap(cut)(image_BxHxWxC, tops_B, lefts_B, flip_B)}
+        return {**batch, "image": jax.vmap(cut)(image_BxHxWxC, starts_Bx3, flip_B)}
 
     def logits(self, params: Params, image_BxHxWxC: Array) -> Array:
         """Float32 logits [B, classes]; of images larger than `crop`, the middle is used."""
         height, width = image_BxHxWxC.shape[1:3]
         top, left = (height - self.crop) // 2, (width - self.crop) // 2
-        crop = image_BxHxWxC[:, top : top + self.crop, left : left + self.crop].astype(jnp.float32)
+        crop = image_BxHxWxC[:, top : top + self.crop, left : left + self.crop]
+        return self._merged(params)(self.standardised(crop))
+
+    def standardised(self, crop: Array) -> Array:
+        """Images of the crop's size as the network reads them."""
+        crop = crop.astype(jnp.float32)
         mean = jnp.mean(crop, axis=(1, 2, 3), keepdims=True)
         deviation = jnp.std(crop, axis=(1, 2, 3), keepdims=True)
-        standardised = (crop - mean) / jnp.maximum(deviation, crop[0].size ** -0.5)
-        return self._merged(params)(standardised)
+        return (crop - mean) / jnp.maximum(deviation, crop[0].size ** -0.5)

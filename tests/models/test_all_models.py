@@ -15,6 +15,7 @@ from jaxpfl.models import (
     MLP,
     CIFGLanguageModel,
     LSTMLanguageModel,
+    MultiLabelResNet,
     ResNet,
     classifier_cnn,
     count_parameters,
@@ -54,6 +55,10 @@ def own_loss(params, batch):
 MODELS = {
     "cnn": (classifier_cnn((6, 6, 1), 3), images(6, 6, 1)),
     "resnet": (ResNet((9, 9, 1), 3, crop=8, width=2, stages=(1,)), images(9, 9, 1)),
+    "multi label": (
+        MultiLabelResNet((9, 9, 3), 4, crop=8, width=2, stages=(1,), groups=2),
+        {"image": images(9, 9, 3)["image"], "labels": LABELS[:, None] == np.arange(4)[None]},
+    ),
     "mlp": (MLP(3, 4, 5), {"features": images(3)["image"], "label": LABELS}),
     "own": (from_functions(lambda key: {"w": jnp.ones((4, 1))}, own_loss), images(2, 2, 1)),
     "lstm": (LSTMLanguageModel(vocab_size=11, embedding=3, hidden=5, layers=1), None),
@@ -124,6 +129,8 @@ PUBLISHED = [
     (classifier_cnn(), 95_012),
     (emnist_cnn(), 1_206_590),
     (ResNet(), 11_227_812),
+    # Torchvision's 11,689,512 with 17 classes in place of 1,000.
+    (MultiLabelResNet(), 11_185_233),
     (LSTMLanguageModel(), 820_522),
     (CIFGLanguageModel(), 1_422_250),
     (CIFGLanguageModel(tied=False), 2_382_250),
@@ -172,7 +179,8 @@ def test_there_are_as_many_parameters_as_published(model, number):
         (classifier_cnn, {"image_shape": (0, 3, 1)}, "image_shape"),
         (classifier_cnn, {"classes": True}, "classes"),
         (ResNet, {"crop": 33}, "crop must fit"),
-        (ResNet, {"width": 3}, "width must be a multiple"),
+        (ResNet, {"width": 3}, "groups must divide width = 3, found 2"),
+        (MultiLabelResNet, {"image_shape": (256, 256, 1)}, "image_shape must have 3 channels"),
         (MLP, {"features": 0, "classes": 2}, "features must be at least 1"),
         (LSTMLanguageModel, {"hidden": 0}, "hidden"),
         (CIFGLanguageModel, {"hidden": 0}, "hidden"),

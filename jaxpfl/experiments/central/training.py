@@ -265,7 +265,7 @@ def validate(
         return None, model.evaluate(params, examples, real_B)
 
     _, sums = lax.scan(step, None, order)
-    return jax.tree.map(jnp.sum, sums)
+    return jax.tree.map(partial(jnp.sum, axis=0), sums)
 
 
 def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,39 @@ _ADDRESS = re.compile(r"https?://(\[[\da-f:]+\]|[\w.-]+)(:\d+)?(/[\w.~/-]*)?", r
 
 
 @dataclass(frozen=True)
-class PublishedModelConfig(Checked):
+class PublishedWeights(Checked):
+    """Weights in a folder, or on the Hugging Face hub, which a run replaces by NAME@COMMIT."""
+
+    path: str | None
+
+    def described(self, sha256: str) -> str:
+        """The model in a sentence for others, who find a folder by its digest and not its path."""
+        assert self.path is not None
+        name = hub.public_name(self.path)
+        if hub.with_commit(self.path)[1] is not None:
+            return f"the published model {name}"
+        return f"the model in a folder {name}; SHA-256 of the parameters, as loaded: {sha256}"
+
+
+@dataclass(frozen=True)
+class MultiLabelConfig(PublishedWeights):
+    """`models.MultiLabelResNet`, for images of several labels. Nothing is read from the data.
+
+    `path` has ImageNet's ResNet-18 with timm's names, whose batch norm is frozen; null draws
+    parameters, with group norm of `groups` groups.
+    """
+
+    path: str | None = None
+    name: Literal["multi_label_resnet18"] = "multi_label_resnet18"
+    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] = (256, 256, 3)
+    classes: PositiveInt = 17
+    crop: PositiveInt = 224
+    width: PositiveInt = 64
+    groups: PositiveInt = 32
+
+
+@dataclass(frozen=True)
+class PublishedModelConfig(PublishedWeights):
     """A model in a folder, or on the Hugging Face hub, with its own tokeniser.
 
     Attributes:
@@ -39,13 +71,6 @@ class PublishedModelConfig(Checked):
         if "" in (self.path, self.adapters):
             name = "adapters" if self.path else "path"
             raise InputError(f"{name} must name a folder, found ''")
-
-    def described(self, sha256: str) -> str:
-        """The model in a sentence for others, who find a folder by its digest and not its path."""
-        name = hub.public_name(self.path)
-        if hub.with_commit(self.path)[1] is not None:
-            return f"the published model {name}"
-        return f"the model in a folder {name}; SHA-256 of the parameters, as loaded: {sha256}"
 
 
 @dataclass(frozen=True)
@@ -99,7 +124,7 @@ def pinned(config: Any) -> Any:
     changes: dict[str, Any] = {}
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
-        of_model = isinstance(config, PublishedModelConfig) and each.name == "path"
+        of_model = isinstance(config, PublishedWeights) and each.name == "path" and value
         try:
             changes[each.name] = hub.pinned(value) if of_model else pinned(value)
         except InputError as error:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, OpenFraction, Positive, PositiveInt
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.published import MultiLabelConfig
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.gaussian import NoiseKind
 from jaxpfl.privacy.participation import Sampling
@@ -144,7 +145,7 @@ class FeatureModelConfig(Checked):
     hidden: NonNegativeInt = 64
 
 
-BaselineModelConfig = CharacterModelConfig | ResNetConfig | FeatureModelConfig
+BaselineModelConfig = CharacterModelConfig | ResNetConfig | FeatureModelConfig | MultiLabelConfig
 ModelConfig = LanguageModelConfig | ImageModelConfig | BaselineModelConfig
 
 

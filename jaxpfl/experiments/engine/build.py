@@ -83,11 +83,12 @@ _MAKERS = {
     "resnet18": models.ResNet,
     "classifier_cnn": models.classifier_cnn,
     "emnist_cnn": models.emnist_cnn,
+    "multi_label_resnet18": models.MultiLabelResNet,
 }
 
 
 def build_model(settings: sections.ModelConfig, vocabulary: Vocabulary | None) -> Model:
-    others = ("name", "sequence_length", "unigram_prior")
+    others = ("name", "path", "sequence_length", "unigram_prior")
     sizes = {name: value for name, value in vars(settings).items() if name not in others}
     if isinstance(settings, sections.LanguageModelConfig) and settings.unigram_prior and vocabulary:
         sizes["output_bias_prior"] = vocabulary.log_prior(settings.vocab_size)

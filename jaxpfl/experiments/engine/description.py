@@ -27,6 +27,7 @@ from jaxpfl.experiments.config.sections import (
     FeatureModelConfig,
     LanguageModelConfig,
     ModelConfig,
+    MultiLabelConfig,
 )
 from jaxpfl.experiments.engine.build import build_plan
 from jaxpfl.federated.audits.canaries import MakeQuestions
@@ -153,6 +154,9 @@ def example_columns(settings: ModelConfig | PublishedDecoderConfig) -> dict[str,
         return {"tokens": column((settings.sequence_length + 1,), np.int32)}
     if isinstance(settings, FeatureModelConfig):
         return {"features": column((settings.features,), np.float32), "label": column((), np.int32)}
+    if isinstance(settings, MultiLabelConfig):
+        labels = column((settings.classes,), np.uint8)
+        return {"image": column(settings.image_shape, np.uint8), "labels": labels}
     return {"image": column(settings.image_shape, np.float32), "label": column((), np.int32)}
 
 

@@ -55,11 +55,7 @@ class Pending(NamedTuple):
         """What `models.summarise` makes of the sums of all batches; waits for them."""
         fetched = jax.device_get(self.sums)
         # Added on the host in float64, because a float32 count is exact only up to 2^24.
-        totals: Any = {
-            name: np.sum([np.float64(batch[name]) for batch in fetched], dtype=np.float64)
-            for name in fetched[0]
-        }
-        return summarise(totals)
+        return summarise(jax.tree.map(lambda *all: sum(np.array(all, np.float64)), *fetched))
 
 
 class Evaluator:

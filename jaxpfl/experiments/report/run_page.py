@@ -27,7 +27,8 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 _EVALUATED = (
     ("perplexity", "Perplexity", "perplexity", "evaluation/perplexity", True),
     ("loss", "Loss", "loss", "evaluation/loss", False),
-    ("accuracy", "Accuracy", "top-1 accuracy", "evaluation/accuracy", False),
+    ("accuracy", "Accuracy", "accuracy", "evaluation/accuracy", False),
+    ("average_precision", "Macro average precision", "", "evaluation/average_precision", False),
 )
 RELEASED = (
     ("epsilon", "Privacy spent by this run", "epsilon", "epsilon", False),

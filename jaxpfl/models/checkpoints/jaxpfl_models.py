@@ -16,17 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import models
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Model, Params, named_leaves
 from jaxpfl.models.checkpoints import model_files
 from jaxpfl.models.checkpoints.safetensors_files import open_tensors, write_folder
-from jaxpfl.models.cifg_lstm import CIFGLanguageModel
-from jaxpfl.models.cnn import CNN
-from jaxpfl.models.recurrent import LSTMLanguageModel
-from jaxpfl.models.resnet import ResNet
 
 _ARCHITECTURES: dict[str, Any] = {
-    each.__name__: each for each in (CIFGLanguageModel, CNN, LSTMLanguageModel, ResNet)
+    name: getattr(models, name)
+    for name in ("CIFGLanguageModel", "CNN", "LSTMLanguageModel", "MultiLabelResNet", "ResNet")
 }
 _LIBRARY = "jaxpfl"
 

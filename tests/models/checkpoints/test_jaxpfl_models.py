@@ -12,11 +12,16 @@ from jaxpfl.models.checkpoints import jaxpfl_models
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import classifier_cnn
 from jaxpfl.models.gan import GAN
+from jaxpfl.models.multi_label import MultiLabelResNet
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 
 WORDS = CIFGLanguageModel(vocab_size=7, embedding=4, hidden=5, projection=4, layers=2)
-MODELS = [WORDS, classifier_cnn((8, 8, 1), 3)]
+NORMS = ("stem_norm", "block_0.norm_1", "block_0.norm_2")
+FROZEN = MultiLabelResNet((9, 9, 3), 2, crop=8, width=2, stages=(1,), groups=1, statistics=tuple(
+    (name, (0.1, -2.5), (0.3, 1e-7)) for name in NORMS
+))  # fmt: skip
+MODELS = [WORDS, classifier_cnn((8, 8, 1), 3), FROZEN]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile
-from jaxpfl.experiments.config.published import PublishedDecoderConfig
+from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedWeights
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
 from jaxpfl.experiments.engine.build import build_fed_avg
@@ -15,7 +15,7 @@ from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.run import VOCABULARY
-from jaxpfl.experiments.systems.federated_training.study import built
+from jaxpfl.experiments.systems.federated_training.study import built, published_as
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -26,11 +26,11 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
     vocabulary, fred = _vocabulary(directory, config, record), record["fred"]
     published, model, start, frozen = built(config, vocabulary)
     words, adapted, bases = vocabulary if published is None else published.tokeniser, None, []
-    if isinstance(config.model, PublishedDecoderConfig) and published is not None:
+    if (named := published_as(config, published)) is not None:
         expected = record["published_model"]["sha256"]
-        base.require_same(config.model.path, "published model", published.digest(), expected)
-        if config.model.lora is not None:
-            adapted, bases = base.exported_base(config.model, "model", "base")
+        base.require_same(named["path"], "published model", named["sha256"], expected)
+    if isinstance(config.model, PublishedDecoderConfig) and config.model.lora is not None:
+        adapted, bases = base.exported_base(config.model, "model", "base")
     params = final_params(
         directory,
         build_fed_avg(model, config.training, plan, start, frozen),
@@ -48,7 +48,7 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
         trained_on=_trained_on(config, record, vocabulary),
         scores={
             name: scores[name]
-            for name in ("loss", "perplexity", "accuracy")
+            for name in ("loss", "perplexity", "accuracy", "average_precision")
             if scores.get(name) is not None
         },
         tested_on=record["tested_on"]
@@ -76,7 +76,7 @@ def _trained_on(
     if vocabulary is not None:
         named = vocabulary.source if public in (None, PUBLIC_PART) else base.last_part(public)
         found["vocabulary"] = f"public text: {named}"
-    if isinstance(config.model, PublishedDecoderConfig):
+    if isinstance(config.model, PublishedWeights) and config.model.path is not None:
         digest = record["published_model"]["sha256"]
         found["before the rounds"] = config.model.described(digest)
     before = [row["model"] for row in record["table"] if row["model"].startswith("prefinetuned")]

@@ -151,7 +151,7 @@ class _Run:
         private = not self.workspace.stamp
         assert untrained.params is not None
         params = untrained.params(initial_state(untrained, self.config.run.seed))
-        name = "untrained" if study.published is None else "the published model"
+        name = "untrained" if study.published_as is None else "the published model"
         table = [{"model": name, "private": True, **evaluator(params).result()}]
         if study.vocabulary is not None and study.valid.num_examples:
             valid = self._evaluator("validation")

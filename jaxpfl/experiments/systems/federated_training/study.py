@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.canaries import TrainingCanaries
 from jaxpfl.algorithms.fred import FredPlan
@@ -20,7 +21,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.published import PublishedModel
-from jaxpfl.experiments.config.published import PublishedDecoderConfig
+from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedWeights
 from jaxpfl.experiments.config.sections import CharacterModelConfig, LanguageModelConfig
 from jaxpfl.experiments.engine import build
 from jaxpfl.experiments.engine.description import (
@@ -41,6 +42,7 @@ from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated.audits.rehearsal import Rehearsed, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Model, Params, require_room
+from jaxpfl.models.checkpoints import hub, pretrained, torchvision_files
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
@@ -169,14 +171,7 @@ class Prepared(Study):
     @cached_property
     def published_as(self) -> dict[str, str] | None:
         """What the published model is, because a config names only where it is."""
-        if self.published is None:
-            return None
-        assert isinstance(self.config.model, PublishedDecoderConfig)
-        return {
-            "path": self.config.model.path,
-            "sha256": self.published.digest(),
-            "tokeniser": self.published.tokeniser.name,
-        }
+        return published_as(self.config, self.published)
 
 
 def prepare(config: Config) -> Prepared:
@@ -254,12 +249,28 @@ def built(
     """The published model, if any, and the three `trained_parts`; None starts from new ones."""
     settings = config.model
     if not isinstance(settings, PublishedDecoderConfig):
-        return None, build.build_model(settings, vocabulary), None, None
+        network: Any = build.build_model(settings, vocabulary)
+        if not isinstance(settings, PublishedWeights) or settings.path is None:
+            return None, network, None, None
+        key = PublicDraws("federated_training", config.run.seed).key("output layer")
+        return None, *torchvision_files.load(hub.resolve(settings.path), network, key), None
     trained, mesh = settings.lora is None, build.build_execution(config.training).mesh
     found = PublishedModel.found(settings, "model", trained=trained)
     check_published(config, settings, found)
     published = found.loaded(trained=trained, mesh=mesh)
     return published, *trained_parts(published.model, published.params, settings, config.run.seed)
+
+
+def published_as(config: Config, published: LanguageModel | None) -> dict[str, str] | None:
+    """What the published model or weights of a config are; None if it names none."""
+    settings = config.model
+    if not isinstance(settings, PublishedWeights) or settings.path is None:
+        return None
+    if published is None:
+        (weights,) = pretrained.weight_files(hub.resolve(settings.path))
+        return {"path": settings.path, "sha256": files.sha256_file(weights)}
+    tokeniser = published.tokeniser.name
+    return {"path": settings.path, "sha256": published.digest(), "tokeniser": tokeniser}
 
 
 def trained_parts(
