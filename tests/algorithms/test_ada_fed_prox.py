@@ -18,7 +18,8 @@ from tests.algorithms.test_client_memory import CLIP, TAKEN
 from tests.algorithms.test_ifca import error
 from tests.federated.test_local_training import DIM
 
-RISE, SHARE, ROUNDS, SERVER = 0.3, 0.2, 12, 5.0
+# With SERVER = 5, one draw of cohorts in thirty had no rise.
+RISE, SHARE, ROUNDS, SERVER = 0.3, 0.2, 12, 10.0
 ada_fed_prox = partial(
     memory.made,
     jp.algorithms.ada_fed_prox,
