@@ -39,8 +39,8 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
     settings = {name: dict(_settings(run)) for name, run in runs.items()}
     keys = dict.fromkeys(key for each in settings.values() for key in each)
     rows = [(key, *(each.get(key, "") for each in settings.values())) for key in keys]
-    rows = [row for row in rows if len(set(row[1:])) > 1]
     rows.append(("seed", *(str(run.run["seed"]) for run in runs.values())))
+    rows = [row for row in rows if len(set(row[1:])) > 1]
     alike: dict[str, list[str]] = {}
     for name, each in settings.items():
         alike.setdefault(repr(sorted(each.items())), []).append(name)

@@ -30,6 +30,7 @@ def test_the_documentation_has_the_same_table():
         place = " and ".join(f"`${each.variable}/{file}`" for file in each.files)
         how = "fetches it" if each.downloads or each.hub else "says how" if each.variable else ""
         cells = (place if each.variable else "in the installation", each.clients, each.origin)
+        cells = [cell.replace("|", r"\|") for cell in cells]  # within a table of Markdown
         expected.append(f"| `{name}` | {' | '.join(cells)} | {each.licence} | {how} |")
     found = re.search(r"## All of them\n\n((?:\|.*\n)+)", PAGE.read_text("utf-8"))
     assert found is not None
