@@ -2,8 +2,8 @@
 
 A bucket is [clients, steps, batch, ...] with a fixed number of clients and a number of steps from a
 short ladder, so that there are at most as many shapes, and compilations, as rungs. Clients are
-sorted by steps, largest first, and fill buckets in that order; a bucket has the smallest number of
-steps on the ladder that its largest client fits into.
+sorted by steps, then by examples, largest first, and fill buckets in that order; a bucket has the
+smallest number of steps on the ladder that its largest client fits into.
 
 A client's shuffles and subsets depend only on (seed, round, client id), and not on other clients,
 the bucket's capacity, the shards or the order of packing. Which client is in which slot
@@ -26,7 +26,10 @@ from jaxpfl.data.sequences import Padded
 from jaxpfl.errors import InputError
 
 CLIENTS_PER_BUCKET = 64
-"""The least capacity that is chosen for buckets: with less, most time goes to starting programs."""
+"""The least capacity that is chosen for buckets of rounds that plan half as many clients or more.
+
+With less, most time goes to starting programs.
+"""
 
 # Separate these draws from every other use of the same seed.
 _EXAMPLES = int.from_bytes(b"examples", "big")

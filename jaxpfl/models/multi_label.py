@@ -6,7 +6,9 @@ ImageNet (`checkpoints.torchvision_files`) come with frozen batch norm, whose st
 changes or sends; without them there is group norm.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ from jax import Array
 from jaxpfl.checked import PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Metrics
-from jaxpfl.models.resnet import ResNet
+from jaxpfl.models.resnet import Norm, ResNet
 
 # Of ImageNet's red, green and blue, in 0 .. 1.
 _MEAN = np.array([[[[0.485, 0.456, 0.406]]]], np.float32)
@@ -52,7 +54,12 @@ class MultiLabelResNet(ResNet):
         if self.image_shape[2] != 3:
             raise InputError(f"image_shape must have 3 channels, found {self.image_shape[2]}")
 
-    def check_labels(self, columns):
+    def norm(self, path: str, channels: int) -> Norm:
+        """Group norm, or frozen batch norm with the statistics of this path."""
+        found = {each: tuple(both) for each, *both in self.statistics}
+        return Norm(channels, self.groups, found[path] if found else None)
+
+    def check_labels(self, columns: Mapping[str, Any]) -> None:
         """Raises `InputError` if the labels are not a 0 or 1 for each class."""
         labels, classes = np.asarray(columns["labels"]), self.classes
         expected = f"the column 'labels' must hold 0 or 1 for each of {classes} classes, found"

@@ -160,20 +160,20 @@ class ResNet(Checked, NetworkModel, Classifier):
     name: str = "resnet18"
 
     post = False  # whether norms follow convolutions, and stages from the second halve the image
-    statistics: Any = ()
 
     def __post_init__(self):
         super().__post_init__()
         check_images(self.image_shape)
         if self.crop > min(self.image_shape[:2]):
-            raise InputError(f"crop must fit into {list(self.image_shape)}, found {self.crop}")
+            raise InputError(
+                f"crop must fit into image_shape = {list(self.image_shape)}, found {self.crop}"
+            )
         if self.width % self.groups:
             raise InputError(f"groups must divide width = {self.width}, found {self.groups}")
 
-    def norm(self, path: str, channels: int) -> Any:
+    def norm(self, path: str, channels: int) -> Norm:
         """The norm of a path in the network, such as "block_0.norm_2"."""
-        found = {each: tuple(both) for each, *both in self.statistics}
-        return Norm(channels, self.groups, found[path] if found else None)
+        return Norm(channels, self.groups)
 
     def _network(self, key: Array) -> Network:
         return Network(self, key)

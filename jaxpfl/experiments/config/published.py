@@ -18,6 +18,7 @@ class PublishedWeights(Checked):
     """Weights in a folder, or on the Hugging Face hub, which a run replaces by NAME@COMMIT."""
 
     path: str | None
+    hashed = "the file of its weights"  # of what the digest is that a run records
 
     def described(self, sha256: str) -> str:
         """The model in a sentence for others, who find a folder by its digest and not its path."""
@@ -25,7 +26,7 @@ class PublishedWeights(Checked):
         name = hub.public_name(self.path)
         if hub.with_commit(self.path)[1] is not None:
             return f"the published model {name}"
-        return f"the model in a folder {name}; SHA-256 of the parameters, as loaded: {sha256}"
+        return f"the model in a folder {name}; SHA-256 of {self.hashed}: {sha256}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class PublishedModelConfig(PublishedWeights):
       is_decoder: makes a BERT or RoBERTa causal, as `is_decoder: true` in its config.json does, so
         that it predicts next tokens; it is then trained, and writes no texts.
     """
+
+    hashed = "the parameters, as loaded"
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
