@@ -81,8 +81,8 @@ class Summed(NamedTuple):
     Attributes:
       value: the noisy SUM, float32, shaped like the contribution.
       clip_norm: float32 scalar, the L2 clip norm of the next round.
-      name: uint32 [4], numpy, a pseudorandom function of the secret and the exact sum: equal for the
-        same release and different for others, without revealing anything of the sum.
+      name: uint32 [4], numpy, a pseudorandom function of the secret and the exact sum: equal for
+        the same release and different for others, without revealing anything of the sum.
     """
 
     value: PyTree
