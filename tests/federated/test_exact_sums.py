@@ -101,7 +101,7 @@ def test_one_client_moves_the_sum_by_what_the_noise_is_for(layout, sums):
     sizes, asked = opened(layout)
     rng = np.random.default_rng(0)
     drawn = rng.normal(size=(200, WIDTH)) * np.exp(rng.uniform(-9, 9, (200, 1)))
-    for values in (made_to_round(200), np.float32(drawn)):
+    for values in (made_to_round(200), drawn.astype(np.float32)):
         whole = sums.of(asked, laid_out(values, sizes))
         for left_out in (0, 7, 199):
             less = sums.of(asked, laid_out(np.delete(values, left_out, axis=0), sizes))
@@ -118,7 +118,7 @@ def test_the_sum_has_the_same_bits_for_every_order_and_layout(sums):
     # All at the clip norm and alike: together more than an int32 has.
     aligned = np.zeros((200, WIDTH))
     aligned[:, 3] = -CLIP
-    for each in (np.float32(values), np.float32(aligned)):
+    for each in (values.astype(np.float32), aligned.astype(np.float32)):
         expected = np.trunc(np.float64(each) / STEP).sum(0) * STEP
         sums.made.clear()
         for layout in LAYOUTS:
@@ -132,7 +132,7 @@ def test_the_sum_has_the_same_bits_for_every_order_and_layout(sums):
 def test_what_is_not_finite_or_zero_leaves_no_trace(layout, sums):
     """TRUST 2: neither NaN and infinity, nor a negative zero, nor padding."""
     sizes, asked = opened(layout)
-    values = np.float32(np.random.default_rng(2).normal(size=(200, WIDTH)))
+    values = np.random.default_rng(2).normal(size=(200, WIDTH)).astype(np.float32)
     nothing = values.copy()
     for row, bad in enumerate((np.nan, np.inf, -np.inf, 3e38, -0.0, 0.0)):
         values[5 * row], nothing[5 * row] = bad, 0.0
@@ -145,7 +145,7 @@ def test_the_noise_is_larger_by_what_the_clip_may_exceed(sums):
     width, multiplier = 200_000, 1.3
     shape = jax.ShapeDtypeStruct((width,), jnp.float32)
     asked = door(as_held, plan(clip_norm=CLIP, noise_multiplier=multiplier), shape)
-    value = np.float32(np.random.default_rng(3).normal(size=(1, width)) * 1e-3)
+    value = (np.random.default_rng(3).normal(size=(1, width)) * 1e-3).astype(np.float32)
     released = through(asked, None, [bucket_of(value, 2)]).value
     (high, low), _, words = sums.made[-1]
     total = ((np.int64(high) << 24) + low) * STEP
@@ -176,7 +176,7 @@ def test_at_every_clip_norm_no_client_grows(clip_norm, sums):
     rng = np.random.default_rng(4)
     scale = float(ClipSteps().scale(jnp.float32(clip_norm), jnp.float32(1))) * STEP
     for size in (1e-3, 1.0, 1e3):
-        value = np.float32(rng.normal(size=(1, WIDTH)) * clip_norm * size)
+        value = (rng.normal(size=(1, WIDTH)) * clip_norm * size).astype(np.float32)
         found = sums.of(asked, [bucket_of(value, 2)]) / scale
         norm = np.linalg.norm(np.float64(value[0]))
         clipped = np.float64(value[0]) * min(1.0, clip_norm / norm)

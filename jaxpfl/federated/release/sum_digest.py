@@ -88,7 +88,7 @@ def _tags(secret: bytes, vectors: Sequence[jax.Array]) -> dict[int, bytes]:
     size = width // blocks
     begun = hmac.new(secret, b"block", "sha256")
     # Of an array on a CPU, this is no copy.
-    held = [
+    held: list[Any] = [
         {shard.index[0].start or 0: np.asarray(shard.data) for shard in vector.addressable_shards}
         for vector in vectors
     ]

@@ -179,18 +179,21 @@ def accumulate(
             )
             return layout.split(added), below_sum + below, states
 
-        def add_rows(total, *rows):
+        def add_rows(total, leaves_C, factors_C, counts_C):
             """Adds a chunk to a subtotal; or to the sums, if a subtotal has no room for it."""
             if engine.chunk <= accumulator.most:
-                return _add_all_that_count(accumulator, total, *rows, scale)
+                return _add_all_that_count(accumulator, total, leaves_C, factors_C, counts_C, scale)
             size = next(n for n in range(accumulator.most, 0, -1) if engine.chunk % n == 0)
 
             def add_part(index, sums):
-                part = jax.tree.map(
-                    lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * size, size), rows
+                leaves_1, factors_1, counts_1 = jax.tree.map(
+                    lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * size, size),
+                    (leaves_C, factors_C, counts_C),
                 )
-                subtotal = layout.split(accumulator.start(sums))
-                added = _add_all_that_count(accumulator, subtotal, *part, scale)
+                start = layout.split(accumulator.start(sums))
+                added = _add_all_that_count(
+                    accumulator, start, leaves_1, factors_1, counts_1, scale
+                )
                 return accumulator.merge(sums, added)
 
             return jax.lax.fori_loop(0, engine.chunk // size, add_part, total)
