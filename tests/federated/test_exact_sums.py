@@ -269,13 +269,9 @@ def test_a_contribution_has_the_same_bits_in_every_slot_and_rung(chunk, sums):
 def test_keys_of_equal_sums_are_equal_and_of_others_are_not(sums):
     asked = door(as_held, plan(clip_norm=CLIP), SHAPE, mesh=client_mesh(1))
     value = np.full((1, WIDTH), 0.1, np.float32)
-    for held, secret in (
-        (value, keys()),
-        (value, keys()),
-        (value + STEP, keys()),
-        (value, keys(1)),
-    ):
-        sums.of(asked, [bucket_of(np.float32(held), 2)], key=secret)
+    more = value + np.float32(STEP)
+    for held, secret in ((value, keys()), (value, keys()), (more, keys()), (value, keys(1))):
+        sums.of(asked, [bucket_of(held, 2)], key=secret)
     first, again, other, later = (key.tobytes() for *_, key in sums.made)
     assert first == again
     assert len({first, other, later}) == 3
