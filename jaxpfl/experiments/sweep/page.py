@@ -40,7 +40,8 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     sections.append(Section("Table", about, table=_table(sweep, rows)))
     page = Page(
         title=f"Sweep: {sweep.title}",
-        lead=f"{measured} at {counted} points" + (", repeated over seeds" if repeated else ""),
+        lead=f"{measured} at {counted} points"
+        + (", repeated over seeds" if repeated else ", one run each"),
         stamp=f"Some results are {marks}; the tables state which" if marks else "",
         privacy=record["note"],
         privacy_notes=[record["note"]] if marks else [],
