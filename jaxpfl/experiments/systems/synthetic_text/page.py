@@ -12,7 +12,6 @@ from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import COLOURS, axes, labelled
 
-
 REPEATS = "private/repeats.json"
 """What the corpus repeats of clients' own texts: exact, so that no statement covers it."""
 # The shares of texts that the page of repeats shows.
