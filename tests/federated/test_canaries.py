@@ -24,7 +24,7 @@ plan = partial(
 FEW = dict(population=6, clients_per_round=2, delta=0.1)
 # Draws follow the machine, and a bound exceeds the truth on one machine in a hundred; by so much,
 # it is five deviations off. Whatever is worse is found at 1.6 times what is stated, or more.
-SLACK = 1.3
+SLACK = 1.25
 
 
 def test_a_correct_release_is_not_flagged():
@@ -36,7 +36,9 @@ def test_a_correct_release_is_not_flagged():
 @pytest.mark.parametrize("name", sorted(WORSE.keys() - MORE_RUNS.keys()))
 def test_a_worse_release_is_flagged(name):
     """TRUST 32"""
-    assert audited(0, WORSE[name], runs=1).flagged
+    # What differs least is told by 5 deviations in two runs, on any machine.
+    runs = 2 if name == "twice the sampling rate" else 1
+    assert audited(0, WORSE[name], runs).flagged
 
 
 @pytest.mark.long
