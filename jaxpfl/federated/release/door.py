@@ -34,6 +34,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
+from jaxpfl.federated.clients.static import Static
 from jaxpfl.federated.double_word import DoubleWord, is_pair
 from jaxpfl.federated.mesh import (
     CLIENTS,
@@ -217,6 +218,7 @@ class Door:
         self.contribution = self._like.tree()
         self._layout = Layout.of(query.client_fn, self.mesh, self.contribution)
         self._client_state = client_state
+        self._client_fn = Static(query.client_fn)
         self._compiled: set[tuple[int, ...]] = set()  # shapes of buckets
 
     def __call__(
@@ -340,7 +342,7 @@ class Door:
 
     def _engine(self, chunk: int) -> Engine:
         query, clips = self.query, self.query.plan.unit == "client"
-        return Engine(query.client_fn, clips, query.accumulator, chunk, self._layout)
+        return Engine(self._client_fn, clips, query.accumulator, chunk, self._layout)
 
     def _chunk_of(self, slots: int) -> int:
         """The chunk for buckets of this many slots; it divides a replica's share of them."""

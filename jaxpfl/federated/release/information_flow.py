@@ -35,7 +35,7 @@ import jax
 import numpy as np
 
 from jaxpfl.errors import InformationLeak
-from jaxpfl.federated.clients.client import RULES, PyTree, client_part
+from jaxpfl.federated.clients.client import RULES, PyTree, compiled_part
 from jaxpfl.federated.flow.analysis import Steps, require_followed
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.flow.check import InformationFlow, Labelled, check_program
@@ -48,7 +48,7 @@ from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.mechanisms import standard_normal
 
 STEPS = Steps(
-    compute=client_part,
+    compute=compiled_part,
     clip=clip_factors,
     scale=scaled,
     bind=bound_to_bits,
