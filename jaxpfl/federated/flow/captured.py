@@ -19,7 +19,7 @@ import numpy as np
 _PLAIN = {bool: "a truth value", int: "a whole number", float: "a number", complex: "a number"}
 _PLAIN |= {str: "text", bytes: "bytes"}
 _DEEPEST, _LONGEST = 8, 32
-_OWN = Path(__file__).parents[1]
+_OWN = Path(__file__).parents[2]
 _INSTALLED = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
 
 
@@ -59,7 +59,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         value = value.__func__
     value = getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType):
-        yield from _of_function(value)
+        yield from of_function(value)
     elif isinstance(value, partial):
         yield "function", value.func
         yield from [(str(place), each) for place, each in enumerate(value.args)]
@@ -78,13 +78,14 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     """What a class that is not from an installed package holds, and its methods."""
-    if not _installed(getattr(sys.modules.get(kind.__module__), "__file__", None)):
+    if not installed(getattr(sys.modules.get(kind.__module__), "__file__", None)):
         held = (FunctionType, jax.Array, np.ndarray, np.generic, *_PLAIN)
         found = [(name, each) for name, each in vars(kind).items() if isinstance(each, held)]
         yield from [(name, each) for name, each in found if not name.startswith("__")]
 
 
-def _of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+def of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """What a function reads besides its arguments, by name."""
     code = function.__code__
     cells = function.__closure__ or ()
     for name, cell in zip(code.co_freevars, cells, strict=True):
@@ -95,7 +96,7 @@ def _of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     for place, each in enumerate(function.__defaults__ or ()):
         yield f"default {place}", each
     yield from (function.__kwdefaults__ or {}).items()
-    if not _installed(code.co_filename):
+    if not installed(code.co_filename):
         for name in sorted(_names(code)):
             if name in function.__globals__:
                 yield name, function.__globals__[name]
@@ -107,7 +108,7 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(each) for each in inner))
 
 
-def _installed(file: str | None) -> bool:
+def installed(file: str | None) -> bool:
     """Whether a file belongs to Python, to an installed package or to this one."""
     if file is None:
         return True

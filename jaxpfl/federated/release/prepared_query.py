@@ -23,7 +23,8 @@ from jaxpfl.federated.mesh import leads, put, put_shares, several, shares, whole
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
-from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
+from jaxpfl.federated.release.preparation import prepared
+from jaxpfl.federated.release.query import Query, read_columns, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import key_from_words
 
