@@ -10,6 +10,8 @@ Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing
 | run          | the label, or nothing     | the run's name in ledgers; public                     |
 | charge       | identity, charge's number | identifies a charge in the ledger; public             |
 | record       | identity, round           | identifies a recorded release in the ledger; public   |
+| clients      | a hash of ids and data    | whose run it is, compared where it goes on; public    |
+| names        | nothing                   | key of clients' names where their states are kept     |
 | again        | record, release's name    | identifies the charge of a second release; public     |
 | cohort       | identity, round           | seed of the cohort and of the order of its examples   |
 | train        | identity, round           | key of clients' draws, with their indices folded in   |

@@ -65,7 +65,7 @@ def sign_buffers(folder: Path) -> None:
 
 def run(folder: Path) -> None:
     record = {"run": "a 1", "private": True, "stamp": "", "note": "", "statement": "", "config": {}}
-    record |= {"plan": plan(rounds=2).to_dict(), "ledger_head": "0" * 64, "evaluation": None}
+    record |= {"plan": plan(rounds=2).to_dict(), "ledger_head": "0" * 64, "evaluation": None, "clients": ""}
     record |= {"seed": 0, "label": "a"}
     (folder / "run.json").write_text(json.dumps(record))
     (folder / "result.json").write_text(json.dumps({"rounds": 2, "stopped": False, "epsilons": {}}))

@@ -28,7 +28,8 @@ from jaxpfl.federated.release.query import Query, read_columns, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import key_from_words
 
-Kept = tuple[Path | None, int]
+Kept = tuple[Path | None, int, bytes]
+"""Where the states of clients are, after which round, and the key of their names there. SECRET."""
 
 
 class Work(NamedTuple):
@@ -75,7 +76,7 @@ class PreparedQuery:
 
     @classmethod
     def of(
-        cls, query: Query, broadcast: PyTree, population: Population, kept: Kept = (None, 0)
+        cls, query: Query, broadcast: PyTree, population: Population, kept: Kept = (None, 0, b"")
     ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 
@@ -102,7 +103,7 @@ class PreparedQuery:
             # Seldom used, and therefore loaded here.
             from jaxpfl.federated.release.client_states import ClientStates
 
-            states = ClientStates(kept, len(clients), client.client_state)
+            states = ClientStates(kept, clients.client_ids.to_pylist(), client.client_state)
         return cls(query, door, clients, population.fingerprint, program, content, states)
 
     def described(self, environment: Any) -> str:

@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -179,7 +180,8 @@ class Releaser(AbstractContextManager["Releaser"]):
       warn: is called with a sentence if a replayed round has another result.
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
       others: the other processes of the run, which wait for its rounds; None = there are none.
-      kept: where clients' states are, see `client_states`; by default for this object's lifetime.
+      kept: where clients' states are, and after which round, see `client_states`; by default for
+        this object's lifetime.
 
     Raises:
       InputError: the ledger has other clients or another unit, a query's plan is for another
@@ -198,7 +200,7 @@ class Releaser(AbstractContextManager["Releaser"]):
         warn: Callable[[str], None] = lambda message: None,
         observe: Callable[[dict[str, Any]], None] = lambda record: None,
         others: Others | None = None,
-        kept: Kept = (None, 0),
+        kept: tuple[Path | None, int] = (None, 0),
     ) -> None:
         self.ledger = ledger
         self.run = run
@@ -208,7 +210,7 @@ class Releaser(AbstractContextManager["Releaser"]):
         self._queries = None if queries is None else tuple(queries)
         self._warn = warn
         self._observe = observe
-        self._kept = kept
+        self._kept = (*kept, secret.words_of("names", "").tobytes())
         self._prepared: dict[Any, PreparedQuery] = {}
         self._next_clip_norm: dict[int, jax.Array] = {}
         self._pending: list[_Pending] = []
