@@ -3,9 +3,12 @@
 import functools
 import itertools
 import json
+import logging
 import threading
 from types import ModuleType, SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -199,6 +202,32 @@ class NotCopied(Scale):
         return self
 
 
+class ScaleOfASlot:
+    """It says of its state that there is none, and has no dictionary."""
+
+    __slots__ = ("top",)
+
+    def __getstate__(self):
+        return None
+
+    def __call__(self, clients):
+        if not hasattr(self, "top"):
+            self.top = _top(clients)
+        return _with(clients, clients.columns["x"] / self.top)
+
+
+class ScaleOfAProperty:
+    def __call__(self, clients):
+        self.clients = clients
+        found = _with(clients, clients.columns["x"] / self.top)
+        del self.clients
+        return found
+
+    @functools.cached_property
+    def top(self):
+        return _top(self.clients)
+
+
 class Standardised:
     def __init__(self):
         from sklearn.preprocessing import StandardScaler
@@ -301,6 +330,8 @@ def _scaled_by(scale):
         functools.partial(_of_another, Scale()),
         _scaled_by(Scale()),
         _scaled_by(Standardised()),
+        _scaled_by(ScaleOfASlot()),
+        _scaled_by(ScaleOfAProperty()),
         _in_a_global,
         _in_a_module,
         _in_a_default,
@@ -332,7 +363,7 @@ def test_a_fit_on_one_block_is_no_fit_of_any_other():
             prepared(_query(Scale()), clients)
 
 
-EMBEDDER = HashedNgrams(8)
+EMBEDDER, LOG, ROUNDED = HashedNgrams(8), logging.getLogger("prepare"), jax.jit(jnp.round)
 
 
 class Embeds:
@@ -343,12 +374,20 @@ class Embeds:
         return clients.with_columns({"embedding": self.embedder(clients.columns["text"])})
 
 
+def _logging(clients):
+    """Logs and compiled functions have caches of their own."""
+    LOG.debug("called")
+    ROUNDED(np.zeros(len(clients), np.float32))
+    return Embeds()(clients)
+
+
 @pytest.mark.parametrize(
     "prepare",
     [
         Embeds(),
         _scaled_by(Embeds()),
         lambda clients: clients.with_columns({"embedding": EMBEDDER(clients.columns["text"])}),
+        _logging,
     ],
 )
 def test_what_follows_from_no_client_may_be_kept(prepare):

@@ -1,10 +1,11 @@
 """What a function could remember of a call, to find out whether it does.
 
 Followed, in depth: its closure, defaults and attributes; of code that is not installed, the globals
-that it names, classes and modules; of objects, what copying them would copy. Not seen: files, what
-installed packages keep for themselves, and what follows from attributes (`cached_property`).
+that it names, its classes, modules and caches; of objects, what copying them would copy. Not seen:
+files, and what installed packages keep for themselves, as by `cached_property`.
 """
 
+import contextlib
 import hashlib
 import sys
 import warnings
@@ -22,7 +23,7 @@ from jaxpfl.federated.flow.captured import installed, of_function
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _BY_NAME, _IN_ORDER = (dict, MappingProxyType), (list, tuple, set, frozenset, deque)
-_CACHED = type(lru_cache(abs))
+_CACHED, _COMPILED = type(lru_cache(abs)), type(jax.jit(abs))
 _PYTHONS = ("__dict__", "__weakref__", "__builtins__", "__spec__", "__loader__", "__cached__")
 
 
@@ -75,6 +76,8 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
             _, *kept = value.cache_info()
             yield "what its cache holds", kept
             yield from _parts(value.__wrapped__)
+    elif isinstance(value, _COMPILED):
+        yield from _parts(value.__wrapped__)
     elif isinstance(value, type | ModuleType):
         if not _is_installed(value):
             yield from [(k, each) for k, each in vars(value).items() if k not in _PYTHONS]
@@ -96,18 +99,21 @@ def _is_installed(value: Any) -> bool:
 
 
 def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
-    try:
+    kind, made_of = type(value), None
+    own = not _is_installed(kind)
+    with contextlib.suppress(Exception):
         made_of = value.__reduce_ex__(4)
-    except Exception:
-        return
-    if isinstance(made_of, str):
-        return
-    _, arguments, state, *items = (*made_of, None, None, None)[:5]
-    kind = type(value)
-    if isinstance(state, dict):
-        for name, each in state.items():
-            if not isinstance(getattr(kind, str(name), None), cached_property):
-                yield str(name), each
-        state = None
-    yield from (("class", kind), ("arguments", arguments), ("state", state))
+    if not isinstance(made_of, tuple):
+        if not own:
+            return
+        made_of = ()
+    _, arguments, state, *items = (*made_of, None, None, None, None, None)[:5]
+    # What a class says of its state may leave out what it keeps for later.
+    state = object.__getstate__(value) if own else state
+    for each in state if isinstance(state, tuple) else (state,):
+        for name, held in each.items() if isinstance(each, dict) else [("state", each)]:
+            if own or not isinstance(getattr(kind, str(name), None), cached_property):
+                yield str(name), held
+    yield "class", kind
+    yield "arguments", arguments
     yield "items", [each if each is None else list(each) for each in items]
