@@ -77,7 +77,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
             yield "what its cache holds", kept
             yield from _parts(value.__wrapped__)
     elif isinstance(value, _COMPILED):
-        yield from _parts(value.__wrapped__)
+        yield from _parts(getattr(value, "__wrapped__", None))
     elif isinstance(value, type | ModuleType):
         if not _is_installed(value):
             yield from [(k, each) for k, each in vars(value).items() if k not in _PYTHONS]
