@@ -19,6 +19,8 @@ from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.federated.clients.client import PyTree, TracedClient
+from jaxpfl.federated.flow.client_program import needs_alone
+from jaxpfl.federated.flow.lowered import require_known_calls
 from jaxpfl.federated.mesh import leads, put, put_shares, several, shares, whole
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.door import Door, Keys, Summed
@@ -58,6 +60,7 @@ class PreparedQuery:
     Attributes:
       clients: with the columns that the client function reads. PRIVATE.
       program: the SHA-256 of what trains and sums clients, as JAX lowers it.
+      captured: the numbers that its functions and its program hold, by name or line and kind.
       content: the SHA-256 of `clients`. PRIVATE.
       states: what clients keep between rounds; None = nothing. PRIVATE.
     """
@@ -67,6 +70,7 @@ class PreparedQuery:
     clients: Population
     fingerprint: str
     program: str
+    captured: list[str]
     content: str
     states: Any = None  # `client_states.ClientStates`
     noise: NoiseStream | None = None  # once one is drawn
@@ -91,9 +95,15 @@ class PreparedQuery:
         columns = read_columns(query, found)
         require_room(query, columns)
         door, client = opened(query, broadcast, columns)
+        captured = query.captured
         if not query.plan.unchecked:
-            check_release(query, door, client, broadcast, columns)
-        program = identity.digest(door.largest_sum(broadcast, columns).lower())
+            # Before anything is lowered, for which JAX may call what a client function brings.
+            flow = check_release(query, door, client, broadcast, columns)
+            captured = list(dict.fromkeys([*captured, *flow.constants]))
+        lowered = door.largest_sum(broadcast, columns).lower()
+        if not query.plan.unchecked:
+            require_known_calls(lowered.as_text(), query.execution.platform, query.label)
+        program = identity.digest(lowered)
         content = origin_hash(columns, found.offsets)
         clients = Population(columns, found.offsets, found.client_ids)
         states = None
@@ -102,7 +112,7 @@ class PreparedQuery:
             from jaxpfl.federated.release.client_states import ClientStates
 
             states = ClientStates(kept, len(clients), client.client_state)
-        return cls(query, door, clients, population.fingerprint, program, content, states)
+        return cls(query, door, clients, population.fingerprint, program, captured, content, states)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
@@ -123,7 +133,7 @@ class PreparedQuery:
         return {
             "plan": plan,
             "program": self.program,
-            "captured": self.query.captured,
+            "captured": self.captured,
             "flow_checked": not self.query.plan.unchecked,
         }
 
@@ -212,7 +222,8 @@ def opened(
 ) -> tuple[Door, TracedClient]:
     """The door of a query, and its client function as traced for one client."""
     client = identity.traced(query, broadcast, columns)
-    return Door(query, client.contribution, client.client_state), client
+    alone = not query.plan.unchecked and needs_alone(client.jaxpr, query.execution.platform)
+    return Door(query, client.contribution, client.client_state, alone), client
 
 
 def _in_blocks(clients: Population, chosen: np.ndarray, size: int, replicas: int) -> Population:
