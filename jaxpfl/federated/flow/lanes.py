@@ -55,7 +55,7 @@ shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tan
 Ldexp
 """
 _PLACES = """
-broadcast_in_dim concatenate copy device_put dynamic_slice dynamic_update_slice gather iota name
+broadcast_in_dim concatenate copy device_put dynamic_slice dynamic_update_slice empty gather iota name
 optimization_barrier pad reshape rev scatter scatter-add scatter-max scatter-min scatter-mul
 scatter-sub slice split squeeze stack stop_gradient tile transpose unstack Nonzero
 """
