@@ -55,24 +55,23 @@ shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tan
 Ldexp
 """
 _PLACES = """
-broadcast_in_dim concatenate copy device_put dynamic_slice dynamic_update_slice empty gather iota name
-optimization_barrier pad reshape rev scatter scatter-add scatter-max scatter-min scatter-mul
+broadcast_in_dim concatenate copy device_put dynamic_slice dynamic_update_slice empty gather iota
+name optimization_barrier pad reshape rev scatter scatter-add scatter-max scatter-min scatter-mul
 scatter-sub slice split squeeze stack stop_gradient tile transpose unstack Nonzero
 """
 _SUMS = """
 argmax argmin conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum dot_general fft reduce
 reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_window reduce_window_max
-reduce_window_min reduce_window_sum reduce_xor select_and_gather_add select_and_scatter
-select_and_scatter_add sort top_k SearchSorted
+reduce_window_min reduce_window_sum reduce_xor select_and_gather_add select_and_scatter_add sort
+top_k SearchSorted
 """
 _DRAWS = """
 random_bits random_clone random_fold_in random_seed random_split random_unwrap random_wrap
-threefry2x32 threefry4x32
+threefry2x32
 """
 # Under `vmap`, a loop whose end depends on the lane selects: a lane that is done stays as it is.
 _PROGRAMS = """
-closed_call cond custom_jvp_call custom_linear_solve custom_vjp_call custom_vmap_call jit remat2
-scan while
+cond custom_jvp_call custom_linear_solve custom_vjp_call custom_vmap_call jit remat2 scan while
 """
 # Functions of their operands, iterated until all have converged, or libraries for whole batches.
 _ITERATED = """
@@ -111,7 +110,7 @@ _ONE_BY_ONE = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__  # pyr
 
 
 @functools.cache
-def _of_jax() -> dict[int, str]:
+def of_jax() -> dict[int, str]:
     """JAX's own primitives, and the classes behind `call_hi_primitive`: ids and names.
 
     From its modules, where no other package's are. A name proves nothing: anybody may give it to a
@@ -129,9 +128,9 @@ def _of_jax() -> dict[int, str]:
 
 def name_of(eqn: Any) -> str | None:
     """The name of an equation's operation; None if it is not JAX's own."""
-    name = _of_jax().get(id(eqn.primitive))
+    name = of_jax().get(id(eqn.primitive))
     if name == "call_hi_primitive":
-        return _of_jax().get(id(type(eqn.params["_prim"])))
+        return of_jax().get(id(type(eqn.params["_prim"])))
     return name
 
 
