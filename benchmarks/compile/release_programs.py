@@ -46,7 +46,7 @@ def release_programs(
     )
     value = placed(by_share, release.out_info[0])
     return {
-        "accumulate": door.largest_sum(broadcast, columns),
+        "accumulate": door.trace(broadcast, door.bucket(columns)),
         "exchange": exchange,
         "release": release,
         "gather": gathered.trace(mesh, value, door._like),

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.extend.source_info_util as sources
 import numpy as np
 from jax.extend import core
@@ -29,6 +30,7 @@ from jaxpfl.federated.flow import lanes
 from jaxpfl.federated.flow.captured import installed
 
 _NUMBER = re.compile(r"(?<![\w.])(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?")
+_JAX = str(Path(jax.__file__).parent)
 # Where the engine calls client functions: `clients.client.client_part`.
 _CALLED = ("client_part", str(Path(__file__).parents[1] / "clients" / "client.py"))
 
@@ -60,9 +62,9 @@ def read(jaxpr: Any, rules: Sequence[Any], platform: str) -> ClientProgram:
     """
     alone: dict[str, str] = {}
     constants: set[str] = set()
-    left, seen = [(jaxpr, _CALLED)], set()
+    left, seen = [(jaxpr, _CALLED, None)], set()
     while left:
-        closed, function = left.pop()
+        closed, function, caller = left.pop()
         if id(closed) in seen:
             continue
         seen.add(id(closed))
@@ -71,15 +73,18 @@ def read(jaxpr: Any, rules: Sequence[Any], platform: str) -> ClientProgram:
         for variable in (*program.constvars, *program.invars):
             _require_plain(variable, "a program's input")
         for eqn in program.eqns:
+            # Within JAX's own functions, which are traced once, the line of who calls them now.
+            within, called = function, caller
+            if lanes.name_of(eqn) == "jit":
+                within = _function(eqn.params["jaxpr"].jaxpr)
+                called = None if not within[1].startswith(_JAX) else caller or _place(eqn)
             for variable in (*eqn.invars, *eqn.outvars):
-                _require_plain(variable, lambda eqn=eqn: named(eqn))
-            _require_computing(eqn, rules)
+                _require_plain(variable, lambda eqn=eqn, caller=caller: named(eqn, caller))
+            _require_computing(eqn, rules, caller)
             if lanes.unlisted(eqn, platform):
-                alone.setdefault(str(lanes.name_of(eqn)), named(eqn))
+                alone.setdefault(str(lanes.name_of(eqn)), named(eqn, caller))
             constants |= _literals(eqn, function)
-            info = getattr(eqn.params.get("jaxpr"), "jaxpr", None) if "name" in eqn.params else None
-            within = function if info is None else _function(info)
-            left += [(each, within) for each in programs(list(eqn.params.values()))]
+            left += [(each, within, called) for each in programs(list(eqn.params.values()))]
     return ClientProgram(tuple(alone.values()), frozenset(constants))
 
 
@@ -105,14 +110,14 @@ def _require_plain(variable: Any, where: Any) -> None:
         raise InformationLeak(f"a value of type {strange} cannot be followed: {where}")
 
 
-def _require_computing(eqn: Any, rules: Sequence[Any]) -> None:
+def _require_computing(eqn: Any, rules: Sequence[Any], caller: str | None) -> None:
     name = lanes.name_of(eqn)
     # The effects of programs within are read there.
     known = name in lanes.COMPUTES and (name in lanes.PROGRAMS or not effects(eqn))
     if name == "custom_vmap_call":
         known &= not lanes.own_rule(eqn, tuple(rules))
     if not known:
-        raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {named(eqn)}")
+        raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {named(eqn, caller)}")
 
 
 def effects(eqn: Any) -> list[Any]:
@@ -132,12 +137,16 @@ def programs(values: Sequence[Any]) -> Iterator[Any]:
             yield from programs(list(value.values()))
 
 
-def named(eqn: Any) -> str:
-    """An equation and its line, without any value."""
+def named(eqn: Any, place: str | None = None) -> str:
+    """An equation and its line, or that of the call that it belongs to, without any value."""
     out = ", ".join(str(each.aval) for each in eqn.outvars)
     operands = " ".join(str(each.aval) for each in eqn.invars)
     name = eqn.params.get("name", eqn.primitive.name)
-    return f"{out} = {name} {operands} ({sources.summarize(eqn.source_info)})"
+    return f"{out} = {name} {operands} ({place or _place(eqn)})"
+
+
+def _place(eqn: Any) -> str:
+    return sources.summarize(eqn.source_info)
 
 
 def entering(closed: Any) -> set[str]:

@@ -6,6 +6,7 @@ of primitives (`flow.lanes`): an operation that mixes lanes may be an ordinary l
 """
 
 import re
+from collections.abc import Iterable
 
 from jaxpfl.errors import InformationLeak
 
@@ -29,18 +30,19 @@ _OUTSIDE = re.compile(
 )
 
 
-def require_known_calls(text: str, platform: str, label: str) -> None:
-    """Refuses a program that calls, sends or receives what JAX's own operations do not.
+def require_known_calls(texts: Iterable[str], platform: str, label: str) -> None:
+    """Refuses programs that call, send or receive what JAX's own operations do not.
 
     Args:
-      text: StableHLO, as `jax.stages.Lowered.as_text` gives it.
+      texts: StableHLO, as `jax.stages.Lowered.as_text` gives it.
       platform: that it was lowered for, as `jax.Device.platform` names it.
       label: of the query.
 
     Raises:
       InformationLeak: names the call.
     """
-    strange = next((f"{match[1]!r}" for match in _OUTSIDE.finditer(text)), None)
+    text = "\n".join(texts)
+    strange = next((repr(match[1]) for match in _OUTSIDE.finditer(text)), None)
     for match in _CALL.finditer(text):
         target = match[1] or match[2] or ""
         if not _KNOWN.fullmatch(target):

@@ -21,8 +21,9 @@ from jaxpfl.data.prefetch import prefetch
 from jaxpfl.federated.clients.client import PyTree, TracedClient
 from jaxpfl.federated.flow.client_program import needs_alone
 from jaxpfl.federated.flow.lowered import require_known_calls
-from jaxpfl.federated.mesh import leads, put, put_shares, several, shares, whole
+from jaxpfl.federated.mesh import leads, put, put_shares, several, shardings, shares, whole
 from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.broadcast import OwnBroadcast
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
@@ -59,9 +60,11 @@ class PreparedQuery:
 
     Attributes:
       clients: with the columns that the client function reads. PRIVATE.
-      program: the SHA-256 of what trains and sums clients, as JAX lowers it.
-      captured: the numbers that its functions and its program hold, by name or line and kind.
+      program: the SHA-256 of what trains and sums clients, for every shape of a bucket, as JAX
+        lowers it.
+      captured: the numbers that its functions and its programs hold, by name or line, and kind.
       content: the SHA-256 of `clients`. PRIVATE.
+      broadcast: what this process has of the broadcast.
       states: what clients keep between rounds; None = nothing. PRIVATE.
     """
 
@@ -72,6 +75,7 @@ class PreparedQuery:
     program: str
     captured: list[str]
     content: str
+    broadcast: OwnBroadcast
     states: Any = None  # `client_states.ClientStates`
     noise: NoiseStream | None = None  # once one is drawn
     _asked: list[np.ndarray] = field(default_factory=list)
@@ -95,15 +99,16 @@ class PreparedQuery:
         columns = read_columns(query, found)
         require_room(query, columns)
         door, client = opened(query, broadcast, columns)
-        captured = query.captured
+        # From here on, these are the only programs of this query: checked, hashed and run.
+        programs, captured = door.programs(broadcast, columns), query.captured
         if not query.plan.unchecked:
             # Before anything is lowered, for which JAX may call what a client function brings.
             flow = check_release(query, door, client, broadcast, columns)
             captured = list(dict.fromkeys([*captured, *flow.constants]))
-        lowered = door.largest_sum(broadcast, columns).lower()
+        texts = [program.text for program in programs]
         if not query.plan.unchecked:
-            require_known_calls(lowered.as_text(), query.execution.platform, query.label)
-        program = identity.digest(lowered)
+            require_known_calls(texts, query.execution.platform, query.label)
+        program = identity.digest(texts)
         content = origin_hash(columns, found.offsets)
         clients = Population(columns, found.offsets, found.client_ids)
         states = None
@@ -112,7 +117,9 @@ class PreparedQuery:
             from jaxpfl.federated.release.client_states import ClientStates
 
             states = ClientStates(kept, len(clients), client.client_state)
-        return cls(query, door, clients, population.fingerprint, program, captured, content, states)
+        own = OwnBroadcast(broadcast, shardings(query.client_fn, door.mesh, broadcast))
+        given = query, door, clients, population.fingerprint, program, captured, content, own
+        return cls(*given, states)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
@@ -141,13 +148,12 @@ class PreparedQuery:
         """The cohort, int64 [units]: clients, or examples. The same in all processes. PRIVATE."""
         return self.query.plan.sample(work.seed, work.round)
 
-    def sum(
-        self, broadcast: PyTree, work: Work, chosen: np.ndarray
-    ) -> tuple[Summed, dict[str, Any]]:
+    def sum(self, work: Work, chosen: np.ndarray) -> tuple[Summed, dict[str, Any]]:
         """Packs, clips, sums and adds the noise; in a run of several processes, all call it.
 
+        The broadcast is the one that this process read, or received, last.
+
         Args:
-          broadcast: on all devices of the query, where `mesh.shardings` says.
           chosen: what `drawn` returns.
 
         Returns:
@@ -183,7 +189,7 @@ class PreparedQuery:
         self._asked.clear()
         kept: list[PyTree] = []
         with prefetch(cohort) as buckets:
-            summed = door(broadcast, buckets, clip_norm, keys, shared, kept.append)
+            summed = door(self.broadcast.placed(), buckets, clip_norm, keys, shared, kept.append)
         if self.states is not None:
             self._keep(work.round, kept)
         return summed, {"clients": len(chosen), "padding_waste": cohort.padding_waste}
