@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import sys
+import types
 from functools import partial
 
 import jax
@@ -157,6 +159,70 @@ def test_what_a_client_function_captures_is_listed_by_name_without_values(client
     found = check_information_flow(query(client_fn), population()).constants
     assert named <= set(found)
     assert not any("17.25" in each or "client 3" in each or "3.5" in each for each in found)
+
+
+LARGE = {f"key {k}": np.full(1, 17.25, np.float32) for k in range(40)}
+
+
+@pytest.fixture
+def a_module(tmp_path, monkeypatch):
+    """A module of the user's, which holds a number of the clients."""
+    made = types.ModuleType("statistics_of_mine")
+    made.__file__ = str(tmp_path / "statistics_of_mine.py")
+    made.MEAN = np.full(1, 17.25, np.float32)
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    np.save(tmp_path / "mean.npy", made.MEAN)
+    return made
+
+
+def test_a_number_is_listed_wherever_it_comes_from(a_module, tmp_path):
+    """By name, or where it enters the program: in the ledger, too. Never its value."""
+
+    def by_module(broadcast, examples, key):
+        return examples.batches["x"][0, 0] - a_module.MEAN[0]
+
+    def by_a_module_of_its_own(broadcast, examples, key):
+        import statistics_of_mine
+
+        return examples.batches["x"][0, 0] - jnp.sum(statistics_of_mine.MEAN)
+
+    def by_file(broadcast, examples, key):
+        return examples.batches["x"][0, 0] * float(np.load(tmp_path / "mean.npy")[0])
+
+    def by_large_container(broadcast, examples, key):
+        return examples.batches["x"][0, 0] - LARGE["key 3"]
+
+    def behind_another(broadcast, examples, key):
+        found = optax.sgd(sys.modules["statistics_of_mine"].MEAN[0].item())
+        return found.update(examples.batches["x"][0, 0], found.init(()))[0]
+
+    named = {
+        by_module: ["a_module.MEAN: float32[1]", "float32[]"],
+        by_a_module_of_its_own: ["statistics_of_mine.MEAN: float32[1]", "float32[1]"],
+        by_file: ["float32[]"],
+        by_large_container: ["LARGE: dict of 40", "float32[1]"],
+        behind_another: ["float32[]"],
+    }
+    for number, (client_fn, expected) in enumerate(named.items()):
+        line = client_fn.__code__.co_firstlineno
+        ledger = tmp_path / f"{number}.jsonl"
+        jp.release(client_fn, population(), PLAN, ledger=ledger)
+        (asked,) = Ledger.read(ledger).queries
+        *names, entering = expected
+        assert set(names) <= set(asked["captured"])
+        pattern = re.compile(rf"{re.escape(entering)} \({__name__.rpartition('.')[2]}\.py:(\d+)\)")
+        lines = [int(m[1]) for each in asked["captured"] if (m := pattern.fullmatch(each))]
+        assert any(line <= each <= line + 3 for each in lines), asked["captured"]
+        assert not any("17.25" in each for each in asked["captured"])
+
+
+def test_numbers_that_a_line_says_itself_are_not_listed():
+    def client_fn(broadcast, examples, key):
+        x = examples.batches["x"][0, 0]
+        return jnp.where(x > 0.25, x * -1_000.5, jnp.zeros_like(x)) + jax.random.normal(key, (DIM,))
+
+    found = check_information_flow(query(client_fn), population()).constants
+    assert found == ("DIM: a whole number",)
 
 
 def printing(broadcast, examples, key):

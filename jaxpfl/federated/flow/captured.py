@@ -89,30 +89,27 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
 def _of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     code = function.__code__
     cells = function.__closure__ or ()
+    names = set() if installed(code.co_filename) else _names(code)
     for name, cell in zip(code.co_freevars, cells, strict=True):
         try:
-            yield name, cell.cell_contents
+            yield from _with_modules(name, cell.cell_contents, names)
         except ValueError:  # not yet assigned
             continue
     for place, each in enumerate(function.__defaults__ or ()):
         yield f"default {place}", each
     yield from (function.__kwdefaults__ or {}).items()
-    if not installed(code.co_filename):
-        names = _names(code)
-        for name in sorted(names):
-            # What it imports itself is among the names, too.
-            value = function.__globals__.get(name, sys.modules.get(name))
-            yield from [(name, value), *_of_module(name, value, names)]
+    for name in sorted(names):
+        # What it imports itself is among the names, too.
+        value = function.__globals__.get(name, sys.modules.get(name))
+        yield from _with_modules(name, value, names)
 
 
-def _of_module(name: str, value: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
-    """What of a module of the user's has one of these names."""
+def _with_modules(name: str, value: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """A value; of a module of the user's, too, what has one of these names in it."""
+    yield name, value
     if isinstance(value, ModuleType) and not installed(getattr(value, "__file__", None)):
         for part in sorted(names & vars(value).keys()):
-            inner = vars(value)[part]
-            yield f"{name}.{part}", inner
-            if inner is not value:
-                yield from _of_module(f"{name}.{part}", inner, names - {part})
+            yield from _with_modules(f"{name}.{part}", vars(value)[part], names - {part})
 
 
 def _names(code: CodeType) -> set[str]:
