@@ -27,7 +27,7 @@ from jaxpfl.federated.flow.labels import (
 from jaxpfl.federated.flow.lanes import COLLECTIVES, COMPUTES, name_of
 from jaxpfl.federated.flow.rules import TransferFunctions
 
-_CALLS = dict.fromkeys(("jit", "remat2", "shard_map"), "jaxpr")
+_CALLS: dict[str | None, str] = dict.fromkeys(("jit", "remat2", "shard_map"), "jaxpr")
 _CALLS |= dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr")
 _LOOPS = ("while", "scan", "cond")
 # Labels form chains of four, so that a loop that goes on is a fault of this file.

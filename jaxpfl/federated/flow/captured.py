@@ -36,16 +36,16 @@ def captured(function: Any) -> tuple[str, ...]:
 
     def read(name: str, value: Any, depth: int) -> None:
         kind = _PLAIN.get(type(value))
-        if value is None or isinstance(value, type | ModuleType | BuiltinFunctionType):
+        if value is None or isinstance(value, ModuleType | BuiltinFunctionType):
             return
         if kind is not None:
             found[f"{name}: {kind}"] = None
         elif isinstance(value, jax.Array | np.ndarray | np.generic):
             found[f"{name}: {value.dtype}{list(np.shape(value))}"] = None
-        elif id(value) not in seen and depth < _DEEPEST:
+        elif id(value) not in seen:
             seen.add(id(value))
             many = isinstance(value, Mapping | tuple | list | set | frozenset) and len(value)
-            parts = [] if many > _LONGEST else list(_parts(value))
+            parts = [] if many > _LONGEST or depth == _DEEPEST else list(_parts(value))
             for part, each in parts:
                 read(f"{name}.{part}" if name else part, each, depth + 1)
             if not parts and not callable(value):
@@ -56,6 +56,9 @@ def captured(function: Any) -> tuple[str, ...]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, type):
+        yield from _of_class(value)
+        return
     if isinstance(value, MethodType):
         yield "", value.__self__
         value = value.__func__

@@ -16,7 +16,8 @@ import itertools
 import linecache
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,17 +70,15 @@ def read(jaxpr: Any, rules: Sequence[Any], platform: str) -> ClientProgram:
             continue
         seen.add(id(closed))
         program = getattr(closed, "jaxpr", closed)
+        _require_plain((*program.constvars, *program.invars), lambda: "an operand of a program")
         constants |= entering(closed)
-        for variable in (*program.constvars, *program.invars):
-            _require_plain(variable, "a program's input")
         for eqn in program.eqns:
             # Within JAX's own functions, which are traced once, the line of who calls them now.
             within, called = function, caller
             if lanes.name_of(eqn) == "jit":
                 within = _function(eqn.params["jaxpr"].jaxpr)
                 called = None if not within[1].startswith(_JAX) else caller or _place(eqn)
-            for variable in (*eqn.invars, *eqn.outvars):
-                _require_plain(variable, lambda eqn=eqn, caller=caller: named(eqn, caller))
+            _require_plain((*eqn.invars, *eqn.outvars), partial(named, eqn, caller))
             _require_computing(eqn, rules, caller)
             if lanes.unlisted(eqn, platform):
                 alone.setdefault(str(lanes.name_of(eqn)), named(eqn, caller))
@@ -103,11 +102,11 @@ def needs_alone(jaxpr: Any, platform: str) -> bool:
     return False
 
 
-def _require_plain(variable: Any, where: Any) -> None:
-    strange = lanes.strange_type(variable.aval)
-    if strange is not None:
-        where = where if isinstance(where, str) else where()
-        raise InformationLeak(f"a value of type {strange} cannot be followed: {where}")
+def _require_plain(variables: Sequence[Any], place: Callable[[], str]) -> None:
+    for each in variables:
+        strange = lanes.strange_type(each.aval)
+        if strange is not None:
+            raise InformationLeak(f"a value of type {strange} cannot be followed: {place()}")
 
 
 def _require_computing(eqn: Any, rules: Sequence[Any], caller: str | None) -> None:

@@ -21,6 +21,8 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
 
@@ -146,9 +148,9 @@ def strange_type(aval: Any) -> str | None:
 
     Of other implementations of keys, `vmap` uses the first lane's for all, or keeps a state.
     """
-    if type(aval) is not jax.core.ShapedArray:
+    if type(aval) is not ShapedArray:
         return type(aval).__name__
-    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return None
     given: Any = aval.dtype
     known = any(getattr(given, "_impl", None) is each for each in _implementations())
@@ -173,6 +175,5 @@ def unlisted(eqn: Any, platform: str) -> bool:
         # XLA may make one convolution of a group's, with zeros for the others, and NaN * 0 is NaN.
         # Seen on CPUs. Whether TPUs do so for groups of features, nobody has tried.
         return params["batch_group_count"] != 1 or platform == "tpu"
-    types = [each.aval.dtype for each in (*eqn.invars, *eqn.outvars)]
-    keys = jax.dtypes.extended
-    return any(str(each) not in _TYPES and not jax.dtypes.issubdtype(each, keys) for each in types)
+    types = {each.aval.dtype.name for each in (*eqn.invars, *eqn.outvars)}
+    return any(each not in _TYPES and not each.startswith("key<") for each in types)
