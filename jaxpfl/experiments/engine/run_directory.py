@@ -127,6 +127,9 @@ class RunDirectory:
         fields = ("rounds", "kept", "privacy", "epsilons", "evaluated_on", "metrics")
         record = {"run": self.run_id, "private": not self.stamp, "stopped": stopped}
         record |= {name: getattr(result, name) for name in fields}
+        # With the numbers that the programs hold, which only their trace has shown.
+        asked = [query for query in ledger.queries if query["run"] == self.run_id]
+        record["captured"] = {query["label"]: query["captured"] for query in asked}
         ledger.require_unchanged()
         files.write_json(self.path / "result.json", record)
         if stopped or rounds == self._algorithm.rounds:

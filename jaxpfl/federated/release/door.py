@@ -225,10 +225,13 @@ class Door:
       query: what clients compute, and the plan.
       contribution: a pytree of arrays (or shapes) like one client's contribution.
       client_state: of shapes, what one client keeps between rounds; None = nothing.
+      alone: one client is computed after the other, whatever the query's chunk (`flow.lanes`).
     """
 
-    def __init__(self, query: Query, contribution: PyTree, client_state: PyTree = None) -> None:
-        self.query = query
+    def __init__(
+        self, query: Query, contribution: PyTree, client_state: PyTree = None, alone: bool = False
+    ) -> None:
+        self.query, self.alone = query, alone
         self.mesh = query.execution.devices
         self._like = Shapes.of(contribution)
         self.contribution = self._like.tree()
@@ -378,6 +381,8 @@ class Door:
                 f"a bucket of {slots} clients cannot be split evenly among {number} devices, or "
                 "copies of the model: make CohortSpec.clients_per_bucket a multiple of their number"
             )
+        if self.alone:
+            return 1
         share, chunk = slots // number, self.query.execution.chunk
         if chunk is None:
             most = min(default_chunk(self.mesh), share)

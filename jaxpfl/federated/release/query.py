@@ -32,7 +32,8 @@ class Execution:
       mesh: devices with the axis `clients`, or `clients` and `model` (`client_mesh`); None = all
         devices, each with a copy of the model.
       chunk: clients vmapped together on one copy of the model, a divisor of its share of a bucket.
-        None = the largest divisor up to the backend's default.
+        None = the largest divisor up to the backend's default. 1, whatever is asked for, if the
+        client function has an operation that was not tried side by side (`federated.flow.lanes`).
 
     Raises:
       InputError: a value out of range, or a mesh that clients cannot be dealt to.
@@ -51,6 +52,11 @@ class Execution:
     def devices(self) -> Mesh:
         """The mesh in use."""
         return client_mesh() if self.mesh is None else self.mesh
+
+    @property
+    def platform(self) -> str:
+        """That of the devices: "cpu", "gpu" or "tpu"."""
+        return self.devices.devices.flat[0].platform
 
     @property
     def replicas(self) -> int:
