@@ -183,7 +183,7 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     dimension = len(mean_D)
     raw_DxD = from_half(np.asarray(state.half), dimension) / count
     covariance_DxD = project_psd(raw_DxD)
-    stds = [z * s for z, s in zip(plan.multipliers, plan.sensitivities, strict=True)]
+    stds = plan.noise_stds
     mean_std = stds[1] / count
     noise = MomentNoise(
         count=0.0 if math.isinf(stds[0]) else stds[0],
@@ -252,8 +252,8 @@ def _query(plan: FredPlan, moment: Moment, released: Plan, column: str) -> Query
     by_client = plan.unit == "client"
     # A sum over examples does not depend on who holds them: equal blocks waste no padding.
     max_examples = plan.max_examples if by_client else _BLOCK
-    # Of examples one block at a time: two would be added in plain float32, which rounds.
-    clients_per_device = 32 if by_client else 1
+    # Blocks of examples are large. Of one at a time, the rounding of very many could add up.
+    clients_per_device = 32 if by_client else 8
     return Query(
         moment if column == "embedding" else f"{column} {moment}",
         plan.client_fn(moment),

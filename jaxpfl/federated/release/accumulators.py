@@ -27,6 +27,8 @@ from jaxpfl.privacy.correlated_noise import MOST_BANDS
 from jaxpfl.privacy.exact_noise import STEPS
 from jaxpfl.privacy.plan import Plan
 
+SIDE_BY_SIDE = 32
+"""The most blocks of examples that are added up in plain float32."""
 _FEW_ROWS = 4  # devices whose sums are added up without a loop
 
 
@@ -100,22 +102,19 @@ class Compensated:
     """Float32 sums as pairs, high + low with |low| at most half a unit in high's last place.
 
     Between buckets and devices, each addition loses at most 2^-47 of the running sum, and nothing
-    while the sum has no bits below 2^-48 of itself. Within a bucket, which has at most some tens of
-    clients per device, additions are plain float32, because a two-sum for each client would triple
-    the memory traffic. Their rounding depends on what was added before, and one more client, or
-    example, also shifts others to other slots, blocks and buckets. If n take part, in k
-    contributions on a device in a bucket, each a float32 sum of b examples, it moves the sum by at
-    most S (1 + 2 n (k + b) 2^-24): each of n / (k b) subtotals is off by at most
-    k b (k + b) S 2^-24, with it and without it. Where the unit is the client, a contribution is
-    clipped after it was computed, so that only k counts: S (1 + 2 n k 2^-24).
-
-    DP-SGD over 59,392 examples in blocks of 32, 64 of which are in a bucket, has the bound 1.68 S
-    on one device and 1.28 S on eight; data that were made for it, as in this module's tests, moved
-    such a sum by 1.18 S and 1.05 S. FreD's sums over examples are exact within a block
-    (`clients.moments`), and `FixedPoint` sums altogether.
+    while the sum has no bits below 2^-48 of itself. Within a bucket additions are plain float32,
+    because a two-sum for each client would triple the memory traffic: this is for plans without
+    noise. Where the unit is the example, a bucket's subtotal is a pair, too, and only
+    `SIDE_BY_SIDE` rows of a chunk are added in plain float32. `release.rounding` has the bound of
+    what remains.
 
     The last bits of the result may depend on the layout of devices and chunks.
+
+    Attributes:
+      pairs: whether a bucket's subtotal is a pair.
     """
+
+    pairs: bool = False
 
     ordered_norms: ClassVar[bool] = False
     exact: ClassVar[bool] = False
@@ -130,6 +129,8 @@ class Compensated:
 
     def start(self, sums: PyTree) -> PyTree:
         """Returns a bucket's first subtotal, zeros [...], for running sums [1, ...]."""
+        if self.pairs:
+            return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), sums)
         return _map_pairs(lambda pair: jnp.zeros_like(pair.high[0]), sums)
 
     def add(
@@ -138,13 +139,24 @@ class Compensated:
         """Adds float leaves [chunk, ...], each times its client's factor [chunk]."""
 
         def add(total, leaf_C, factor_C):
-            return total + jnp.sum(scaled(leaf_C, factor_C), axis=0)
+            leaf_C = scaled(leaf_C, factor_C)
+            if not self.pairs:
+                return total + jnp.sum(leaf_C, axis=0)
+            for start in range(0, leaf_C.shape[0], SIDE_BY_SIDE):
+                total = plus(total, jnp.sum(leaf_C[start : start + SIDE_BY_SIDE], axis=0))
+            return total
 
-        return jax.tree.map(add, subtotal, leaves_C, factors_C)
+        return _map_pairs(add, subtotal, leaves_C, factors_C)
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
         """Adds a bucket's subtotal to the running sums of its device."""
-        return _map_pairs(lambda pair, leaf: plus(pair, leaf[None]), sums, subtotal)
+
+        def merge(pair, part):
+            for half in part if self.pairs else (part,):
+                pair = plus(pair, half[None])
+            return pair
+
+        return _map_pairs(merge, sums, subtotal)
 
     def join_devices(self, sums: PyTree) -> PyTree:
         """Adds the devices' partial sums [devices, ...] up to float32 pairs of leaves [...]."""
