@@ -379,35 +379,33 @@ def main(config: Config) -> None:
                     seed=config.seed,
                     hooks=Hooks(timed),
                 )
-            with Releaser(
-                clients, ledger, secret, run="run", queries=algorithm.queries
-            ) as releaser:
-                state = algorithm.init(jax.random.key(config.seed))
-                if config.after:
-                    path = kept(arm, config.after)
-                    assert path is not None and not algorithm.queries, "see the head of this file"
-                    state = state._replace(adapters=adapters(path, state.adapters))
-                for round in range(config.after + 1, config.rounds + 1):
-                    began = time.monotonic()
-                    state, public = releaser.step(algorithm.step, state, round)
-                    more = {name: float(value) for name, value in public.items()}
-                    more |= {**spent, "seconds": time.monotonic() - began}
-                    print(arm, round, more, flush=True)
-                    if round not in config.measured:
-                        continue
-                    path = kept(arm, round)
-                    if evolved is not None:
-                        row(arm, round, evolved(state, WRITTEN + 100), **more)
-                        if path is not None:
-                            texts = evolved(state, DOWNSTREAM)
-                            path.with_suffix(".json").write_text(json.dumps(texts))
-                        continue
-                    assert algorithm.params is not None
+            releaser = Releaser(clients, ledger, secret, run="run", queries=algorithm.queries)
+            state = algorithm.init(jax.random.key(config.seed))
+            if config.after:
+                path = kept(arm, config.after)
+                assert path is not None and not algorithm.queries, "see the head of this file"
+                state = state._replace(adapters=adapters(path, state.adapters))
+            for round in range(config.after + 1, config.rounds + 1):
+                began = time.monotonic()
+                state, public = releaser.step(algorithm.step, state, round)
+                more = {name: float(value) for name, value in public.items()}
+                more |= {**spent, "seconds": time.monotonic() - began}
+                print(arm, round, more, flush=True)
+                if round not in config.measured:
+                    continue
+                path = kept(arm, round)
+                if evolved is not None:
+                    row(arm, round, evolved(state, WRITTEN + 100), **more)
                     if path is not None:
-                        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state.adapters)]
-                        np.savez(path, *leaves)
-                    tuned = with_adapters(generator, settings, algorithm.params(state))
-                    measure(arm, round, tuned, **more)
+                        texts = evolved(state, DOWNSTREAM)
+                        path.with_suffix(".json").write_text(json.dumps(texts))
+                    continue
+                assert algorithm.params is not None
+                if path is not None:
+                    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state.adapters)]
+                    np.savez(path, *leaves)
+                tuned = with_adapters(generator, settings, algorithm.params(state))
+                measure(arm, round, tuned, **more)
     harness.table(rows, ["arm", "round", *MEASURES, "nats"])
 
 

@@ -19,8 +19,9 @@ from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import PyTree, TracedClient
-from jaxpfl.federated.mesh import leads, put, put_shares, several, shares, whole
+from jaxpfl.federated.mesh import leads, put, put_shares, several, shardings, shares, whole
 from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.broadcast import OwnBroadcast
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
@@ -62,6 +63,7 @@ class PreparedQuery:
       clients: with the columns that the client function reads. PRIVATE.
       program: the SHA-256 of what trains and sums clients, as JAX lowers it.
       content: the SHA-256 of `clients`. PRIVATE.
+      broadcast: what this process has of the broadcast.
       states: what clients keep between rounds; None = nothing. PRIVATE.
     """
 
@@ -71,6 +73,7 @@ class PreparedQuery:
     fingerprint: str
     program: str
     content: str
+    broadcast: OwnBroadcast
     states: Any = None  # `client_states.ClientStates`
     noise: NoiseStream | None = None  # once one is drawn
     _asked: list[np.ndarray] = field(default_factory=list)
@@ -105,7 +108,8 @@ class PreparedQuery:
             from jaxpfl.federated.release.client_states import ClientStates
 
             states = ClientStates(kept, len(clients), client.client_state)
-        return cls(query, door, clients, population.fingerprint, program, content, states)
+        own = OwnBroadcast(broadcast, shardings(query.client_fn, door.mesh, broadcast))
+        return cls(query, door, clients, population.fingerprint, program, content, own, states)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
@@ -139,13 +143,12 @@ class PreparedQuery:
         by_client = self.query.plan.unit == "client"
         return chosen if by_client else shuffled(chosen, work.seed, work.round)
 
-    def sum(
-        self, broadcast: PyTree, work: Work, chosen: np.ndarray
-    ) -> tuple[Summed, dict[str, Any]]:
+    def sum(self, work: Work, chosen: np.ndarray) -> tuple[Summed, dict[str, Any]]:
         """Packs, clips, sums and adds the noise; in a run of several processes, all call it.
 
+        The broadcast is the one that this process read, or received, last.
+
         Args:
-          broadcast: on all devices of the query, where `mesh.shardings` says.
           chosen: what `drawn` returns.
 
         Returns:
@@ -181,7 +184,7 @@ class PreparedQuery:
         kept: list[PyTree] = []
         filled = cohort if clients is self.clients else self._filled(cohort)
         with prefetch(filled) as buckets:
-            summed = door(broadcast, buckets, clip_norm, keys, shared, kept.append)
+            summed = door(self.broadcast.placed(), buckets, clip_norm, keys, shared, kept.append)
         if self.states is not None:
             self._keep(work.round, kept)
         return summed, {"clients": len(chosen), "padding_waste": cohort.padding_waste}
