@@ -59,7 +59,14 @@ def query(cohort: CohortSpec, client_fn=None, *, private=False, devices=1, chunk
 
 @pytest.mark.parametrize(
     ("devices", "chunk", "batch", "block", "in_a_bucket"),
-    [(1, 1, 32, 32, 64), (1, 1, 8, 32, 4), (2, 1, 16, 16, 8), (1, 8, 32, 32, 64), (2, 4, 4, 8, 8)],
+    [
+        (1, 1, 32, 32, 64),
+        (1, 1, 8, 32, 4),
+        (2, 1, 16, 16, 8),
+        (1, 8, 32, 32, 64),
+        (2, 4, 4, 8, 8),
+        (1, 16, 8, 8, 64),
+    ],
 )
 def test_one_example_moves_a_sum_by_what_is_charged(devices, chunk, batch, block, in_a_bucket):
     """TRUST 56: for every place that it may take, at every layout, whatever the others hold."""
@@ -139,13 +146,13 @@ def test_the_noise_is_for_the_bound_and_for_its_rounding():
 @pytest.mark.parametrize("client_fn", [Shares(), ClientMoment("second", 1.0)])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_more_rounding_than_is_charged_is_refused(client_fn, devices):
-    for chunk in (1, 32):
-        cohort = CohortSpec(32, 32, clients_per_bucket=32 * devices)
-        asked = query(cohort, client_fn, private=True, devices=devices, chunk=chunk)
+    for block in (32, 256):
+        cohort = CohortSpec(32, block, clients_per_bucket=64 * devices)
+        asked = query(cohort, client_fn, private=True, devices=devices)
         assert asked.rounding < CHARGED
     for cohort, examples in (
         (CohortSpec(16_384, 16_384, clients_per_bucket=devices), EXAMPLES),
-        (CohortSpec(32, 32, clients_per_bucket=devices), 10**9),
+        (CohortSpec(32, 32, clients_per_bucket=devices), 10**8),
     ):
         with pytest.raises(InputError, match="by rounding"):
             query(cohort, client_fn, private=True, devices=devices, population=examples)

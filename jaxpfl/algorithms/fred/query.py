@@ -252,8 +252,8 @@ def _query(plan: FredPlan, moment: Moment, released: Plan, column: str) -> Query
     by_client = plan.unit == "client"
     # A sum over examples does not depend on who holds them: equal blocks waste no padding.
     max_examples = plan.max_examples if by_client else _BLOCK
-    # Blocks of examples are large. Of one at a time, the rounding of very many could add up.
-    clients_per_device = 32 if by_client else 8
+    # Of examples one block at a time: two would be added in plain float32, which rounds.
+    clients_per_device = 32 if by_client else 1
     return Query(
         moment if column == "embedding" else f"{column} {moment}",
         plan.client_fn(moment),

@@ -176,10 +176,8 @@ class PreparedQuery:
         if plan.correlated:
             shared = self._stream(work).noise(work.round)
         everywhere = NamedSharding(door.mesh, PartitionSpec())
-        clip_norm, noise, train, checksum, shared = put(
-            (work.clip_norm, work.noise, work.train, work.checksum, shared), everywhere
-        )
-        keys = Keys(key_from_words(train), key_from_words(noise), checksum)
+        clip_norm, train, shared = put((work.clip_norm, work.train, shared), everywhere)
+        keys = Keys(key_from_words(train), np.concatenate([work.noise, work.checksum]))
         self._asked.clear()
         kept: list[PyTree] = []
         filled = cohort if clients is self.clients else self._filled(cohort)

@@ -19,13 +19,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Stateful, Stepping
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
-from jaxpfl.federated.release.accumulators import (
-    SIDE_BY_SIDE,
-    Accumulator,
-    Compensated,
-    FixedPoint,
-)
-from jaxpfl.federated.release.rounding import example_rounding
+from jaxpfl.federated.release.accumulators import Accumulator, ClipSteps, Compensated, FixedPoint
+from jaxpfl.federated.release.rounding import BLOCKS, example_rounding
 from jaxpfl.privacy.guarantee import EXAMPLE_ROUNDING
 from jaxpfl.privacy.plan import Plan
 
@@ -162,28 +157,23 @@ class Query:
                 f"by rounding, one example could add more than {EXAMPLE_ROUNDING:.3g} of the clip "
                 f"norm to what it moves the sum of query {self.label!r} by, and the plan's noise "
                 "is not for that: choose fewer examples in a block "
-                f"(CohortSpec.max_examples = {self.cohort.max_examples:,}) or fewer blocks side by "
-                "side (Execution.chunk); of very many examples, more blocks in a bucket "
-                f"(CohortSpec.clients_per_bucket = {self.cohort.capacity:,})"
+                f"(CohortSpec.max_examples = {self.cohort.max_examples:,}), or fewer in a round"
             )
 
     @property
     def rounding(self) -> float:
         """The most that rounding adds to what one example moves the sum by, in clip norms."""
-        replicas, cohort = self.execution.replicas, self.cohort
-        chunk = self.execution.chunk or default_chunk(self.execution.devices)
-        return example_rounding(
-            self.client_fn,
-            cohort,
-            chunk=min(chunk, -(-cohort.capacity // replicas), SIDE_BY_SIDE),
-            replicas=replicas,
-            examples=self.plan.population,
-        )
+        replicas = self.execution.replicas
+        return example_rounding(self.client_fn, self.cohort, replicas, self.plan)
 
     @property
     def accumulator(self) -> Accumulator:
         """How clipped contributions are added up."""
-        return FixedPoint() if self.plan.exact else Compensated(self.plan.unit == "example")
+        if self.plan.exact:
+            return FixedPoint()
+        if self.plan.unit == "example":
+            return Compensated(BLOCKS)
+        return ClipSteps() if self.plan.private else Compensated()
 
     @property
     def captured(self) -> list[str]:

@@ -16,20 +16,17 @@ and rounding, which the two blocks, and the sums that they enter, may have with 
 **Rounding.** With u = 2^-24, a float32 operation loses at most u of its result. Of numbers added up
 in any order, no partial sum of i shares is longer than i S.
 
-| sums                                     | lose at most, in S                                   |
-|------------------------------------------|------------------------------------------------------|
-| a block of b shares, each of which is    | b r u                                                |
-| rounded r times on its way               |                                                      |
-| c blocks side by side in plain float32   | b (c (c + 1) / 2 - 1) u                              |
-| a bucket of k blocks on a device, as a   | (k / c) b k 2^-47, as each addition loses 2^-47      |
-| pair                                     | (Joldes et al. 2017, see `double_word.plus`)         |
-| m buckets, as pairs                      | 2^-46 of at most i b k after i of them: N (m + 1)    |
-|                                          | 2^-47                                                |
+| sums                                      | lose at most, in S                                  |
+|-------------------------------------------|-----------------------------------------------------|
+| a block of b shares, each of which is     | b r u                                               |
+| rounded r times on its way                |                                                     |
+| k blocks in plain float32                 | b (k (k + 1) / 2 - 1) u                             |
+| m such subtotals of n examples, as pairs  | m n 2^-47 (Joldes et al. 2017, `double_word.plus`)  |
 
-The first three are lost by two blocks (or chunks, or subtotals), with the example and without it:
-four times. All buckets' subtotals but two are the same numbers, and their running sums are rounded
-twice. A share's own norm, S (1 + 1e-6), joining the devices, and products of these small numbers
-are less than 2^-16 in all.
+The first two are lost by two blocks and two subtotals, with the example and without it: four times.
+All other subtotals are the same numbers, and their running sums are rounded twice. A share's own
+norm, S (1 + 1e-6), joining the devices, and products of these small numbers are less than 2^-16 in
+all.
 
 Within a block, additions in any order are b (b + 1) / 2 - 1 partial sums: r = (b + 1) / 2. By
 steps, batches of B are added up first and then steps of them, r = (B + steps + 2) / 2. Four more
@@ -40,28 +37,31 @@ import math
 
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.client import ClientFn, Stepping
+from jaxpfl.privacy.plan import Plan
+
+BLOCKS = 8
+"""The most blocks of examples that are added up in plain float32."""
 
 _UNIT = 2.0**-24
 
 
-def example_rounding(
-    client_fn: ClientFn, cohort: CohortSpec, *, chunk: int, replicas: int, examples: int
-) -> float:
+def example_rounding(client_fn: ClientFn, cohort: CohortSpec, replicas: int, plan: Plan) -> float:
     """Returns the most that rounding adds to what one example moves the sum by, in clip norms.
 
     Args:
-      cohort: its `max_examples` are a block's, its clients the blocks.
-      chunk: the most blocks that a device adds up side by side.
+      cohort: its `max_examples` are a block's, and its clients the blocks.
       replicas: devices, or copies of the model, to which a bucket's blocks are dealt.
-      examples: the most that take part.
+      plan: of examples. More than twice as many as planned, and 200, take part in a round with
+        probability e^-240 at most (Chernoff).
     """
     block, capacity = cohort.max_examples, cohort.capacity
+    examples = min(plan.population, 2 * plan.clients_per_round + 200)
     by_steps = isinstance(client_fn, Stepping)
     longest = cohort.batch_size + cohort.max_steps if by_steps else block
     roundings = getattr(client_fn, "roundings", longest / 2 + 5)
     share = -(-capacity // replicas)
-    buckets = math.ceil(examples / (block * capacity))
-    two_blocks = 4 * block * _UNIT * (roundings + chunk * (chunk + 1) / 2 - 1)
-    subtotals = 4 * block * share * math.ceil(share / chunk) * 2.0**-47
-    running = examples * (buckets + 1) * 2.0**-46
-    return two_blocks + subtotals + running + 2.0**-16
+    side = min(BLOCKS, share)
+    two_blocks = 4 * block * _UNIT * (roundings + side * (side + 1) / 2 - 1)
+    # Each block may be a subtotal of its own, by chunks that do not divide `BLOCKS`.
+    subtotals = math.ceil(examples / (block * capacity)) * share
+    return two_blocks + examples * subtotals * 2.0**-46 + 2.0**-16
