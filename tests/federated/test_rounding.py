@@ -158,6 +158,10 @@ def test_more_rounding_than_is_charged_is_refused(client_fn, devices):
             query(cohort, client_fn, private=True, devices=devices, population=examples)
 
 
+def test_one_program_sums_all_blocks():
+    assert len(query(CohortSpec(4, 32)).cohort.rungs) == 1
+
+
 def test_sums_of_examples_are_float32():
     asked = query(CohortSpec(8, 8), Shares(dtype="float16"))
     with pytest.raises(InputError, match="float32"):
