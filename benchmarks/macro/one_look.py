@@ -11,15 +11,16 @@ of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DP
   floor      real texts of other clients, as many; nothing is tuned
   untuned    what the model writes before any round
   one_look   `MomentRewards` from ONE release of FreD's moments of all clients
-  popri      the published reward: each round's cohort of all clients scores by the mean cosine
+  popri      POPri's reward with settings of ours: each round's cohort of all clients scores by the
+             mean cosine, and its noise is projected
   pe         private evolution in Aug-PE's form, which asks for votes and tunes nothing
   random     random scores, a placebo: what tuning does without any client
 
 The first two spend the same epsilon. `--epsilon inf` releases without noise and is NOT private;
 `--simulate 72000` has the noise of that many clients: a SIMULATION, no guarantee for these. A row
 of results is written after rounds 4, 7 and 10. Rounds of one look ask nobody: it continues from the
-adapters that `--keep` stored by `one_look --after 10 --rounds 16 --measured 13 16`. Of the measures
-the reward sees `frechet` alone:
+adapters that `--keep` stored by `one_look --after 10 --rounds 16 --measured 13 16`. Rewards
+see MiniLM, by which are `frechet`, `precision`, `recall` and `spread`:
 
   frechet      distance of the texts to held-out clients', by MiniLM's embeddings
   hashed       the same by hashed words, 128

@@ -196,17 +196,16 @@ def test_which_examples_a_client_gives_is_as_secret_as_the_cohort(tmp_path):
 
 def test_an_empty_cohort_is_charged_and_noised(ledger_path):
     """TRUST 24."""
-    asked = query(of=plan(taken=1, rounds=40))
-    seen, secret = [], RunSecret.reproducible(2)
-    with releasing(ledger_path, secret=secret, observe=seen.append) as releaser:
-        values = [
-            np.asarray(releaser.release(asked, jnp.float32(0), round=round).value)
-            for round in range(1, 11)
-        ]
-    assert len(releaser.ledger.charges) == 10
-    empty = [value for value, each in zip(values, seen, strict=True) if not each["clients"]]
-    assert empty
-    assert all(np.std(value) == pytest.approx(SIGMA, rel=0.03) for value in empty)
+    # Which round is empty follows from the machine. One is in 0.36; none of 40, in 2e-8.
+    asked, seen = query(of=plan(taken=1, rounds=40)), []
+    with releasing(ledger_path, observe=seen.append) as releaser:
+        for round in range(1, 41):
+            value = np.asarray(releaser.release(asked, jnp.float32(0), round=round).value)
+            if not seen[-1]["clients"]:
+                break
+    assert not seen[-1]["clients"]
+    assert len(releaser.ledger.charges) == len(seen)
+    assert np.std(value) == pytest.approx(SIGMA, rel=0.03)
 
 
 def cyclic(noise="independent", rounds: int = 8, epoch: int = 4) -> Plan:

@@ -7,6 +7,7 @@ leaf is copied, and both the digest and the program read the copy.
 """
 
 import hashlib
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,8 @@ class OwnBroadcast:
         self.shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.shapes]
         self._places = jax.tree.leaves(places)
         number = len(self._places)
-        self._given: list[Any] = [None] * number
+        # Weak, because a model that is no longer used takes no memory.
+        self._given: list[Any] = [lambda: None] * number
         self._copies: list[Any] = [None] * number
         self._keys: list[Any] = [None] * number  # implementations, of leaves that are keys
         self._digests = [""] * number
@@ -52,9 +54,9 @@ class OwnBroadcast:
         for place, leaf in enumerate(jax.tree.leaves(broadcast)):
             is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
             bits = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-            if leaf is self._given[place] and _same_bits(bits, self._copies[place]):
+            if leaf is self._given[place]() and _same_bits(bits, self._copies[place]):
                 continue
-            self._given[place] = leaf
+            self._given[place] = weakref.ref(leaf)
             self._keys[place] = jax.random.key_impl(leaf) if is_key else None
             self._copy(place, np.array(bits, order="C"), str(leaf.dtype))
         described = f"{self._structure} {' '.join(self._digests)}"

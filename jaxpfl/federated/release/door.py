@@ -47,6 +47,7 @@ from jaxpfl.federated.mesh import (
     shares,
 )
 from jaxpfl.federated.release.accumulators import Accumulator, noisy_halves
+from jaxpfl.federated.release.program import Program
 from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.sum_digest import bound_to_bits, noise_key_and_name
 from jaxpfl.federated.release.summing import Engine, Layout, accumulate, placed, zero_sums
@@ -161,6 +162,13 @@ def shape_of(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeD
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
+def _all_of(bucket: Bucket, shares: int) -> Bucket:
+    """The shapes of a bucket of so many equal shares."""
+    return jax.tree.map(
+        lambda leaf: shape_of((leaf.shape[0] * shares, *leaf.shape[1:]), leaf.dtype), bucket
+    )
+
+
 def key_shape() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
 
@@ -207,9 +215,10 @@ def give_back_memory() -> None:
 class Door:
     """The door of one query, for contributions of given shapes.
 
-    One function is compiled for each bucket shape, and shared by all doors with equal client
-    functions, chunks, accumulators and meshes, whatever their cohort sizes, clip norms
-    and noise. Only one bucket is in memory at a time, and not the cohort.
+    One program is traced for each bucket shape, and compiled when such a bucket first comes. JAX
+    shares both among all doors with the same client functions, chunks, accumulators and meshes,
+    whatever their cohort sizes, clip norms and noise. Only one bucket is in memory at a time, and
+    not the cohort.
 
     Args:
       query: what clients compute, and the plan.
@@ -224,7 +233,8 @@ class Door:
         self.contribution = self._like.tree()
         self._layout = Layout.of(query.client_fn, self.mesh, self.contribution)
         self._client_state = client_state
-        self._compiled: set[tuple[int, ...]] = set()  # shapes of buckets
+        self._programs: dict[tuple[int, ...], Program] = {}  # by shapes of buckets
+        self._sealed = False
 
     def __call__(
         self,
@@ -251,21 +261,13 @@ class Door:
         if plan.correlated and plan.exact:
             # A draw's, in which steps are counted.
             noise_multiplier *= np.float32(column_norm(plan.bands))
-        own = len(shares(self.mesh))
+        all_shares = replicas(self.mesh) // len(shares(self.mesh))
         for bucket in cohort:
             # What is only traced is the whole bucket, not a process's share of it.
-            traced, slots = isinstance(bucket.mask, Tracer), bucket.weight.shape[0]
-            slots = slots if traced else slots * replicas(self.mesh) // own
-            engine = self._engine(self._chunk_of(slots))
+            traced = isinstance(bucket.mask, Tracer)
+            program = self._program(broadcast, _all_of(bucket, 1 if traced else all_shares))
             bucket = bucket if traced else put_shares(bucket, self.mesh)
-            given = engine, broadcast, sums, bucket, clip_norm, noise_multiplier, keys.train
-            shape = bucket.mask.shape
-            if shape not in self._compiled and not traced:
-                # Ahead, so that the compiler's memory is free before the clients' is taken.
-                accumulate.lower(*given).compile()
-                give_back_memory()
-                self._compiled.add(shape)
-            sums, states = accumulate(*given)
+            sums, states = program(broadcast, sums, bucket, clip_norm, noise_multiplier, keys.train)
             keep(states)
         settle(sums)
         meet(sums)
@@ -289,25 +291,39 @@ class Door:
         value_W, noisy_below = _noised(
             accumulator, self.mesh, plan.private, total, *numbers, key, shared_noise_P
         )
+        del total
         value = gathered(self.mesh, value_W, self._like)
         settle((value, noisy_below))
         return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)
 
-    def largest_sum(
-        self, broadcast: PyTree, columns: Mapping[str, np.ndarray]
-    ) -> jax.stages.Traced:
-        """Traces what adds a bucket of the largest shape to the sums, without compiling or running.
+    def programs(self, broadcast: PyTree, columns: Mapping[str, Any]) -> list[Program]:
+        """Traces what adds a bucket to the sums, for every shape of a bucket, and allows no other.
 
-        Only shapes and dtypes of the arguments are used; devices need not be available.
+        Nothing is compiled or run. Only shapes and dtypes of the arguments are used; devices need
+        not be available.
         """
+        rungs = self.query.cohort.rungs
+        found = [self._program(broadcast, self.bucket(columns, steps)) for steps in rungs]
+        self._sealed = True
+        return found
+
+    def _program(self, broadcast: PyTree, bucket: Bucket) -> Program:
+        """What adds buckets of this shape to the sums."""
+        shape = bucket.mask.shape
+        if shape not in self._programs:
+            assert not self._sealed, f"a bucket of {shape} was not checked"
+            self._programs[shape] = Program(self.trace(broadcast, bucket), give_back_memory)
+        return self._programs[shape]
+
+    def trace(self, broadcast: PyTree, bucket: Bucket) -> jax.stages.Traced:
+        """Traces what adds a bucket to the sums; only shapes and dtypes are used."""
         by_client, everywhere = (
             functools.partial(placed, NamedSharding(self.mesh, spec))
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())
         )
-        engine = self._engine(self.chunk)
+        engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
         nothing = functools.partial(zero_sums, self.query.accumulator, self._layout, self._like)
         sums = self._layout.placed(jax.eval_shape(nothing))
-        bucket = by_client(self.bucket(columns))
         places = shardings(self.query.client_fn, self.mesh, broadcast)
         given = jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
@@ -315,7 +331,7 @@ class Door:
             places,
         )
         scalar, key = everywhere(shape_of()), everywhere(key_shape())
-        return accumulate.trace(engine, given, sums, bucket, scalar, shape_of(), key)
+        return accumulate.trace(engine, given, sums, by_client(bucket), scalar, shape_of(), key)
 
     def bucket(self, columns: Mapping[str, Any], steps: int | None = None) -> Bucket:
         """The shapes of a bucket of so many steps; None = of the largest shape."""

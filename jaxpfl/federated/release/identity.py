@@ -8,7 +8,7 @@ of its own. The rounds of an epoch, which share a charge, share a part of their 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -93,9 +93,10 @@ def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> An
     return client.traced(query.client_fn, query.label, shapes, examples)
 
 
-def digest(lowered: Any) -> str:
-    """The SHA-256 (hex) of a program as JAX lowers it, for `described`."""
-    return hashlib.sha256(lowered.as_text().encode()).hexdigest()
+def digest(texts: Iterable[str]) -> str:
+    """The SHA-256 (hex) of programs as JAX lowers them, for `described`."""
+    parts = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def described(query: Query, program: str, content: str, fingerprint: str, environment: Any) -> str:

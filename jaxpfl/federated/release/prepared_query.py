@@ -61,7 +61,8 @@ class PreparedQuery:
 
     Attributes:
       clients: with the columns that the client function reads. PRIVATE.
-      program: the SHA-256 of what trains and sums clients, as JAX lowers it.
+      program: the SHA-256 of what trains and sums clients, for every shape of a bucket, as JAX
+        lowers it.
       content: the SHA-256 of `clients`. PRIVATE.
       broadcast: what this process has of the broadcast.
       states: what clients keep between rounds; None = nothing. PRIVATE.
@@ -97,9 +98,11 @@ class PreparedQuery:
         columns = read_columns(query, found)
         require_room(query, columns)
         door, client = opened(query, broadcast, columns)
+        # From here on, these are the only programs of this query: checked, hashed and run.
+        programs = door.programs(broadcast, columns)
         if not query.plan.unchecked:
             check_release(query, door, client, broadcast, columns)
-        program = identity.digest(door.largest_sum(broadcast, columns).lower())
+        program = identity.digest(program.text for program in programs)
         content = origin_hash(columns, found.offsets)
         clients = Population(columns, found.offsets, found.client_ids)
         states = None
