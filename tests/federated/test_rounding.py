@@ -72,10 +72,10 @@ def test_one_example_moves_a_sum_by_what_is_charged(devices, chunk, batch, block
     """TRUST 56: for every place that it may take, at every layout, whatever the others hold."""
     cohort = CohortSpec(batch, block, clients_per_bucket=in_a_bucket)
     asked = query(cohort, devices=devices, chunk=chunk)
-    prepared = PreparedQuery.of(asked, np.float32(0), population(EXAMPLES))
-    prepared.broadcast.read(np.float32(0))
+    prepared = PreparedQuery.of(asked, np.zeros((), np.float32), population(EXAMPLES))
+    prepared.broadcast.read(np.zeros((), np.float32))
 
-    def total(places) -> np.ndarray:
+    def total(places):
         work = Work(1, np.float32(1), WORDS, WORDS, WORDS, WORDS, WORDS)
         return np.float64(prepared.sum(work, places)[0].value)
 
@@ -123,7 +123,7 @@ def test_places_are_uniformly_random_and_as_secret_as_the_cohort():
     # Their standard deviation is 14.
     assert 200 - 70 < min(times) <= max(times) < 200 + 70
     asked = query(CohortSpec(8, 8))
-    prepared = PreparedQuery.of(asked, np.float32(0), population(EXAMPLES))
+    prepared = PreparedQuery.of(asked, np.zeros((), np.float32), population(EXAMPLES))
     work = Work(1, np.float32(1), WORDS, WORDS, WORDS, WORDS, WORDS)
     first, *others = (
         prepared.drawn(each)
@@ -165,4 +165,4 @@ def test_one_program_sums_all_blocks():
 def test_sums_of_examples_are_float32():
     asked = query(CohortSpec(8, 8), Shares(dtype="float16"))
     with pytest.raises(InputError, match="float32"):
-        PreparedQuery.of(asked, np.float32(0), population(EXAMPLES))
+        PreparedQuery.of(asked, np.zeros((), np.float32), population(EXAMPLES))
