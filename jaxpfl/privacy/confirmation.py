@@ -212,7 +212,7 @@ def _composed(
     loss = middle + step * index
     # Far below the losses that count, the scale only has to be large.
     scale = np.minimum(total - tilt * loss, 600.0)
-    return loss, scale, np.clip(np.fft.irfft(spectrum, points)[index % points], 0.0, None)
+    return loss, scale, np.fft.irfft(spectrum, points)[index % points]
 
 
 def _losses(

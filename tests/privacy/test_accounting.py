@@ -127,26 +127,24 @@ def test_fixed_size_epsilon_has_two_independent_sources():
         assert ours == pytest.approx(theirs, rel=1e-9)
 
 
-@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-9, 1e-14])
-@pytest.mark.parametrize(("q", "z"), [(0.3, 2.0), (0.01, 0.5), (0.9, 0.05)])
+@pytest.mark.parametrize("delta", [1e-5, 1e-9, 1e-14])
+@pytest.mark.parametrize(("q", "z"), [(0.3, 2.0), (0.01, 0.5), (0.9, 0.05), (0.2, 0.008)])
 def test_the_fourier_accountant_finds_the_exact_epsilon_of_one_round(q, z, delta):
-    """A round's two densities cross once, so that its delta has a closed form, however small."""
+    """A round's two densities cross once, so that its delta has a closed form, however small.
 
-    def exact_delta(epsilon: float, removed: bool) -> float:
-        # Where log((1-q) + q e^((2x - 1) / (2 z^2))) is epsilon, or -epsilon.
-        inner = math.expm1(epsilon if removed else -epsilon) + q
-        x = -math.inf if inner <= 0 else z**2 * (math.log(inner) - math.log(q)) + 0.5
-        tail = scipy.special.ndtr if not removed else lambda y: scipy.special.ndtr(-y)
-        alone, mixed = tail(x / z), (1 - q) * tail(x / z) + q * tail((x - 1) / z)
-        return mixed - math.exp(epsilon) * alone if removed else alone - math.exp(epsilon) * mixed
+    Removing a client costs more than adding one at so small deltas.
+    """
+
+    def log_delta(epsilon: float) -> float:
+        # Beyond x the loss log((1-q) + q e^((2x - 1) / (2 z^2))) is above epsilon.
+        rest = math.log1p((q - 1) * math.exp(-epsilon))
+        x = z**2 * (epsilon + rest - math.log(q)) + 0.5
+        mixed = math.log(q) + scipy.special.log_ndtr((1 - x) / z)
+        alone = epsilon + rest + scipy.special.log_ndtr(-x / z)
+        return mixed + math.log1p(-math.exp(alone - mixed))
 
     found = confirmation.poisson_epsilon(((q, z, 1),), delta)
-    worst = max(exact_delta(found, removed) for removed in (True, False))
-    if found > 0:
-        less = max(exact_delta(found * (1 - 1e-5), removed) for removed in (True, False))
-        more = max(exact_delta(found * (1 + 1e-5), removed) for removed in (True, False))
-        assert more < delta < less
-    assert worst <= delta * (1 + 1e-2)
+    assert log_delta(found * (1 + 1e-5)) < math.log(delta) < log_delta(found * (1 - 1e-5))
 
 
 MIXTURES = [
