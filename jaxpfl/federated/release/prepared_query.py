@@ -19,15 +19,20 @@ from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.federated.clients.client import PyTree, TracedClient
-from jaxpfl.federated.mesh import leads, put, put_shares, several, shares, whole
+from jaxpfl.federated.flow.client_program import needs_alone
+from jaxpfl.federated.flow.lowered import require_known_calls
+from jaxpfl.federated.mesh import leads, put, put_shares, several, shardings, shares, whole
 from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.broadcast import OwnBroadcast
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
-from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
+from jaxpfl.federated.release.preparation import prepared
+from jaxpfl.federated.release.query import Query, read_columns, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import key_from_words
 
-Kept = tuple[Path | None, int]
+Kept = tuple[Path | None, int, bytes]
+"""Where the states of clients are, after which round, and the key of their names there. SECRET."""
 
 
 class Work(NamedTuple):
@@ -57,8 +62,11 @@ class PreparedQuery:
 
     Attributes:
       clients: with the columns that the client function reads. PRIVATE.
-      program: the SHA-256 of what trains and sums clients, as JAX lowers it.
+      program: the SHA-256 of what trains and sums clients, for every shape of a bucket, as JAX
+        lowers it.
+      captured: the numbers that its functions and its programs hold, by name or line, and kind.
       content: the SHA-256 of `clients`. PRIVATE.
+      broadcast: what this process has of the broadcast.
       states: what clients keep between rounds; None = nothing. PRIVATE.
     """
 
@@ -67,14 +75,16 @@ class PreparedQuery:
     clients: Population
     fingerprint: str
     program: str
+    captured: list[str]
     content: str
+    broadcast: OwnBroadcast
     states: Any = None  # `client_states.ClientStates`
     noise: NoiseStream | None = None  # once one is drawn
     _asked: list[np.ndarray] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, query: Query, broadcast: PyTree, population: Population, kept: Kept = (None, 0)
+        cls, query: Query, broadcast: PyTree, population: Population, kept: Kept = (None, 0, b"")
     ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 
@@ -91,9 +101,16 @@ class PreparedQuery:
         columns = read_columns(query, found)
         require_room(query, columns)
         door, client = opened(query, broadcast, columns)
+        # From here on, these are the only programs of this query: checked, hashed and run.
+        programs, captured = door.programs(broadcast, columns), query.captured
         if not query.plan.unchecked:
-            check_release(query, door, client, broadcast, columns)
-        program = identity.digest(door.largest_sum(broadcast, columns).lower())
+            # Before anything is lowered, for which JAX may call what a client function brings.
+            flow = check_release(query, door, client, broadcast, columns)
+            captured = list(dict.fromkeys([*captured, *flow.constants]))
+        texts = [program.text for program in programs]
+        if not query.plan.unchecked:
+            require_known_calls(texts, query.execution.platform, query.label)
+        program = identity.digest(texts)
         content = origin_hash(columns, found.offsets)
         clients = Population(columns, found.offsets, found.client_ids)
         states = None
@@ -101,8 +118,10 @@ class PreparedQuery:
             # Seldom used, and therefore loaded here.
             from jaxpfl.federated.release.client_states import ClientStates
 
-            states = ClientStates(kept, len(clients), client.client_state)
-        return cls(query, door, clients, population.fingerprint, program, content, states)
+            states = ClientStates(kept, clients.client_ids.to_pylist(), client.client_state)
+        own = OwnBroadcast(broadcast, shardings(query.client_fn, door.mesh, broadcast))
+        given = query, door, clients, population.fingerprint, program, captured, content, own
+        return cls(*given, states)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
@@ -123,7 +142,7 @@ class PreparedQuery:
         return {
             "plan": plan,
             "program": self.program,
-            "captured": self.query.captured,
+            "captured": self.captured,
             "flow_checked": not self.query.plan.unchecked,
         }
 
@@ -131,13 +150,12 @@ class PreparedQuery:
         """The cohort, int64 [units]: clients, or examples. The same in all processes. PRIVATE."""
         return self.query.plan.sample(work.seed, work.round)
 
-    def sum(
-        self, broadcast: PyTree, work: Work, chosen: np.ndarray
-    ) -> tuple[Summed, dict[str, Any]]:
+    def sum(self, work: Work, chosen: np.ndarray) -> tuple[Summed, dict[str, Any]]:
         """Packs, clips, sums and adds the noise; in a run of several processes, all call it.
 
+        The broadcast is the one that this process read, or received, last.
+
         Args:
-          broadcast: on all devices of the query, where `mesh.shardings` says.
           chosen: what `drawn` returns.
 
         Returns:
@@ -166,14 +184,12 @@ class PreparedQuery:
         if plan.correlated:
             shared = self._stream(work).noise(work.round)
         everywhere = NamedSharding(door.mesh, PartitionSpec())
-        clip_norm, noise, train, checksum, shared = put(
-            (work.clip_norm, work.noise, work.train, work.checksum, shared), everywhere
-        )
-        keys = Keys(key_from_words(train), key_from_words(noise), checksum)
+        clip_norm, train, shared = put((work.clip_norm, work.train, shared), everywhere)
+        keys = Keys(key_from_words(train), np.concatenate([work.noise, work.checksum]))
         self._asked.clear()
         kept: list[PyTree] = []
         with prefetch(cohort) as buckets:
-            summed = door(broadcast, buckets, clip_norm, keys, shared, kept.append)
+            summed = door(self.broadcast.placed(), buckets, clip_norm, keys, shared, kept.append)
         if self.states is not None:
             self._keep(work.round, kept)
         return summed, {"clients": len(chosen), "padding_waste": cohort.padding_waste}
@@ -212,7 +228,8 @@ def opened(
 ) -> tuple[Door, TracedClient]:
     """The door of a query, and its client function as traced for one client."""
     client = identity.traced(query, broadcast, columns)
-    return Door(query, client.contribution, client.client_state), client
+    alone = not query.plan.unchecked and needs_alone(client.jaxpr, query.execution.platform)
+    return Door(query, client.contribution, client.client_state, alone), client
 
 
 def _in_blocks(clients: Population, chosen: np.ndarray, size: int, replicas: int) -> Population:

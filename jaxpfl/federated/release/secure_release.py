@@ -18,6 +18,7 @@ from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Examples, PyTree, contribution, keys_of
+from jaxpfl.federated.clients.static import Static
 from jaxpfl.federated.mesh import client_mesh, require_one_process
 from jaxpfl.federated.release.prepared_query import PreparedQuery
 from jaxpfl.federated.release.query import Execution, Query, arrays
@@ -92,8 +93,7 @@ def secure_release(
     secret = RunSecret()
     run = secret.digest("run", label)[:12]
     with Ledger(ledger, clients, budget=budget) as opened:
-        with Releaser(clients, opened, secret, run=run) as releaser:
-            releaser.charge_secure_sum(prepared, event)
+        Releaser(clients, opened, secret, run=run).charge_secure_sum(prepared, event)
         total_P = secure.add(_messages(prepared, broadcast, secure, secret, dropped))
         total = guarantee_of(opened.charges, delta, plan.unit)
     cost = Guarantee(event, delta, accountant="rdp")
@@ -113,7 +113,7 @@ def _messages(
     for client in sorted(set(range(count)) - missing):
         chosen, spec = np.array([client]), prepared.query.cohort
         (bucket,) = Cohort(prepared.clients, chosen, spec, seed=seed, round=1)
-        update = jax.device_get(_update(prepared.query.client_fn, broadcast, bucket, key))
+        update = jax.device_get(_update(Static(prepared.query.client_fn), broadcast, bucket, key))
         update_P = np.concatenate(
             [leaf.ravel() for leaf in jax.tree.leaves(update)], dtype=np.float64
         )
@@ -122,9 +122,9 @@ def _messages(
 
 
 @partial(jax.jit, static_argnames=("client_fn",))
-def _update(client_fn: ClientFn, broadcast: PyTree, bucket: Bucket, key: jax.Array) -> PyTree:
+def _update(client_fn: Static, broadcast: PyTree, bucket: Bucket, key: jax.Array) -> PyTree:
     """The contribution of a bucket's one client. PRIVATE."""
     alone = jax.tree.map(lambda leaf: leaf[0], bucket._replace(key=keys_of(key, bucket.key)))
     own_key = jax.random.wrap_key_data(alone.key, impl=jax.random.key_impl(key))
     examples = Examples(alone.batches, alone.mask, alone.steps)
-    return contribution(client_fn, broadcast, examples, own_key)
+    return contribution(client_fn.function, broadcast, examples, own_key)
