@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, events, gaussian, participation
+from jaxpfl.privacy import accounting, correlated_noise, events, gaussian, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.events import Adjacency
@@ -93,6 +93,9 @@ class Plan:
                 f"noise = {self.noise.kind!r} needs sampling = 'cyclic', where a client "
                 f"takes part once an epoch, found {self.sampling!r}"
             )
+        if self.correlated:
+            epochs = self.charge_number(self.rounds)
+            correlated_noise.check_shift(self.bands, self.rounds_per_epoch, epochs, self.exact)
         if self.accountant is not None:
             accounting.require_support(events.counts(self.charge_event()), self.accountant)
         if self.adaptive_clip is not None:
@@ -131,7 +134,7 @@ class Plan:
     ) -> Self:
         """Returns the plan with the smallest noise whose epsilon is at most `epsilon`.
 
-        Two accountants must agree on that noise: see `gaussian.smallest_multiplier`.
+        Two accountants must agree on that noise: see `guarantee.stated`.
 
         Args:
           epsilon: of this plan, or of its composition with `prior_releases`.
