@@ -304,10 +304,16 @@ def _array(file: IO[bytes], size: int) -> np.ndarray:
 
 
 def template(package: str, name: str) -> Any:
-    """A template of Jinja among the files of a package; HTML is escaped in one of .html."""
+    """A template of Jinja among the files of a package; HTML is escaped in one of .html.
+
+    Texts that are put in are printable; `Markup`, which is ours, stays.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    from jaxpfl.printable import printable
+
     return Environment(
+        finalize=lambda value: printable(value, "\n\t") if type(value) is str else value,
         loader=PackageLoader(package, ""),
         autoescape=".html" in name,
         undefined=StrictUndefined,

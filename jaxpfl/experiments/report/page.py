@@ -11,6 +11,7 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.experiments.records.cautions import OURS, number, percent
 from jaxpfl.experiments.records.lines import attempts as attempts_of
+from jaxpfl.printable import in_one_line, printable
 from jaxpfl.privacy.accounting import rounded_up
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.simulated import SIMULATED
@@ -53,7 +54,7 @@ class Table:
 
 def text_lines(table: Table) -> list[str]:
     """The headings and rows of a table as aligned text, for a terminal."""
-    rows = [table.columns, *(map(str, row) for row in table.rows)]
+    rows = [[in_one_line(str(cell)) for cell in row] for row in (table.columns, *table.rows)]
     columns = []
     for place, column in enumerate(zip(*rows, strict=True)):
         width = max(map(len, column))
@@ -136,7 +137,7 @@ def page_lines(page: Page) -> list[str]:
         lines.append(f"privacy of this run: {page.privacy}")
     for further in page.further:
         lines += ["", *page_lines(further)]
-    return lines
+    return [printable(line) for line in lines]
 
 
 def no_protection(epsilon: float | None) -> list[str]:
