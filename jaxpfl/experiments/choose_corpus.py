@@ -66,7 +66,7 @@ def choose_corpus(
     """
     with shared_run.group() as group:
         sources, function = named(candidates), embedder(embedder_name)
-        directory, clients = Path(out), open_population(private)
+        directory, clients = files.user_path(out), open_population(private)
         units = len(clients) if plan.unit == "client" else clients.num_examples
         query = fred(plan, units=units, dimension=function.dimension)
         used = used_examples(clients, plan, seed=0)
@@ -90,7 +90,8 @@ def choose_corpus(
             content.refuse(corpus, f"candidate {name} = {source!r}")
             corpora[name] = _moments(corpus, function, plan.clip_norm, progress)
         directory.mkdir(parents=True, exist_ok=True)
-        path, chart = Path(ledger or directory / "ledger.jsonl"), directory / "fred.png"
+        path = files.user_path(ledger) if ledger else directory / "ledger.jsonl"
+        chart = directory / "fred.png"
         with Ledger(path, clients, unit=plan.unit) as charged:
             require_affordable(query, charged, run="")
             stored = files.private_directory(directory / "private") / _key(used, function)

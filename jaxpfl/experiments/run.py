@@ -74,6 +74,7 @@ def run(
         checks.instance("queries", query, Query, "a tuple of jaxpfl.Query")
     checks.arguments(f"init of {algorithm.name!r}", algorithm.init, "(key)")
     checks.arguments(f"step of {algorithm.name!r}", algorithm.step, "(state, release, round)")
+    ledger, out = map(files.user_path, (ledger, out))
     functions: Any = tuple(on_round) if isinstance(on_round, list | tuple) else (on_round,)
     for function in functions:
         checks.arguments("on_round", function, "(round)")
@@ -100,14 +101,14 @@ def run(
         others = shared_run.others_of(group, lambda *_: (algorithm.queries, clients))
         if group is not None and others is not None and group.index:
             outcome = shared_run.share_rounds(others)
-            return shared_run.received_result(group, outcome, algorithm, Path(out))
+            return shared_run.received_result(group, outcome, algorithm, out)
         sentences = None
         if evaluation is not None:
             PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
             if evaluation.vocabulary is not None:
                 sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
-        directory = Path(out)
+        directory = out
         with files.exclusive(directory):
             loop = Loop(
                 algorithm,
@@ -134,7 +135,7 @@ def run(
                     plans,
                     statement=result.privacy,
                     stamp=stamp_of(plans, reproducible=reproducible),
-                    ledgers=[Path(ledger)],
+                    ledgers=[ledger],
                 )
         if group is not None:
             shared_run.broadcast_result(group, result)
