@@ -22,6 +22,7 @@ from jaxpfl.data.columns import (
     rows_of,
     take,
     text_array,
+    warn_of_numbers,
 )
 from jaxpfl.data.content import content_hash
 from jaxpfl.data.draws import client_uniforms
@@ -269,6 +270,7 @@ class Population:
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`), which must not exist."""
         checks.instance("folder", folder, (str, Path), "the path of a new folder")
+        warn_of_numbers(self.numeric())
         storage.write(files.user_path(folder), lambda _: contextlib.nullcontext(self.stream()))
 
     def stream(self) -> Stream:

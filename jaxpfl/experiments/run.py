@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxpfl import checks, compilation_cache, files
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.data.columns import warn_of_numbers
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
@@ -96,6 +97,9 @@ def run(
             "PUBLIC text, clients = jaxpfl.text.Vocabulary.from_public(SOURCE, "
             "size).encode(clients)"
         )
+    every_column = any(query.columns is None for query in algorithm.queries)
+    numbers = clients.numeric().items()
+    warn_of_numbers({name: each for name, each in numbers if every_column or name in read})
     reproducible = isinstance(seed, ReproducibleSeed)
     with compilation_cache.enabled(), shared_run.group() as group:
         others = shared_run.others_of(group, lambda *_: (algorithm.queries, clients))
