@@ -63,8 +63,9 @@ def run(
     arguments: process 0 alone reads and writes `ledger` and `out`, and all return its result.
 
     Raises:
-      InputError: an argument is of another kind, the data does not fit the plan or the model, the
-        evaluation data is the clients' own, or `out` holds another run.
+      InputError: an argument is of another kind, the data does not fit the plan or the model, more
+        than half of the evaluation data is the clients' own (less is left out, and the name of the
+        evaluation says so), or `out` holds another run.
       BudgetExhausted: the next round does not fit the budget; `out` holds the rounds before it.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
@@ -108,7 +109,8 @@ def run(
             return shared_run.received_result(group, outcome, algorithm, out)
         sentences = None
         if evaluation is not None:
-            PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
+            private, name = PrivateContent(clients), evaluation.name
+            evaluation = evaluation.on(private.refuse_clients(evaluation.population, name))
             if evaluation.vocabulary is not None:
                 sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
