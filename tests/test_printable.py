@@ -7,6 +7,7 @@ import pytest
 
 from jaxpfl import files
 from jaxpfl.cli import main
+from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.printable import printable
 
@@ -65,3 +66,18 @@ def test_a_page_holds_no_control_characters(tmp_path):
     found = files.template("jaxpfl.experiments.report", "page.html.jinja")
     made = found.environment.from_string("{{ a }} {{ b }} {{ c }}")
     assert made.render(a="\x1b[8m<b>\n", b=7, c="\u202e") == "\\x1b[8m&lt;b&gt;\n 7 \\u202e"
+
+
+def test_a_name_in_a_picture_is_no_formula():
+    """Of which matplotlib would make a picture, or an error that ends the command."""
+    words = "$\\frac{$ \x1b[2K"
+    panel = plots.axes(words)
+    plots.labelled(panel, words, words)
+    plots.subtitle(panel, words, words)
+    panel.plot([1, 2], label=words)
+    panel.legend()
+    with pytest.raises(ValueError, match="frac"):
+        panel.figure.draw_without_rendering()
+    plots.plain(panel.figure).draw_without_rendering()
+    bars = [{"candidate": words, "distance": 1.0, "corrected": 0.5, "low": 0.1, "high": 2.0}]
+    plots.plain(plots.bars(bars, "")).draw_without_rendering()

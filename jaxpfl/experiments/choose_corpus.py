@@ -32,7 +32,7 @@ from jaxpfl.experiments.engine.run_directory import run_id
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.report.page import Table, text_lines
-from jaxpfl.experiments.report.plots import bars
+from jaxpfl.experiments.report.plots import bars, plain
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Ledger
@@ -129,7 +129,7 @@ def choose_corpus(
         files.write_json(directory / "fred.json", record)
         stamp = "" if plan.private else NOT_PRIVATE
         certify(directory, "fred", [plan], statement=statement, stamp=stamp, ledgers=[path])
-        bars(rows, "" if plan.private else "NOT PRIVATE").savefig(chart)
+        plain(bars(rows, "" if plan.private else "NOT PRIVATE")).savefig(chart)
         if group is not None:
             group.tell(record=record)
         return record

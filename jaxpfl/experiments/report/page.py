@@ -11,6 +11,7 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.experiments.records.cautions import OURS, number, percent
 from jaxpfl.experiments.records.lines import attempts as attempts_of
+from jaxpfl.experiments.report.plots import plain
 from jaxpfl.printable import in_one_line, printable
 from jaxpfl.privacy.accounting import rounded_up
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
@@ -210,7 +211,7 @@ def _not_protected(config: str) -> str:
 
 def _saved_figure(folder: Path | None, name: str, title: str, figure: Any) -> dict[str, Any]:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    plain(figure).savefig(buffer, format="png", metadata={"Software": None})
     if folder is not None:
         folder.mkdir(exist_ok=True)
         files.write_atomically(folder / f"{name}.png", buffer.getvalue())
