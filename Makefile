@@ -12,7 +12,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
 .PHONY: help demo docs notebooks test test-newest test-slow test-oldest lint wheel sbom vulnerabilities bench peers bench-gpu \
-    gpu-wheels compile-check popri-table popri-table-test parity defects tff-check constraints clean
+    gpu-wheels compile-check popri-table popri-table-test parity defects test-salts tff-check constraints clean
 .NOTPARALLEL:
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make compile-check  compile the hot programs for TPUs and GPUs that are not at hand; an hour"
 	@echo "make popri-table  POPri and its rivals at one epsilon; writes runs/popri_table; an hour"
 	@echo "make popri-table-test  the same with models that know nothing, in minutes"
+	@echo "make test-salts   the tests that draw by a run's identity under 30 identities; hours"
 	@echo "make defects      plant faults in a copy of the code, which the tests must catch; long"
 	@echo "make parity       compare our networks with transformers on torch (network; 2 GB)"
 	@echo "make tff-check    compare our reading of TFF's files with its own (over 2 GB, needs network)"
@@ -138,6 +139,9 @@ peers: .venv/installed-dev $(PEERS:%=.venv-peer-%/installed) .venv-tff/installed
 	$(PYTHON) -m venv .venv-peer-$*
 	.venv-peer-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
+
+test-salts: .venv/installed-dev
+	.venv/bin/python tools/salts.py
 
 bench-gpu: .venv/installed-dev
 	.venv/bin/python -m benchmarks.gpu

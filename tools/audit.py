@@ -124,10 +124,9 @@ def _made(kind: type[Worse], change: Change) -> MakeAsking:
         with (
             tempfile.TemporaryDirectory() as folder,
             Ledger(Path(folder) / "not stated.jsonl", clients, unit=ledger.unit) as other,
-            Releaser(clients, ledger, secret, run="charged") as charged,
-            Releaser(clients, other, secret, run="answering") as answering,
         ):
-            yield kind(charged, answering, secret, change)
+            charged = Releaser(clients, ledger, secret, run="charged")
+            yield kind(charged, Releaser(clients, other, secret, run="answering"), secret, change)
 
     return asking_of
 

@@ -114,7 +114,7 @@ CASES = {
     "popri_table": (
         "public, epsilon 0",
         "generator, epsilon 0",
-        "DP-FedAvg, infinity",
+        "DP-FedAvg without noise",
         "DP-FTRL, 1",
     ),
 }

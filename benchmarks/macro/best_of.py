@@ -98,8 +98,8 @@ def learnt(
             def step(state: Any, release: Any, round: int, scorer: Scorer = scorer) -> Any:
                 return scorer.release(release, embeddings_KxJxD, round), {}
 
-            with Releaser(clients, ledger, secret, run=name, queries=scorer.queries) as releaser:
-                yield name, releaser.step(step, None, 1)[0]
+            releaser = Releaser(clients, ledger, secret, run=name, queries=scorer.queries)
+            yield name, releaser.step(step, None, 1)[0]
         plan = look_plan(number, epsilon, simulate)
         found = private_moments(clients, plan, ledger=ledger, run="one look", secret=secret)
     for kind in ("mean", "frechet"):

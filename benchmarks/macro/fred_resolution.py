@@ -137,9 +137,9 @@ def draw(exact_P, curves, rows, config: Config, path: str) -> None:
 
     figure = Figure(figsize=(10.5, 3.4), dpi=144, layout="constrained")
     parted = next((row["times"] for row in rows if row.get("ranges part")), None)
-    panels = [("private part at hand", 1, 0), ("its end", 1, -4)]
+    panels = [("0 to 100 %", 1, 0), ("95 to 100 %", 1, -4)]
     if parted is not None and parted != 1:
-        panels.append((f"its end, {parted} times as many clients", parted, -4))
+        panels.append((f"95 to 100 %, SIMULATED: noise / {parted}", parted, -4))
     for axes, (title, times, first) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         shown = POINTS[first:]
         curve_TxP = curves[times][:, first:]

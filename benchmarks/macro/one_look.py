@@ -11,15 +11,16 @@ of SmolLM2-135M-Instruct, which continues lists of sentences of Wikipedia, by DP
   floor      real texts of other clients, as many; nothing is tuned
   untuned    what the model writes before any round
   one_look   `MomentRewards` from ONE release of FreD's moments of all clients
-  popri      the published reward: each round's cohort of all clients scores by the mean cosine
+  popri      POPri's reward with settings of ours: each round's cohort of all clients scores by the
+             mean cosine, and its noise is projected
   pe         private evolution in Aug-PE's form, which asks for votes and tunes nothing
   random     random scores, a placebo: what tuning does without any client
 
 The first two spend the same epsilon. `--epsilon inf` releases without noise and is NOT private;
 `--simulate 72000` has the noise of that many clients: a SIMULATION, no guarantee for these. A row
 of results is written after rounds 4, 7 and 10. Rounds of one look ask nobody: it continues from the
-adapters that `--keep` stored by `one_look --after 10 --rounds 16 --measured 13 16`. Of the measures
-the reward sees `frechet` alone:
+adapters that `--keep` stored by `one_look --after 10 --rounds 16 --measured 13 16`. Rewards
+see MiniLM, by which are `frechet`, `precision`, `recall` and `spread`:
 
   frechet      distance of the texts to held-out clients', by MiniLM's embeddings
   hashed       the same by hashed words, 128
@@ -379,35 +380,33 @@ def main(config: Config) -> None:
                     seed=config.seed,
                     hooks=Hooks(timed),
                 )
-            with Releaser(
-                clients, ledger, secret, run="run", queries=algorithm.queries
-            ) as releaser:
-                state = algorithm.init(jax.random.key(config.seed))
-                if config.after:
-                    path = kept(arm, config.after)
-                    assert path is not None and not algorithm.queries, "see the head of this file"
-                    state = state._replace(adapters=adapters(path, state.adapters))
-                for round in range(config.after + 1, config.rounds + 1):
-                    began = time.monotonic()
-                    state, public = releaser.step(algorithm.step, state, round)
-                    more = {name: float(value) for name, value in public.items()}
-                    more |= {**spent, "seconds": time.monotonic() - began}
-                    print(arm, round, more, flush=True)
-                    if round not in config.measured:
-                        continue
-                    path = kept(arm, round)
-                    if evolved is not None:
-                        row(arm, round, evolved(state, WRITTEN + 100), **more)
-                        if path is not None:
-                            texts = evolved(state, DOWNSTREAM)
-                            path.with_suffix(".json").write_text(json.dumps(texts))
-                        continue
-                    assert algorithm.params is not None
+            releaser = Releaser(clients, ledger, secret, run="run", queries=algorithm.queries)
+            state = algorithm.init(jax.random.key(config.seed))
+            if config.after:
+                path = kept(arm, config.after)
+                assert path is not None and not algorithm.queries, "see the head of this file"
+                state = state._replace(adapters=adapters(path, state.adapters))
+            for round in range(config.after + 1, config.rounds + 1):
+                began = time.monotonic()
+                state, public = releaser.step(algorithm.step, state, round)
+                more = {name: float(value) for name, value in public.items()}
+                more |= {**spent, "seconds": time.monotonic() - began}
+                print(arm, round, more, flush=True)
+                if round not in config.measured:
+                    continue
+                path = kept(arm, round)
+                if evolved is not None:
+                    row(arm, round, evolved(state, WRITTEN + 100), **more)
                     if path is not None:
-                        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state.adapters)]
-                        np.savez(path, *leaves)
-                    tuned = with_adapters(generator, settings, algorithm.params(state))
-                    measure(arm, round, tuned, **more)
+                        texts = evolved(state, DOWNSTREAM)
+                        path.with_suffix(".json").write_text(json.dumps(texts))
+                    continue
+                assert algorithm.params is not None
+                if path is not None:
+                    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state.adapters)]
+                    np.savez(path, *leaves)
+                tuned = with_adapters(generator, settings, algorithm.params(state))
+                measure(arm, round, tuned, **more)
     harness.table(rows, ["arm", "round", *MEASURES, "nats"])
 
 

@@ -20,7 +20,7 @@ PANELS = {
 }
 ARMS = {
     "one_look": ("one look", ACCENT, "-"),
-    "popri": ("POPri as published", "#c81e1e", "-"),
+    "popri": ("POPri's scores", "#c81e1e", "-"),
     "pe": ("private evolution", "#7c3aed", "-"),
     "random": ("random scores", "#6b7280", ":"),
 }

@@ -1,4 +1,4 @@
-"""Rounds of DP-FedAvg in two checkouts of this library, by turns: what a change cost.
+"""Rounds of DP-FedAvg and DP-SGD in two checkouts of this library, by turns: what a change cost.
 
     python -m benchmarks.macro.versions ../other
 
@@ -29,6 +29,7 @@ class Config:
     other: tyro.conf.Positional[Path]  # the folder of the other checkout
     models: tuple[str, ...] = ("cnn", "words")
     cohorts: tuple[int, ...] = (10, 50)
+    examples: tuple[int, ...] = (1_024, 59_392)  # of DP-SGD on the CNN, which all take part
     turns: int = 15
 
 
@@ -48,11 +49,11 @@ def serve(model: str, cohort: int, ragged: bool) -> None:
     secrets: Any = getattr(jp.federated, "RunSecret", None) or jp.federated.Secret
 
     rng = np.random.default_rng(0)
-    most = 100 if model == "cnn" else 64
-    sizes = np.full(cohort, most)
+    most = 64 if model == "words" else 100
+    sizes = np.full(cohort, 1 if model == "examples" else most)
     if ragged:
         sizes = np.clip(rng.lognormal(3.0, 0.9, cohort), 1, most).astype(int)
-    if model == "cnn":
+    if model != "words":
         held = [
             {
                 "image": rng.integers(0, 256, (n, 28, 28, 1)).astype(np.uint8),
@@ -66,16 +67,16 @@ def serve(model: str, cohort: int, ragged: bool) -> None:
         network = jp.models.CIFGLanguageModel()
         spec = jp.CohortSpec(batch_size=16, max_examples=most)
     clients = jp.data.from_clients({str(i): each for i, each in enumerate(held)})
-    participation = jp.Poisson(cohort, cohort)
-    algorithm = jp.algorithms.fed_avg(
-        network,
-        client=optax.sgd(0.1),
-        server=optax.sgd(1.0),
-        plan=jp.Plan(100_000, jp.Clip(0.5), jp.Noise(1.0), participation, 1e-7),
-        cohort=spec,
-    )
+    participation, unit = jp.Poisson(cohort, cohort), "example" if model == "examples" else "client"
+    plan = jp.Plan(100_000, jp.Clip(0.5), jp.Noise(1.0), participation, 1e-7, unit)
+    if model == "examples":
+        algorithm = jp.algorithms.fed_sgd(network, server=optax.sgd(1.0), plan=plan)
+    else:
+        algorithm = jp.algorithms.fed_avg(
+            network, client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan, cohort=spec
+        )
     with tempfile.TemporaryDirectory() as folder:
-        ledger = jp.Ledger(Path(folder) / "ledger.jsonl", clients)
+        ledger = jp.Ledger(Path(folder) / "ledger.jsonl", clients, unit=unit)
         releaser = releaser_of(algorithm, clients, ledger, secrets.reproducible(0), run="benchmark")
         state: Any = algorithm.init(jax.random.key(0))
         rounds = itertools.count(1)
@@ -93,7 +94,9 @@ def main(config: Config) -> None:
     from benchmarks.peers.process import Program
 
     rows = []
-    for model, cohort, ragged in itertools.product(config.models, config.cohorts, (False, True)):
+    rounds = [*itertools.product(config.models, config.cohorts, (False, True))]
+    rounds += [("examples", number, False) for number in config.examples]
+    for model, cohort, ragged in rounds:
         command = [sys.executable, __file__, "serve", model, str(cohort), str(int(ragged))]
         programs = {}
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

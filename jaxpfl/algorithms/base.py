@@ -153,7 +153,7 @@ def releaser_of(
 
 
 def run_rounds(algorithm: Algorithm, releaser: Releaser, key: jax.Array) -> State:
-    """Runs all rounds in memory and returns the last state; every release is confirmed.
+    """Runs all rounds in memory and returns the last state.
 
     `jaxpfl.run` adds checkpoints, metrics and a run directory.
 
@@ -162,9 +162,8 @@ def run_rounds(algorithm: Algorithm, releaser: Releaser, key: jax.Array) -> Stat
     """
     require_affordable(algorithm, releaser.ledger, releaser.run)
     state = algorithm.init(key)
-    with releaser:
-        for round in range(1, algorithm.rounds + 1):
-            state, _ = releaser.step(algorithm.step, state, round)
+    for round in range(1, algorithm.rounds + 1):
+        state, _ = releaser.step(algorithm.step, state, round)
     return state
 
 

@@ -16,6 +16,9 @@ Text", Algorithm 1).
                     Aug-PE: the selected texts, and `variations` variations of each
     the result is the last selection, which a language model may expand
 
+Both are simpler than published: PrE-Text subtracts an H of the noise's size, returns the selections
+of all rounds and fills a text's masks twice; Aug-PE has a language model rephrase.
+
 A client votes once with each of at most `max_texts` texts, which bounds the L2 norm of its votes
 (`algorithms.candidate_scores`, kind nn_histogram). Nothing but the votes costs privacy.
 """

@@ -1,9 +1,9 @@
-"""Which examples a generative model is trained on: the tasks T1 to T6 as selection criteria.
+"""Which examples a generative model is trained on: the tasks T1, T2 and T4 as criteria.
 
 Where a modeller would want to see examples of some kind, a generative model is trained on exactly
 these examples, and the modeller sees what it generates. Source: Augenstein et al. 2020 ("Generative
 models for effective ML on private, decentralized datasets"), Table 1 and section 2.1. T3 is
-`text.metrics.oov`, T5 is T1 to be labelled by humans, T6 a comparison of likelihoods.
+`text.character.words.oov_words`; T5 and T6 are not here.
 
 A criterion is bool [examples] and PRIVATE; criteria combine by & and |. In a deployment every
 client applies the criterion to its own data, with public constants. `Population.keeping` returns

@@ -73,8 +73,8 @@ def release(
         run = secret.digest("run", label)[:12]
         with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
             given: Any = {"run": run, "queries": (query,), "others": others}
-            with Releaser(clients, opened, secret, **given) as releaser:
-                found = releaser.release(query, broadcast, round=1)
+            releaser = Releaser(clients, opened, secret, **given)
+            found = releaser.release(query, broadcast, round=1)
             total = guarantee_of(opened.charges, plan.delta, plan.unit)
         return OneRelease(jax.device_get(found.value), plan.statement(), total.statement())
 

@@ -8,20 +8,24 @@ Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing
 | purpose      | text                      | value                                                 |
 |--------------|---------------------------|-------------------------------------------------------|
 | run          | the label, or nothing     | the run's name in ledgers; public                     |
-| charge       | identity, charge's number | identifies a charge in the ledger; public             |
-| record       | identity, round           | identifies a recorded release in the ledger; public   |
+| question     | broadcast, clip norm      | what a round asks, a part of its identity; public     |
+| charge       | identity                  | identifies a charge in the ledger; public             |
+| record       | identity                  | identifies a recorded release in the ledger; public   |
+| asked        | identity                  | identifies an epoch's recorded question; public       |
 | again        | record, release's name    | identifies the charge of a second release; public     |
-| cohort       | identity, round           | seed of the cohort and of the order of its examples   |
-| train        | identity, round           | key of clients' draws, with their indices folded in   |
-| noise        | identity, round           | key of the noise, before it is bound to the sum       |
-| checksum     | identity, round           | secrets of the checksum that binds it                 |
-| shared noise | identity                  | key of noise that several rounds share                |
+| cohort       | identity                  | seed of the cohort and of the order of its examples   |
+| train        | identity                  | key of clients' draws, with their indices folded in   |
+| noise        | identity                  | half of the secret that binds the noise's key to the  |
+|              |                           | sum                                                   |
+| checksum     | identity                  | the other half                                        |
+| shared noise | the run's part of it      | key of noise that several rounds share                |
 | secure sum   | identity, event           | identifies the charge of a secure sum; public         |
 | noise share  | the client's index        | seed of a client's integer noise in a secure sum      |
 | dropped      | nothing                   | seed of who drops out of a secure sum                 |
 
-The identity covers everything that a query's answers depend on (`release.identity`), the run and
-the query's label. In cyclic participation the cohorts follow from the identity without the round.
+The identity covers everything that a release depends on (`release.identity`): the question, the
+round, the run and the query's label, too. In cyclic participation a charge follows from the part of
+it that the rounds of an epoch share, and the cohorts from the run's part.
 
 The PUBLIC root is `training_root` of a config's seed; no privacy guarantee depends on it. Each
 purpose has a number in this module, which is folded into the root:

@@ -30,9 +30,8 @@ def asking(
 ) -> Iterator[Releaser]:
     """What asks an algorithm's queries, on a ledger in `folder` that several may share."""
     unit = algorithm.queries[0].plan.unit
-    with (
-        Ledger(folder / ledger, clients, budget=budget, unit=unit) as opened,
-        Releaser(
+    with Ledger(folder / ledger, clients, budget=budget, unit=unit) as opened:
+        yield Releaser(
             clients,
             opened,
             secret,
@@ -40,9 +39,7 @@ def asking(
             name=algorithm.name,
             queries=algorithm.queries,
             observe=observe,
-        ) as releaser,
-    ):
-        yield releaser
+        )
 
 
 class Asked(NamedTuple):

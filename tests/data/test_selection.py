@@ -1,4 +1,4 @@
-"""Criteria T1 to T6 against plain loops, and what a selection keeps to itself."""
+"""Criteria T1, T2 and T4 against plain loops, and what a selection keeps to itself."""
 
 import numpy as np
 import pytest

@@ -15,7 +15,7 @@ SCOPES = (
     "is part of the privacy stated above",
 )  # fmt: skip
 SCORES = re.compile(
-    r"perplexity|accuracy|loss|recall|largest|standard error|gap closed|distance|FreD|interval|"
+    r"perplexity|accuracy|loss|recall|largest|standard error|of the way|distance|FreD|interval|"
     "bias|inverted|classifier score|points over|OOV|words with a space",
     re.I,
 )

@@ -60,11 +60,8 @@ def releasing(
     """A releaser of clients on the ledger at `path`; `settings` are its other arguments."""
     clients = population() if clients is None else clients
     secret = RunSecret.reproducible(7) if secret is None else secret
-    with (
-        Ledger(path, clients, budget=budget, unit=unit) as ledger,
-        Releaser(clients, ledger, secret, run=run, **settings) as releaser,
-    ):
-        yield releaser
+    with Ledger(path, clients, budget=budget, unit=unit) as ledger:
+        yield Releaser(clients, ledger, secret, run=run, **settings)
 
 
 def ask(

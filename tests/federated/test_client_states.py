@@ -88,17 +88,13 @@ def asked(
     asked, folder, *, rounds=range(1, ROUNDS + 1), done=0, warn=lambda _: None, broadcast=1.0
 ):
     """The values of rounds, and the releaser, which is still good for its clients' states."""
-    with (
-        Ledger(folder / "ledger.jsonl", population()) as ledger,
-        Releaser(
-            population(), ledger, SAME, run="run", warn=warn, kept=(folder / "states", done)
-        ) as releaser,
-    ):
+    with Ledger(folder / "ledger.jsonl", population()) as ledger:
+        states = folder / "states", done
+        releaser = Releaser(population(), ledger, SAME, run="run", warn=warn, kept=states)
         values = []
         for round in rounds:
             sent = jnp.full(2, broadcast * round, jnp.float32)
             values.append(np.asarray(releaser.release(asked, sent, round=round).value))
-            releaser.confirm()
     return values, releaser, ledger
 
 

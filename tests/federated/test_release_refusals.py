@@ -96,20 +96,6 @@ def broken(broadcast, examples, key):
     raise RuntimeError("a fault of the user's function")
 
 
-def test_a_query_is_asked_once_until_its_release_is_recorded(ledger_path):
-    """TRUST 33: a second sum of the same cohort, whose charge nobody would wait for."""
-    with releasing(ledger_path) as releaser:
-        ledger = releaser.ledger
-        releaser.release(query(), jnp.float32(0), round=1)
-        with pytest.raises(InputError, match="already asked in round 1"):
-            releaser.release(query(), jnp.float32(1), round=1)
-        assert len(ledger.charges) == 1
-        releaser.confirm()
-        releaser.release(query(), jnp.float32(1), round=1)
-        releaser.confirm()
-        assert len(ledger.charges) == 2
-
-
 def test_a_client_function_is_checked_before_anything_is_charged(ledger_path):
     refused(ledger_path, "tree of float arrays, found int32", asked=query(whole_number))
     refused(ledger_path, "found no array", asked=query(nothing))
@@ -162,18 +148,3 @@ def test_nobody_is_drawn_before_the_charge_is_on_the_disk(ledger_path, monkeypat
     with pytest.raises(BudgetExhausted):
         ask(ledger_path, round=2, budget=Budget(1e-3, 1e-6))
     assert drawn == [1]
-
-
-def test_a_second_release_that_does_not_fit_the_budget_is_never_confirmed(ledger_path):
-    """Its value was computed: until `confirm` returns, nothing of it may leave."""
-    asked = query(of=plan(taken=12))
-    _, charges = ask(ledger_path, asked)
-    budget = Budget(Ledger.read(ledger_path).spent(1e-6) * 1.001, 1e-6)
-    clients = population()
-    with Ledger(ledger_path, clients, budget=budget) as ledger:
-        releaser = Releaser(clients, ledger, RunSecret.reproducible(7), run="run")
-        releaser.release(asked, jnp.float32(1e-6), round=1)
-        for _ in range(2):
-            with pytest.raises(BudgetExhausted):
-                releaser.confirm()
-        assert ledger.charges == charges

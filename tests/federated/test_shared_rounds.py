@@ -93,9 +93,14 @@ def test_a_broadcast_that_was_changed_in_place_is_sent_again():
     asked = prepared(shared, query_of(), broadcast)
     for value in (1.0, 3.0):
         broadcast[:] = value
-        summed, _ = shared.sum(asked, broadcast, work_of(0))
+        summed = summed_of(shared, asked, broadcast, 0)
         np.testing.assert_array_equal(summed.value, [6 * value, 6 * value])
         assert [said["told"][-1]["changed"], said["sent"][-1][-8:]] == [[True], broadcast.tobytes()]
+
+
+def summed_of(shared: SharedRounds, asked, broadcast, seed: int):
+    asked.broadcast.read(broadcast)
+    return shared.sum(asked, work_of(seed))[0]
 
 
 def work_of(seed: int) -> Work:
@@ -109,12 +114,12 @@ def test_a_process_that_draws_another_cohort_does_not_sum_it(monkeypatch):
     (first, other, said), broadcast = two(query), np.ones(2, np.float32)
     asked = prepared(first, query, broadcast)
     for seed in (5, 6):
-        first.sum(asked, broadcast, work_of(seed))
+        summed_of(first, asked, broadcast, seed)
     # Without the secret of the release, nobody can test what the cohort is: here everyone.
     assert said["told"][0]["cohort"] != said["told"][1]["cohort"]
     said["told"].append(OVER)
     assert other.serve() == OVER
-    first.sum(asked, broadcast, work_of(7))
+    summed_of(first, asked, broadcast, 7)
     monkeypatch.setattr(jp.Poisson, "sample", lambda *_: np.arange(5))
     with pytest.raises(InputError, match="drew another cohort than process 0"):
         other.serve()
@@ -179,7 +184,7 @@ def test_a_broadcast_of_another_shape_is_agreed_on_anew():
     shared, other, said = two(query)
     for size in (2, 3):
         broadcast = {"model": Moved(jnp.ones(size), (None, [np.float32(2)]))}
-        summed, _ = shared.sum(prepared(shared, query, broadcast), broadcast, work_of(0))
+        summed = summed_of(shared, prepared(shared, query, broadcast), broadcast, 0)
         np.testing.assert_array_equal(summed.value, np.full(size, 6.0))
         said["told"].append(OVER)
         assert other.serve() == OVER

@@ -1,4 +1,4 @@
-"""Publishes the record of each round, once its releases are confirmed.
+"""Publishes the record of each round.
 
     metrics.jsonl            one line per round: public values and no times, see `records.lines`
     tensorboard/             the same numbers, if the extra `tensorboard` is installed
@@ -9,7 +9,7 @@ is to be called after each round (`on_round`).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,6 @@ class Observers(AbstractContextManager["Observers"]):
 
     Args:
       done, kept: rounds that earlier attempts completed, and parameters that they kept.
-      confirm: `confirm(before)` returns when all releases of rounds < `before` are confirmed.
     """
 
     def __init__(
@@ -47,10 +46,9 @@ class Observers(AbstractContextManager["Observers"]):
         *,
         done: int,
         kept: Any,
-        confirm: Callable[[int], None],
     ) -> None:
         self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
-        self._bar, self._confirm = bar, confirm
+        self._bar = bar
         self._directory, self._private = directory, not directory.stamp
         # A round that is not published; the device may still be computing its results.
         self._late: tuple[Any, ...] | None = None
@@ -77,12 +75,11 @@ class Observers(AbstractContextManager["Observers"]):
             self.publish()
 
     def publish(self) -> None:
-        """Publishes the round that was observed last, after its releases are confirmed."""
+        """Publishes the round that was observed last."""
         late, self._late = self._late, None
         if late is None:
             return
         round, due, metrics, evaluation, sentences, params = late
-        self._confirm(round + 1)
         record: dict[str, Any] = {"round": round}
         if not self._private:
             record["private"] = False

@@ -5,7 +5,7 @@
     private/secret.json        until the last artifact is stored
 
 A phase that was interrupted is repeated. A release that it repeats is either identical, and free,
-or is charged again before it is stored.
+or is charged again.
 """
 
 import hashlib
@@ -96,23 +96,14 @@ class Releases(AbstractContextManager["Releases"]):
         return cls(Artifacts(folder, run=run, ledger=ledger), run, ledger)
 
     def load_or_compute(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
-        """The arrays stored under `name`; else computed, their releases confirmed, and stored."""
-
-        def confirmed() -> Artifact:
-            arrays = compute()
-            if self.releaser is not None:
-                self.releaser.confirm()
-            return Artifact(arrays=arrays)
-
-        return self.artifacts.load_or_compute(name, confirmed).arrays
+        """The arrays stored under `name`; else computed and stored."""
+        return self.artifacts.load_or_compute(name, lambda: Artifact(arrays=compute())).arrays
 
     def ask(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
-        """Runs a step of an algorithm and confirms its releases."""
+        """Runs a step of an algorithm."""
         if self.releaser is None:
             return step(state, missing, round)
-        found = self.releaser.step(step, state, round)
-        self.releaser.confirm()
-        return found
+        return self.releaser.step(step, state, round)
 
     def end(self) -> None:
         """Deletes the secret, which is not needed once all releases are stored."""

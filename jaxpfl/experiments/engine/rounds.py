@@ -2,8 +2,9 @@
 
     for each round r:
         step                                   its releases are charged on the disk BEFORE any
-                                               client's data is read (`federated.release.releaser`)
-        publish round r - 1                    the device never waits for the host (`observers`)
+                                               client's data is read, and recorded there BEFORE the
+                                               step sees them (`federated.release.releaser`)
+        publish round r - 1                    `observers`
         at intervals: checkpoint               written while the next rounds run (`checkpoint`)
 
 After a crash the ledger can be ahead of the metrics, and the metrics ahead of the checkpoint. A
@@ -112,7 +113,6 @@ class Loop:
                     bar,
                     done=done,
                     kept=kept,
-                    confirm=lambda before: releaser and releaser.confirm(before=before),
                 )
             )
             if not done:
@@ -131,7 +131,6 @@ class Loop:
                     failure, metrics = error, {}
                 else:
                     done += 1
-                # If this raises, the last round must not be released: nothing of it is saved.
                 observers.publish()
                 if failure is None:
                     observers.observe(done, metrics, state)

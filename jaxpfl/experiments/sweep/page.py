@@ -11,6 +11,7 @@ from jaxpfl.experiments.report.plots import COLOURS, INK, axes, ticks
 from jaxpfl.experiments.sweep.config import Sweep
 
 NOT_PRIVATE = "NOT PRIVATE"
+OUTSIDE = "-"
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -31,9 +32,10 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     if sweep.gap is not None:
         start, end = sweep.gap
         about += (
-            f"Gap closed: how far {sweep.metric} comes from that of “{start}” (0 %) to that of "
+            f"{_way(sweep)}: {sweep.metric} between that of “{start}” (0 %) and that of "
             f"“{end}” (100 %), seed by seed; mean and standard deviation. It is not shown where "
-            f"both cases have the same {sweep.metric}, or a run is missing or not finite."
+            f"both cases have the same {sweep.metric}, or a run is missing or not finite; "
+            f"{OUTSIDE} is outside of both."
         )
     sections.append(Section("Table", about, table=_table(sweep, rows)))
     page = Page(
@@ -76,7 +78,7 @@ def _table(sweep: Sweep, rows: Rows) -> Table:
     if any(row["points"] > 1 or row["runs"] == 0 for row in rows):
         columns.append(("runs", [f"{row['runs']} of {row['points']}" for row in rows]))
     if sweep.gap:
-        columns.append(("gap closed", [_gap(row) for row in rows]))
+        columns.append((_way(sweep), [_gap(row) for row in rows]))
     numbers = tuple(range(len(names), len(columns)))
     if any(row["mark"] for row in rows):
         columns.append(("privacy", [row["mark"] for row in rows]))
@@ -88,9 +90,21 @@ def _score(value: float | None) -> str:
     return number(None) if value is None else f"{value:.5g}"
 
 
+def _way(sweep: Sweep) -> str:
+    assert sweep.gap is not None
+    return "of the way from {} to {}".format(*sweep.gap)
+
+
+def outside(row: Mapping[str, Any]) -> bool:
+    """Whether a row with a gap lies beyond one of its ends, so that its share means nothing."""
+    return row["gap"] is not None and not 0 <= row["gap"] <= 100
+
+
 def _gap(row: Mapping[str, Any]) -> str:
     if row["gap"] is None:
         return ""
+    if outside(row):
+        return OUTSIDE
     error = f" ± {row['gap_deviation']:.1f}" if row["gap_deviation"] else ""
     return f"{row['gap']:.1f}{error} %"
 

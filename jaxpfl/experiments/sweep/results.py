@@ -1,4 +1,4 @@
-"""Compares the points of a sweep that are there: values, means, and the gap closed.
+"""Compares the points of a sweep that are there: values, means, and the way between two cases.
 
 sweep.json   every point, and every combination of values over its repetitions
 table.csv    the latter
@@ -20,7 +20,7 @@ from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_points
 from jaxpfl.experiments.sweep.config import CASE, SEED, Point, Sweep
 from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
-from jaxpfl.experiments.sweep.page import NOT_PRIVATE, write_sweep_page
+from jaxpfl.experiments.sweep.page import NOT_PRIVATE, outside, write_sweep_page
 
 SIMULATION = (
     "SIMULATION: every point spent its own epsilon on the same clients, on a ledger of its own. "
@@ -70,6 +70,12 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
             "points": points,
             "cautions": of_points([state.result for state in states if state.result is not None]),
         }
+        if sweep.gap and (beyond := [row[CASE] for row in rows if outside(row)]):
+            start, end = sweep.gap
+            names = ", ".join(dict.fromkeys(beyond))
+            record["cautions"] += [
+                f"Beyond {start} or {end} in {sweep.metric}: {names}. {end} is no ceiling."
+            ]
         files.write_json(out / "sweep.json", record)
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
@@ -157,9 +163,10 @@ def _repetitions(sweep: Sweep, field: str) -> list[list[int]]:
 
 
 def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | None]:
-    """How much of the gap each point closes, in per cent: `from` closes 0 and `to` closes 100.
+    """How far each point is on the way between two cases, in per cent: `from` 0, `to` 100.
 
-    All other values, including the seed, are equal (POPri, Hou et al. 2025, Table 1). None where
+    All other values, including the seed, are equal. POPri's gap (Hou et al. 2025, Table 1) has
+    central training without privacy as `to`; with another one it is another quantity. None where
     one of the three runs has no value that is finite, or both cases have the same.
     """
     assert sweep.gap is not None

@@ -20,7 +20,7 @@ but ledgers of the game's own, and its secrets follow from a seed.
 import dataclasses
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -135,7 +135,7 @@ class Game:
           seed: what all coins and secrets follow from.
           asking_of: makes what is asked, of a run's clients, ledger and secret; None = `Releaser`.
         """
-        asking_of = partial(Releaser, run="audit") if asking_of is None else asking_of
+        asking_of = _asking if asking_of is None else asking_of
         questions = (self.questions or Gradients)(self.plans, self.canaries)
         scores, present, stated = [], [], None
         for run in range(checks.positive_int("runs", runs)):
@@ -193,6 +193,12 @@ class Game:
                         seen[number].append(shown.seen_M)
             stated = guarantee_of(ledger.charges, first.delta, first.unit)
         return [np.stack(each) if each else None for each in seen], stated
+
+
+def _asking(
+    clients: Population, ledger: Ledger, secret: RunSecret
+) -> AbstractContextManager[Releaser]:
+    return nullcontext(Releaser(clients, ledger, secret, run="audit"))
 
 
 class _Watched(RunSecret):

@@ -77,7 +77,7 @@ def ask(
     door, client = opened(query, shapes, held)
     if not query.plan.unchecked:
         check_client(query, client)
-    door.largest_sum(shapes, held)
+    door.programs(shapes, held)
     replicas, up = query.execution.replicas, size_of(client.contribution)
     # An accumulator holds pairs of numbers.
     sizes = up, size_of(door.bucket(held)), door.chunk * replicas, 2 * up * replicas

@@ -9,6 +9,7 @@ others have the clients and the queries, and wait:
     sum        a release that was charged: the broadcast and the release's own secrets (not the
                run's), and what its clients keep; all sum their devices' share of the same cohort,
                and process 0 gets back what the clients keep then
+    recorded   the release is on process 0's disk: only now do the others hand it out
     task       a computation without clients, such as writing texts, in which all take part
 
 The network between the processes sees both: it must be trusted as the machines are.
@@ -32,7 +33,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.processes import Group
-from jaxpfl.federated.mesh import here, put, shardings
+from jaxpfl.federated.mesh import here
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query
@@ -67,9 +68,10 @@ class SharedRounds:
     def __init__(self, group: Group, asks: Asks, tasks: Tasks | None = None) -> None:
         self._group, self._asks, self._tasks = group, asks, tasks
         self._asked: Any = None
-        self._rounds: list[_Round] = []
+        self._prepared: list[PreparedQuery] = []
         self.environment: Any = None
         self.released: Any = None
+        self._summed: Any = None
         if group.index:
             group.answer(environment=identity.environment())
         else:
@@ -83,7 +85,7 @@ class SharedRounds:
 
     def at(self, stage: str, known: PyTree = ()) -> Self:
         """Process 0 comes to a stage; `known` is what it depends on, public arrays and numbers."""
-        self._rounds.clear()
+        self._prepared.clear()
         self._send(known, stage=stage)
         return self
 
@@ -129,19 +131,16 @@ class SharedRounds:
                     f"process {index} has other clients or another config than process 0: all "
                     f"must be given the same; nothing was charged for query {query.label!r}"
                 )
-        self._rounds.append(_Round(found, trees.shapes_of(told)))
+        self._prepared.append(found)
         return found
 
-    def sum(
-        self, prepared: PreparedQuery, broadcast: PyTree, work: Work
-    ) -> tuple[Summed, dict[str, Any]]:
-        """The sum of a release, on the devices of process 0, which alone calls this."""
-        number = next(i for i, each in enumerate(self._rounds) if each.prepared is prepared)
-        shared = self._rounds[number]
-        changed = shared.changed(broadcast)
-        leaves = jax.tree.leaves(broadcast)
-        sent = [np.asarray(leaf) for leaf, new in zip(leaves, changed, strict=True) if new]
-        work = work._replace(clip_norm=np.asarray(work.clip_norm))
+    def sum(self, prepared: PreparedQuery, work: Work) -> tuple[Summed, dict[str, Any]]:
+        """The sum of a release, on the devices of process 0, which alone calls this.
+
+        Of the broadcast, process 0's bits count, and only leaves that changed are sent.
+        """
+        number = next(i for i, each in enumerate(self._prepared) if each is prepared)
+        changed, sent = list(prepared.broadcast.changed), prepared.broadcast.changes()
         chosen = prepared.drawn(work)
         parts = [np.asarray(each, like.dtype) for each, like in zip(work, _WORK, strict=True)]
         content = trees.content_of([*parts, *sent])
@@ -150,7 +149,12 @@ class SharedRounds:
         self._group.send(content)
         if prepared.states is not None:
             self._group.send(prepared.states.records(chosen).tobytes())
-        return shared.sum(changed, sent, work, chosen)
+        summed, facts = prepared.sum(work, chosen)
+        return here(summed), facts
+
+    def recorded(self) -> None:
+        """Process 0 has the last release on its disk, so that all may hand it out."""
+        self._group.tell(recorded=True)
 
     def serve(self) -> dict[str, Any]:
         """The other processes: work with process 0, until it tells something else."""
@@ -162,6 +166,8 @@ class SharedRounds:
                 self._prepare(message)
             elif "sum" in message:
                 self._sum(message)
+            elif "recorded" in message:
+                self.released, self._summed = self._summed, None
             elif "task" in message:
                 assert self._tasks is not None
                 self._tasks(message["task"], self._received(message), message["about"])
@@ -170,7 +176,7 @@ class SharedRounds:
                 return message
 
     def _come_to(self, message: dict[str, Any]) -> None:
-        self._rounds.clear()
+        self._prepared.clear()
         self._asked = None  # Not two populations at a time.
         self._asked = self._asks(message["stage"], self._received(message))
 
@@ -179,27 +185,29 @@ class SharedRounds:
         queries, clients = self._asked
         broadcast = trees.shapes_of(message["broadcast"])
         found = PreparedQuery.of(queries[message["prepare"]], broadcast, clients)
-        self._rounds.append(_Round(found, broadcast))
+        self._prepared.append(found)
         self._group.answer(digest=_digest(key, found))
 
     def _sum(self, message: dict[str, Any]) -> None:
-        shared, changed = self._rounds[message["sum"]], message["changed"]
-        shapes = [*_WORK, *(s for s, new in zip(shared.shapes, changed, strict=True) if new)]
-        sent = trees.received(shapes, self._group.receive)
-        round, *secrets = sent[: len(_WORK)]
+        prepared, changed = self._prepared[message["sum"]], message["changed"]
+        shapes = prepared.broadcast.shapes
+        changes = [shape for shape, new in zip(shapes, changed, strict=True) if new]
+        parts = trees.received([*_WORK, *changes], self._group.receive)
+        round, *secrets = parts[: len(_WORK)]
         work = Work(int(round), *secrets)
-        chosen = shared.prepared.drawn(work)
+        chosen = prepared.drawn(work)
         if _name(chosen, work) != message["cohort"]:
             raise InputError(
                 "this process drew another cohort than process 0, with the same versions: "
                 "nothing was released"
             )
-        states = shared.prepared.states
+        states = prepared.states
         if states is not None:
             content = self._group.receive(len(chosen) * states.record_bytes)
             states.put(chosen, np.frombuffer(content, np.uint8).reshape(-1, states.record_bytes))
-        self.released = None  # Not two at a time.
-        self.released = shared.sum(changed, sent[len(_WORK) :], work, chosen)[0].value
+        prepared.broadcast.receive(changed, parts[len(_WORK) :])
+        self.released = self._summed = None  # Not two at a time.
+        self._summed = here(prepared.sum(work, chosen)[0]).value
 
     def _answers(self) -> list[dict[str, Any]]:
         """What processes 1, 2, ... answer, unless one failed."""
@@ -208,39 +216,6 @@ class SharedRounds:
             if "failed" in answer:
                 raise InputError(f"process {index}: {answer['failed']}")
         return answers
-
-
-class _Round:
-    """A query's broadcast, of which a process keeps what does not change between rounds."""
-
-    def __init__(self, prepared: PreparedQuery, shapes: PyTree) -> None:
-        self.prepared = prepared
-        self.shapes, self._structure = jax.tree.flatten(shapes)
-        self._last: list[Any] = [None] * len(self.shapes)
-        self._placed: list[Any] = [None] * len(self.shapes)
-
-    def changed(self, broadcast: PyTree) -> list[bool]:
-        """Which leaves are other arrays than in the round before."""
-        leaves = jax.tree.leaves(broadcast)
-        # The values of an array of numpy can be replaced.
-        changed = [
-            a is not b or not isinstance(a, jax.Array)
-            for a, b in zip(leaves, self._last, strict=True)
-        ]
-        self._last = leaves
-        return changed
-
-    def sum(
-        self, changed: list[bool], sent: list[np.ndarray], work: Work, chosen: np.ndarray
-    ) -> tuple[Summed, dict[str, Any]]:
-        new, shapes = iter(sent), jax.tree.unflatten(self._structure, self.shapes)
-        places = shardings(self.prepared.query.client_fn, self.prepared.door.mesh, shapes)
-        for number, place in enumerate(jax.tree.leaves(places)):
-            if changed[number]:
-                self._placed[number] = put(next(new), place)
-        broadcast = jax.tree.unflatten(self._structure, self._placed)
-        summed, facts = self.prepared.sum(broadcast, work, chosen)
-        return here(summed), facts
 
 
 def _require_equal(index: int, own: dict[str, Any], environment: dict[str, Any]) -> None:

@@ -1,15 +1,16 @@
 """The identity of a release: everything that its bits depend on, except the secret and the sum.
 
-Two releases with one identity ask the same question of the same clients with the same program on
-the same machine. A release with another identity has a cohort and a charge of its own.
+Two releases with one identity ask the same question (broadcast and clip norm) of the same clients
+with the same program on the same machine. A release with another identity has a cohort and a charge
+of its own. The rounds of an epoch, which share a charge, share a part of their identity.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from jaxpfl.data.columns import Column
 from jaxpfl.federated.clients import client
 from jaxpfl.federated.clients.client import Examples, PyTree
 from jaxpfl.federated.release.query import Query
+from jaxpfl.privacy.plan import Plan
 
 _PACKAGES = ("jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy")
 # Options of JAX that change how a program rounds or which numbers a key gives.
@@ -31,6 +33,37 @@ _OPTIONS = (
     "jax_use_simplified_jaxpr_constants",
 )
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+class Identity(NamedTuple):
+    """What a release's charge, record and secrets are keyed hashes of, as text. PRIVATE.
+
+    Attributes:
+      charge: of the charge; the rounds of an epoch have one.
+      release: of this release alone.
+      cohort: of the cohort; the rounds of an epoch, and of all epochs, have one.
+      shared: of what the rounds of a run may share.
+    """
+
+    charge: str
+    release: str
+    cohort: str
+    shared: str
+
+    @classmethod
+    def of(cls, plan: Plan, run: str, question: str, round: int) -> "Identity":
+        """The identity of a round.
+
+        Args:
+          run: `described`, the run's name and the query's label.
+          question: a digest of broadcast and clip norm, and of what clients keep.
+        """
+        if plan.sampling == "cyclic":
+            # A client has the same place in all epochs.
+            return cls(f"{run} {plan.charge_number(round)}", f"{run} {round}", run, run)
+        plan.check_round(round)
+        release = f"{run} {round} {question}"
+        return cls(release, release, release, run)
 
 
 def environment() -> dict[str, Any]:
@@ -60,9 +93,10 @@ def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> An
     return client.traced(query.client_fn, query.label, shapes, examples)
 
 
-def digest(lowered: Any) -> str:
-    """The SHA-256 (hex) of a program as JAX lowers it, for `described`."""
-    return hashlib.sha256(lowered.as_text().encode()).hexdigest()
+def digest(texts: Iterable[str]) -> str:
+    """The SHA-256 (hex) of programs as JAX lowers them, for `described`."""
+    parts = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def described(query: Query, program: str, content: str, fingerprint: str, environment: Any) -> str:

@@ -19,8 +19,9 @@ from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.federated.clients.client import PyTree, TracedClient
-from jaxpfl.federated.mesh import leads, put, put_shares, several, shares, whole
+from jaxpfl.federated.mesh import leads, put, put_shares, several, shardings, shares, whole
 from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.broadcast import OwnBroadcast
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
@@ -57,8 +58,10 @@ class PreparedQuery:
 
     Attributes:
       clients: with the columns that the client function reads. PRIVATE.
-      program: the SHA-256 of what trains and sums clients, as JAX lowers it.
+      program: the SHA-256 of what trains and sums clients, for every shape of a bucket, as JAX
+        lowers it.
       content: the SHA-256 of `clients`. PRIVATE.
+      broadcast: what this process has of the broadcast.
       states: what clients keep between rounds; None = nothing. PRIVATE.
     """
 
@@ -68,6 +71,7 @@ class PreparedQuery:
     fingerprint: str
     program: str
     content: str
+    broadcast: OwnBroadcast
     states: Any = None  # `client_states.ClientStates`
     noise: NoiseStream | None = None  # once one is drawn
     _asked: list[np.ndarray] = field(default_factory=list)
@@ -91,9 +95,11 @@ class PreparedQuery:
         columns = read_columns(query, found)
         require_room(query, columns)
         door, client = opened(query, broadcast, columns)
+        # From here on, these are the only programs of this query: checked, hashed and run.
+        programs = door.programs(broadcast, columns)
         if not query.plan.unchecked:
             check_release(query, door, client, broadcast, columns)
-        program = identity.digest(door.largest_sum(broadcast, columns).lower())
+        program = identity.digest(program.text for program in programs)
         content = origin_hash(columns, found.offsets)
         clients = Population(columns, found.offsets, found.client_ids)
         states = None
@@ -102,7 +108,8 @@ class PreparedQuery:
             from jaxpfl.federated.release.client_states import ClientStates
 
             states = ClientStates(kept, len(clients), client.client_state)
-        return cls(query, door, clients, population.fingerprint, program, content, states)
+        own = OwnBroadcast(broadcast, shardings(query.client_fn, door.mesh, broadcast))
+        return cls(query, door, clients, population.fingerprint, program, content, own, states)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
@@ -131,13 +138,12 @@ class PreparedQuery:
         """The cohort, int64 [units]: clients, or examples. The same in all processes. PRIVATE."""
         return self.query.plan.sample(work.seed, work.round)
 
-    def sum(
-        self, broadcast: PyTree, work: Work, chosen: np.ndarray
-    ) -> tuple[Summed, dict[str, Any]]:
+    def sum(self, work: Work, chosen: np.ndarray) -> tuple[Summed, dict[str, Any]]:
         """Packs, clips, sums and adds the noise; in a run of several processes, all call it.
 
+        The broadcast is the one that this process read, or received, last.
+
         Args:
-          broadcast: on all devices of the query, where `mesh.shardings` says.
           chosen: what `drawn` returns.
 
         Returns:
@@ -166,14 +172,12 @@ class PreparedQuery:
         if plan.correlated:
             shared = self._stream(work).noise(work.round)
         everywhere = NamedSharding(door.mesh, PartitionSpec())
-        clip_norm, noise, train, checksum, shared = put(
-            (work.clip_norm, work.noise, work.train, work.checksum, shared), everywhere
-        )
-        keys = Keys(key_from_words(train), key_from_words(noise), checksum)
+        clip_norm, train, shared = put((work.clip_norm, work.train, shared), everywhere)
+        keys = Keys(key_from_words(train), np.concatenate([work.noise, work.checksum]))
         self._asked.clear()
         kept: list[PyTree] = []
         with prefetch(cohort) as buckets:
-            summed = door(broadcast, buckets, clip_norm, keys, shared, kept.append)
+            summed = door(self.broadcast.placed(), buckets, clip_norm, keys, shared, kept.append)
         if self.states is not None:
             self._keep(work.round, kept)
         return summed, {"clients": len(chosen), "padding_waste": cohort.padding_waste}

@@ -19,7 +19,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Stateful, Stepping
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
-from jaxpfl.federated.release.accumulators import Accumulator, Compensated, FixedPoint
+from jaxpfl.federated.release.accumulators import Accumulator, ClipSteps, Compensated, FixedPoint
 from jaxpfl.privacy.plan import Plan
 
 Prepare = Callable[[Population], Population]
@@ -153,7 +153,10 @@ class Query:
     @property
     def accumulator(self) -> Accumulator:
         """How clipped contributions are added up."""
-        return FixedPoint() if self.plan.exact else Compensated()
+        if self.plan.exact:
+            return FixedPoint()
+        whole = self.plan.private and self.plan.unit == "client"
+        return ClipSteps() if whole else Compensated()
 
     @property
     def captured(self) -> list[str]:

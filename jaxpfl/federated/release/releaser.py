@@ -1,43 +1,50 @@
 """The release: the one object that charges, samples, sums, noises and records.
 
-    identity  a hash, under the run's secret, of everything a release depends on (see `identity`)
-    charge    first, on the ledger and on the disk; the same identity is charged only once
+    identity  a hash, under the run's secret, of everything that a release depends on (see
+              `identity`), the broadcast and the clip norm included
+    charge    the ledger is charged, on the disk, for this identity; once
     sample    a cohort, a secret draw, a function of (secret, identity)
     sum       the door: clients in a scan over chunks, sharded over devices; clip; sum
     noise     its key is a function of (secret, identity, the exact sum)
-    record    the release's name, in the ledger; a replay with another result is charged again
+    record    the release's name is on the disk, and only then is the value handed out
 
 An algorithm never sees a cohort. Its step gets a `Release`, which is its only access to clients:
 it asks one of the algorithm's queries and gets the noisy sum. Nothing in it refers to the clients'
 data.
 
-Second releases. A replayed round (of a resumed run, or in a copied run directory) with the same
-identity draws the same cohort. If its sum is the same to the bit, so is the release, which costs
-nothing. If not, for an unknown reason, it is a second release on the SAME secret cohort, which
-amplification by sampling does not cover: it is charged by `Plan.released_again_event`. A replay
-with another identity (client function, plan, machine, flag, version or data) draws a cohort of its
-own and is charged as a round of its own.
+Replays. A round of a resumed run, or of a copied run directory, with the same identity draws the
+same cohort.
 
-Noise that several rounds share (`privacy.correlated_noise`) cannot depend on one sum, but only on
-the identity. A run whose identity changed, or a replay with another result, is then refused.
+- Nothing is recorded: nobody saw a value, so whatever the sum is, the replay costs nothing.
+- The same name is recorded: it is the same release to the bit, and costs nothing.
+- Another name is recorded: the sum differs for an unknown reason. This is a second release on the
+  SAME secret cohort, which amplification by sampling does not cover. It is charged by
+  `Plan.released_again_event`, on the disk, before it is handed out.
+
+Another identity (broadcast, clip norm, client function, plan, data, machine, flag or version) draws
+a cohort of its own and is charged as a round of its own.
+
+The rounds of an epoch share one charge and one assignment of clients to rounds (`Cyclic`), and may
+share noise (`privacy.correlated_noise`), which can then follow from the identity alone. These three
+have the epoch's identity, which no broadcast is part of. A round's question, the digest of its
+broadcast and clip norm, is on the disk before anything is computed, and another question in the
+same round is refused. With correlated noise, so is a replay with another name.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from dp_accounting import DpEvent
 
 from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.mesh import PyTree, require_one_process, shardings
-from jaxpfl.federated.release import identity
+from jaxpfl.federated.mesh import PyTree, require_one_process
+from jaxpfl.federated.release.identity import Identity, environment
 from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
@@ -91,10 +98,12 @@ class Others(Protocol):
         """As `PreparedQuery.of`, of query `number`, once all processes agree on it."""
         ...
 
-    def sum(
-        self, prepared: PreparedQuery, broadcast: PyTree, work: Work
-    ) -> tuple[Summed, dict[str, Any]]:
+    def sum(self, prepared: PreparedQuery, work: Work) -> tuple[Summed, dict[str, Any]]:
         """The sum of a release that was charged, on the devices of this process."""
+        ...
+
+    def recorded(self) -> None:
+        """Lets the others hand out the last sum, which is recorded."""
         ...
 
 
@@ -118,6 +127,7 @@ class Release:
           query: one of the algorithm's queries; others are refused.
           broadcast: public pytree of arrays that every client gets.
           clip_norm: under adaptive clipping that of the last `Released`; None in the first round.
+            It is part of the release's identity, as the broadcast is.
 
         Raises:
           InputError: the query is not the algorithm's or was already asked in this round, a clip
@@ -129,17 +139,6 @@ class Release:
         if opened is None:
             raise InputError("this round is over: a step must ask clients before it returns")
         return opened.ask(query, broadcast, clip_norm)
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A release that is not recorded yet, because the device may still compute its name."""
-
-    query: Query
-    label: str
-    round: int
-    identity: str
-    name: jax.Array
 
 
 @dataclass(eq=False)
@@ -164,10 +163,8 @@ class _Round:
 _OPEN: "weakref.WeakValueDictionary[int, _Round]" = weakref.WeakValueDictionary()
 
 
-class Releaser(AbstractContextManager["Releaser"]):
+class Releaser:
     """Makes releases of one population, for one run.
-
-    It is a context manager, and records all releases at its end.
 
     Args:
       population: the clients. PRIVATE.
@@ -210,12 +207,10 @@ class Releaser(AbstractContextManager["Releaser"]):
         self._observe = observe
         self._kept = kept
         self._prepared: dict[Any, PreparedQuery] = {}
-        self._next_clip_norm: dict[int, jax.Array] = {}
-        self._pending: list[_Pending] = []
         if others is None:
             require_one_process("a Releaser of its own", "call jaxpfl.run or jaxpfl.release")
         self._others = others
-        self._environment = identity.environment() if others is None else others.environment
+        self._environment = environment() if others is None else others.environment
         if not ledger.covers(population):
             raise InputError(
                 f"{ledger.path}: is the ledger of another population: all releases of the same "
@@ -223,10 +218,6 @@ class Releaser(AbstractContextManager["Releaser"]):
             )
         for query in self._queries or ():
             self._check(query)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.confirm()
 
     def step(self, step: Callable, state: Any, round: int) -> tuple[Any, dict[str, Any]]:
         """Runs one step of an algorithm: `step(state, release, round)`."""
@@ -246,70 +237,124 @@ class Releaser(AbstractContextManager["Releaser"]):
         round: int,
         clip_norm: jax.Array | None = None,
     ) -> Released:
-        """Charges and makes one release; see `Release`.
+        """Charges, makes and records one release; see `Release`.
 
-        Returns as soon as the work is dispatched, and records the releases of earlier rounds. A
-        round must not be published before it is recorded; `confirm` records the rest.
+        It waits for the device. When it returns, the release is on the disk: whatever happens to it
+        afterwards, it was paid for. When it raises, nothing of the release was handed out.
 
         Raises:
-          InputError: the round is not in the plan, the query does not fit the data, or it was asked
-            in this round before and that release is not yet recorded.
-          BudgetExhausted: this release, or an earlier replay with another result, does not fit the
-            budget.
+          InputError: the round is not in the plan, the query does not fit the data, or the release
+            would reveal noise that rounds share.
+          BudgetExhausted: this release, or a replay with another result, does not fit the budget.
         """
         broadcast = arrays(query, broadcast)
-        plan = query.plan
-        number = plan.charge_number(round)
-        cyclic = plan.sampling == "cyclic"
-        first_round = (number - 1) * plan.rounds_per_epoch + 1 if cyclic else number
+        bound = self._clip_norm(query, clip_norm)
         prepared = self._prepare(query, broadcast)
-        clip = self._clip_norm(query, clip_norm)
-        label = self._label(query)
-        started = f"{prepared.described(self._environment)} {self.run} {query.label}"
-        self._require_same_noise(query, started, number, round)
+        question = self._question(prepared, broadcast, bound)
+        identity = self._identity(prepared, question, round)
+        # 1. The charge is on the disk before anybody is drawn.
+        self._charge(prepared, identity, round)
+        self._bind_to_question(query, identity, question, round)
+        # 2. Sum and noise are computed, and nothing is handed out.
+        summed = self._sum(prepared, identity, round, bound)
+        # 3. The name is on the disk, and what it may cost.
+        self._record(query, identity, summed.name, round)
+        # 4. Only now can anybody see the value.
+        if self._others is not None:
+            self._others.recorded()
+        return Released(summed.value, summed.clip_norm)
+
+    def _question(self, prepared: PreparedQuery, broadcast: PyTree, clip_norm: np.float32) -> str:
+        """A keyed digest of what a round asks: the bits of the broadcast and of the clip norm."""
+        digest = prepared.broadcast.read(broadcast)
+        return self._secret.digest("question", f"{digest} {clip_norm.tobytes().hex()}")
+
+    def _identity(self, prepared: PreparedQuery, question: str, round: int) -> Identity:
+        described = f"{prepared.described(self._environment)} {self.run} {prepared.query.label}"
+        # That the round comes after the states' last one is checked in any case.
         states = "" if prepared.states is None else prepared.states.before(round)
-        if cyclic or plan.correlated:
-            states = ""  # because several rounds share a cohort, or their noise
-        released = f"{started} {round} {states}".rstrip()
-        record = self._secret.digest("record", released)
-        # Its charge, if the result is another, would wait for a `confirm` that may never come.
-        if any(each.identity == record for each in self._pending):
-            raise InputError(
-                f"query {query.label!r} was already asked in round {round}, and its stated cost is "
-                "for one release per round: call `confirm` before it is asked again"
-            )
+        return Identity.of(prepared.query.plan, described, f"{question} {states}", round)
+
+    def _charge(self, prepared: PreparedQuery, identity: Identity, round: int) -> None:
+        """Charges the ledger, once for each identity."""
+        query, plan = prepared.query, prepared.query.plan
+        self._require_same_noise(query, identity, round)
+        first_round = (plan.charge_number(round) - 1) * plan.rounds_per_epoch + 1
         self.ledger.charge(
             plan.charge_event(),
-            label,
+            self._label(query),
             run=self.run,
-            round=first_round,
-            identity=self._secret.digest("charge", f"{started} {number} {states}".rstrip()),
+            round=first_round if plan.sampling == "cyclic" else round,
+            identity=self._secret.digest("charge", identity.charge),
             query=prepared.asked,
         )
+
+    def _bind_to_question(
+        self, query: Query, identity: Identity, question: str, round: int
+    ) -> None:
+        """Records what a round of an epoch asks, and refuses another question in this round."""
+        if query.plan.sampling != "cyclic":
+            return  # The question is part of the identity.
+        name = self._secret.digest("asked", identity.release)
+        asked = self.ledger.recorded(name)
+        if asked is None:
+            self.ledger.record(name, question)
+        elif asked != question:
+            raise InputError(
+                f"query {query.label!r} was already asked in round {round} with another broadcast. "
+                "The rounds of an epoch share one charge, which is for one question a round: "
+                "nothing is released, and the run cannot go on here"
+            )
+
+    def _sum(
+        self, prepared: PreparedQuery, identity: Identity, round: int, clip_norm: np.float32
+    ) -> Summed:
+        """The noisy sum, which nobody has seen yet."""
+        secret = self._secret
         work = Work(
             round=round,
-            clip_norm=clip,
-            # With cyclic participation, a client has the same place in all epochs.
-            cohort=self._secret.words_of("cohort", started if cyclic else released),
-            train=self._secret.words_of("train", released),
-            noise=self._secret.words_of("noise", released),
-            checksum=self._secret.words_of("checksum", released),
-            shared=self._secret.words_of("shared noise", started),
+            clip_norm=clip_norm,
+            cohort=secret.words_of("cohort", identity.cohort),
+            train=secret.words_of("train", identity.release),
+            noise=secret.words_of("noise", identity.release),
+            checksum=secret.words_of("checksum", identity.release),
+            shared=secret.words_of("shared noise", identity.shared),
         )
         if self._others is None:
-            places = shardings(query.client_fn, prepared.door.mesh, broadcast)
-            broadcast = jax.device_put(broadcast, places)
-            summed, facts = prepared.sum(broadcast, work, prepared.drawn(work))
+            summed, facts = prepared.sum(work, prepared.drawn(work))
         else:
-            summed, facts = self._others.sum(prepared, broadcast, work)
+            summed, facts = self._others.sum(prepared, work)
         self._observe({"round": round, **facts})
-        self.confirm(before=round)
-        self._pending.append(_Pending(query, label, round, record, summed.name))
+        return summed
+
+    def _record(self, query: Query, identity: Identity, name: jax.Array, round: int) -> None:
+        """Records the release's name; another name than was recorded is charged, too."""
+        plan, label = query.plan, self._label(query)
+        release = self._secret.digest("record", identity.release)
+        name_text = "".join(f"{int(word):08x}" for word in np.asarray(name))
+        recorded = self.ledger.recorded(release)
+        if recorded is None:
+            self.ledger.record(release, name_text)
+        if recorded in (None, name_text):
+            return
         if plan.correlated:
-            # Recorded at once, so that no second sum with the same noise is ever published.
-            self.confirm()
-        self._next_clip_norm[id(query)] = summed.clip_norm
-        return Released(summed.value, summed.clip_norm)
+            raise InputError(
+                f"round {round} of {label!r} was replayed, and its result is not the "
+                "recorded one. Its noise is shared between rounds, so that a second release would "
+                "reveal it: nothing is released, and the run cannot go on here"
+            )
+        self._warn(
+            f"round {round} of {label!r} was replayed and its release is not the one "
+            "recorded before: it is charged as a second release on the same cohort, without "
+            "amplification"
+        )
+        self.ledger.charge(
+            plan.released_again_event(),
+            f"{label} released again",
+            run=self.run,
+            round=round,
+            identity=self._secret.digest("again", f"{release} {name_text}"),
+        )
 
     def charge_secure_sum(self, prepared: PreparedQuery, event: DpEvent) -> None:
         """Charges a sum to which clients add the noise themselves, for `secure_release` alone.
@@ -324,56 +369,10 @@ class Releaser(AbstractContextManager["Releaser"]):
         name = self._secret.digest("secure sum", described)
         self.ledger.charge(event, self._label(query), run=self.run, round=1, identity=name)
 
-    def confirm(self, before: int | None = None) -> None:
-        """Records releases, and charges replays with another result than was recorded.
-
-        It waits for the device. Until it returns, a release must not leave the process.
-
-        Args:
-          before: only the releases of rounds before this one; None = all.
-
-        Raises:
-          BudgetExhausted: a second release does not fit the budget, and must not be published.
-          InputError: a replay with noise that rounds share has another sum than before.
-        """
-        while self._pending and (before is None or self._pending[0].round < before):
-            self._record(self._pending[0])
-            # Removed last, so that a release that exceeds the budget stays unconfirmed.
-            del self._pending[0]
-
     @property
     def client_states(self) -> list[Any]:
         """The `ClientStates` of each query whose clients keep something. PRIVATE."""
         return [each.states for each in self._prepared.values() if each.states is not None]
-
-    def _record(self, made: _Pending) -> None:
-        words = np.asarray(made.name)
-        name = "".join(f"{int(word):08x}" for word in words)
-        recorded = self.ledger.recorded(made.identity)
-        if recorded == name:
-            return
-        if recorded is None:
-            self.ledger.record(made.identity, name)
-            return
-        plan = made.query.plan
-        if plan.correlated:
-            raise InputError(
-                f"round {made.round} of {made.label!r} was replayed, and its result is not the "
-                "recorded one. Its noise is shared between rounds, so that a second release would "
-                "reveal it: nothing is released, and the run cannot go on here"
-            )
-        self._warn(
-            f"round {made.round} of {made.label!r} was replayed and its release is not the one "
-            "recorded before: it is charged as a second release on the same cohort, without "
-            "amplification"
-        )
-        self.ledger.charge(
-            plan.released_again_event(),
-            f"{made.label} released again",
-            run=self.run,
-            round=made.round,
-            identity=self._secret.digest("again", f"{made.identity} {name}"),
-        )
 
     def _check(self, query: Query) -> None:
         plan = query.plan
@@ -407,21 +406,19 @@ class Releaser(AbstractContextManager["Releaser"]):
             self._prepared[key] = prepared
         return prepared
 
-    def _clip_norm(self, query: Query, clip_norm: jax.Array | None) -> jax.Array:
+    def _clip_norm(self, query: Query, clip_norm: jax.Array | None) -> np.float32:
         if clip_norm is None:
-            return jnp.float32(query.plan.clip_norm)
+            return np.float32(query.plan.clip_norm)
         if query.plan.adaptive_clip is None:
             which = "has a constant clip norm: clip_norm is for adaptive clipping only"
             raise InputError(f"query {query.label!r} {which}")
-        if clip_norm is self._next_clip_norm.get(id(query)):
-            return clip_norm  # which the device may still compute
         shape, dtype = np.shape(clip_norm), getattr(clip_norm, "dtype", type(clip_norm).__name__)
-        found = f"{dtype}{list(shape)}"
-        if found == "float32[]" and 0 < float(clip_norm) < np.inf:
-            return clip_norm
+        kind = f"{dtype}{list(shape)}"
+        if kind == "float32[]" and 0 < float(clip_norm) < np.inf:
+            return np.float32(clip_norm)
         raise InputError(
             f"query {query.label!r}: clip_norm must be that of the last release, a float32 scalar "
-            f"that is positive and finite, found {clip_norm if found == 'float32[]' else found}"
+            f"that is positive and finite, found {clip_norm if kind == 'float32[]' else kind}"
         )
 
     def _label(self, query: Query) -> str:
@@ -431,12 +428,12 @@ class Releaser(AbstractContextManager["Releaser"]):
             found = f"{self._name} {query.label}"
         return f"{found} ({SIMULATED})" if query.plan.simulates else found
 
-    def _require_same_noise(self, query: Query, started: str, number: int, round: int) -> None:
+    def _require_same_noise(self, query: Query, identity: Identity, round: int) -> None:
         """Refuses to go on with correlated noise if the identity is not that of round 1."""
         plan = query.plan
         if round == 1 or not plan.correlated:
             return
-        first = self._secret.digest("charge", f"{started} {plan.charge_number(1)}")
+        first = self._secret.digest("charge", f"{identity.shared} {plan.charge_number(1)}")
         if not self.ledger.charged(first):
             raise InputError(
                 "the noise of this run is correlated between rounds, so that the data, the client "

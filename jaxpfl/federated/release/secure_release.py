@@ -94,8 +94,7 @@ def secure_release(
     secret = RunSecret()
     run = secret.digest("run", label)[:12]
     with Ledger(ledger, clients, budget=budget) as opened:
-        with Releaser(clients, opened, secret, run=run) as releaser:
-            releaser.charge_secure_sum(prepared, event)
+        Releaser(clients, opened, secret, run=run).charge_secure_sum(prepared, event)
         total_P = secure.add(_messages(prepared, broadcast, secure, secret, dropped))
         total = guarantee_of(opened.charges, delta, plan.unit)
     cost = Guarantee(event, delta, accountant="rdp")

@@ -21,6 +21,7 @@ SWEEP = {
 }
 OVER_CLIENTS = {"gap": None, "grid": {"training.clients_per_round": [5, 10]}}
 VALUES = [0.2, 0.3, 0.6, 0.5, 0.3, 0.45]
+WAY = "of the way from public to best"
 
 
 @pytest.fixture
@@ -73,9 +74,10 @@ def labels(panel):
 def test_gap_in_files_and_tables(finished):
     sweep, outcome, page, _ = finished({}, VALUES)
     table = table_of(page, "Table")
-    assert table[0] == ["case", "accuracy", "standard deviation", "runs", "gap closed"]
+    assert table[0] == ["case", "accuracy", "standard deviation", "runs", WAY]
     assert [row[-1] for row in table[1:]] == ["0.0 %", "100.0 %", "50.0 ± 35.4 %"]
-    assert "from that of “public” (0 %) to that of “best” (100 %), seed by seed" in page
+    assert "between that of “public” (0 %) and that of “best” (100 %), seed by seed" in page
+    assert outcome.record["cautions"] == []
     shown = lines(sweep, outcome.record)
     assert [re.split(r"  +", line) for line in shown[1:5]] == table
     with open(outcome.out / "table.csv") as file:
@@ -84,6 +86,15 @@ def test_gap_in_files_and_tables(finished):
     assert float(rows[2]["gap_deviation"]) == pytest.approx(50 / 2**0.5)
     record = json.loads((outcome.out / "sweep.json").read_text())
     assert record["rows"][2]["gap"] == pytest.approx(50)
+
+
+@pytest.mark.parametrize("ours", [0.1, 0.8])
+def test_beyond_the_ends_of_the_gap_there_is_a_dash_and_a_caution(finished, ours):
+    sweep, outcome, page, _ = finished({}, [*VALUES[:4], ours, ours])
+    assert [row[-1] for row in table_of(page, "Table")] == [WAY, "0.0 %", "100.0 %", "-"]
+    (caution,) = outcome.record["cautions"]
+    assert "public or best in accuracy: ours." in caution and caution in page
+    assert re.split("  +", lines(sweep, outcome.record)[4])[-1] == "-"
 
 
 def test_bars_are_of_the_means(finished):

@@ -90,7 +90,7 @@ class PopriConfig(PopriSettings):
         as published, or "moments": ONE release of the moments of all clients' embeddings, for the
         whole `privacy.epsilon`, from which the rewards of all rounds follow. This is ours, see
         `algorithms.one_look`; it has no use for `score` and `training.clients_per_round`.
-      score: see `algorithms.candidate_scores`.
+      score: see `algorithms.candidate_scores`; the default, "per_prompt", is ours.
       samples: the names of the corpora that prompts are made of; None for all. One corpus makes
         prompts of one kind, as in the released code.
       corpus: whether prompts are made of "all" of these corpora, or of the one that is "nearest" to

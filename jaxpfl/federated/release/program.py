@@ -1,0 +1,55 @@
+"""A program that is traced once: what is checked, hashed, lowered, compiled and run is one object.
+
+A function that is given to `jax.jit` is traced again whenever JAX finds other types, such as a weak
+one. What was read before would then not be what runs. A `Program` is traced for given shapes and
+dtypes, and afterwards only that trace counts: other types are refused when it is called.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend import core
+
+
+class Program:
+    """A traced function of arrays.
+
+    Args:
+      traced: of shapes with the places of their arrays.
+      after: is called when the program was compiled.
+    """
+
+    def __init__(self, traced: jax.stages.Traced, after: Callable[[], None] = lambda: None) -> None:
+        self._traced, self._after = traced, after
+
+    @cached_property
+    def _lowered(self) -> jax.stages.Lowered:
+        return self._traced.lower()
+
+    @cached_property
+    def _compiled(self) -> jax.stages.Compiled:
+        compiled = self._lowered.compile()
+        self._after()
+        return compiled
+
+    @property
+    def text(self) -> str:
+        """The program as it is lowered for its devices (StableHLO), before compilation."""
+        return self._lowered.as_text()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs the program; of tracers, becomes a part of what is being traced.
+
+        Raises:
+          TypeError: an argument has another shape or dtype than was traced.
+        """
+        leaves, structure = jax.tree.flatten(arguments)
+        if not any(isinstance(leaf, Tracer) for leaf in leaves):
+            return self._compiled(*arguments)
+        if structure != jax.tree.structure(self._traced.args_info[0]):
+            raise TypeError(f"expected {self._traced.in_tree}, found {structure}")
+        results = core.jaxpr_as_fun(self._traced.jaxpr)(*leaves)
+        return jax.tree.unflatten(self._traced.out_tree, results)

@@ -1,0 +1,90 @@
+"""What was checked is what runs: a trace that nobody read does not run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpfl as jp
+from jaxpfl.federated.release.program import Program
+from tests.federated.releases import releasing
+
+WEAK = [
+    pytest.param(lambda: jnp.asarray(1.0), id="weakly typed"),
+    pytest.param(lambda: np.ones((), np.float32), id="an array of NumPy"),
+    pytest.param(lambda: 1.0, id="a number"),
+]
+
+
+@pytest.mark.parametrize("broadcast", WEAK)
+def test_every_broadcast_of_one_type_runs_the_program_that_was_checked(broadcast, tmp_path):
+    """A client function can ask for its tracers' types: JAX would trace it again for a weak one."""
+    told, types = [], []
+
+    def client_fn(broadcast, examples, key):
+        types.append(broadcast.weak_type)
+        total = jnp.where(examples.mask, examples.batches["x"], 0).sum()
+        if broadcast.weak_type:
+            shape = jax.ShapeDtypeStruct((), jnp.float32)
+            total = jax.pure_callback(told.append, shape, total, vmap_method="sequential")
+        return total * broadcast
+
+    clients = jp.data.from_clients({f"c{i}": {"x": np.float32([i])} for i in range(6)})
+    plan = jp.Plan(1, jp.Clip(9.0), jp.Noise(0.01), jp.Poisson(6, 6), 1e-2)
+    asked = {"broadcast": broadcast(), "cohort": jp.CohortSpec(2, 4), "ledger": tmp_path / "l"}
+    found = jp.release(client_fn, clients, plan, **asked)
+    assert found.value == pytest.approx(15, abs=1) and not told and set(types) == {False}
+
+
+def test_a_program_refuses_other_types_than_it_was_traced_for():
+    program = Program(jax.jit(lambda x: x * 2).trace(jax.ShapeDtypeStruct((3,), jnp.float32)))
+    np.testing.assert_array_equal(program(jnp.ones(3)), np.full(3, 2.0))
+    np.testing.assert_array_equal(jax.jit(program)(jnp.ones(3)), np.full(3, 2.0))
+    for other in (jnp.ones(4), jnp.ones(3, jnp.int32)):
+        with pytest.raises(TypeError):
+            program(other)
+
+
+def test_every_shape_of_a_bucket_is_checked_hashed_and_lowered_before_a_charge(tmp_path):
+    """Of a ladder with two rungs, not the largest alone: each is a trace of its own."""
+    rungs = []
+
+    class Steps:
+        def init(self, broadcast, key):
+            return jnp.float32(0)
+
+        def step(self, broadcast, state, batch, mask, key):
+            return state + jnp.where(mask, batch["x"], 0).sum()
+
+        def finish(self, broadcast, state):
+            return state
+
+    clients = jp.data.from_clients(
+        {f"c{i}": {"x": np.ones(1 + 7 * (i == 0), np.float32)} for i in range(4)}
+    )
+    plan = jp.Plan(2, jp.Clip(9.0), jp.Noise(0.01), jp.Poisson(4, 4), 1e-2)
+    spec = jp.CohortSpec(1, 8, clients_per_bucket=2)
+    query = jp.Query("sum", Steps(), plan, spec)
+    assert len(spec.rungs) == 2
+    lowered = []
+
+    def counted(event, duration_secs, **found):
+        if event.endswith("jaxpr_to_mlir_module_duration"):
+            lowered.append(str(found.get("fun_name")))
+
+    with releasing(tmp_path / "l", clients) as releaser:
+        charge = releaser.ledger.charge
+
+        def first(*given, **named):
+            rungs.append(sum("accumulate" in name for name in lowered))
+            return charge(*given, **named)
+
+        releaser.ledger.charge = first
+        jax.monitoring.register_event_duration_secs_listener(counted)
+        try:
+            for round in (1, 2):
+                value = releaser.release(query, jnp.float32(0), round=round).value
+                assert value == pytest.approx(11, abs=1)
+        finally:
+            jax.monitoring.unregister_event_duration_listener(counted)
+    assert rungs == [2, 2]
