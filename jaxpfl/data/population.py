@@ -24,7 +24,7 @@ from jaxpfl.data.columns import (
     text_array,
     warn_of_numbers,
 )
-from jaxpfl.data.content import content_hash
+from jaxpfl.data.content import content_hash, origin_hash
 from jaxpfl.data.draws import client_uniforms
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError, named
@@ -159,6 +159,12 @@ class Population:
     def fingerprint(self) -> str:
         """The `content` of this population's source."""
         return self._source.sha256()
+
+    @property
+    def origin(self) -> str:
+        """Hashes of the ids and of all else, in their order. PRIVATE; reads nothing of a file."""
+        ids = origin_hash({"id": self.client_ids}, np.arange(len(self) + 1))
+        return f"{ids} {origin_hash(self._stored, self.offsets)}"
 
     def numeric(self) -> dict[str, Column]:
         """The columns that a model can read, by name; nothing of a file is read before its rows."""

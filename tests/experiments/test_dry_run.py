@@ -19,6 +19,7 @@ from jaxpfl.experiments.dry_run import dry_run, dry_run_sweep
 from jaxpfl.experiments.engine import description as engine
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.systems.federated_training import study
+from jaxpfl.federated.flow import client_program
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.privacy import Plan, accounting, gaussian, participation
 from jaxpfl.privacy.clipping import Clip
@@ -229,9 +230,17 @@ def mark(path: Path):
     "path", [pytest.param(path, marks=mark(path), id=path.stem) for path in FILES]
 )
 def test_every_config_passes_a_dry_run(path, tmp_path, monkeypatch, published, unaccounted):
+    read, alone = client_program.read, []
+
+    def noted(jaxpr, rules, platform):
+        alone.extend(each for name in ("cpu", "gpu") for each in read(jaxpr, rules, name).alone)
+        return read(jaxpr, rules, platform)
+
+    monkeypatch.setattr(client_program, "read", noted)
     monkeypatch.chdir(tmp_path)
     check(path)
     assert not list(tmp_path.iterdir())
+    assert not alone, "clients of a config are computed side by side"
 
 
 def test_a_model_larger_than_memory_is_refused_before_anything_is_written(tmp_path, capsys):

@@ -19,16 +19,20 @@ from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.federated.clients.client import PyTree, TracedClient
+from jaxpfl.federated.flow.client_program import needs_alone
+from jaxpfl.federated.flow.lowered import require_known_calls
 from jaxpfl.federated.mesh import leads, put, put_shares, several, shardings, shares, whole
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.broadcast import OwnBroadcast
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
-from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
+from jaxpfl.federated.release.preparation import prepared
+from jaxpfl.federated.release.query import Query, read_columns, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import key_from_words
 
-Kept = tuple[Path | None, int]
+Kept = tuple[Path | None, int, bytes]
+"""Where the states of clients are, after which round, and the key of their names there. SECRET."""
 
 
 class Work(NamedTuple):
@@ -60,6 +64,7 @@ class PreparedQuery:
       clients: with the columns that the client function reads. PRIVATE.
       program: the SHA-256 of what trains and sums clients, for every shape of a bucket, as JAX
         lowers it.
+      captured: the numbers that its functions and its programs hold, by name or line, and kind.
       content: the SHA-256 of `clients`. PRIVATE.
       broadcast: what this process has of the broadcast.
       states: what clients keep between rounds; None = nothing. PRIVATE.
@@ -70,6 +75,7 @@ class PreparedQuery:
     clients: Population
     fingerprint: str
     program: str
+    captured: list[str]
     content: str
     broadcast: OwnBroadcast
     states: Any = None  # `client_states.ClientStates`
@@ -78,7 +84,7 @@ class PreparedQuery:
 
     @classmethod
     def of(
-        cls, query: Query, broadcast: PyTree, population: Population, kept: Kept = (None, 0)
+        cls, query: Query, broadcast: PyTree, population: Population, kept: Kept = (None, 0, b"")
     ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 
@@ -96,10 +102,15 @@ class PreparedQuery:
         require_room(query, columns)
         door, client = opened(query, broadcast, columns)
         # From here on, these are the only programs of this query: checked, hashed and run.
-        programs = door.programs(broadcast, columns)
+        programs, captured = door.programs(broadcast, columns), query.captured
         if not query.plan.unchecked:
-            check_release(query, door, client, broadcast, columns)
-        program = identity.digest(program.text for program in programs)
+            # Before anything is lowered, for which JAX may call what a client function brings.
+            flow = check_release(query, door, client, broadcast, columns)
+            captured = list(dict.fromkeys([*captured, *flow.constants]))
+        texts = [program.text for program in programs]
+        if not query.plan.unchecked:
+            require_known_calls(texts, query.execution.platform, query.label)
+        program = identity.digest(texts)
         content = origin_hash(columns, found.offsets)
         clients = Population(columns, found.offsets, found.client_ids)
         states = None
@@ -107,9 +118,10 @@ class PreparedQuery:
             # Seldom used, and therefore loaded here.
             from jaxpfl.federated.release.client_states import ClientStates
 
-            states = ClientStates(kept, len(clients), client.client_state)
+            states = ClientStates(kept, clients.client_ids.to_pylist(), client.client_state)
         own = OwnBroadcast(broadcast, shardings(query.client_fn, door.mesh, broadcast))
-        return cls(query, door, clients, population.fingerprint, program, content, own, states)
+        given = query, door, clients, population.fingerprint, program, captured, content, own
+        return cls(*given, states)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
@@ -130,7 +142,7 @@ class PreparedQuery:
         return {
             "plan": plan,
             "program": self.program,
-            "captured": self.query.captured,
+            "captured": self.captured,
             "flow_checked": not self.query.plan.unchecked,
         }
 
@@ -216,7 +228,8 @@ def opened(
 ) -> tuple[Door, TracedClient]:
     """The door of a query, and its client function as traced for one client."""
     client = identity.traced(query, broadcast, columns)
-    return Door(query, client.contribution, client.client_state), client
+    alone = not query.plan.unchecked and needs_alone(client.jaxpr, query.execution.platform)
+    return Door(query, client.contribution, client.client_state, alone), client
 
 
 def _in_blocks(clients: Population, chosen: np.ndarray, size: int, replicas: int) -> Population:
