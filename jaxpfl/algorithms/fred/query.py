@@ -183,7 +183,7 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     dimension = len(mean_D)
     raw_DxD = from_half(np.asarray(state.half), dimension) / count
     covariance_DxD = project_psd(raw_DxD)
-    stds = [z * s for z, s in zip(plan.multipliers, plan.sensitivities, strict=True)]
+    stds = plan.noise_stds
     mean_std = stds[1] / count
     noise = MomentNoise(
         count=0.0 if math.isinf(stds[0]) else stds[0],
