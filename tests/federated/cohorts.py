@@ -10,7 +10,7 @@ from jaxpfl.data import Population, from_clients
 from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
 from jaxpfl.federated import Execution, Query, RunSecret
 from jaxpfl.federated.release.door import Door, Keys, Summed
-from jaxpfl.federated.release.identity import traced
+from jaxpfl.federated.release.prepared_query import opened
 from jaxpfl.privacy import Plan
 from tests.plans import flat_plan, flat_without_privacy
 
@@ -92,8 +92,7 @@ def sum_of_all(client_fn, clients: Population, spec, execution, broadcast, clip_
     count = len(clients)
     plan = no_noise(population=count, clients_per_round=count, clip_norm=clip_norm)
     query = Query("q", client_fn, plan, spec, execution=execution)
-    opened = Door(query, traced(query, broadcast, clients.columns).contribution)
-    return of_everybody(opened, broadcast, clients)
+    return of_everybody(opened(query, broadcast, clients.columns)[0], broadcast, clients)
 
 
 SHAPE = {"a": jax.ShapeDtypeStruct((DIM,), jnp.float32)}

@@ -2,9 +2,12 @@
 
 import dataclasses
 import re
+import sys
+import types
 from functools import partial
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -22,8 +25,10 @@ from jaxpfl.federated import (
     check_information_flow,
     client_mesh,
 )
+from jaxpfl.federated.flow import lanes
+from jaxpfl.federated.flow.lowered import require_known_calls
 from jaxpfl.privacy import AdaptiveClip, Clip, Ledger, Noise, Plan, Poisson
-from tests.federated.cohorts import DIM, no_noise, plan
+from tests.federated.cohorts import DIM, no_noise, plan, sum_of_all
 from tests.federated.releases import sum_by
 from tests.federated.test_local_training import LinearModel
 
@@ -156,6 +161,70 @@ def test_what_a_client_function_captures_is_listed_by_name_without_values(client
     assert not any("17.25" in each or "client 3" in each or "3.5" in each for each in found)
 
 
+LARGE = {f"key {k}": np.full(1, 17.25, np.float32) for k in range(40)}
+
+
+@pytest.fixture
+def a_module(tmp_path, monkeypatch):
+    """A module of the user's, which holds a number of the clients."""
+    made = types.ModuleType("statistics_of_mine")
+    made.__file__ = str(tmp_path / "statistics_of_mine.py")
+    made.MEAN = np.full(1, 17.25, np.float32)
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    np.save(tmp_path / "mean.npy", made.MEAN)
+    return made
+
+
+def test_a_number_is_listed_wherever_it_comes_from(a_module, tmp_path):
+    """By name, or where it enters the program: in the ledger, too. Never its value."""
+
+    def by_module(broadcast, examples, key):
+        return examples.batches["x"][0, 0] - a_module.MEAN[0]
+
+    def by_a_module_of_its_own(broadcast, examples, key):
+        import statistics_of_mine
+
+        return examples.batches["x"][0, 0] - jnp.sum(statistics_of_mine.MEAN)
+
+    def by_file(broadcast, examples, key):
+        return examples.batches["x"][0, 0] * float(np.load(tmp_path / "mean.npy")[0])
+
+    def by_large_container(broadcast, examples, key):
+        return examples.batches["x"][0, 0] - LARGE["key 3"]
+
+    def behind_another(broadcast, examples, key):
+        found = optax.sgd(sys.modules["statistics_of_mine"].MEAN[0].item())
+        return found.update(examples.batches["x"][0, 0], found.init(()))[0]
+
+    named = {
+        by_module: ["a_module.MEAN: float32[1]", "float32[]"],
+        by_a_module_of_its_own: ["statistics_of_mine.MEAN: float32[1]", "float32[1]"],
+        by_file: ["float32[]"],
+        by_large_container: ["LARGE: dict of 40", "float32[1]"],
+        behind_another: ["float32[]"],
+    }
+    for number, (client_fn, expected) in enumerate(named.items()):
+        line = client_fn.__code__.co_firstlineno
+        ledger = tmp_path / f"{number}.jsonl"
+        jp.release(client_fn, population(), PLAN, ledger=ledger)
+        (asked,) = Ledger.read(ledger).queries
+        *names, entering = expected
+        assert set(names) <= set(asked["captured"])
+        pattern = re.compile(rf"{re.escape(entering)} \({__name__.rpartition('.')[2]}\.py:(\d+)\)")
+        lines = [int(m[1]) for each in asked["captured"] if (m := pattern.fullmatch(each))]
+        assert any(line <= each <= line + 3 for each in lines), asked["captured"]
+        assert not any("17.25" in each for each in asked["captured"])
+
+
+def test_numbers_that_a_line_says_itself_are_not_listed():
+    def client_fn(broadcast, examples, key):
+        x = examples.batches["x"][0, 0]
+        return jnp.where(x > 0.25, x * -1_000.5, jnp.zeros_like(x)) + jax.random.normal(key, (DIM,))
+
+    found = check_information_flow(query(client_fn), population()).constants
+    assert found == ("DIM: a whole number",)
+
+
 def printing(broadcast, examples, key):
     jax.debug.print("{}", jnp.sum(examples.mask))
     return {"a": examples.batches["x"][0, 0]}
@@ -217,16 +286,112 @@ printing_steps = ClientSteps(
     lambda broadcast, key: jnp.float32(0), in_steps, lambda broadcast, state: state
 )
 
+
+def stateful(broadcast, examples, key):
+    x = examples.batches["x"][0, 0]
+    return x + jax.lax.fori_loop(0, 3, lambda i, u: jax.lax.rng_uniform(0.0, 1.0, ()), x[0])
+
+
+def of_another_generator(broadcast, examples, key):
+    words = jax.lax.bitcast_convert_type(examples.batches["x"][0, 0, :4], jnp.uint32)
+    return jax.lax.rng_bit_generator(words, (DIM,))[1].astype(jnp.float32)
+
+
+def with_other_keys(broadcast, examples, key):
+    own = jax.random.key(examples.steps, impl="rbg")
+    return jax.random.normal(own, (DIM,)) + examples.batches["x"][0, 0]
+
+
+def _own(name):
+    """A primitive of one's own, whose lowering could be anything."""
+    made = jax.extend.core.Primitive(name)
+    made.def_abstract_eval(lambda x, **params: x)
+    jax.interpreters.batching.defvectorized(made)
+    return made
+
+
+OWN = {name: _own(name) for name in ("jit", "custom_jvp_call", "while", "sin", "mine")}
+
+
+def of_ones_own(name, wrapped=lambda function: function):
+    inner = jax.make_jaxpr(jnp.sin)(np.zeros(DIM, np.float32))
+
+    def client_fn(broadcast, examples, key):
+        def called(x):
+            return OWN[name].bind(x, jaxpr=inner, call_jaxpr=inner)
+
+        return wrapped(called)(examples.batches["x"][0, 0])
+
+    return client_fn
+
+
+def in_a_jvp(function):
+    made = jax.custom_jvp(function)
+    made.defjvp(lambda values, slopes: (function(*values), slopes[0]))
+    return made
+
+
+def _run_by_jax(key, shape, width=32):
+    raise AssertionError("a key type's own Python ran")
+
+
+OWN_KEYS = jax.extend.random.define_prng_impl(
+    key_shape=(2,),
+    seed=_run_by_jax,
+    split=_run_by_jax,
+    random_bits=_run_by_jax,
+    fold_in=_run_by_jax,
+    name="threefry2x32 of one's own",
+    tag="fry",
+)
+
+
+def with_keys_of_ones_own(broadcast, examples, key):
+    words = jax.lax.bitcast_convert_type(examples.batches["x"][0, 0, :2], jnp.uint32)
+    own = jax.random.wrap_key_data(words, impl=OWN_KEYS)
+    return jax.random.bits(own, (DIM,)).astype(jnp.float32)
+
+
+class EqualToAll:
+    """A rule for several clients that passes for any other."""
+
+    __code__ = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__
+
+    def __eq__(self, other):
+        return True
+
+    def __call__(self, axis_size, batched, x):
+        return _sum_of_all(axis_size, batched, x)
+
+
+def with_a_rule_that_passes_for_another(broadcast, examples, key):
+    function = jax.custom_batching.custom_vmap(lambda x: x)
+    function.def_vmap(EqualToAll())
+    return function(examples.batches["x"][0, 0])
+
+
 # Client functions that tell something otherwise, and what is named.
 TELLING = {
     "print": (printing, "debug_print"),
     "callback": (asking_the_host, "pure_callback"),
     "rule": (with_a_rule_of_its_own, "custom_vmap_call"),
+    "rule of no function": (with_a_rule_that_passes_for_another, "custom_vmap_call"),
     "foreign": (foreign, "ffi_call"),
     "solver": (hidden_in_a_solver, "pure_callback"),
     "mesh": (on_a_mesh, "shard_map"),
     "collective": (told_all, "psum"),
     "steps": (printing_steps, "debug_print"),
+    "draws with a state": (stateful, "rng_uniform"),
+    "draws of another generator": (of_another_generator, "rng_bit_generator"),
+    "other keys": (with_other_keys, "key<rbg>"),
+    "keys of one's own": (with_keys_of_ones_own, "key<fry>"),
+    "own": (of_ones_own("mine"), "mine"),
+    "own by another's name": (of_ones_own("sin"), "sin"),
+    "own in a jit": (of_ones_own("mine", jax.jit), "mine"),
+    "own in a derivative": (of_ones_own("mine", in_a_jvp), "mine"),
+    "own as a jit": (of_ones_own("jit"), "jit"),
+    "own as a derivative": (of_ones_own("custom_jvp_call"), "custom_jvp_call"),
+    "own as a loop": (of_ones_own("while"), "while"),
 }
 
 
@@ -302,3 +467,101 @@ def test_local_training_passes_at_any_batch_and_chunk(batch, chunk):
     )
     params = model.init(jax.random.key(0))
     assert len(check_information_flow(asked, clients, params).noisy) == 2
+
+
+def _special(x):
+    """Its loop goes on for all until the slowest has converged."""
+    return jax.scipy.special.betainc(x[0], x[1], x[2])
+
+
+def _slope_of_a_kernel(x):
+    """Of a depthwise convolution: on a CPU, side by side, a neighbour's NaN is everyone's."""
+
+    def loss(kernel):
+        image = jnp.tile(x[:3], (1, 4, 4, 1))
+        order = ("NHWC", "HWIO", "NHWC")
+        found = jax.lax.conv_general_dilated(
+            image, kernel, (1, 1), "SAME", dimension_numbers=order, feature_group_count=3
+        )
+        return jnp.sum(jnp.sin(found))
+
+    return jnp.sum(jax.grad(loss)(jnp.ones((2, 2, 1, 6))))
+
+
+SLOW = np.float32([1e6, 1e6, 0.5, 0.0, 0.0])
+OTHERS = np.float32([0.13245437, 0.00117885, 0.9299075, 0.0, 0.0])
+MIXING = {
+    "special function": (_special, 0.011621, SLOW, "regularized_incomplete_beta"),
+    "slope of a kernel": (
+        _slope_of_a_kernel,
+        0.0,
+        np.full(5, np.nan, "f4"),
+        "conv_general_dilated",
+    ),
+    "linear algebra": (lambda x: jnp.linalg.svd(jnp.outer(x, x))[1][0], 0.0, SLOW, "svd"),
+}
+
+
+@pytest.mark.parametrize("which", MIXING)
+def test_what_was_not_tried_side_by_side_runs_one_client_at_a_time(which):
+    """TRUST 52: one client moves the sum by at most its own contribution, at any chunk."""
+    function, threshold, worst, name = MIXING[which]
+
+    def sign(broadcast, examples, key):
+        return jnp.where(function(examples.batches["x"][0, 0]) < threshold, 1.0, -1.0)
+
+    def total(last):
+        rows = [*[OTHERS] * 31, last]
+        clients = from_clients({f"client {k:02}": {"x": each[None]} for k, each in enumerate(rows)})
+        spec, execution = CohortSpec(1, 1, clients_per_bucket=32), Execution(client_mesh(1), 32)
+        asked = Query("q", sign, small(), spec, execution=execution)
+        (found,) = check_information_flow(asked, clients).alone
+        assert name in found
+        assert f"{__name__.rpartition('.')[2]}.py:" in found
+        return float(sum_of_all(sign, clients, spec, execution, (), 1.0))
+
+    assert abs(total(worst) - total(OTHERS)) <= 2
+
+
+@dataclasses.dataclass(frozen=True)
+class CountingSpecially(Counting):
+    def step(self, broadcast, state, batch, mask, key):
+        return state + _special(jnp.abs(batch["x"][0]))
+
+
+def test_what_was_not_tried_is_refused_where_examples_are_side_by_side():
+    asked = query(CountingSpecially(), of=dataclasses.replace(PLAN, unit="example"))
+    with pytest.raises(InformationLeak, match=r"regularized_incomplete_beta.*_flow\.py:\d+"):
+        check_information_flow(asked, population())
+
+
+def lowered(function):
+    return jax.jit(function).lower(np.ones((3, 3), np.float32)).as_text()
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda x: jax.pure_callback(np.abs, x, x), "callback"),
+        (lambda x: jax.ffi.ffi_call("nothing", jax.typeof(x))(x), "nothing"),
+        (lambda x: jax.lax.rng_uniform(0.0, x[0, 0], (2,)), "rng"),
+    ],
+    ids=["callback", "foreign", "draw"],
+)
+def test_a_call_in_the_lowered_text_is_refused(function, named):
+    with pytest.raises(InformationLeak, match=named):
+        require_known_calls([lowered(function)], "cpu", "q")
+
+
+def test_calls_of_jax_s_own_are_none():
+    for function in (jnp.linalg.svd, jnp.linalg.inv, jnp.sort, lambda x: x @ x, jnp.fft.fft):
+        require_known_calls([lowered(function)], "cpu", "q")
+
+
+def test_the_text_that_is_lowered_is_read_before_the_first_charge(monkeypatch, tmp_path):
+    """Even if the list of primitives were wrong."""
+    monkeypatch.setattr(lanes, "COMPUTES", lanes.COMPUTES | {"pure_callback"})
+    ledger = tmp_path / "ledger.jsonl"
+    with pytest.raises(InformationLeak, match="lowered for a cpu"):
+        jp.release(asking_the_host, population(), PLAN, ledger=ledger)
+    assert not ledger.exists() or len(Ledger.read(ledger)) == 0

@@ -31,7 +31,7 @@ from jaxpfl.models.base import Checking
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 
-_RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str}
+_RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str, "clients": str}
 
 
 class RunDirectory:
@@ -68,6 +68,14 @@ class RunDirectory:
                 purpose=algorithm.name,
                 run=self.record.get("run"),
             )
+        # Keyed, and its key is deleted in the end: no guess of them can be tested.
+        self._clients = self.secret and self.secret.digest("clients", population.origin)
+        if self.record and self._clients not in (None, self.record["clients"]):
+            raise InputError(
+                f"{path}: the clients are not those with which the run began, have other data, or "
+                "come in another order: resume it with the same, or choose another --out; nothing "
+                "was charged"
+            )
         if self.record:
             self.run_id, self.stamp = self.record["run"], self.record["stamp"]
         elif self.secret is not None:
@@ -97,6 +105,7 @@ class RunDirectory:
             "evaluation": None if evaluate is None else evaluate.name,
             "unit": self._population.unit,
             "population": self._population.name,
+            "clients": self._clients,
             "ledger_head": ledger_head,
             "devices": jax.device_count(),
             "backend": jax.default_backend(),
@@ -118,6 +127,9 @@ class RunDirectory:
         fields = ("rounds", "kept", "privacy", "epsilons", "evaluated_on", "metrics")
         record = {"run": self.run_id, "private": not self.stamp, "stopped": stopped}
         record |= {name: getattr(result, name) for name in fields}
+        # With the numbers that the programs hold, which only their trace has shown.
+        asked = [query for query in ledger.queries if query["run"] == self.run_id]
+        record["captured"] = {query["label"]: query["captured"] for query in asked}
         ledger.require_unchanged()
         files.write_json(self.path / "result.json", record)
         if stopped or rounds == self._algorithm.rounds:

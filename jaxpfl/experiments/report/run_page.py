@@ -194,7 +194,9 @@ def run_page(
         cautions=[*cautions, *of_rounds(records[:until], found.evaluated_on)],
         simulation=bool(run.get("note")) and not run["stamp"],
         warning=run.get("note") or "",
-        details=_details(run),
+        details=_details(
+            {**run, "captured": {**run["captured"], **found.result.get("captured", {})}}
+        ),
         pictures="plots",
     )
 
@@ -234,7 +236,8 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     held = [
         (
-            f"what the client function of the {label} captures, public by declaration",
+            f"what the client function of the {label} captures, and the lines where numbers enter "
+            "its program, public by declaration",
             "\n".join(captured),
         )
         for label, captured in run["captured"].items()

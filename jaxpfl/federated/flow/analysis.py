@@ -4,15 +4,15 @@ A loop is followed until its carried values keep their labels. What cannot be fo
 name: an unknown primitive, a callback, anything with an effect.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.extend.source_info_util as sources
 import numpy as np
 from jax.extend import core
 
 from jaxpfl.errors import InformationLeak
+from jaxpfl.federated.flow import client_program
+from jaxpfl.federated.flow.client_program import effects, entering, named, programs
 from jaxpfl.federated.flow.labels import (
     OF_CLIENTS,
     Cause,
@@ -24,14 +24,11 @@ from jaxpfl.federated.flow.labels import (
     chosen,
     joined,
 )
-from jaxpfl.federated.flow.rules import COLLECTIVES, PURE, TransferFunctions
+from jaxpfl.federated.flow.lanes import COLLECTIVES, COMPUTES, name_of
+from jaxpfl.federated.flow.rules import TransferFunctions
 
-_CALLS = dict.fromkeys(("checkpoint", "jit", "pjit", "remat", "remat2", "shard_map"), "jaxpr")
-_CALLS |= dict.fromkeys(
-    ("call", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"
-)
-# The rule by which JAX takes clients in turn, each by itself.
-_ONE_BY_ONE = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__  # pyright: ignore
+_CALLS: dict[str | None, str] = dict.fromkeys(("jit", "remat2", "shard_map"), "jaxpr")
+_CALLS |= dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr")
 _LOOPS = ("while", "scan", "cond")
 # Labels form chains of four, so that a loop that goes on is a fault of this file.
 _PASSES = 50
@@ -74,16 +71,18 @@ class Analysis:
       clip_norm: the token of the round's clip norm, which contributions must be clipped to; None =
         the client function bounds them itself.
       drawn: of each key that noise was drawn with, the place of the draw.
-      constants: shapes and dtypes of the arrays that the program holds.
+      platform: of the devices that run the program.
+      constants: kinds of the numbers that the program holds, and the lines where they enter.
       equations: those followed.
     """
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, platform: str) -> None:
         self.rules = TransferFunctions()
         self._allowed_rules = steps.rules
         self.clip_norm: int | None = None
         self.drawn: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self.constants: dict[int, str] = {}
+        self.platform = platform
+        self.constants: set[str] = set()
         self.equations: set[int] = set()
         self._repeated = 0
         self._steps = {
@@ -98,10 +97,8 @@ class Analysis:
     def closed(
         self, jaxpr: Any, given: Sequence[Value], place: tuple[Any, ...] = ()
     ) -> list[Value]:
-        held = getattr(jaxpr, "consts", ())
-        for each in held:
-            self._hold(each)
-        values = [self.rules.public("constant", id(each)) for each in held]
+        self.constants |= entering(jaxpr)
+        values = [self.rules.public("constant", id(each)) for each in getattr(jaxpr, "consts", ())]
         return self._program(getattr(jaxpr, "jaxpr", jaxpr), [*values, *given], place)
 
     def _program(self, jaxpr: Any, given: Sequence[Value], place: tuple[Any, ...]) -> list[Value]:
@@ -122,17 +119,13 @@ class Analysis:
     def _literal(self, number: Any) -> Value:
         if np.size(number) == 1:
             return self.rules.public("literal", str(number))
-        self._hold(number)
         return self.rules.public("constant", id(number))
 
-    def _hold(self, constant: Any) -> None:
-        self.constants[id(constant)] = described(constant)
-
     def _equation(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
-        name = eqn.primitive.name
+        name = name_of(eqn)
         if name in _CALLS:
             body = eqn.params[_CALLS[name]]
-            if name in ("jit", "pjit"):
+            if name == "jit":
                 # Where the called function was defined: "NAME at FILE:LINE".
                 defined = (body.jaxpr.debug_info.func_src_info or "").rpartition(":")[0]
                 if defined in self._steps:
@@ -152,7 +145,7 @@ class Analysis:
         if name in _LOOPS:
             follow = {"while": self._while, "scan": self._scan, "cond": self._branches}[name]
             return follow(eqn, given, place)
-        _require_pure(eqn)
+        _require_computing(eqn)
         return self.rules.equation(eqn, given, place)
 
     def _while(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
@@ -235,7 +228,9 @@ class Analysis:
 
     def _compute(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         """What clients compute: whatever it is, it is private."""
-        require_followed(eqn.params["jaxpr"], self.constants, self._allowed_rules)
+        # That of several clients, too, which a rule for them may have brought in.
+        read = client_program.read(eqn.params["jaxpr"], self._allowed_rules, self.platform)
+        self.constants |= read.constants
         return [
             self.rules.value((Kind.PRIVATE, None), place, index, cause=Cause(eqn, False))
             for index in range(len(eqn.outvars))
@@ -347,14 +342,6 @@ def _without_noise(value: Value) -> Value:
     return value._replace(kind=Kind.SECRET, detail=None) if value.kind is Kind.NOISE else value
 
 
-def named(eqn: Any) -> str:
-    """An equation and its line, without any value."""
-    out = ", ".join(str(each.aval) for each in eqn.outvars)
-    operands = " ".join(str(each.aval) for each in eqn.invars)
-    name = eqn.params.get("name", eqn.primitive.name)
-    return f"{out} = {name} {operands} ({sources.summarize(eqn.source_info)})"
-
-
 def because(value: Value) -> str:
     return "" if value.cause is None else f"; it comes from {named(value.cause.equation)}"
 
@@ -371,62 +358,10 @@ def _without_source(value: Value) -> tuple[Any, Any]:
     return (Kind.PRIVATE, None) if value.kind is Kind.FACTOR else value.label
 
 
-def require_followed(jaxpr: Any, constants: dict[int, str], rules: Sequence[Callable]) -> None:
-    """Refuses a client function that does anything but compute from its operands.
-
-    Args:
-      jaxpr: its program. That of one client, in which a function with a rule of its own for several
-        clients is not yet replaced by what the rule says.
-      constants: gets shapes and dtypes of the arrays that the program holds.
-      rules: see `Steps`.
-    """
-    left, seen = [jaxpr], set()
-    while left:
-        program = left.pop()
-        if id(program) in seen:
-            continue
-        seen.add(id(program))
-        constants |= {id(each): described(each) for each in getattr(program, "consts", ())}
-        for eqn in getattr(program, "jaxpr", program).eqns:
-            name = eqn.primitive.name
-            values = [each.val for each in eqn.invars if isinstance(each, core.Literal)]
-            constants |= {id(each): described(each) for each in values if np.size(each) > 1}
-            known = name in _CALLS or name in _LOOPS or _pure(eqn)
-            if name == "custom_vmap_call":
-                # JAX wraps the rule, in an attribute of that name.
-                rule = eqn.params["rule"].rule
-                known = rule in rules or rule.__code__ is _ONE_BY_ONE
-            if name in COLLECTIVES or not known:
-                raise InformationLeak(f"{name} cannot be followed: {named(eqn)}")
-            left += _jaxprs(list(eqn.params.values()))
-
-
-def described(constant: Any) -> str:
-    """The kind of an array that a program holds."""
-    return f"{constant.dtype}{list(np.shape(constant))}"
-
-
-def _require_pure(eqn: Any) -> None:
+def _require_computing(eqn: Any) -> None:
     """Refuses an equation whose result may not follow from its operands, or that has an effect."""
-    if not _pure(eqn):
+    if name_of(eqn) not in COMPUTES | COLLECTIVES or effects(eqn):
         raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {named(eqn)}")
-    for inner in _jaxprs(list(eqn.params.values())):
+    for inner in programs(list(eqn.params.values())):
         for each in getattr(inner, "jaxpr", inner).eqns:
-            _require_pure(each)
-
-
-def _pure(eqn: Any) -> bool:
-    effects = [each for each in eqn.effects if type(each).__name__ != "NamedAxisEffect"]
-    return eqn.primitive.name in PURE and not effects
-
-
-def _jaxprs(values: Sequence[Any]) -> Iterator[Any]:
-    """The programs among an equation's settings, however they are nested."""
-    for value in values:
-        # A Jaxpr, closed or not: where their types live differs between versions of JAX.
-        if hasattr(value, "eqns"):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _jaxprs(value)
-        elif isinstance(value, Mapping):
-            yield from _jaxprs(list(value.values()))
+            _require_computing(each)

@@ -19,7 +19,7 @@ import numpy as np
 _PLAIN = {bool: "a truth value", int: "a whole number", float: "a number", complex: "a number"}
 _PLAIN |= {str: "text", bytes: "bytes"}
 _DEEPEST, _LONGEST = 8, 32
-_OWN = Path(__file__).parents[1]
+_OWN = Path(__file__).parents[2]
 _INSTALLED = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
 
 
@@ -27,39 +27,44 @@ def captured(function: Any) -> tuple[str, ...]:
     """Names and kinds of the values that a function, or an object with methods, reads.
 
     From its closure, defaults, fields and bound arguments, in depth; and, if it is not from an
-    installed package, from the globals that its code names. Modules and classes are left out.
+    installed package, from the globals that its code names, and what it names of the user's own
+    modules (`module.NAME`). Of a container of more than 32 values only their number is listed, and
+    what of them enters the program is among its constants (`client_program`).
     """
     found: dict[str, None] = {}
     seen: set[int] = set()
 
     def read(name: str, value: Any, depth: int) -> None:
         kind = _PLAIN.get(type(value))
-        if value is None or isinstance(value, type | ModuleType | BuiltinFunctionType):
+        if value is None or isinstance(value, ModuleType | BuiltinFunctionType):
             return
         if kind is not None:
             found[f"{name}: {kind}"] = None
         elif isinstance(value, jax.Array | np.ndarray | np.generic):
             found[f"{name}: {value.dtype}{list(np.shape(value))}"] = None
-        elif id(value) not in seen and depth < _DEEPEST:
+        elif id(value) not in seen:
             seen.add(id(value))
-            long = isinstance(value, Mapping | tuple | list | set) and len(value) > _LONGEST
-            parts = [] if long else list(_parts(value))
+            many = isinstance(value, Mapping | tuple | list | set | frozenset) and len(value)
+            parts = [] if many > _LONGEST or depth == _DEEPEST else list(_parts(value))
             for part, each in parts:
                 read(f"{name}.{part}" if name else part, each, depth + 1)
             if not parts and not callable(value):
-                found[f"{name}: {type(value).__name__}"] = None
+                found[f"{name}: {type(value).__name__}{f' of {many}' if many else ''}"] = None
 
     read("", function, 0)
     return tuple(found)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, type):
+        yield from _of_class(value)
+        return
     if isinstance(value, MethodType):
         yield "", value.__self__
         value = value.__func__
     value = getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType):
-        yield from _of_function(value)
+        yield from of_function(value)
     elif isinstance(value, partial):
         yield "function", value.func
         yield from [(str(place), each) for place, each in enumerate(value.args)]
@@ -78,27 +83,37 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     """What a class that is not from an installed package holds, and its methods."""
-    if not _installed(getattr(sys.modules.get(kind.__module__), "__file__", None)):
+    if not installed(getattr(sys.modules.get(kind.__module__), "__file__", None)):
         held = (FunctionType, jax.Array, np.ndarray, np.generic, *_PLAIN)
         found = [(name, each) for name, each in vars(kind).items() if isinstance(each, held)]
         yield from [(name, each) for name, each in found if not name.startswith("__")]
 
 
-def _of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+def of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """What a function reads besides its arguments, by name."""
     code = function.__code__
     cells = function.__closure__ or ()
+    names = set() if installed(code.co_filename) else _names(code)
     for name, cell in zip(code.co_freevars, cells, strict=True):
         try:
-            yield name, cell.cell_contents
+            yield from _with_modules(name, cell.cell_contents, names)
         except ValueError:  # not yet assigned
             continue
     for place, each in enumerate(function.__defaults__ or ()):
         yield f"default {place}", each
     yield from (function.__kwdefaults__ or {}).items()
-    if not _installed(code.co_filename):
-        for name in sorted(_names(code)):
-            if name in function.__globals__:
-                yield name, function.__globals__[name]
+    for name in sorted(names):
+        # What it imports itself is among the names, too.
+        value = function.__globals__.get(name, sys.modules.get(name))
+        yield from _with_modules(name, value, names)
+
+
+def _with_modules(name: str, value: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """A value; of a module of the user's, too, what has one of these names in it."""
+    yield name, value
+    if isinstance(value, ModuleType) and not installed(getattr(value, "__file__", None)):
+        for part in sorted(names & vars(value).keys()):
+            yield from _with_modules(f"{name}.{part}", vars(value)[part], names - {part})
 
 
 def _names(code: CodeType) -> set[str]:
@@ -107,7 +122,7 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(each) for each in inner))
 
 
-def _installed(file: str | None) -> bool:
+def installed(file: str | None) -> bool:
     """Whether a file belongs to Python, to an installed package or to this one."""
     if file is None:
         return True

@@ -22,15 +22,19 @@ class InformationFlow(NamedTuple):
       equations: the number of those of the program that were followed.
       noisy: outputs that depend on clients, each by noisy sums; none of a plan without noise.
       constants: what counts as public because the program holds it: names and kinds of what the
-        client function captures, and shapes and dtypes of arrays. No values.
+        client function captures, and kinds of numbers with the lines where they enter the program.
+        No values.
       bounded_by_client: the client function bounds each example itself, and the program does not
         clip.
+      alone: operations of the client function that were not tried side by side (`flow.lanes`), with
+        their lines. If there are any, one client is computed after the other.
     """
 
     equations: int
     noisy: tuple[str, ...]
     constants: tuple[str, ...]
     bounded_by_client: bool
+    alone: tuple[str, ...] = ()
 
 
 class Labelled(NamedTuple):
@@ -54,7 +58,13 @@ class Labelled(NamedTuple):
 
 
 def check_program(
-    program: Any, given: Labelled, steps: Steps, *, clips: bool = True, private: bool = True
+    program: Any,
+    given: Labelled,
+    steps: Steps,
+    *,
+    clips: bool = True,
+    private: bool = True,
+    platform: str = "cpu",
 ) -> InformationFlow:
     """Proves of any traceable function of `Labelled` that it tells nothing but noisy sums.
 
@@ -62,9 +72,10 @@ def check_program(
       clips: contributions must be clipped to the round's clip norm; otherwise the client function
         bounds them, and any bound will do.
       private: the plan has noise. Without, the outputs are the exact sums, as the plan says.
+      platform: of the devices that are to run the program.
     """
     traced, results = jax.make_jaxpr(program, return_shape=True)(given)
-    analysis = Analysis(steps)
+    analysis = Analysis(steps, platform)
     values = [
         analysis.rules.public("input", place)
         if label[0] is Kind.PUBLIC
@@ -85,7 +96,7 @@ def check_program(
     return InformationFlow(
         len(analysis.equations),
         tuple(name for name, each in found.items() if each.kind is Kind.RELEASED),
-        tuple(sorted(set(analysis.constants.values()))),
+        tuple(sorted(analysis.constants)),
         not clips,
     )
 

@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import primitives
-
 from jaxpfl.federated.flow.labels import (
     OF_CLIENTS,
     OF_SECRETS,
@@ -23,22 +21,6 @@ from jaxpfl.federated.flow.labels import (
     shared,
     used,
 )
-
-# Their results follow from their operands alone. References to memory are not among them.
-PURE = {getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")} - {
-    "get", "swap", "infeed", "outfeed", "create_token", "after_all", "empty2",
-}  # fmt: skip
-PURE |= {"add_any", "pvary", "random_wrap", "random_unwrap", "random_clone", "split"}
-PURE |= {"psum_invariant", "all_gather_invariant", "pbroadcast", "optimization_barrier"}
-PURE |= {"stack", "unstack", "tile"}
-# A function of its operands alone, as JAX 0.12 has `top_k` under vmap.
-PURE |= {"call_hi_primitive"}
-
-# What devices, or clients side by side, tell each other. No client function needs it.
-COLLECTIVES = {
-    "all_gather", "all_gather_invariant", "all_to_all", "axis_index", "pbroadcast", "pmax", "pmin",
-    "ppermute", "psum", "psum_invariant", "ragged_all_to_all", "reduce_scatter", "shard_map",
-}  # fmt: skip
 
 # The same numbers in the same order.
 _SAME = {

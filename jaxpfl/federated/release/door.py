@@ -9,7 +9,7 @@ zero. Adding or removing one client moves the sum by at most S in L2 norm, whate
 padding, the chunk size and the number of devices; noise is drawn once per coordinate. Under
 `Plan(unit="example")` the client function bounds each example's share of a contribution
 (`client.BoundedByExample`): contributions are not clipped, and adding or removing one EXAMPLE moves
-the sum by at most S.
+the sum by at most S and what rounding adds (`release.rounding`), which the noise is for, too.
 
 The noise's key is a function of a secret and of THE EXACT SUM (the idea of deterministic
 signatures, RFC 6979): the host hashes its bits between two programs, see `release.sum_digest`.
@@ -34,6 +34,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
+from jaxpfl.federated.clients.static import Static
 from jaxpfl.federated.double_word import DoubleWord, is_pair
 from jaxpfl.federated.mesh import (
     CLIENTS,
@@ -224,15 +225,19 @@ class Door:
       query: what clients compute, and the plan.
       contribution: a pytree of arrays (or shapes) like one client's contribution.
       client_state: of shapes, what one client keeps between rounds; None = nothing.
+      alone: one client is computed after the other, whatever the query's chunk (`flow.lanes`).
     """
 
-    def __init__(self, query: Query, contribution: PyTree, client_state: PyTree = None) -> None:
-        self.query = query
+    def __init__(
+        self, query: Query, contribution: PyTree, client_state: PyTree = None, alone: bool = False
+    ) -> None:
+        self.query, self.alone = query, alone
         self.mesh = query.execution.devices
         self._like = Shapes.of(contribution)
         self.contribution = self._like.tree()
         self._layout = Layout.of(query.client_fn, self.mesh, self.contribution)
         self._client_state = client_state
+        self._client_fn = Static(query.client_fn)
         self._programs: dict[tuple[int, ...], Program] = {}  # by shapes of buckets
         self._sealed = False
 
@@ -366,7 +371,7 @@ class Door:
 
     def _engine(self, chunk: int) -> Engine:
         query, clips = self.query, self.query.plan.unit == "client"
-        return Engine(query.client_fn, clips, query.accumulator, chunk, self._layout)
+        return Engine(self._client_fn, clips, query.accumulator, chunk, self._layout)
 
     def _chunk_of(self, slots: int) -> int:
         """The chunk for buckets of this many slots; it divides a replica's share of them."""
@@ -376,6 +381,8 @@ class Door:
                 f"a bucket of {slots} clients cannot be split evenly among {number} devices, or "
                 "copies of the model: make CohortSpec.clients_per_bucket a multiple of their number"
             )
+        if self.alone:
+            return 1
         share, chunk = slots // number, self.query.execution.chunk
         if chunk is None:
             most = min(default_chunk(self.mesh), share)

@@ -36,10 +36,12 @@ import jax
 import numpy as np
 
 from jaxpfl.errors import InformationLeak
-from jaxpfl.federated.clients.client import RULES, PyTree, client_part
-from jaxpfl.federated.flow.analysis import Steps, require_followed
+from jaxpfl.federated.clients.client import RULES, PyTree, compiled_part
+from jaxpfl.federated.flow import client_program
+from jaxpfl.federated.flow.analysis import Steps
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.flow.check import InformationFlow, Labelled, check_program
+from jaxpfl.federated.flow.client_program import ClientProgram
 from jaxpfl.federated.release.accumulators import rounded_sum, scaled, whole_sum
 from jaxpfl.federated.release.door import Door, Keys, Summed, key_shape, shape_of
 from jaxpfl.federated.release.query import Query
@@ -49,7 +51,7 @@ from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.mechanisms import standard_normal
 
 STEPS = Steps(
-    compute=client_part,
+    compute=compiled_part,
     clip=clip_factors,
     scale=scaled,
     bind=bound_to_bits,
@@ -68,7 +70,7 @@ def check_release(
     `client` is the client function as traced for one client; of arrays, only shapes and dtypes are
     used.
     """
-    plan, held = query.plan, {*captured(query.client_fn), *check_client(query, client)}
+    plan, read = query.plan, check_client(query, client)
     noise = None
     if plan.correlated:
         noise = shape_of((door.coordinates,), np.int32 if plan.exact else np.float32)
@@ -81,22 +83,35 @@ def check_release(
         keys = Keys(given.secrets, given.noise_key)
         return door(given.public, given.clients, given.clip_norm, keys, given.noise)
 
-    found = check_program(release, given, STEPS, clips=plan.unit == "client", private=plan.private)
-    return found._replace(constants=tuple(sorted({*held, *found.constants})))
+    found = check_program(
+        release,
+        given,
+        STEPS,
+        clips=plan.unit == "client",
+        private=plan.private,
+        platform=query.execution.platform,
+    )
+    constants = {*captured(query.client_fn), *read.constants, *found.constants}
+    return found._replace(constants=tuple(sorted(constants)), alone=read.alone)
 
 
-def check_client(query: Query, client: Any) -> list[str]:
-    """The first half of `check_release`: returns shapes and dtypes of the arrays that it holds."""
-    constants: dict[int, str] = {}
+def check_client(query: Query, client: Any) -> ClientProgram:
+    """The first half of `check_release`, which reads the client function's program."""
+    platform = query.execution.platform
     try:
-        require_followed(client.jaxpr, constants, STEPS.rules)
+        found = client_program.read(client.jaxpr, STEPS.rules, platform)
+        if found.alone and query.plan.unit == "example":
+            raise InformationLeak(
+                f"an operation that was not tried side by side on a {platform}, so that examples "
+                f"might not be kept apart: {found.alone[0]}"
+            )
     except InformationLeak as error:
         raise InformationLeak(
             f"the client function of query {query.label!r}: {error}. Take it out; or run it with "
             "Plan.without_privacy(..., unchecked=True), which says of everything that it is not "
             "private"
         ) from None
-    return list(constants.values())
+    return found
 
 
 def secrets() -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept, keys_of
+from jaxpfl.federated.clients.static import Static
 from jaxpfl.federated.double_word import is_pair
 from jaxpfl.federated.mesh import CLIENTS, PyTree, replicas, shardings, splits_model
 from jaxpfl.federated.release.accumulators import Accumulator
@@ -88,7 +89,7 @@ def placed(place: NamedSharding, tree: PyTree) -> PyTree:
 class Engine:
     """The static part of compiled functions, which doors with equal engines share."""
 
-    client_fn: ClientFn
+    client_fn: Static
     clips: bool  # False where the client function bounds each example itself
     accumulator: Accumulator
     chunk: int
@@ -135,7 +136,7 @@ def accumulate(
             def one_client(bucket, longest):
                 examples = Examples(bucket.batches, bucket.mask, bucket.steps)
                 own_key = jax.random.wrap_key_data(bucket.key, impl=jax.random.key_impl(key))
-                state, client_fn = bucket.client_states, engine.client_fn
+                state, client_fn = bucket.client_states, engine.client_fn.function
                 if state is not None:
                     first = first_state(client_fn, broadcast)
                     state = jax.tree.map(partial(jnp.where, bucket.is_new), first, state)

@@ -1,0 +1,233 @@
+"""Reads what one client computes, as JAX traces it: operations, and the numbers that it holds.
+
+Nothing can tell whether a number was computed from the clients. Whoever reads a run's record sees
+where each one enters the program, with its kind and never its value:
+
+- every array, whatever line it enters at;
+- a single number, if a line of the user's makes it enter that does not say it itself: `x - mean`,
+  `x - np.load(file)[0]` and `x - 1 / 3`, but not `x - 0.5`. 0, 1, -1, what is not finite and the
+  sizes of axes are left out.
+
+What an installed package's code makes of a line of the user's, such as the step of an optimizer
+with a rate that was read from a file, counts as of that line.
+"""
+
+import itertools
+import linecache
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.source_info_util as sources
+import numpy as np
+from jax.extend import core
+
+from jaxpfl.errors import InformationLeak
+from jaxpfl.federated.flow import lanes
+from jaxpfl.federated.flow.captured import installed
+
+_NUMBER = re.compile(r"(?<![\w.])(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?")
+_JAX = str(Path(jax.__file__).parent)
+# Where the engine calls client functions: `clients.client.compiled_part`.
+_CALLED = ("compiled_part", str(Path(__file__).parents[1] / "clients" / "client.py"))
+
+
+class ClientProgram(NamedTuple):
+    """What was read of a client function's program.
+
+    Attributes:
+      alone: operations that were not tried side by side, with their lines; the first of each.
+      constants: kinds of the numbers that it holds, and the lines where they enter.
+    """
+
+    alone: tuple[str, ...]
+    constants: frozenset[str]
+
+
+def read(jaxpr: Any, rules: Sequence[Any], platform: str) -> ClientProgram:
+    """Refuses a client function that does anything but compute from its operands.
+
+    Args:
+      jaxpr: its program. That of one client, in which a function with a rule of its own for several
+        clients is not yet replaced by what the rule says.
+      rules: see `analysis.Steps`.
+      platform: of the devices that run it.
+
+    Raises:
+      InformationLeak: an operation that is not JAX's own, has an effect, asks others or draws by a
+        state; or a type or a key that is not JAX's own. It is named with its line.
+    """
+    alone: dict[str, str] = {}
+    constants: set[str] = set()
+    left, seen = [(jaxpr, _CALLED, None)], set()
+    while left:
+        closed, function, caller = left.pop()
+        if id(closed) in seen:
+            continue
+        seen.add(id(closed))
+        program = getattr(closed, "jaxpr", closed)
+        _require_plain((*program.constvars, *program.invars), lambda: "an operand of a program")
+        constants |= entering(closed)
+        for eqn in program.eqns:
+            # Within JAX's own functions, which are traced once, the line of who calls them now.
+            within, called = function, caller
+            if lanes.name_of(eqn) == "jit":
+                within = _function(eqn.params["jaxpr"].jaxpr)
+                called = None if not within[1].startswith(_JAX) else caller or _place(eqn)
+            _require_plain((*eqn.invars, *eqn.outvars), partial(named, eqn, caller))
+            _require_computing(eqn, rules, caller)
+            if lanes.unlisted(eqn, platform):
+                alone.setdefault(str(lanes.name_of(eqn)), named(eqn, caller))
+            constants |= _literals(eqn, function)
+            left += [(each, within, called) for each in programs(list(eqn.params.values()))]
+    return ClientProgram(tuple(alone.values()), frozenset(constants))
+
+
+def needs_alone(jaxpr: Any, platform: str) -> bool:
+    """Whether clients with this program must be computed one after the other; see `flow.lanes`."""
+    left, seen = [jaxpr], set()
+    while left:
+        closed = left.pop()
+        if id(closed) in seen:
+            continue
+        seen.add(id(closed))
+        for eqn in getattr(closed, "jaxpr", closed).eqns:
+            if lanes.unlisted(eqn, platform):
+                return True
+            left += programs(list(eqn.params.values()))
+    return False
+
+
+def _require_plain(variables: Sequence[Any], place: Callable[[], str]) -> None:
+    for each in variables:
+        strange = lanes.strange_type(each.aval)
+        if strange is not None:
+            raise InformationLeak(f"a value of type {strange} cannot be followed: {place()}")
+
+
+def _require_computing(eqn: Any, rules: Sequence[Any], caller: str | None) -> None:
+    name = lanes.name_of(eqn)
+    # The effects of programs within are read there.
+    known = name in lanes.COMPUTES and (name in lanes.PROGRAMS or not effects(eqn))
+    if name == "custom_vmap_call":
+        known &= not lanes.own_rule(eqn, tuple(rules))
+    if not known:
+        raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {named(eqn, caller)}")
+
+
+def effects(eqn: Any) -> list[Any]:
+    """What an equation does besides its results."""
+    return [each for each in eqn.effects if type(each).__name__ != "NamedAxisEffect"]
+
+
+def programs(values: Sequence[Any]) -> Iterator[Any]:
+    """The programs among an equation's settings, however they are nested."""
+    for value in values:
+        # A Jaxpr, closed or not: where their types live differs between versions of JAX.
+        if hasattr(value, "eqns"):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from programs(value)
+        elif isinstance(value, Mapping):
+            yield from programs(list(value.values()))
+
+
+def named(eqn: Any, place: str | None = None) -> str:
+    """An equation and its line, or that of the call that it belongs to, without any value."""
+    out = ", ".join(str(each.aval) for each in eqn.outvars)
+    operands = " ".join(str(each.aval) for each in eqn.invars)
+    name = eqn.params.get("name", eqn.primitive.name)
+    return f"{out} = {name} {operands} ({place or _place(eqn)})"
+
+
+def _place(eqn: Any) -> str:
+    return sources.summarize(eqn.source_info)
+
+
+def entering(closed: Any) -> set[str]:
+    """Kinds of the arrays that a program holds, and the lines where they enter it."""
+    program, held = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
+    return {
+        described(each, _first_line(program, variable))
+        for variable, each in zip(program.constvars, held, strict=False)
+    }
+
+
+def described(constant: Any, line: str | None) -> str:
+    """The kind of a number or an array that a program holds, and its line."""
+    return f"{constant.dtype}{list(np.shape(constant))}{f' ({line})' if line else ''}"
+
+
+def _first_line(program: Any, variable: Any) -> str | None:
+    """The first line of the user's that reads a variable, here or in a program within."""
+    for eqn in program.eqns:
+        places = [index for index, each in enumerate(eqn.invars) if each is variable]
+        if not places:
+            continue
+        for inner in programs(list(eqn.params.values())):
+            within = getattr(inner, "jaxpr", inner)
+            # Operands of a call are the last ones of its equation; before them, branches' numbers.
+            place = places[0] - len(eqn.invars) + len(within.invars)
+            found = _first_line(within, within.invars[place]) if place >= 0 else None
+            if found is not None:
+                return found
+        found = _line(eqn, _CALLED)
+        if found is not None:
+            return found[0]
+    return None
+
+
+def _literals(eqn: Any, function: tuple[str, str]) -> set[str]:
+    """Kinds and lines of the numbers that an equation holds, see the module."""
+    literals = [each for each in eqn.invars if isinstance(each, core.Literal)]
+    arrays = [each.val for each in literals if np.size(each.val) > 1]
+    shapes = [each.aval.shape for each in (*eqn.invars, *eqn.outvars)]
+    plain = {0, 1, *itertools.chain(*shapes)}
+    single = [each.val for each in literals if np.size(each.val) == 1]
+    # By their type: NumPy's comparisons of keys and of half precision are not needed here.
+    single = [each for each in single if _tells(np.asarray(each).item(), plain)]
+    if not arrays and not single:
+        return set()
+    line, text = _line(eqn, function) or (None, "")
+    found = {described(each, line) for each in arrays}
+    if line is None:
+        return found
+    said = [float(number.replace("_", "")) for number in _NUMBER.findall(text)]
+    hidden = [
+        each
+        for each in single
+        if not any(np.asarray(number).astype(each.dtype) == abs(each) for number in said)
+    ]
+    return found | {described(each, line) for each in hidden}
+
+
+def _tells(number: Any, plain: set[int]) -> bool:
+    if isinstance(number, bool | bytes | str):
+        return False
+    return not (abs(number) in plain or (isinstance(number, float) and not math.isfinite(number)))
+
+
+def _line(eqn: Any, function: tuple[str, str]) -> tuple[str, str] | None:
+    """The innermost line of the user's that an equation was made for, as FILE:LINE, and its text.
+
+    None if there is none within `function`, the innermost compiled one that holds the equation: as
+    it is traced once for all who call it, the lines outside are of whoever was the first.
+    """
+    for frame in getattr(eqn.source_info.traceback, "frames", ()):
+        if not installed(frame.file_name):
+            text = linecache.getline(frame.file_name, frame.line_num)
+            return f"{Path(frame.file_name).name}:{frame.line_num}", text
+        place = frame.function_name.rpartition(".")[2], frame.file_name
+        if place in (function, _CALLED):
+            return None
+    return None
+
+
+def _function(program: Any) -> tuple[str, str]:
+    """The name and the file of the function that a program was traced from."""
+    name, _, place = (program.debug_info.func_src_info or "").partition(" at ")
+    return name, place.rpartition(":")[0]
