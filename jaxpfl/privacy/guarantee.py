@@ -179,10 +179,13 @@ def _second(releases: Counts, delta: float, exact: bool) -> tuple[float | None, 
                 sizes = leaf.sample_size, leaf.source_dataset_size
                 fixed.append((event.noise_multiplier, *sizes, count))
             case _:
+                assert isinstance(leaf, dp_accounting.ZCDpEvent)
                 rho, xi = rho + count * leaf.rho, xi + count * leaf.xi
     if exact or (rounds and not fixed and not rho):
         return confirmation.poisson_epsilon(tuple(rounds), delta, mu), exact
     if rounds:
         return None, False
-    given = dict(gaussian_mu=mu, rho=rho, xi=xi, fixed_size=tuple(fixed))
-    return confirmation.renyi_epsilon(delta, **given), True
+    bound = confirmation.renyi_epsilon(
+        delta, gaussian_mu=mu, rho=rho, xi=xi, fixed_size=tuple(fixed)
+    )
+    return bound, True
