@@ -142,7 +142,8 @@ def stated(releases: Counts, delta: float, accountant: Accountant, adjacency: Ad
         return bound
     if second > bound + tolerance or (same and second < least):
         raise _disagreement(accountant, bound, "a second accountant", second)
-    return max(bound, second)
+    # Not for the last bits, by which what fits a budget exactly would exceed it.
+    return second if second > bound * (1 + 1e-9) else bound
 
 
 def _disagreement(accountant: Accountant, bound: float, second: str, other: float) -> InputError:
@@ -174,5 +175,7 @@ def _second(releases: Counts, delta: float, exact: bool) -> tuple[float | None, 
         return confirmation.poisson_epsilon(tuple(rounds), delta, mu), exact
     if rounds:
         return None, False
-    given = dict(gaussian_mu=mu, rho=rho, xi=xi, fixed_size=tuple(fixed))
-    return confirmation.renyi_epsilon(delta, **given), True
+    bound = confirmation.renyi_epsilon(
+        delta, gaussian_mu=mu, rho=rho, xi=xi, fixed_size=tuple(fixed)
+    )
+    return bound, True
