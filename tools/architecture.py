@@ -22,6 +22,7 @@ MOST_PARAMETERS = 10
 
 LEAVES = {"errors", "checks", "checked", "compilation_cache", "cores", "files", "lazy"} | {
     "notebook",
+    "printable",
     "progress",
 }
 FOUNDATIONS = {"data", "privacy", "models"}

@@ -34,7 +34,7 @@ def release_programs(
     by_share = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     nothing = partial(zero_sums, query.accumulator, door._layout, door._like)
     sums = door._layout.placed(jax.eval_shape(nothing))
-    scalar, words = (everywhere(doors.shape_of(*given)) for given in ((), ((4,), np.uint32)))
+    scalar, words = everywhere(doors.shape_of()), everywhere(doors.shape_of((4,), np.uint32))
     pairs = jax.tree.leaves(sums.contributions, is_leaf=is_pair)
     exchange = exchanged.trace(mesh, [pair.low for pair in pairs])
     half = placed(by_coordinate, exchange.out_info)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jaxpfl import checks
+from jaxpfl import checks, files
 from jaxpfl.data import storage
 from jaxpfl.data.columns import (
     Column,
@@ -22,6 +22,7 @@ from jaxpfl.data.columns import (
     rows_of,
     take,
     text_array,
+    warn_of_numbers,
 )
 from jaxpfl.data.content import content_hash, origin_hash
 from jaxpfl.data.draws import client_uniforms
@@ -275,7 +276,8 @@ class Population:
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`), which must not exist."""
         checks.instance("folder", folder, (str, Path), "the path of a new folder")
-        storage.write(Path(folder), lambda _: contextlib.nullcontext(self.stream()))
+        warn_of_numbers(self.numeric())
+        storage.write(files.user_path(folder), lambda _: contextlib.nullcontext(self.stream()))
 
     def stream(self) -> Stream:
         """The population batch by batch; what is mapped is read as far as the batch."""
@@ -298,7 +300,7 @@ class Population:
           InputError: the folder holds no population.
           CorruptFile: a file is missing, truncated or altered, or the files make no population.
         """
-        stored = storage.read(Path(folder))
+        stored = storage.read(files.user_path(folder))
         with named(folder, CorruptFile):
             population = cls(*stored[:-2])
         hashes = (("_source", stored.fingerprint), ("_content", stored.content))

@@ -22,6 +22,16 @@ from jaxpfl.privacy.events import Adjacency, Counts
 
 Unit = Literal["client", "example"]
 
+EXAMPLE_ROUNDING = 2.0**-7
+"""The share of S by which rounding may add to what one example moves a sum by. A query whose blocks
+could exceed it is refused, see `federated.release.rounding`."""
+
+
+def sensitivity(unit: Unit) -> float:
+    """How far one unit moves a sum, in clip norms; rounding is included."""
+    return 1 + EXAMPLE_ROUNDING if unit == "example" else 1.0
+
+
 _IN_WORDS = {"add_or_remove_one": "add or remove one", "replace_one": "replace one"}
 
 

@@ -17,9 +17,8 @@ Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing
 | again        | record, release's name    | identifies the charge of a second release; public     |
 | cohort       | identity                  | seed of the cohort and of the order of its examples   |
 | train        | identity                  | key of clients' draws, with their indices folded in   |
-| noise        | identity                  | half of the secret that binds the noise's key to the  |
-|              |                           | sum                                                   |
-| checksum     | identity                  | the other half                                        |
+| noise        | identity                  | half of a secret: with the sum, it gives the noise    |
+| checksum     | identity                  | the other half of it, see `release.sum_digest`        |
 | shared noise | the run's part of it      | key of noise that several rounds share                |
 | secure sum   | identity, event           | identifies the charge of a secure sum; public         |
 | noise share  | the client's index        | seed of a client's integer noise in a secure sum      |

@@ -6,7 +6,8 @@ with the wrong accountant. The participation decides the adjacency: see `privacy
 
 The unit is what is added, removed or replaced: a client with all its examples, or one example. Then
 examples are sampled, whoever holds them, and the client function bounds each by itself
-(`federated.BoundedByExample`). The noise multiplier z is the sum's noise standard deviation / S.
+(`federated.BoundedByExample`). The noise multiplier z is the sum's noise standard deviation / its
+sensitivity: S, and with unit "example" S (1 + 2^-7), of which 2^-7 S are for float32's rounding.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
-from jaxpfl.privacy.guarantee import Guarantee, Unit
+from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
 from jaxpfl.privacy.participation import Participation, Sampling
 from jaxpfl.privacy.simulated import LargerPopulation, both_statements
 
@@ -335,7 +336,7 @@ class Plan:
         z = self.noise_multiplier
         if self.private and self.adaptive_clip is not None:
             z = self.adaptive_clip.value_multiplier(z, self.clients_per_round)
-        return z * clip_norm
+        return z * sensitivity(self.unit) * clip_norm
 
     def check_round(self, round: int) -> None:
         """Raises `InputError` unless the round is in 1 .. rounds, which the epsilon covers."""

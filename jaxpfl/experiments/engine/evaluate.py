@@ -5,6 +5,7 @@ data that is not declared public is refused.
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -105,6 +106,18 @@ class Evaluator:
                 "fraction of the clients to it"
             )
         check_examples(model, self.population, self.name)
+
+    def on(self, population: Population) -> "Evaluator":
+        """The same evaluation on fewer examples, which its name says."""
+        left_out = self.population.num_examples - population.num_examples
+        if not left_out:
+            return self
+        found = copy(self)
+        found.population = population
+        found.name = f"{self.name}, without {left_out} examples that clients who train hold"
+        for cached in ("columns", "_batches"):
+            vars(found).pop(cached, None)
+        return found
 
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts

@@ -118,6 +118,10 @@ class BoundedByExample(Protocol):
     Under `Plan(unit="example")` the door does not clip contributions and relies on this bound. It
     is therefore part of the privacy guarantee and must be tested on adversarial neighbours.
 
+    "At most" is of exact sums. The function adds up examples' shares in float32, in any order, by
+    steps those of each batch first, and rounds each of them at most four times before. One that
+    rounds less than that may have an attribute `roundings`: see `federated.release.rounding`.
+
     Attributes:
       example_bound: the L2 bound, in the contribution's units.
     """

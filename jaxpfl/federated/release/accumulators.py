@@ -111,27 +111,21 @@ def scaled(leaf_C: jax.Array, factor_C: jax.Array) -> jax.Array:
 class Compensated:
     """Float32 sums as pairs, high + low with |low| at most half a unit in high's last place.
 
-    Between buckets and devices, each addition loses at most 2^-47 of the running sum, and nothing
-    while the sum has no bits below 2^-48 of itself. Within a bucket, which has at most some tens of
-    clients per device, additions are plain float32, because a two-sum for each client would triple
-    the memory traffic. Their rounding depends on what was added before, and one more client, or
-    example, also shifts others to other slots, blocks and buckets. If n take part, in k
-    contributions on a device in a bucket, each a float32 sum of b examples, it moves the sum by at
-    most S (1 + 2 n (k + b) 2^-24): each of n / (k b) subtotals is off by at most
-    k b (k + b) S 2^-24, with it and without it. Where the unit is the client, a contribution is
-    clipped after it was computed, so that only k counts: S (1 + 2 n k 2^-24).
-
-    DP-SGD over 59,392 examples in blocks of 32, 64 of which are in a bucket, has the bound 1.68 S
-    on one device and 1.28 S on eight; data that were made for it, as in this module's tests, moved
-    such a sum by 1.18 S and 1.05 S. FreD's sums over examples are exact within a block
-    (`clients.moments`), and `FixedPoint` sums altogether.
+    Between subtotals and devices, each addition loses at most 2^-47 of the running sum, and nothing
+    while the sum has no bits below 2^-48 of itself. Within a subtotal additions are plain float32,
+    because a two-sum for each client would triple the memory traffic. Without noise it is a whole
+    bucket; of blocks of examples it is a few, and `release.rounding` has the bound.
 
     The last bits of the result may depend on the layout of devices and chunks.
+
+    Attributes:
+      most: clients, or blocks of examples, in a subtotal.
     """
+
+    most: int = 2**30
 
     ordered_norms: ClassVar[bool] = False
     exact: ClassVar[bool] = False
-    most: ClassVar[int] = 2**30
     slack: ClassVar[float] = 1.0
 
     def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:

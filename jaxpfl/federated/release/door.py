@@ -9,7 +9,7 @@ zero. Adding or removing one client moves the sum by at most S in L2 norm, whate
 padding, the chunk size and the number of devices; noise is drawn once per coordinate. Under
 `Plan(unit="example")` the client function bounds each example's share of a contribution
 (`client.BoundedByExample`): contributions are not clipped, and adding or removing one EXAMPLE moves
-the sum by at most S.
+the sum by at most S and what rounding adds (`release.rounding`), which the noise is for, too.
 
 The noise's key is a function of a secret and of THE EXACT SUM (the idea of deterministic
 signatures, RFC 6979): the host hashes its bits between two programs, see `release.sum_digest`.

@@ -19,6 +19,8 @@ from jaxpfl.federated.clients.client import ClientFn, Stateful, Stepping
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
 from jaxpfl.federated.release.accumulators import Accumulator, ClipSteps, Compensated, FixedPoint
+from jaxpfl.federated.release.rounding import BLOCKS, example_rounding
+from jaxpfl.privacy.guarantee import EXAMPLE_ROUNDING
 from jaxpfl.privacy.plan import Plan
 
 Prepare = Callable[[Population], Population]
@@ -90,8 +92,8 @@ class Query:
 
     Raises:
       InputError: the plan's unit is the example, and `client_fn` has no `example_bound` or one that
-        exceeds the clip norm, examples would be used more than once, or noise is exact; or exact
-        noise is too small for the population.
+        exceeds the clip norm, examples would be used more than once, rounding could exceed what the
+        plan's noise is for, or noise is exact; or exact noise is too small for the population.
     """
 
     label: str
@@ -118,8 +120,9 @@ class Query:
         if self.cohort.clients_per_bucket is None:
             fitting = dataclasses.replace(self.cohort, clients_per_bucket=self._fitting())
             object.__setattr__(self, "cohort", fitting)
-        if not isinstance(self.client_fn, Stepping):
-            # One public shape: which of several a client gets would depend on other clients.
+        if not isinstance(self.client_fn, Stepping) or self.plan.unit == "example":
+            # One public shape: which of several a client gets would depend on other clients. Blocks
+            # of examples are all computed by one program, which rounds them alike.
             one_shape = dataclasses.replace(self.cohort, one_shape=True)
             object.__setattr__(self, "cohort", one_shape)
         if self.plan.exact:
@@ -151,14 +154,28 @@ class Query:
             raise InputError(
                 f"with unit = 'example' each is used once, found epochs = {self.cohort.epochs}"
             )
+        if self.plan.private and self.rounding > EXAMPLE_ROUNDING:
+            raise InputError(
+                f"by rounding, one example could add more than {EXAMPLE_ROUNDING:.3g} of the clip "
+                f"norm to what it moves the sum of query {self.label!r} by, and the plan's noise "
+                "is not for that: choose fewer examples in a block "
+                f"(CohortSpec.max_examples = {self.cohort.max_examples:,}), or fewer in a round"
+            )
+
+    @property
+    def rounding(self) -> float:
+        """The most that rounding adds to what one example moves the sum by, in clip norms."""
+        replicas = self.execution.replicas
+        return example_rounding(self.client_fn, self.cohort, replicas, self.plan)
 
     @property
     def accumulator(self) -> Accumulator:
         """How clipped contributions are added up."""
         if self.plan.exact:
             return FixedPoint()
-        whole = self.plan.private and self.plan.unit == "client"
-        return ClipSteps() if whole else Compensated()
+        if self.plan.unit == "example":
+            return Compensated(BLOCKS)
+        return ClipSteps() if self.plan.private else Compensated()
 
     @property
     def captured(self) -> list[str]:

@@ -45,7 +45,8 @@ from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import PyTree, require_one_process
-from jaxpfl.federated.release.identity import Identity, environment
+from jaxpfl.federated.release import identity as identities
+from jaxpfl.federated.release.identity import Identity
 from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
@@ -212,7 +213,7 @@ class Releaser:
         if others is None:
             require_one_process("a Releaser of its own", "call jaxpfl.run or jaxpfl.release")
         self._others = others
-        self._environment = environment() if others is None else others.environment
+        self._environment = identities.environment() if others is None else others.environment
         if not ledger.covers(population):
             raise InputError(
                 f"{ledger.path}: is the ledger of another population: all releases of the same "

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
+from jaxpfl.data.columns import warn_of_numbers
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Examples, PyTree, contribution, keys_of
@@ -69,6 +70,7 @@ def secure_release(
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.instance("secure", secure, SecureSum, "a jaxpfl.SecureSum")
     checks.non_negative_int("dropped", dropped)
+    warn_of_numbers(clients.numeric())
     if secure.clients != len(clients):
         raise InputError(
             f"the secure sum is planned for {secure.clients} clients, the data has another number, "
