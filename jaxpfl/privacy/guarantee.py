@@ -179,8 +179,10 @@ def _second(releases: Counts, delta: float, exact: bool) -> tuple[float | None, 
                 assert isinstance(event, dp_accounting.GaussianDpEvent)
                 sizes = leaf.sample_size, leaf.source_dataset_size
                 fixed.append((event.noise_multiplier, *sizes, count))
-            case _:
+            case dp_accounting.ZCDpEvent():
                 rho, xi = rho + count * leaf.rho, xi + count * leaf.xi
+            case _:
+                return None, False
     if exact or (rounds and not fixed and not rho):
         return confirmation.poisson_epsilon(tuple(rounds), delta, mu), exact
     if rounds:
