@@ -22,7 +22,6 @@ from jaxpfl.federated.clients.client import ClientFn, Examples, PyTree, contribu
 from jaxpfl.federated.clients.static import Static
 from jaxpfl.federated.flow.lowered import require_known_calls
 from jaxpfl.federated.mesh import client_mesh, require_one_process
-from jaxpfl.federated.release.door import key_shape
 from jaxpfl.federated.release.information_flow import check_client
 from jaxpfl.federated.release.prepared_query import PreparedQuery
 from jaxpfl.federated.release.program import Program
@@ -95,10 +94,10 @@ def secure_release(
     broadcast = arrays(query, broadcast)
     prepared = PreparedQuery.of(query, broadcast, clients)
     prepared.broadcast.read(broadcast)
-    program = _program(prepared, broadcast)
+    secret = RunSecret()
+    program = _program(prepared, broadcast, secret.key("train", ""))
     width = prepared.door.coordinates
     event = secure.event(width)
-    secret = RunSecret()
     run = secret.digest("run", label)[:12]
     with Ledger(ledger, clients, budget=budget) as opened:
         Releaser(clients, opened, secret, run=run).charge_secure_sum(prepared, event)
@@ -110,12 +109,12 @@ def secure_release(
     return OneRelease(value, cost.statement() + overflow, total.statement())
 
 
-def _program(prepared: PreparedQuery, broadcast: PyTree) -> Program:
+def _program(prepared: PreparedQuery, broadcast: PyTree, key: jax.Array) -> Program:
     """What computes a client's update, once it was checked; nothing is compiled."""
     query, door = prepared.query, prepared.door
     columns = prepared.clients.numeric()
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
-    given = Static(query.client_fn), like, door.bucket(columns), key_shape()
+    given = Static(query.client_fn), like, door.bucket(columns), key
     program = Program(_update.trace(*given))
     check_client(query, program)
     require_known_calls([program.text], query.execution.platform, query.label)
