@@ -7,7 +7,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.federated.release.program import Program
-from tests.federated.releases import releasing
+from tests.federated.releases import releasing, sum_by
 
 WEAK = [
     pytest.param(lambda: jnp.asarray(1.0), id="weakly typed"),
@@ -16,8 +16,9 @@ WEAK = [
 ]
 
 
+@pytest.mark.parametrize("how", ["release", "secure_release", "run"])
 @pytest.mark.parametrize("broadcast", WEAK)
-def test_every_broadcast_of_one_type_runs_the_program_that_was_checked(broadcast, tmp_path):
+def test_every_broadcast_of_one_type_runs_the_program_that_was_checked(broadcast, how, tmp_path):
     """A client function can ask for its tracers' types: JAX would trace it again for a weak one."""
     told, types = [], []
 
@@ -31,9 +32,8 @@ def test_every_broadcast_of_one_type_runs_the_program_that_was_checked(broadcast
 
     clients = jp.data.from_clients({f"c{i}": {"x": np.float32([i])} for i in range(6)})
     plan = jp.Plan(1, jp.Clip(9.0), jp.Noise(0.01), jp.Poisson(6, 6), 1e-2)
-    asked = {"broadcast": broadcast(), "cohort": jp.CohortSpec(2, 4), "ledger": tmp_path / "l"}
-    found = jp.release(client_fn, clients, plan, **asked)
-    assert found.value == pytest.approx(15, abs=1) and not told and set(types) == {False}
+    value = sum_by(how, client_fn, clients, plan, tmp_path / "l", broadcast())
+    assert value == pytest.approx(15, abs=1) and not told and set(types) == {False}
 
 
 def test_a_program_refuses_other_types_than_it_was_traced_for():

@@ -36,6 +36,11 @@ class Program:
         return compiled
 
     @property
+    def jaxpr(self) -> Any:
+        """The program as it was traced."""
+        return self._traced.jaxpr
+
+    @property
     def text(self) -> str:
         """The program as it is lowered for its devices (StableHLO), before compilation."""
         return self._lowered.as_text()
@@ -51,5 +56,5 @@ class Program:
             return self._compiled(*arguments)
         if structure != jax.tree.structure(self._traced.args_info[0]):
             raise TypeError(f"expected {self._traced.in_tree}, found {structure}")
-        results = core.jaxpr_as_fun(self._traced.jaxpr)(*leaves)
+        results = core.jaxpr_as_fun(self.jaxpr)(*leaves)
         return jax.tree.unflatten(self._traced.out_tree, results)

@@ -20,8 +20,11 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Examples, PyTree, contribution, keys_of
 from jaxpfl.federated.clients.static import Static
+from jaxpfl.federated.flow.lowered import require_known_calls
 from jaxpfl.federated.mesh import client_mesh, require_one_process
+from jaxpfl.federated.release.information_flow import check_client
 from jaxpfl.federated.release.prepared_query import PreparedQuery
+from jaxpfl.federated.release.program import Program
 from jaxpfl.federated.release.query import Execution, Query, arrays
 from jaxpfl.federated.release.releaser import OneRelease, Releaser
 from jaxpfl.privacy.clipping import Clip
@@ -90,13 +93,15 @@ def secure_release(
     query = Query(label, client_fn, plan, alone, execution=Execution(client_mesh(1)))
     broadcast = arrays(query, broadcast)
     prepared = PreparedQuery.of(query, broadcast, clients)
+    prepared.broadcast.read(broadcast)
+    secret = RunSecret()
+    program = _program(prepared, broadcast, secret.key("train", ""))
     width = prepared.door.coordinates
     event = secure.event(width)
-    secret = RunSecret()
     run = secret.digest("run", label)[:12]
     with Ledger(ledger, clients, budget=budget) as opened:
         Releaser(clients, opened, secret, run=run).charge_secure_sum(prepared, event)
-        total_P = secure.add(_messages(prepared, broadcast, secure, secret, dropped))
+        total_P = secure.add(_messages(prepared, program, secure, secret, dropped))
         total = guarantee_of(opened.charges, delta, plan.unit)
     cost = Guarantee(event, delta, accountant="rdp")
     overflow = f"; a sum overflows with probability {secure.overflow_probability(width):.1g}"
@@ -104,8 +109,20 @@ def secure_release(
     return OneRelease(value, cost.statement() + overflow, total.statement())
 
 
+def _program(prepared: PreparedQuery, broadcast: PyTree, key: jax.Array) -> Program:
+    """What computes a client's update, once it was checked; nothing is compiled."""
+    query, door = prepared.query, prepared.door
+    columns = prepared.clients.numeric()
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
+    given = Static(query.client_fn), like, door.bucket(columns), key
+    program = Program(_update.trace(*given))
+    check_client(query, program)
+    require_known_calls([program.text], query.execution.platform, query.label)
+    return program
+
+
 def _messages(
-    prepared: PreparedQuery, broadcast: PyTree, secure: SecureSum, secret: RunSecret, dropped: int
+    prepared: PreparedQuery, program: Program, secure: SecureSum, secret: RunSecret, dropped: int
 ) -> Iterator[np.ndarray]:
     """The message of each client that did not drop out. Only their sum may be released."""
     count = len(prepared.clients)
@@ -115,7 +132,7 @@ def _messages(
     for client in sorted(set(range(count)) - missing):
         chosen, spec = np.array([client]), prepared.query.cohort
         (bucket,) = Cohort(prepared.clients, chosen, spec, seed=seed, round=1)
-        update = jax.device_get(_update(Static(prepared.query.client_fn), broadcast, bucket, key))
+        update = jax.device_get(program(prepared.broadcast.placed(), bucket, key))
         update_P = np.concatenate(
             [leaf.ravel() for leaf in jax.tree.leaves(update)], dtype=np.float64
         )
