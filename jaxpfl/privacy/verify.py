@@ -37,7 +37,9 @@ _LARGE = 0.01
 _NAMED = re.compile(r"\beps|epsilon|[\u025b\u03b5\u03f5]", re.IGNORECASE)
 _DIGITS = r"([0-9]+\.?[0-9]*(?:e[+-][0-9]+)?)"
 _STATED = re.compile(rf"epsilon = {_DIGITS}, delta = {_DIGITS}\)")
-_WITHOUT = re.compile(r"epsilon = infinity\b|epsilon = 0\): nothing was released")
+_WITHOUT = re.compile(
+    r"epsilon = infinity\b|epsilon = 0\): (nothing was released|clients send nothing)"
+)
 _FIXED = "sampled_without_replacement"  # the only event whose adjacency is to replace one
 _FIELDS = {
     "certificate": {

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import files
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
@@ -19,7 +18,7 @@ _LEAST_WORDS = (5, 10, 20)
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
-    """The page of a finished run, and what its corpus repeats of clients, where that is known."""
+    """The page of a finished run, from its record alone."""
     metrics, stamp, tested_on = record["metrics"], record["stamp"], record["tested_on"]
     look = ", one look" if record["one_look"] else ""
     gain = 100 * (metrics["accuracy"] - metrics["public_accuracy"])
@@ -59,7 +58,6 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
         cautions.append(f"{where} wrote the texts: no run, nor a resumed one, can write the same.")
     cost, when = record["cost"], "in its only round" if look else "in a round"
-    repeats = directory / REPEATS
     return Page(
         title=f"Synthetic text: {record['method']}{look}",
         lead="How much a downstream language model improved by private clients' text.",
@@ -75,11 +73,11 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections=sections,
         cautions=cautions,
         runs=["fed_avg"] if record["method"] == "fed_avg" else [],
-        further=[_repeated(files.read_record(repeats), record)] if repeats.exists() else [],
     )
 
 
-def _repeated(found: Mapping[str, Any], record: Mapping[str, Any]) -> Page:
+def repeats_page(found: Mapping[str, Any], method: str, clients: str, stamp: str) -> Page:
+    """What a corpus repeats of these clients, by the content of `repeats.json`; PRIVATE."""
     rows = [
         (model, f"{len(words):,}", str(max(words)), f"{np.mean(words):.2f}", *_shares(words))
         for model, words in found["words"].items()
@@ -88,15 +86,15 @@ def _repeated(found: Mapping[str, Any], record: Mapping[str, Any]) -> Page:
     columns = ("texts of", "texts", "longest, in words", "mean, in words", *shares)
     text = (
         "The most words in a row that a written text has in common with one of "
-        f"{found['clients_texts']:,} texts of the {record['trained_on']}, and the share of texts "
+        f"{found['clients_texts']:,} texts of the {clients}, and the share of texts "
         "that have so many. Common phrases repeat, too: what the untuned generator repeats, it has "
         "from no client. One run."
     )
     table = Table(columns, rows, tuple(range(1, len(columns))), 0)
     return Page(
-        title=f"What the corpus repeats of clients: {record['method']}",
+        title=f"What the corpus repeats of clients: {method}",
         lead="Exact counts of clients' own texts.",
-        stamp=record["stamp"],
+        stamp=stamp,
         privacy="",
         privacy_notes=["Whoever sees this page learns of the clients what no noise hides."],
         facts=[],

@@ -24,6 +24,7 @@ from jaxpfl.experiments.engine.cost import both_statements, stamped, with_larger
 from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import EVOLVING, FED_AVG, SCORING, WRITING
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
@@ -33,7 +34,7 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     question,
 )
 from jaxpfl.experiments.systems.synthetic_text.look import EMBEDDING, NEAREST, Look
-from jaxpfl.experiments.systems.synthetic_text.page import REPEATS
+from jaxpfl.experiments.systems.synthetic_text.page import REPEATS, repeats_page
 from jaxpfl.experiments.systems.synthetic_text.study import Prepared
 from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.federated.hosts.shared_rounds import Asked
@@ -225,7 +226,10 @@ class Run:
             model: longest_repeats(written[:number], held).tolist()
             for model, written in ((OURS, texts), ("the untuned generator", untuned))
         }
-        files.write_json(self.directory / REPEATS, {"clients_texts": len(held), "words": found})
+        record, source = {"clients_texts": len(held), "words": found}, self.config.data.source
+        files.write_json(self.directory / REPEATS, record)
+        about = self.config.method, f"training clients of {source}", self.workspace.stamp
+        write_page(self.directory, repeats_page(record, *about))
 
     def _guarantee(self, releases: Releases) -> tuple[str, float | None]:
         ledger, run, plan = releases.ledger, releases.run, self.plan
