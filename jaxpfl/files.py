@@ -32,6 +32,7 @@ _DEEPEST = 64
 _PIECE = 2**20
 _NO_TIME = 315532800  # 1980 in UTC, the earliest that a zip archive can hold
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 JSON_NAMES: dict[Any, str] = {
     dict: "an object",
     list: "a list",
@@ -41,6 +42,25 @@ JSON_NAMES: dict[Any, str] = {
     bool: "true or false",
     type(None): "null",
 }
+
+
+def user_path(path: str | Path) -> Path:
+    """Returns a path as its user means it: a leading ~ and environment variables are replaced.
+
+    Else one ledger would be another file in each working folder. An absolute path keeps the names
+    of variables that are not set.
+
+    Raises:
+      InputError: a relative path has one, or there is no such home.
+    """
+    found = VARIABLE.sub(lambda name: os.environ.get(name[1] or name[2]) or name[0], str(path))
+    found = os.path.expanduser(found)
+    if not os.path.isabs(found) and (found.startswith("~") or VARIABLE.search(found)):
+        raise InputError(
+            f"{path}: expected a path whose home and environment variables are set; what is named "
+            "so is ./~NAME, or an absolute path"
+        )
+    return Path(found)
 
 
 def sync(file: IO[Any]) -> None:
@@ -304,10 +324,16 @@ def _array(file: IO[bytes], size: int) -> np.ndarray:
 
 
 def template(package: str, name: str) -> Any:
-    """A template of Jinja among the files of a package; HTML is escaped in one of .html."""
+    """A template of Jinja among the files of a package; HTML is escaped in one of .html.
+
+    Texts that are put in are printable; `Markup`, which is ours, stays.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    from jaxpfl.printable import printable
+
     return Environment(
+        finalize=lambda value: printable(value, "\n\t") if type(value) is str else value,
         loader=PackageLoader(package, ""),
         autoescape=".html" in name,
         undefined=StrictUndefined,

@@ -10,6 +10,8 @@ from datetime import timedelta
 from html import escape
 from typing import Any, ClassVar, Self, TypeVar
 
+from jaxpfl.printable import printable
+
 _SECONDS_BETWEEN_LINES = 10.0
 COMPILING = "compiling"
 """A first step takes as long as its programs take to compile."""
@@ -114,6 +116,7 @@ class Progress:
 
     def message(self, text: str) -> None:
         """Prints a line above the bar, even where progress is switched off."""
+        text = printable(text, kept="\n")
         if self._bar is None:
             sys.stderr.write(text + "\n")
         else:

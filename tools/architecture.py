@@ -22,6 +22,7 @@ MOST_PARAMETERS = 10
 
 LEAVES = {"errors", "checks", "checked", "compilation_cache", "cores", "files", "lazy"} | {
     "notebook",
+    "printable",
     "progress",
 }
 FOUNDATIONS = {"data", "privacy", "models"}
@@ -104,7 +105,7 @@ IMPORTS: dict[str, set[str]] = {
     "federated.release.door": {PREPARED, FLOW},
     "federated.release.prepared_query": {RELEASE, SECURE, SHARED_ROUNDS, REHEARSAL},
     "federated.release.summing": {DOOR},
-    "federated.release.checksum": {DOOR, FLOW},
+    "federated.release.sum_digest": {DOOR, FLOW},
 }
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}

@@ -3,9 +3,8 @@
 python tools/fish_completion.py > jaxpfl/cli/jaxpfl.fish
 """
 
-from pathlib import Path
-
 from jaxpfl.cli import parser
+from jaxpfl.cli.common import path
 
 _CONFIGS = r"(jaxpfl configs 2>/dev/null | string replace -rf '^jaxpfl \S+ (\S+).*' '$1')"
 _HEAD = """\
@@ -38,7 +37,7 @@ def script() -> str:
             if each.choices is not None:
                 found += f" -xa {_quoted(' '.join(map(str, each.choices)))}"
             elif each.nargs != 0:
-                found += " -rF" if each.type is Path else " -x"
+                found += " -rF" if each.type is path else " -x"
             lines.append(f"{found} -d {_quoted((each.help or '').replace('%%', '%'))}")
     return "\n".join(lines) + "\n"
 

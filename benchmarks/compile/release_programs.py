@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.federated.double_word import DoubleWord, is_pair
 from jaxpfl.federated.release import door as doors
-from jaxpfl.federated.release.door import Door, Keys
+from jaxpfl.federated.release.door import Door
 from jaxpfl.federated.release.summing import placed, zero_sums
 from jaxpfl.federated.release.vector import exchanged, gathered
 
@@ -25,8 +25,8 @@ def release_programs(
 
     Returns:
       "accumulate": adds a bucket of the largest shape to the sums; "exchange": gives each device
-      its share of the coordinates of one half of all sums; "release": adds up devices and noise;
-      "gather": the result, whole on every device.
+      its share of the coordinates of one half of all sums; "join": adds up devices; "release": adds
+      the noise, whose key the host makes in between; "gather": the result, whole on every device.
     """
     mesh, query = door.mesh, door.query
     everywhere = partial(placed, NamedSharding(mesh, PartitionSpec()))
@@ -34,20 +34,20 @@ def release_programs(
     by_share = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     nothing = partial(zero_sums, query.accumulator, door._layout, door._like)
     sums = door._layout.placed(jax.eval_shape(nothing))
-    scalar, key = everywhere(doors.shape_of()), everywhere(doors.key_shape())
-    keys = Keys(key, key, everywhere(doors.shape_of((4,), np.uint32)))
+    scalar, words = everywhere(doors.shape_of()), everywhere(doors.shape_of((4,), np.uint32))
     pairs = jax.tree.leaves(sums.contributions, is_leaf=is_pair)
     exchange = exchanged.trace(mesh, [pair.low for pair in pairs])
     half = placed(by_coordinate, exchange.out_info)
-    total, private = DoubleWord(half, half), query.plan.private
-    scalars = (scalar, scalar, scalar)
-    release = doors._release.trace(
-        query.accumulator, mesh, private, total, sums.below, *scalars, keys, None
+    join = doors._joined.trace(query.accumulator, mesh, DoubleWord(half, half), sums.below)
+    total = placed(by_share, join.out_info[0])
+    noise = doors._noised.trace(
+        query.accumulator, mesh, query.plan.private, total, *[scalar] * 4, words, None
     )
-    value = placed(by_share, release.out_info[0])
+    value = placed(by_share, noise.out_info[0])
     return {
         "accumulate": door.trace(broadcast, door.bucket(columns)),
         "exchange": exchange,
-        "release": release,
+        "join": join,
+        "release": noise,
         "gather": gathered.trace(mesh, value, door._like),
     }

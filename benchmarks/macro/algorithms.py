@@ -134,13 +134,16 @@ def main(config: Config) -> list[dict]:
                 algorithm = make(model, client=client, **extra, **shared)
             with tempfile.TemporaryDirectory() as out:
                 ledger = f"{out}/ledger.jsonl"
-                made = jp.run(
-                    algorithm, clients.keeping(kept), ledger=ledger, out=f"{out}/run", seed=seed
-                )
+                # Reproducible, so that the states can be found when the run has ended.
+                from_seed = jp.privacy.ReproducibleSeed(seed)
+                trained_on, folder = clients.keeping(kept), f"{out}/run"
+                made = jp.run(algorithm, trained_on, ledger=ledger, out=folder, seed=from_seed)
                 if personal:
-                    place = pathlib.Path(out) / "run" / "private" / "client_states"
-                    place = place, config.rounds
-                    on_own.append(of_clients(place, client, clients, ~kept, made.params))
+                    secret = jp.federated.RunSecret.reproducible(seed, algorithm.name)
+                    key = secret.words_of("names", "").tobytes()
+                    place = pathlib.Path(folder) / "private" / "client_states"
+                    kept_at = place, config.rounds, key
+                    on_own.append(of_clients(kept_at, client, clients, ~kept, made.params))
             several = name == "IFCA"
             models = made.params if several else jax.tree.map(lambda x: x[None], made.params)
             found.append(float(jax.vmap(accuracy)(models).max()))
@@ -244,7 +247,9 @@ def drawn(rows: list[dict], writers: bool):
     return plots.labelled(axes, "accuracy, % (each point is a seed)", "")
 
 
-def of_clients(place: tuple[pathlib.Path, int], client, clients, held, params) -> dict[str, float]:
+def of_clients(
+    place: tuple[pathlib.Path, int, bytes], client, clients, held, params
+) -> dict[str, float]:
     """Accuracies of clients' own models and of the shared one on the images that they kept out.
 
     Of public data, or else this would be a release.
@@ -254,7 +259,8 @@ def of_clients(place: tuple[pathlib.Path, int], client, clients, held, params) -
     from jaxpfl.federated.release.client_states import ClientStates
 
     params = jax.device_get(params)
-    states = ClientStates(place, len(clients), jax.device_get(client.client_state(params)))
+    ids = clients.client_ids.to_pylist()
+    states = ClientStates(place, ids, jax.device_get(client.client_state(params)))
     image = np.asarray(clients.columns["image"]).reshape(-1, IMAGES).astype(np.float32) / 255
     label, found = np.asarray(clients.columns["label"]), []
     for number in range(len(clients)):

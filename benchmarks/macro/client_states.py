@@ -124,7 +124,8 @@ def store(config: Config) -> dict:
     like = jax.ShapeDtypeStruct((config.state,), np.float32)
     with tempfile.TemporaryDirectory() as folder:
         place = pathlib.Path(folder)
-        states, seconds = ClientStates((place, 0), config.clients, like), []
+        ids = [str(client) for client in range(config.clients)]
+        states, seconds = ClientStates((place, 0, b"key"), ids, like), []
         for round in range(1, config.store_rounds + 1):
             chosen = rng.choice(config.clients, config.asked, replace=False)
             began = time.perf_counter()

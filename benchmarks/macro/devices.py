@@ -69,7 +69,7 @@ def child(devices: int, repeats: int, file: str) -> None:
     model = jp.models.emnist_cnn()
     params = model.init(jax.random.key(0))
     secret = RunSecret.reproducible(0)
-    keys = Keys(secret.key("train", ""), secret.key("noise", ""), secret.words_of("checksum", ""))
+    keys = Keys(secret.key("train", ""), np.tile(secret.words_of("noise", ""), 2))
     participation, clip = jp.Poisson(10_000, CLIENTS), jp.Clip(0.5)
     private = jp.Plan(
         rounds=10, clip=clip, noise=jp.Noise(1.0), participation=participation, delta=1e-6

@@ -114,7 +114,7 @@ def rounds(config: Config) -> list[dict]:
 
     draw, rows = np.random.default_rng(0), []
     secret = RunSecret.reproducible(0)
-    keys = Keys(secret.key("train", ""), secret.key("noise", ""), secret.words_of("checksum", ""))
+    keys = Keys(secret.key("train", ""), np.tile(secret.words_of("noise", ""), 2))
     cnn, words = jp.models.emnist_cnn(), jp.models.CIFGLanguageModel(10_004, 96, 670)
     for name, clients, shape, model, columns in (
         ("EMNIST CNN", 10, (2, 20), cnn,

@@ -77,8 +77,8 @@ def main(config: Config) -> list[dict]:
         ("covariance, diagonal", 2, "covariance", 1.0, 1.0),
         ("covariance, off the diagonal", 2, "covariance", 1 / math.sqrt(2), 1.0),
     ):
-        unit = plan.sensitivities[index] / n
-        own, paper = plan.multipliers[index] * ours * unit, classical * theirs * unit
+        own = plan.noise_stds[index] * ours / n
+        paper = classical * theirs * plan.sensitivities[index] / n
         rows.append(
             {
                 "what": what,

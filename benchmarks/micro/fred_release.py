@@ -74,7 +74,7 @@ def main(config: Config) -> list[dict]:
     client_fn = FredPlan((1.0, 1.0, 1.0), delta=1e-6).client_fn("second")
     spec = jp.CohortSpec(config.examples, config.examples, clients_per_bucket=clients)
     secret = RunSecret.reproducible(0)
-    keys = Keys(secret.key("train", ""), secret.key("noise", ""), secret.words_of("checksum", ""))
+    keys = Keys(secret.key("train", ""), np.tile(secret.words_of("noise", ""), 2))
     empty = {"embedding": np.empty((0, config.dimension), np.float32)}
 
     def door(chunk):

@@ -9,17 +9,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import checks, cores
+from jaxpfl import checks, cores, files
 from jaxpfl.errors import InputError
+
+
+def path(text: str) -> Path:
+    """An argument that is a file or a folder, as its user means it."""
+    try:
+        return files.user_path(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
 
 _SHARED: dict[str, dict[str, Any]] = {
     "config": {
         "metavar": "CONFIG",
-        "type": Path,
+        "type": path,
         "help": "a YAML file, or the name of a config that comes with jaxpfl, such as quickstart; "
         "`jaxpfl configs` lists them",
     },
-    "directory": {"metavar": "RUN", "type": Path, "help": "directory of a run"},
+    "directory": {"metavar": "RUN", "type": path, "help": "directory of a run"},
     "--dry-run": {
         "action": "store_true",
         "help": "check config, shapes, memory and epsilon: read no client, fetch, charge and write "
@@ -77,7 +86,7 @@ def add(parser: argparse.ArgumentParser, *names: str) -> None:
 
 def add_path(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:
     """Adds an option that is a file or a folder."""
-    parser.add_argument(name, type=Path, metavar=metavar, help=text)
+    parser.add_argument(name, type=path, metavar=metavar, help=text)
 
 
 def unused_directory(name: str) -> Path:

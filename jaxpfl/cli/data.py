@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.cli.common import add_path
+from jaxpfl.cli.common import add_path, path
 from jaxpfl.errors import InputError
 
 
@@ -137,7 +137,7 @@ def _get(arguments: argparse.Namespace) -> dict[str, Any]:
 def add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="what to read; see jaxpfl.data.open")
     out = "a new folder; it is private, and complete or absent"
-    parser.add_argument("out", metavar="OUT", type=Path, help=out)
+    parser.add_argument("out", metavar="OUT", type=path, help=out)
     public = (
         "write token ids in place of the texts, for a word model of this vocabulary: a "
         "vocabulary.json, a folder with tokens, TensorFlow Federated's "
@@ -163,9 +163,9 @@ def run_convert(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, An
 
 
 def add_convert_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="a model in a GGUF file")
+    parser.add_argument("file", metavar="FILE", type=path, help="a model in a GGUF file")
     folder = "for config.json, the weights as safetensors, and the tokeniser's files"
-    parser.add_argument("out", metavar="FOLDER", type=Path, help=folder)
+    parser.add_argument("out", metavar="FOLDER", type=path, help=folder)
     dtype = "of the written weights (default: float32, which keeps the file's values exactly)"
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=dtype)
 

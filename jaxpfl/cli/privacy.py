@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxpfl import checks
@@ -19,7 +18,7 @@ def _add_accountant(parser: argparse.ArgumentParser) -> None:
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
     text = "such as ledger.jsonl of a run; of several, also what all of them cost together"
-    parser.add_argument("ledgers", metavar="LEDGER", type=Path, nargs="+", help=text)
+    parser.add_argument("ledgers", metavar="LEDGER", type=common.path, nargs="+", help=text)
     parser.add_argument("--delta", type=float, required=True, help="of the guarantee, such as 1e-5")
     _add_accountant(parser)
 
@@ -48,12 +47,12 @@ def budget(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("certificates", metavar="CERTIFICATE", type=Path, nargs="+")
+    parser.add_argument("certificates", metavar="CERTIFICATE", type=common.path, nargs="+")
     text = "a ledger that a certificate is of; may be repeated"
     parser.add_argument(
-        "--ledger", type=Path, action="append", default=[], metavar="FILE", help=text
+        "--ledger", type=common.path, action="append", default=[], metavar="FILE", help=text
     )
-    parser.add_argument("--weights", type=Path, metavar="FOLDER", help="that `export` wrote")
+    parser.add_argument("--weights", type=common.path, metavar="FOLDER", help="that `export` wrote")
     text = "also say what all of them cost together, if they are of the same clients"
     parser.add_argument("--together", action="store_true", help=text)
 

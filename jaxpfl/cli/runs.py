@@ -4,7 +4,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from jaxpfl import checks
@@ -80,7 +79,9 @@ def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="directories of runs")
+    parser.add_argument(
+        "runs", metavar="RUN", type=common.path, nargs="+", help="directories of runs"
+    )
     common.add_path(parser, "--out", "DIR", "a new directory (default: runs/compare)")
 
 
@@ -101,7 +102,7 @@ def compare(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     common.add(parser, "directory")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")
+    parser.add_argument("folder", metavar="FOLDER", type=common.path, help="a new folder")
     more = "synthetic texts (default: as many as the run wrote; more cost the clients nothing)"
     parser.add_argument("--texts", type=int, metavar="N", help=more)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.data import storage
 from jaxpfl.data.columns import read
 from jaxpfl.data.mapped import Mapped, MappedText
@@ -25,7 +26,7 @@ def check(folder: str | Path, *, progress: bool = True) -> Population:
       InputError: the folder holds no population, or one of an older format.
       CorruptFile: something is missing, truncated, altered or makes no sense.
     """
-    folder = Path(folder)
+    folder = files.user_path(folder)
     population = Population.load(folder)
     stored = storage.read(folder).columns
     for name in track(list(stored), "checking columns", progress=progress):

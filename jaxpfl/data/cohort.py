@@ -221,7 +221,7 @@ class Cohort:
             mask, rows = mask.reshape(shape), rows.reshape(shape)
             bucket = Bucket(
                 batches={
-                    name: _gather(column, rows, mask) for name, column in self._columns.items()
+                    name: gather(column, rows, mask) for name, column in self._columns.items()
                 },
                 mask=mask,
                 steps=np.zeros(packed, np.int32),
@@ -273,7 +273,7 @@ def _generator(purpose: int, address: tuple[int, int], words: np.ndarray) -> np.
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def _gather(column: Column, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def gather(column: Column, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """The examples of `rows`; zeros where masked: padding never holds another client's data."""
     shape = (*rows.shape, *column.shape[1:])
     if not mask.any():

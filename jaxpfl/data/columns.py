@@ -8,8 +8,9 @@ any other. An empty string is an example without words.
 """
 
 import re
+import warnings
 from collections import UserDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +27,7 @@ Column: TypeAlias = Any
 WORD_SEPARATOR = "\x1f"
 """Separates the words of a text that was split into words; a control character is in no word."""
 
+_FLOAT32 = float(np.finfo(np.float32).max)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -94,6 +96,33 @@ def from_arrow(array: pa.Array) -> Any:
         array, type_ = array.flatten(), type_.value_type
     values = array.to_numpy(zero_copy_only=False)
     return values.reshape(-1, *shape) if shape else values
+
+
+def not_finite(column: Column) -> int:
+    """How many examples hold NaN, an infinite number or one that float32 cannot hold. PRIVATE.
+
+    Numbers of a file are not read for it: whoever wrote the file looked at them.
+    """
+    if not isinstance(column, np.ndarray) or column.dtype.kind != "f" or not column.size:
+        return 0
+    # The least and the largest number are NaN where one is.
+    if column.min() >= -_FLOAT32 and column.max() <= _FLOAT32:
+        return 0
+    fits = np.abs(column) <= _FLOAT32
+    return len(column) - int(fits.reshape(len(column), -1).all(1).sum())
+
+
+def warn_of_numbers(columns: Mapping[str, Column]) -> None:
+    """Warns of columns with numbers that are not finite, before any privacy is spent on them."""
+    for name, column in columns.items():
+        if rows := not_finite(column):
+            # How many is private, and what a run prints is kept.
+            examples = "all examples" if rows == len(column) else "some examples"
+            warnings.warn(
+                f"column {name!r}: {examples} hold NaN, an infinite number or one beyond float32; "
+                "a client whose contribution is not finite counts as zero, and costs as much",
+                stacklevel=3,
+            )
 
 
 def take(column: Column, rows: slice | np.ndarray) -> Column:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import files
 from jaxpfl.data.open import streamed
 from jaxpfl.data.storage import write
 from jaxpfl.data.stream import Encoder
@@ -36,7 +37,7 @@ def convert(
       InputError: the folder exists already, or the source is not valid.
       CorruptFile: the source is truncated or damaged.
     """
-    out = Path(out)
+    out = files.user_path(out)
     if out.exists():
         raise InputError(f"{out}: the folder to write must be new, but it exists already")
     began = time.monotonic()

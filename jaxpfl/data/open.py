@@ -49,7 +49,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 from urllib.parse import parse_qsl
 
-from jaxpfl import checks
+from jaxpfl import checks, files
 from jaxpfl.data import storage
 from jaxpfl.data.catalogue import data_sets, holding
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
@@ -65,7 +65,6 @@ from jaxpfl.data.readers.tff_schemas import SCHEMAS
 from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError, NoDataFolder, named
 
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 # Where a data set of the hub has its texts, unless its options say.
 _HUB_TEXTS = ("text", "data", "abstract")
 
@@ -356,7 +355,7 @@ def why_missing(source: str) -> str:
         return "it is on the Hugging Face hub, which was not asked"
     if here:
         return ""
-    unset = [name for pair in _VARIABLE.findall(str(named.place)) for name in pair if name]
+    unset = [name for pair in files.VARIABLE.findall(str(named.place)) for name in pair if name]
     return f"the environment variable {unset[0]} is not set" if unset else "there is no such file"
 
 
@@ -381,7 +380,7 @@ def expanded(path: str) -> str:
             raise InputError(what)
         return os.environ[name]
 
-    return os.path.expanduser(_VARIABLE.sub(value, path))
+    return os.path.expanduser(files.VARIABLE.sub(value, path))
 
 
 def _parse_query(source: str, query: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jaxpfl import checks
+from jaxpfl import checks, files
 from jaxpfl.data import storage
 from jaxpfl.data.columns import (
     Column,
@@ -22,8 +22,9 @@ from jaxpfl.data.columns import (
     rows_of,
     take,
     text_array,
+    warn_of_numbers,
 )
-from jaxpfl.data.content import content_hash
+from jaxpfl.data.content import content_hash, origin_hash
 from jaxpfl.data.draws import client_uniforms
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError, named
@@ -159,6 +160,12 @@ class Population:
         """The `content` of this population's source."""
         return self._source.sha256()
 
+    @property
+    def origin(self) -> str:
+        """Hashes of the ids and of all else, in their order. PRIVATE; reads nothing of a file."""
+        ids = origin_hash({"id": self.client_ids}, np.arange(len(self) + 1))
+        return f"{ids} {origin_hash(self._stored, self.offsets)}"
+
     def numeric(self) -> dict[str, Column]:
         """The columns that a model can read, by name; nothing of a file is read before its rows."""
         return {name: column for name, column in self._stored.items() if is_numeric(column)}
@@ -269,7 +276,8 @@ class Population:
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`), which must not exist."""
         checks.instance("folder", folder, (str, Path), "the path of a new folder")
-        storage.write(Path(folder), lambda _: contextlib.nullcontext(self.stream()))
+        warn_of_numbers(self.numeric())
+        storage.write(files.user_path(folder), lambda _: contextlib.nullcontext(self.stream()))
 
     def stream(self) -> Stream:
         """The population batch by batch; what is mapped is read as far as the batch."""
@@ -292,7 +300,7 @@ class Population:
           InputError: the folder holds no population.
           CorruptFile: a file is missing, truncated or altered, or the files make no population.
         """
-        stored = storage.read(Path(folder))
+        stored = storage.read(files.user_path(folder))
         with named(folder, CorruptFile):
             population = cls(*stored[:-2])
         hashes = (("_source", stored.fingerprint), ("_content", stored.content))

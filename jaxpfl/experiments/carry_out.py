@@ -85,7 +85,7 @@ def run(
       BudgetExhausted: the next release does not fit the budget; what was done before is kept.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
-    directory = Path(out)
+    directory = files.user_path(out)
     with shared_run.group() as group:
         if group is not None and group.index:
             return _worker(group, config, directory)
@@ -118,7 +118,7 @@ def resume(
     command: str = FROM_PYTHON,
 ) -> Outcome:
     """Resumes the run in `out`, to the same bits but for a remote model's texts. Errors: `run`."""
-    directory = Path(out)
+    directory = files.user_path(out)
     with shared_run.group() as group:
         # Inside, so that the others hear of a process that cannot read the directory.
         config = load_run(directory)
@@ -131,7 +131,8 @@ def resume(
 
 def report(out: str | Path) -> Path:
     """Redraws `report.html` and its pictures and returns the page's path."""
-    directory, config = Path(out), Path(out, CONFIG)
+    directory = files.user_path(out)
+    config = directory / CONFIG
     result = directory / RESULT
     if config.exists() and not result.exists() and not (directory / _RUN).exists():
         raise InputError(f"{directory}: holds no finished run: there is no {RESULT}")
@@ -185,7 +186,7 @@ def stamp(study: Study) -> str:
 def _ledgers(section: Any) -> list[Path]:
     """The files that the sections `privacy` of a config name."""
     if isinstance(section, PrivacyConfig):
-        return [] if section.ledger is None else [Path(section.ledger)]
+        return [] if section.ledger is None else [files.user_path(section.ledger)]
     inner = vars(section).values() if dataclasses.is_dataclass(section) else ()
     return [path for value in inner for path in _ledgers(value)]
 

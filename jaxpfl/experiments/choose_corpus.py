@@ -32,7 +32,7 @@ from jaxpfl.experiments.engine.run_directory import run_id
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.report.page import Table, text_lines
-from jaxpfl.experiments.report.plots import bars
+from jaxpfl.experiments.report.plots import bars, plain
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Ledger
@@ -66,7 +66,7 @@ def choose_corpus(
     """
     with shared_run.group() as group:
         sources, function = named(candidates), embedder(embedder_name)
-        directory, clients = Path(out), open_population(private)
+        directory, clients = files.user_path(out), open_population(private)
         units = len(clients) if plan.unit == "client" else clients.num_examples
         query = fred(plan, units=units, dimension=function.dimension)
         used = used_examples(clients, plan, seed=0)
@@ -90,7 +90,8 @@ def choose_corpus(
             content.refuse(corpus, f"candidate {name} = {source!r}")
             corpora[name] = _moments(corpus, function, plan.clip_norm, progress)
         directory.mkdir(parents=True, exist_ok=True)
-        path, chart = Path(ledger or directory / "ledger.jsonl"), directory / "fred.png"
+        path = files.user_path(ledger) if ledger else directory / "ledger.jsonl"
+        chart = directory / "fred.png"
         with Ledger(path, clients, unit=plan.unit) as charged:
             require_affordable(query, charged, run="")
             stored = files.private_directory(directory / "private") / _key(used, function)
@@ -128,7 +129,7 @@ def choose_corpus(
         files.write_json(directory / "fred.json", record)
         stamp = "" if plan.private else NOT_PRIVATE
         certify(directory, "fred", [plan], statement=statement, stamp=stamp, ledgers=[path])
-        bars(rows, "" if plan.private else "NOT PRIVATE").savefig(chart)
+        plain(bars(rows, "" if plan.private else "NOT PRIVATE")).savefig(chart)
         if group is not None:
             group.tell(record=record)
         return record

@@ -1,6 +1,7 @@
 """`jaxpfl compare RUN RUN ...`: a page of the settings that differ, the scores and the curves.
 
-It is made from public files of the runs alone, and shows nothing that their own pages do not.
+It is made from public files of the runs alone, which others may have written. What a run with a
+certificate costs is computed again, and a run is refused whose files state less.
 """
 
 import math
@@ -15,6 +16,8 @@ from jaxpfl.experiments.engine.cost import OWN, SHARED
 from jaxpfl.experiments.records.cautions import OURS, number, percent
 from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
 from jaxpfl.experiments.report.run_page import RELEASED, RunFiles, figures_of
+from jaxpfl.privacy import verify
+from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 
 NOTE = (
     "What is published of several runs on the same clients costs no more than the sum of their "
@@ -56,8 +59,8 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
         figures = figures_of(next(iter(same.values())).kinds, same, data)
         sections.append(Section("Round by round", figures=figures))
     sections.append(Section("", figures=figures_of(RELEASED, runs)))
-    stated = [(name, run.privacy) for name, run in runs.items()]
-    sections.append(Section("Each run alone", table=Table(("run", "its privacy"), stated)))
+    costs = [(name, line) for name, run in runs.items() for line in _costs(run)]
+    sections.append(Section("Each run alone", table=Table(("run", "its privacy"), costs)))
     marks = " and ".join(dict.fromkeys(run.mark for run in runs.values() if run.mark))
     return Page(
         title=f"{', '.join(names[:-1])} and {names[-1]} compared",
@@ -69,6 +72,23 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
         cautions=[_ONCE.format(", ".join(once))] if once and len(alike) > 1 else [],
         sections=sections,
     )
+
+
+def _costs(run: RunFiles) -> list[str]:
+    """What the releases on a run's ledgers cost, computed again; of no certificate, its words."""
+    path = run.directory / CERTIFICATE
+    if not path.exists():
+        return [f"not checked, for it has no certificate; its files say: {run.privacy}"]
+    stated = run.result.get("epsilons") or {}
+    numbers = [each for each in stated.values() if each is not None]
+    try:
+        with verify.at(verify.shown(path)):
+            certificate = verify.parsed(path.read_bytes())
+            delta = min((each["delta"] for each in certificate["ledgers"]), default=0.5)
+            also = [f"(epsilon = {each:.17g}, delta = {delta:.17g})" for each in numbers]
+            return [line.strip() for line in verify.check(certificate, [run.privacy, *also])]
+    except verify.Unfit as error:
+        raise InputError(str(error)) from None
 
 
 def _settings(run: RunFiles) -> Iterator[tuple[str, str]]:
@@ -114,7 +134,9 @@ def _table(
         cell = Cell(name, link=link, stamps=[run.mark] if run.mark else [])
         done = max((record["round"] for record in run.records), default=0)
         measured = [_shown(each, [scores[name]]) for each in metrics]
-        costing = [number(cost[of]) if of in cost and not run.mark else "" for of in (OWN, SHARED)]
+        if run.mark or not (run.directory / CERTIFICATE).exists():
+            cost = {}  # nobody checked it
+        costing = [number(cost[of]) if of in cost else "" for of in (OWN, SHARED)]
         rows.append((cell, f"{run.run['seed']}", f"{done}", *measured, *costing))
     for group in ([name for name in names if name in scores] for names in alike):
         if len(group) > 1:

@@ -50,7 +50,7 @@ def export(
     A synthetic corpus has so many `texts`, or as many as the run wrote. More cost the clients
     nothing.
     """
-    directory, folder = Path(run), Path(folder)
+    directory, folder = files.user_path(run), files.user_path(folder)
     if texts is not None:
         positive_int("texts", texts)
     if folder.exists():

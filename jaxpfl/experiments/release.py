@@ -7,6 +7,7 @@ import jax
 
 from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.columns import warn_of_numbers
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, PyTree, Stepping
@@ -65,6 +66,7 @@ def release(
     usual = CohortSpec(32, 256, clients_per_bucket=32 * Execution().replicas)
     query = Query(label, client_fn, plan, cohort or usual)
     checks.instance("ledger", ledger, (str, Path), "the path of a file")
+    warn_of_numbers(clients.numeric())
 
     def ask(others: Others | None) -> OneRelease:
         secret = RunSecret()

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxpfl import checks, compilation_cache, files
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.data.columns import warn_of_numbers
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
@@ -62,8 +63,9 @@ def run(
     arguments: process 0 alone reads and writes `ledger` and `out`, and all return its result.
 
     Raises:
-      InputError: an argument is of another kind, the data does not fit the plan or the model, the
-        evaluation data is the clients' own, or `out` holds another run.
+      InputError: an argument is of another kind, the data does not fit the plan or the model, more
+        than half of the evaluation data is the clients' own (less is left out, and the name of the
+        evaluation says so), or `out` holds another run.
       BudgetExhausted: the next round does not fit the budget; `out` holds the rounds before it.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
@@ -74,6 +76,7 @@ def run(
         checks.instance("queries", query, Query, "a tuple of jaxpfl.Query")
     checks.arguments(f"init of {algorithm.name!r}", algorithm.init, "(key)")
     checks.arguments(f"step of {algorithm.name!r}", algorithm.step, "(state, release, round)")
+    ledger, out = map(files.user_path, (ledger, out))
     functions: Any = tuple(on_round) if isinstance(on_round, list | tuple) else (on_round,)
     for function in functions:
         checks.arguments("on_round", function, "(round)")
@@ -95,19 +98,23 @@ def run(
             "PUBLIC text, clients = jaxpfl.text.Vocabulary.from_public(SOURCE, "
             "size).encode(clients)"
         )
+    every_column = any(query.columns is None for query in algorithm.queries)
+    numbers = clients.numeric().items()
+    warn_of_numbers({name: each for name, each in numbers if every_column or name in read})
     reproducible = isinstance(seed, ReproducibleSeed)
     with compilation_cache.enabled(), shared_run.group() as group:
         others = shared_run.others_of(group, lambda *_: (algorithm.queries, clients))
         if group is not None and others is not None and group.index:
             outcome = shared_run.share_rounds(others)
-            return shared_run.received_result(group, outcome, algorithm, Path(out))
+            return shared_run.received_result(group, outcome, algorithm, out)
         sentences = None
         if evaluation is not None:
-            PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
+            private, name = PrivateContent(clients), evaluation.name
+            evaluation = evaluation.on(private.refuse_clients(evaluation.population, name))
             if evaluation.vocabulary is not None:
                 sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
-        directory = Path(out)
+        directory = out
         with files.exclusive(directory):
             loop = Loop(
                 algorithm,
@@ -134,7 +141,7 @@ def run(
                     plans,
                     statement=result.privacy,
                     stamp=stamp_of(plans, reproducible=reproducible),
-                    ledgers=[Path(ledger)],
+                    ledgers=[ledger],
                 )
         if group is not None:
             shared_run.broadcast_result(group, result)

@@ -186,7 +186,7 @@ def here(tree: PyTree) -> PyTree:
     """Arrays that all devices hold whole, on this process's devices alone."""
 
     def local(array: jax.Array) -> jax.Array:
-        if array.is_fully_addressable:
+        if not isinstance(array, jax.Array) or array.is_fully_addressable:
             return array
         spread: Any = array.sharding
         sharding = NamedSharding(spread.mesh.local_mesh, spread.spec)
@@ -217,6 +217,18 @@ def meet(tree: PyTree) -> None:
         return
     jax.block_until_ready(tree)
     store().wait_at_barrier(f"jaxpfl/meeting/{next(_MEETINGS)}", WAIT_MS)
+
+
+def of_all_processes(words: str) -> list[str]:
+    """What each process says, in their order; all of them call it."""
+    name = f"jaxpfl/said/{next(_MEETINGS)}"
+    own = f"{name}/{jax.process_index()}"
+    store().key_value_set(own, words)
+    every = range(jax.process_count())
+    found = [store().blocking_key_value_get(f"{name}/{index}", WAIT_MS) for index in every]
+    store().wait_at_barrier(name, WAIT_MS)
+    store().key_value_delete(own)
+    return found
 
 
 def store() -> Any:

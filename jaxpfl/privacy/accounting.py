@@ -1,4 +1,4 @@
-"""From events to epsilon by two accountants.
+"""From events to epsilon by two accountants, each a bound; `privacy.guarantee` confirms them.
 
 PLD composes the privacy loss distribution, discretised pessimistically, so that its epsilon is an
 upper bound within about 1e-3 of the truth (Koskela et al. 2020; Doroshenko et al. 2022, "Connect
@@ -37,7 +37,7 @@ RDP_ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(x) for x in 
 LARGEST_STEP = 500.0
 """Of a grid of privacy losses, whose steps PLD exponentiates in double precision."""
 
-_FrozenCounts = tuple[tuple[dp_accounting.DpEvent, int], ...]
+FrozenCounts = tuple[tuple[dp_accounting.DpEvent, int], ...]
 _LossDistribution: TypeAlias = "dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution"
 
 
@@ -66,9 +66,12 @@ def epsilon_of_counts(
     delta = checks.open_fraction("delta", delta)
     checks.one_of("accountant", accountant, tuple(ACCOUNTANTS))
     checks.one_of("adjacency", adjacency, ("add_or_remove_one", "replace_one"))
-    # The order of releases must not change the last bits of the result.
-    frozen = tuple(sorted(releases.items(), key=lambda item: repr(item[0])))
-    return _epsilon(frozen, delta, accountant, adjacency, coarsening)
+    return _epsilon(frozen(releases), delta, accountant, adjacency, coarsening)
+
+
+def frozen(releases: Counts) -> FrozenCounts:
+    """Returns the counts in one order: that of releases must not change a result's last bits."""
+    return tuple(sorted(releases.items(), key=lambda item: repr(item[0])))
 
 
 def supporting(releases: Counts) -> list[Accountant]:
@@ -105,7 +108,7 @@ def rounded_up(epsilon: float) -> str:
 
 @functools.lru_cache(maxsize=16384)
 def _epsilon(
-    releases: _FrozenCounts,
+    releases: FrozenCounts,
     delta: float,
     accountant: Accountant,
     adjacency: Adjacency,
@@ -121,7 +124,7 @@ def _epsilon(
     return ACCOUNTANTS[accountant].epsilon(releases, delta, coarsening)
 
 
-def _pld_epsilon(releases: _FrozenCounts, delta: float, coarsening: float) -> float:
+def _pld_epsilon(releases: FrozenCounts, delta: float, coarsening: float) -> float:
     precision, sampled = gaussians_apart(releases)
     if not sampled:
         with np.errstate(divide="ignore"):  # a delta too small for a float is -inf as a logarithm
@@ -137,9 +140,19 @@ def _pld_epsilon(releases: _FrozenCounts, delta: float, coarsening: float) -> fl
         return float(total.get_epsilon_for_delta(delta))
 
 
+def _pld_excess(releases: FrozenCounts, delta: float) -> float:
+    """What rounding up to the grid adds: of a step s, about s^2 a release, and at most s."""
+    if not gaussians_apart(releases)[1]:
+        return 0.0
+    step = _interval(releases, delta)
+    if step > LARGEST_STEP:
+        return math.inf
+    return sum(count for _, count in releases) * step * min(step, 1.0)
+
+
 def gaussians_apart(
     releases: Iterable[tuple[dp_accounting.DpEvent, int]],
-) -> tuple[float, _FrozenCounts]:
+) -> tuple[float, FrozenCounts]:
     """Returns Gaussians on everyone as one, by its 1 / z^2, which is exact; and the others."""
     precision, others = 0.0, []
     for leaf, count in releases:
@@ -152,7 +165,7 @@ def gaussians_apart(
 
 # One composition answers for every delta.
 @functools.lru_cache(maxsize=8)
-def composed(sampled: _FrozenCounts, precision: float, interval: float) -> _LossDistribution:
+def composed(sampled: FrozenCounts, precision: float, interval: float) -> _LossDistribution:
     """Sampled releases, and Gaussians on everyone whose 1 / z^2 add up to `precision`."""
     parts = [
         loss_distribution(*rate_and_multiplier(leaf), interval).self_compose(count)
@@ -163,7 +176,7 @@ def composed(sampled: _FrozenCounts, precision: float, interval: float) -> _Loss
     return functools.reduce(lambda whole, part: whole.compose(part), parts)
 
 
-def _rdp_epsilon(releases: _FrozenCounts, delta: float, _: float = 1.0) -> float:
+def _rdp_epsilon(releases: FrozenCounts, delta: float, _: float = 1.0) -> float:
     found = dp_accounting.rdp.compute_epsilon(RDP_ORDERS, renyi_divergences(releases), delta)
     return float(found[0])
 
@@ -175,15 +188,14 @@ class AccountantSpec(NamedTuple):
       epsilon: `(releases, delta, coarsening) -> epsilon` of noisy releases that it supports; a
         coarsening above 1 may make it faster and less tight, for a first search.
       unsupported: the kinds of release that it does not support, with their names.
-      exact: whether it is exact for Gaussians on everyone.
-      confirmed_by: the accountant that confirms it on Poisson cohorts; None: that of
-        `privacy.confirmation`. All other releases are confirmed by the latter.
+      exact: whether it computes epsilon itself, up to its grid, and not a looser bound.
+      excess: `(releases, delta) -> epsilon` that its grid may add.
     """
 
-    epsilon: Callable[[_FrozenCounts, float, float], float]
+    epsilon: Callable[[FrozenCounts, float, float], float]
     unsupported: Mapping[type[dp_accounting.DpEvent], str]
     exact: bool
-    confirmed_by: Accountant | None
+    excess: Callable[[FrozenCounts, float], float]
 
 
 # From the tightest and slowest to the loosest and fastest, which supports everything: what fits a
@@ -196,9 +208,9 @@ ACCOUNTANTS: dict[Accountant, AccountantSpec] = {
             dp_accounting.ZCDpEvent: "secure sums",
         },
         exact=True,
-        confirmed_by=None,
+        excess=_pld_excess,
     ),
-    "rdp": AccountantSpec(_rdp_epsilon, {}, exact=False, confirmed_by="pld"),
+    "rdp": AccountantSpec(_rdp_epsilon, {}, exact=False, excess=lambda releases, delta: 0.0),
 }
 
 
@@ -282,7 +294,7 @@ def loss_distribution(q: float, noise_multiplier: float, interval: float) -> _Lo
     )
 
 
-def _interval(releases: _FrozenCounts, delta: float) -> float:
+def _interval(releases: FrozenCounts, delta: float) -> float:
     """The step of the grid of privacy losses.
 
     The overestimate grows as (rounds x step^2) and stays near 1e-5, or 0.1 percent. Only few
@@ -295,9 +307,10 @@ def _interval(releases: _FrozenCounts, delta: float) -> float:
     divergences, rough = renyi_divergences(releases), _rdp_epsilon(releases, delta)
     multipliers = [rate_and_multiplier(leaf)[1] for leaf, _ in releases]
     single = max((1 / z + 20) / (2 * z) for z in multipliers)
-    # For small losses, the Renyi divergence of order 2 is the variance of the loss.
+    # For small losses, the Renyi divergence of order 2 is the variance of the loss, to which
+    # rounding adds less than 0.1 percent.
     deviation = math.sqrt(divergences[RDP_ORDERS.index(2.0)])
-    while step > max(deviation / 100, single / 1e5):
+    while step > max(deviation * min(1e-2, math.sqrt(3e-3 / rounds)), single / 1e5):
         step /= 10
     width = max(rough, single)
     return step * 10.0 ** max(0, math.ceil(math.log10(min(width, 1e12) / 100)))

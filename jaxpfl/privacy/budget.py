@@ -12,6 +12,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, events
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.events import Adjacency, Counts
+from jaxpfl.privacy.guarantee import stated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Account:
             )
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:
-        chosen = accountant or self.accountant
-        return accounting.epsilon_of_counts(self._counts, delta, chosen, self.adjacency)
+        """Returns the epsilon of all releases, confirmed by a second accountant."""
+        return stated(self._counts, delta, accountant or self.accountant, self.adjacency)
 
     def fits(self, event: dp_accounting.DpEvent) -> bool:
         """Returns whether one more `event` stays within every budget.
@@ -91,7 +92,10 @@ class Account:
         return True
 
     def _fit(self, total: Counts, event: dp_accounting.DpEvent) -> bool:
-        """Whether the releases `total` are within every budget, under the adjacency of `event`."""
+        """Whether the releases `total` are within every budget, under the adjacency of `event`.
+
+        By one accountant alone, because it is asked before every charge.
+        """
         chosen = accounting.default_accountant(total)
         adjacency = self._adjacency or events.adjacency(event)
         return all(

@@ -72,12 +72,14 @@ def certify(
         `WITHOUT_NOISE`, for what other runs were charged with on these ledgers.
       ledgers: of the releases that the statement is of; none is charged by a run that asks nobody.
     """
-    found = {}
+    found: dict[str, Ledger] = {}
     for path in ledgers:
-        if path.exists():
+        ledger = Ledger.read(path) if path.exists() else None
+        # One file may have several names, and files in several folders one name.
+        if ledger is not None and ledger.head not in {each.head for each in found.values()}:
             inside = path.is_relative_to(directory)
             name = path.relative_to(directory).as_posix() if inside else path.name
-            found[name] = Ledger.read(path)
+            found[name if name not in found else f"{name} ({len(found) + 1})"] = ledger
     delta = next((plan.delta for plan in plans if plan.private), WITHOUT_NOISE)
     record = certificate(system, found, delta, statement=statement, stamp=stamp)
     files.write_json(directory / NAME, record)

@@ -83,7 +83,7 @@ class Chain:
         """
         checks.instance("path", path, (str, Path), "the path of a ledger")
         chain = cls.__new__(cls)
-        chain.path, chain._descriptor = Path(path), None
+        chain.path, chain._descriptor = files.user_path(path), None
         _require_file(chain.path)
         if not chain.path.exists():
             raise InputError(f"{path}: there is no such ledger")

@@ -1,6 +1,6 @@
-"""Second accountants, which share no code with dp-accounting.
+"""Second accountants, which share no code with dp-accounting and see numbers alone.
 
-A calibrated noise multiplier is only used if one of them confirms it (`Guarantee.confirms`).
+`privacy.guarantee` compares an epsilon with theirs before it is stated.
 """
 
 import decimal
@@ -15,37 +15,29 @@ import scipy
 
 @functools.lru_cache(maxsize=1024)
 def poisson_epsilon(
-    noise_multiplier: float,
-    sampling_rate: float,
-    rounds: int,
-    delta: float,
-    *,
-    reach: float,
-    gaussian_mu: float = 0.0,
-) -> float:
-    """Epsilon of Gaussian rounds on Poisson cohorts under add-or-remove-one.
+    rounds: tuple[tuple[float, float, int], ...], delta: float, gaussian_mu: float = 0.0
+) -> float | None:
+    """Epsilon of Gaussian rounds on Poisson cohorts under add-or-remove-one, and of one Gaussian.
 
-    Discretises the privacy loss to the nearest of 2^19 grid points, composes by FFT and inverts
-    the hockey-stick divergence (Koskela, Jalko, Honkela 2020, "Computing tight differential
-    privacy guarantees using FFT"), with the grid shifted so that the mean loss is exact (Gopi, Lee,
-    Wutschitz 2021, "Numerical composition of differential privacy"). An estimate, not a bound.
-    Below a noise multiplier of 1e-3, epsilon is above 100,000 and protects nobody: it is then that
-    of rounds on everyone, an upper bound.
+    Composes privacy losses by FFT (Koskela, Jalko, Honkela 2020, "Computing tight differential
+    privacy guarantees using FFT"). Each kind of round is a sum over a grid of the noise's values,
+    which is exact up to rounding for so smooth an integrand, and whose losses are spread over three
+    points each, so that their mean and variance stay. All probabilities are tilted by e^(t loss)
+    first, t as in the best Chernoff bound, so that errors are relative to delta, however small it
+    is, and however many rounds there are. An estimate, not a bound; it agrees with bounds to 1e-6.
 
     Args:
-      reach: an upper bound on epsilon; losses far beyond it are treated as infinite.
+      rounds: sampling rate, noise multiplier and number of each kind.
       gaussian_mu: shift / std of one more Gaussian release, on everyone.
+
+    Returns:
+      None below a noise multiplier of 1e-3, where epsilon is above 100,000 and protects nobody.
     """
-    if sampling_rate == 1 or noise_multiplier < 1e-3:
-        both = math.hypot(math.sqrt(rounds) / noise_multiplier, gaussian_mu)
-        return gaussian_epsilon(both, delta)
-    z, q = noise_multiplier, sampling_rate
-    exponent = (18 * z + 1) / (2 * z**2)  # the loss of one round, 9 standard deviations out
-    single = exponent + math.log(q) if exponent > 600 else math.log1p(q * math.expm1(exponent))
-    width = 3 * (reach + single)
-    return max(
-        _fft_epsilon(z, q, rounds, delta, width, removed, gaussian_mu) for removed in (True, False)
-    )
+    if not rounds:
+        return gaussian_epsilon(gaussian_mu, delta) if gaussian_mu else 0.0
+    if min(z for _, z, _ in rounds) < 1e-3:
+        return None
+    return max(_fourier_epsilon(rounds, gaussian_mu, delta, removed) for removed in (True, False))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -59,42 +51,54 @@ def gaussian_delta(mu: float, epsilon: np.ndarray | float) -> np.ndarray | float
     return first - np.exp(epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu))
 
 
-def concentrated_epsilon(rho: float, xi: float, delta: float) -> float:
-    """Epsilon of Renyi divergences of at most xi + rho a at every whole order a from 2 on.
-
-    The smallest over the whole orders up to 4,096 of the conversion by Canonne, Kamath, Steinke
-    2020, Proposition 12.
-    """
-    order = np.arange(2.0, 4097.0)
-    converted = rho * order + xi + np.log1p(-1 / order) - np.log(delta * order) / (order - 1)
-    return max(0.0, float(converted.min()))
-
-
-@functools.lru_cache(maxsize=1024)
-def fixed_size_epsilon(
-    noise_multiplier: float, clients: int, population: int, rounds: int, delta: float
+def renyi_epsilon(
+    delta: float,
+    *,
+    gaussian_mu: float = 0.0,
+    rho: float = 0.0,
+    xi: float = 0.0,
+    fixed_size: tuple[tuple[float, int, int, int], ...] = (),
 ) -> float:
-    """Epsilon of Gaussian rounds on cohorts of fixed size under replace-one.
+    """Epsilon by Renyi divergences, at whole orders exactly and between them by convexity.
 
-    Theorem 27 of Wang, Balle, Kasiviswanathan 2018 ("Subsampled Renyi Differential Privacy and
-    Analytical Moments Accountant", arXiv:1808.00087) for the Gaussian, with its forward
-    differences summed in 400-digit decimals instead of in logarithms; fractional orders by
-    convexity (its Corollary 10). The noise multiplier is relative to the shift that replacing one
-    client makes (2 S).
+    Cohorts of fixed size are under replace-one: Theorem 27 of Wang, Balle, Kasiviswanathan 2018
+    ("Subsampled Renyi Differential Privacy and Analytical Moments Accountant", arXiv:1808.00087)
+    for the Gaussian, with its forward differences summed in 400-digit decimals instead of in
+    logarithms; its Corollary 10 for fractional orders.
+
+    Args:
+      gaussian_mu: shift / std of a Gaussian on everyone.
+      rho, xi: of releases whose divergence is at most xi + rho a at every whole order a.
+      fixed_size: noise multiplier, relative to the shift that replacing one client makes (2 S),
+        clients, population and number of each kind of round.
     """
-    if clients == population:
-        return gaussian_epsilon(math.sqrt(rounds) / noise_multiplier, delta)
-    moments = _moments(noise_multiplier, clients, population)
-    best = math.inf
+    best = least = math.inf
     for order in (*(1 + x / 10 for x in range(1, 100)), *range(12, 64)):
-        below = math.floor(order)
-        part = order - below
-        moment = (1 - part) * moments[below] + part * moments[math.ceil(order)]
-        divergence = rounds * moment / (order - 1)
-        # Canonne, Kamath, Steinke 2020, Proposition 12.
-        converted = divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+        below, part = math.floor(order), order - math.floor(order)
+        # (order - 1) times the divergence.
+        moment = (order - 1) * order * gaussian_mu**2 / 2
+        for share, whole in ((1 - part, below), (part, math.ceil(order))):
+            moment += share * (whole - 1) * (xi + rho * whole)
+            moment += share * sum(n * _moments(*each)[whole] for *each, n in fixed_size)
+        # Canonne, Kamath, Steinke 2020, Proposition 12; then Bretagnolle and Huber's inequality.
+        converted = (moment - math.log(delta * order)) / (order - 1) + math.log1p(-1 / order)
         best = min(best, converted)
-    return max(best, 0.0)
+        least = min(least, moment / (order - 1))
+    return 0.0 if -math.expm1(-least) < delta**2 else max(best, 0.0)
+
+
+def banded_shift(weights_R: np.ndarray, per_epoch: int, epochs: int) -> float:
+    """Returns how far one client moves C X of DP-FTRL, in S, if it takes part once in each epoch.
+
+    C is that of the noise itself, whose recurrence in `correlated_noise` has these weights (1 /
+    c_0, c_1 / c_0, ...). What a client sends in two epochs may point anywhere, so that products of
+    C's columns count absolutely; they are largest for a client whose rounds come first.
+    """
+    column = np.concatenate([[1.0], weights_R[1:]]) / weights_R[0]
+    apart = range(per_epoch, len(column), per_epoch)
+    overlaps = [abs(np.dot(column[:-rounds], column[rounds:])) for rounds in apart]
+    pairs = sum((epochs - k) * each for k, each in enumerate(overlaps[: epochs - 1], 1))
+    return math.sqrt(epochs * np.dot(column, column) + 2 * pairs)
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,63 +128,110 @@ def _moments(noise_multiplier: float, clients: int, population: int) -> list[flo
     return [0.0, 0.0, *moments]
 
 
-def _fft_epsilon(
-    z: float, q: float, rounds: int, delta: float, width: float, removed: bool, mu: float
+def _fourier_epsilon(
+    rounds: tuple[tuple[float, float, int], ...], mu: float, delta: float, removed: bool
 ) -> float:
-    """Epsilon of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2) if `removed`, else the reverse.
+    """Epsilon of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2) if `removed`, else the reverse."""
+    tilt_J, cumulant_J = _cumulants(rounds, mu, removed)
+    upward = slice(np.searchsorted(tilt_J, 0.0) + 4, None)
+    chernoff_J = (cumulant_J[upward] - math.log(delta)) / tilt_J[upward]
+    # Half of the best tilt, four places below it: the losses then stay where the best one bounds
+    # them, and nothing that counts is below 1e-3.
+    tilt = float(tilt_J[upward.start + np.argmin(chernoff_J) - 4])
+    loss_L, scale_L, density_L = _composed(rounds, mu, removed, tilt)
 
-    With mu > 0, one plain Gaussian is composed with it, whose loss is N(mu^2 / 2, mu^2) either way.
+    def delta_of(epsilon: float) -> float:
+        above = loss_L > epsilon
+        gain = -np.expm1(epsilon - loss_L[above])
+        return float(np.dot(density_L[above], np.exp(scale_L[above]) * gain))
+
+    low, high = max(float(loss_L[0]), 0.0), float(loss_L[-1])
+    if high <= low or delta_of(low) <= delta:
+        return low
+    return cast(
+        float,
+        scipy.optimize.brentq(
+            lambda epsilon: math.log(max(delta_of(epsilon), 1e-300) / delta), low, high, xtol=1e-12
+        ),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _cumulants(
+    rounds: tuple[tuple[float, float, int], ...], mu: float, removed: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tilts t [J], ascending and without 0, and log E e^(t loss) of the composition [J]."""
+    # Beyond the last one the coarse grid would be coarser than the noise.
+    most = math.log2(2000 * min(z for _, z, _ in rounds))
+    tilts = 2.0 ** np.arange(-24, most, 0.25)
+    tilt_J = np.concatenate([-tilts[::-4], tilts])
+    cumulant_J = mu**2 / 2 * (tilt_J**2 + tilt_J)
+    for q, z, count in rounds:
+        for index, tilt in enumerate(tilt_J):
+            weight, loss = _losses(q, z, tilt, removed, 2**12)
+            cumulant_J[index] += count * _log_sum(weight + tilt * loss)
+    return tilt_J, cumulant_J
+
+
+@functools.lru_cache(maxsize=16)
+def _composed(
+    rounds: tuple[tuple[float, float, int], ...], mu: float, removed: bool, tilt: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Losses [L], and their probabilities as e^scale [L] times a tilted density [L]."""
+    tilt_J, cumulant_J = _cumulants(rounds, mu, removed)
+    # By Chernoff's bound, e^-32 of the tilted probability lies outside.
+    nats_J = cumulant_J - cumulant_J[tilt_J == tilt] + 32.0
+    with np.errstate(divide="ignore"):
+        bound_J = nats_J / (tilt_J - tilt)
+    lowest, highest = bound_J[tilt_J < tilt].max(), bound_J[tilt_J > tilt].min()
+    points = 2**16
+    step = (highest - lowest) / points
+    frequency = 2 * np.pi * np.arange(points // 2 + 1) / (highest - lowest)
+    # Index 0 is the loss `middle`; indices go round.
+    middle, total = mu**2 * (tilt + 0.5), mu**2 / 2 * (tilt**2 + tilt)
+    spectrum = np.exp(-((frequency * mu) ** 2) / 2)
+    for q, z, count in rounds:
+        weight, loss = _losses(q, z, tilt, removed, 2**17)
+        norm = _log_sum(weight + tilt * loss)
+        probability = np.exp(weight + tilt * loss - norm)
+        mean = float(np.dot(probability, loss))
+        place = (loss - mean) / step
+        nearest = np.rint(place)
+        part, index = place - nearest, nearest.astype(np.int64)
+        mass = np.zeros(points)
+        for move, share in (
+            (-1, part * (part - 1) / 2),
+            (0, 1 - part**2),
+            (1, part * (part + 1) / 2),
+        ):
+            mass += np.bincount((index + move) % points, probability * share, points)
+        spectrum = spectrum * np.fft.rfft(mass) ** count
+        middle += count * mean
+        total += count * norm
+    index = np.arange(points) + math.ceil((lowest - middle) / step)
+    loss = middle + step * index
+    # Far below the losses that count, the scale only has to be large.
+    scale = np.minimum(total - tilt * loss, 600.0)
+    return loss, scale, np.fft.irfft(spectrum, points)[index % points]
+
+
+def _losses(
+    q: float, z: float, tilt: float, removed: bool, nodes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log probabilities and privacy losses of one round on a grid of what it may release.
+
+    The grid goes 12 deviations beyond where tilted probabilities may be.
     """
-    points = 2**19
-    edges = np.linspace(-width, width, points + 1)
-    step = edges[1] - edges[0]
-
-    def place(loss: np.ndarray) -> np.ndarray:
-        """The x at which log((1-q) + q exp((2x - 1) / (2 z^2))) equals `loss`."""
-        inner = np.expm1(np.minimum(loss, 700.0)) + q
-        with np.errstate(divide="ignore", invalid="ignore"):
-            # exp(700) is near the largest double, and beyond it the other terms do not count.
-            log_inner = np.where(loss > 700.0, loss, np.log(inner))
-            return np.where(inner > 0, z**2 * (log_inner - math.log(q)) + 0.5, -np.inf)
-
-    if removed:
-        x = place(edges)
-        above = (1 - q) * scipy.special.ndtr(-x / z) + q * scipy.special.ndtr(-(x - 1) / z)
-    else:
-        above = scipy.special.ndtr(place(-edges) / z)  # this loss falls with x
-    mass = np.clip(-np.diff(above), 0.0, None)
-    infinite = -math.expm1(rounds * math.log1p(-float(above[-1])))
-    # The cell with middle step / 2 moves to index 0; composition adds `rounds` of these halves.
-    spectrum = np.fft.rfft(np.roll(mass, -(points // 2)))
-    spectrum = spectrum**rounds
-    middles = (edges[:-1] + edges[1:]) / 2
-    rounding = _mean_loss(z, q, removed) - float(np.dot(mass, middles))
-    moved = rounds * (step / 2 + rounding)
-    if mu > 0:
-        plain = np.diff(scipy.special.ndtr((edges - mu**2 / 2) / mu))
-        spectrum = spectrum * np.fft.rfft(np.roll(plain, -(points // 2)))
-        moved += step / 2 + mu**2 / 2 - float(np.dot(plain, middles))
-    composed = np.clip(np.roll(np.fft.irfft(spectrum, points), points // 2), 0.0, None)
-    losses = edges[:-1] + moved
-
-    def delta_of(eps: float) -> float:
-        first = int(np.searchsorted(losses, eps, side="right"))
-        return infinite - float(np.dot(composed[first:], np.expm1(eps - losses[first:])))
-
-    return _invert(delta_of, delta)
+    far = tilt + 1 if removed else -tilt
+    x = np.linspace(min(0.0, far) - 12 * z, max(1.0, far) + 12 * z, nodes)
+    loss = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * z**2))
+    weight = -(x**2) / (2 * z**2) + math.log((x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
+    return (weight + loss, loss) if removed else (weight, -loss)
 
 
-def _mean_loss(z: float, q: float, removed: bool) -> float:
-    x = np.arange(-12 * z, 1 + 12 * z, z / 100)
-    exponent = (2 * x - 1) / (2 * z**2)
-    loss = np.logaddexp(math.log1p(-q), math.log(q) + exponent)
-
-    def density(mean: float) -> np.ndarray:
-        return np.exp(-((x - mean) ** 2) / (2 * z**2)) / (100 * math.sqrt(2 * math.pi))
-
-    if removed:
-        return float(np.dot((1 - q) * density(0.0) + q * density(1.0), loss))
-    return -float(np.dot(density(0.0), loss))
+def _log_sum(exponents: np.ndarray) -> float:
+    largest = float(exponents.max())
+    return largest + math.log(float(np.exp(exponents - largest).sum()))
 
 
 def _invert(delta_of: Callable[[float], float], delta: float) -> float:
@@ -190,7 +241,7 @@ def _invert(delta_of: Callable[[float], float], delta: float) -> float:
         return 0.0
     while delta_of(high) > delta:
         low, high = high, 2 * high
-        if high > 1e9:
+        if high > 1e30:
             return math.inf
 
     def excess(eps: float) -> float:

@@ -40,6 +40,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import confirmation
 from jaxpfl.privacy.exact_noise import exact_cells
 from jaxpfl.privacy.keys import require_noise_key
 from jaxpfl.privacy.mechanisms import standard_normal
@@ -177,6 +179,23 @@ def column_norm(bands: int) -> float:
     """n of the exact form, rounded up."""
     squared = sum(m * m for m in whole_weights(bands).tolist())
     return math.nextafter(math.sqrt(squared), math.inf) / 2**16
+
+
+def check_shift(bands: int, per_epoch: int, epochs: int, exact: bool) -> None:
+    """Computes from the noise's own weights how far a client moves C X, a second time.
+
+    Raises:
+      InputError: it is further than one Gaussian an epoch is charged for.
+    """
+    weights = band_weights(bands)
+    if exact:
+        weights = np.concatenate([[column_norm(bands)], whole_weights(bands)[1:] / 2**16])
+    squared = confirmation.banded_shift(weights, per_epoch, epochs) ** 2
+    if not squared <= epochs * (1 + 1e-6):
+        raise InputError(
+            f"the accountants disagree: in {epochs} epochs with correlated noise a client moves "
+            f"the sums by {math.sqrt(squared):.6g} S, and {math.sqrt(epochs):.6g} S are charged"
+        )
 
 
 def square_root(count: int) -> np.ndarray:

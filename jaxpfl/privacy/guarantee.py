@@ -9,7 +9,6 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Literal, Self
 
 import dp_accounting
@@ -19,9 +18,19 @@ from jaxpfl.checked import Checked
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, confirmation, events
 from jaxpfl.privacy.accounting import Accountant
-from jaxpfl.privacy.events import Adjacency
+from jaxpfl.privacy.events import Adjacency, Counts
 
 Unit = Literal["client", "example"]
+
+EXAMPLE_ROUNDING = 2.0**-7
+"""The share of S by which rounding may add to what one example moves a sum by. A query whose blocks
+could exceed it is refused, see `federated.release.rounding`."""
+
+
+def sensitivity(unit: Unit) -> float:
+    """How far one unit moves a sum, in clip norms; rounding is included."""
+    return 1 + EXAMPLE_ROUNDING if unit == "example" else 1.0
+
 
 _IN_WORDS = {"add_or_remove_one": "add or remove one", "replace_one": "replace one"}
 
@@ -81,71 +90,31 @@ class Guarantee(Checked):
         )
 
     def epsilon(self) -> float:
-        """Returns epsilon at `delta`; infinite if a release has no noise."""
-        return self._epsilon(self.accountant)
-
-    def _epsilon(self, accountant: Accountant) -> float:
+        """Returns epsilon at `delta` as `stated`; infinite if a release has no noise."""
         if not self.private:
             return math.inf
-        return accounting.epsilon(self.event, self.delta, accountant, self.adjacency)
+        return stated(events.counts(self.event), self.delta, self.accountant, self.adjacency)
 
-    def confirmed_epsilon(self) -> float:
-        """Returns the second accountant's epsilon.
-
-        On Poisson cohorts that may be the accountant's `confirmed_by`. Otherwise it is one of
-        `privacy.confirmation`, which share no code with dp-accounting.
-        """
+    def confirmed_epsilon(self) -> float | None:
+        """Returns the second accountant's epsilon; None if there is none for these releases."""
         if not self.private:
             return math.inf
-        # The squares of shift / noise add up (Dong, Roth, Su 2022, Corollary 3.3).
-        precision, others = accounting.gaussians_apart(events.counts(self.event).items())
-        mu = math.sqrt(precision)
-        if not others:
-            return confirmation.gaussian_epsilon(mu, self.delta) if mu else 0.0
-        if all(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf, _ in others):
-            # A Gaussian is zero-concentrated, too (Bun and Steinke 2016, Proposition 1.6).
-            rho, xi = (sum(n * getattr(leaf, each) for leaf, n in others) for each in ("rho", "xi"))
-            return confirmation.concentrated_epsilon(rho + precision / 2, xi, self.delta)
-        match others:
-            case [(dp_accounting.PoissonSampledDpEvent(sampling_probability=q) as poisson, count)]:
-                second = accounting.ACCOUNTANTS[self.accountant].confirmed_by
-                if second is not None:
-                    return self._epsilon(second)
-                z = accounting.rate_and_multiplier(poisson)[1]
-                reach = self._epsilon(accounting.supporting({poisson: 1})[-1])
-                return confirmation.poisson_epsilon(
-                    z, q, count, self.delta, reach=reach, gaussian_mu=mu
-                )
-            case [(dp_accounting.SampledWithoutReplacementDpEvent() as fixed, count)] if not mu:
-                assert isinstance(fixed.event, dp_accounting.GaussianDpEvent)
-                return confirmation.fixed_size_epsilon(
-                    fixed.event.noise_multiplier,
-                    fixed.sample_size,
-                    fixed.source_dataset_size,
-                    count,
-                    self.delta,
-                )
-        raise InputError(
-            "the second accountant supports the rounds of one plan and Gaussians on everyone, or "
-            f"secure sums and these, found {len(others)} kinds of sampled rounds"
-        )
-
-    def confirms(self, target: float) -> bool:
-        """Returns whether both accountants are at most `target`, and tighter ones below looser."""
-        if self.epsilon() > target or self.confirmed_epsilon() > target:
-            return False
-        names = accounting.supporting(events.counts(self.event))
-        found = [self._epsilon(name) for name in names]
-        return all(tight <= loose * (1 + 1e-3) for tight, loose in pairwise(found))
+        exact = accounting.ACCOUNTANTS[self.accountant].exact
+        return _second(events.counts(self.event), self.delta, exact)[0]
 
     def statement(self) -> str:
-        """Returns the guarantee in one line, with unit, adjacency and accountant."""
+        """Returns the guarantee in one line, with unit, adjacency and accountant.
+
+        It says "one accountant" where no second one confirms epsilon.
+        """
         if not self.private:
             return f"NOT PRIVATE: no noise, epsilon = infinity, unit = {self.unit}"
         releases = events.counts(self.event)
         gaussian = all(isinstance(leaf, dp_accounting.GaussianDpEvent) for leaf in releases)
         exact = accounting.ACCOUNTANTS[self.accountant].exact and releases and gaussian
         accountant = "exact Gaussian" if exact else self.accountant.upper()
+        if self.confirmed_epsilon() is None:
+            accountant += " (one accountant)"
         adjacency = _IN_WORDS[self.adjacency]
         if any(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf in releases):
             # In a secure sum, a client's noise share stays when its update goes.
@@ -155,3 +124,65 @@ class Guarantee(Checked):
             f"unit = {self.unit}, adjacency = {adjacency} {self.unit}, "
             f"accountant = {accountant}"
         )
+
+
+def stated(releases: Counts, delta: float, accountant: Accountant, adjacency: Adjacency) -> float:
+    """Returns the accountant's epsilon, or that of a second one where it is larger.
+
+    The two differ by at most 0.1 percent (below 0.1, by 1e-4) and by what the accountant's grid may
+    add. Where the second computes epsilon itself and the first a looser bound, this must only not
+    be below it; nor must a looser accountant's bound be below a tighter one's.
+
+    Raises:
+      InputError: the accountants disagree, or `accountant` does not support the releases.
+    """
+    bound = accounting.epsilon_of_counts(releases, delta, accountant, adjacency)
+    if not math.isfinite(bound):
+        return bound
+    spec = accounting.ACCOUNTANTS[accountant]
+    tolerance = 1e-3 * max(bound, 0.1)
+    least = bound - tolerance - spec.excess(accounting.frozen(releases), delta)
+    names = accounting.supporting(releases)
+    for looser in names[names.index(accountant) + 1 :]:
+        other = accounting.epsilon_of_counts(releases, delta, looser, adjacency)
+        if other < least:
+            raise _disagreement(accountant, bound, looser.upper(), other)
+    second, same = _second(releases, delta, spec.exact)
+    if second is None:
+        return bound
+    if second > bound + tolerance or (same and second < least):
+        raise _disagreement(accountant, bound, "a second accountant", second)
+    return max(bound, second)
+
+
+def _disagreement(accountant: Accountant, bound: float, second: str, other: float) -> InputError:
+    return InputError(
+        f"the accountants disagree: epsilon = {bound:.6g} by {accountant.upper()} and {other:.6g} "
+        f"by {second}, so that neither can be stated"
+    )
+
+
+def _second(releases: Counts, delta: float, exact: bool) -> tuple[float | None, bool]:
+    """The epsilon of a second accountant, if there is one, and whether it is of the same quantity.
+
+    That is epsilon itself if `exact`, else the bound by Renyi divergences.
+    """
+    # The squares of shift / noise add up (Dong, Roth, Su 2022, Corollary 3.3).
+    precision, others = accounting.gaussians_apart(accounting.frozen(releases))
+    mu, rounds, fixed, rho, xi = math.sqrt(precision), [], [], 0.0, 0.0
+    for leaf, count in others:
+        match leaf:
+            case dp_accounting.PoissonSampledDpEvent():
+                rounds.append((*accounting.rate_and_multiplier(leaf), count))
+            case dp_accounting.SampledWithoutReplacementDpEvent(event=event):
+                assert isinstance(event, dp_accounting.GaussianDpEvent)
+                sizes = leaf.sample_size, leaf.source_dataset_size
+                fixed.append((event.noise_multiplier, *sizes, count))
+            case _:
+                rho, xi = rho + count * leaf.rho, xi + count * leaf.xi
+    if exact or (rounds and not fixed and not rho):
+        return confirmation.poisson_epsilon(tuple(rounds), delta, mu), exact
+    if rounds:
+        return None, False
+    given = dict(gaussian_mu=mu, rho=rho, xi=xi, fixed_size=tuple(fixed))
+    return confirmation.renyi_epsilon(delta, **given), True

@@ -12,11 +12,13 @@ Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing
 | charge       | identity                  | identifies a charge in the ledger; public             |
 | record       | identity                  | identifies a recorded release in the ledger; public   |
 | asked        | identity                  | identifies an epoch's recorded question; public       |
+| clients      | a hash of ids and data    | whose run it is, compared where it goes on; public    |
+| names        | nothing                   | key of clients' names where their states are kept     |
 | again        | record, release's name    | identifies the charge of a second release; public     |
 | cohort       | identity                  | seed of the cohort and of the order of its examples   |
 | train        | identity                  | key of clients' draws, with their indices folded in   |
-| noise        | identity                  | key of the noise, before it is bound to the sum       |
-| checksum     | identity                  | secrets of the checksum that binds it                 |
+| noise        | identity                  | half of a secret: with the sum, it gives the noise    |
+| checksum     | identity                  | the other half of it, see `release.sum_digest`        |
 | shared noise | the run's part of it      | key of noise that several rounds share                |
 | secure sum   | identity, event           | identifies the charge of a secure sum; public         |
 | noise share  | the client's index        | seed of a client's integer noise in a secure sum      |

@@ -101,7 +101,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         unit: Unit = "client",
     ) -> None:
         checks.one_of("unit", unit, ("client", "example"))
-        self._open(Path(path), clients, budget, unit)
+        self._open(files.user_path(path), clients, budget, unit)
         if not self.covers(clients):
             self.close()
             raise InputError(
@@ -151,7 +151,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
           CorruptFile, RunLocked: as `Ledger`.
         """
         ledger = cls.__new__(cls)
-        ledger._open(Path(path), clients, None, cls.read(path).unit)
+        ledger._open(files.user_path(path), clients, None, cls.read(path).unit)
         with ledger:
             if not ledger.covers(clients):
                 assert ledger._secret is not None

@@ -177,6 +177,11 @@ def of(kind: Sampling, population: int, clients_per_round: int) -> Participation
     return KINDS[kind](population, clients_per_round)
 
 
+def shuffled(cohort: np.ndarray, seed: int, round: int) -> np.ndarray:
+    """A round's cohort in an order that is uniformly random and as secret as the cohort."""
+    return _generator(seed, "places", round).permutation(cohort)
+
+
 def _generator(seed: int, purpose: str, *address: int) -> np.random.Generator:
     """A numpy generator that only depends on its arguments."""
     text = " ".join(["jaxpfl", purpose, str(int(seed)), *(str(int(part)) for part in address)])

@@ -6,7 +6,8 @@ with the wrong accountant. The participation decides the adjacency: see `privacy
 
 The unit is what is added, removed or replaced: a client with all its examples, or one example. Then
 examples are sampled, whoever holds them, and the client function bounds each by itself
-(`federated.BoundedByExample`). The noise multiplier z is the sum's noise standard deviation / S.
+(`federated.BoundedByExample`). The noise multiplier z is the sum's noise standard deviation / its
+sensitivity: S, and with unit "example" S (1 + 2^-7), of which 2^-7 S are for float32's rounding.
 """
 
 import dataclasses
@@ -18,12 +19,12 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, events, gaussian, participation
+from jaxpfl.privacy import accounting, correlated_noise, events, gaussian, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
-from jaxpfl.privacy.guarantee import Guarantee, Unit
+from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
 from jaxpfl.privacy.participation import Participation, Sampling
 from jaxpfl.privacy.simulated import LargerPopulation, both_statements
 
@@ -92,6 +93,9 @@ class Plan:
                 f"noise = {self.noise.kind!r} needs sampling = 'cyclic', where a client "
                 f"takes part once an epoch, found {self.sampling!r}"
             )
+        if self.correlated:
+            epochs = self.charge_number(self.rounds)
+            correlated_noise.check_shift(self.bands, self.rounds_per_epoch, epochs, self.exact)
         if self.accountant is not None:
             accounting.require_support(events.counts(self.charge_event()), self.accountant)
         if self.adaptive_clip is not None:
@@ -130,7 +134,7 @@ class Plan:
     ) -> Self:
         """Returns the plan with the smallest noise whose epsilon is at most `epsilon`.
 
-        Two accountants must agree on that noise: see `gaussian.smallest_multiplier`.
+        Two accountants must agree on that noise: see `guarantee.stated`.
 
         Args:
           epsilon: of this plan, or of its composition with `prior_releases`.
@@ -332,7 +336,7 @@ class Plan:
         z = self.noise_multiplier
         if self.private and self.adaptive_clip is not None:
             z = self.adaptive_clip.value_multiplier(z, self.clients_per_round)
-        return z * clip_norm
+        return z * sensitivity(self.unit) * clip_norm
 
     def check_round(self, round: int) -> None:
         """Raises `InputError` unless the round is in 1 .. rounds, which the epsilon covers."""

@@ -4,7 +4,8 @@
 
 Copy this file to a machine that has Python and dp-accounting. It computes every epsilon again from
 the charged events, by its own code, and compares ledgers and weights with a certificate (see
-docs/certificate.md). If something does not fit, a sentence says what, and the status is 1.
+docs/certificate.md). If something does not fit, a sentence says what, and the status is 1. Names
+that others chose are printed in double quotes, as ASCII and cut; all other words are its own.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import math
 import re
 import sys
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +29,38 @@ TOLERANCE = 2e-3
 """By this share of an epsilon, two grids of privacy losses may differ."""
 
 _ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [float(x) for x in range(12, 64)])
-_STATED = r"epsilon = (\d+\.?\d*(?:e[+-]\d+)?), delta = (\d+\.?\d*(?:e[+-]\d+)?)"
+_DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
+_LARGE = 0.01
+"""A delta that only the plan of a query can allow."""
+
+# What may be the name of an epsilon, and the forms in which a statement has it.
+_NAMED = re.compile(r"\beps|epsilon|[\u025b\u03b5\u03f5]", re.IGNORECASE)
+_DIGITS = r"([0-9]+\.?[0-9]*(?:e[+-][0-9]+)?)"
+_STATED = re.compile(rf"epsilon = {_DIGITS}, delta = {_DIGITS}\)")
+_WITHOUT = re.compile(r"epsilon = infinity\b|epsilon = 0\): nothing was released")
 _FIXED = "sampled_without_replacement"  # the only event whose adjacency is to replace one
-_CERTIFICATE = "format ledgers not_covered seal stamp statement system versions weights"
-_LEDGER = "name unit adjacency population key head lines charges queries delta epsilon curve "
-_LEDGER += "trade_off"
+_FIELDS = {
+    "certificate": {
+        "str": "format seal stamp statement system",
+        "list": "ledgers not_covered",
+        "dict": "versions weights",
+    },
+    "ledger": {
+        "str": "name unit adjacency population key head",
+        "int": "lines",
+        "list": "charges queries curve trade_off",
+        "number": "delta epsilon",
+    },
+    "charge": {"str": "run label identity", "int": "round", "dict": "event"},
+    "query": {
+        "str": "run label program",
+        "dict": "plan",
+        "list": "captured",
+        "bool": "flow_checked",
+    },
+    "curve": {"number": "delta epsilon"},
+    "trade_off": {"number": "false_positives false_negatives"},
+}
 
 
 class Unfit(Exception):
@@ -83,71 +112,123 @@ def _release(event: Any) -> Any:
     match event:
         case {"type": "non_private"}:
             return dp.NonPrivateDpEvent()
-        case {"type": "zero_concentrated", "rho": rho, "xi": xi} if rho > 0 and xi >= 0:
+        case {"type": "zero_concentrated", "rho": rho, "xi": xi} if _within(
+            rho, 1e-30, 1e30
+        ) and _within(xi, 0, 1e30):
             return dp.ZCDpEvent(rho, xi)
-        case {"type": "gaussian", "noise_multiplier": z} if 1e-12 <= z <= 1e12:
+        case {"type": "gaussian", "noise_multiplier": z} if _within(z, 1e-12, 1e12):
             return dp.GaussianDpEvent(z)
         # To sample everyone is not to sample.
-        case {"type": "poisson_sampled", "probability": q, "event": noise} if 0 < q <= 1:
+        case {"type": "poisson_sampled", "probability": q, "event": noise} if _within(q, 1e-30, 1):
             return dp.PoissonSampledDpEvent(q, _release(noise)) if q < 1 else _release(noise)
         case {"type": "sampled_without_replacement", "clients": n, "population": of, **rest}:
-            need(0 < n <= of, f"draws {n} clients of {of}")
+            need(type(n) is type(of) is int and 0 < n <= of, f"draws {quoted(n)} of {quoted(of)}")
             each = _release(rest["event"])
             return dp.SampledWithoutReplacementDpEvent(of, n, each) if n < of else each
-    raise Unfit(f"has an event of an unknown kind, or out of range: {event}")
+    raise Unfit(f"has an event of an unknown kind, or out of range: {quoted(event)}")
 
 
-def check(certificate: Any) -> list[str]:
-    """Checks what follows from the certificate alone; returns what its ledgers cost, in words."""
+def check(certificate: Any, also: Sequence[str] = ()) -> list[str]:
+    """Checks what follows from the certificate alone; returns what its ledgers cost, in words.
+
+    Args:
+      also: statements on the same run from other files, checked as the certificate's own.
+    """
+    need(type(certificate) is dict, "is no certificate")
     need(certificate.get("format") == FORMAT, f"is not of the format {FORMAT!r}")
-    wrong = sorted(certificate.keys() ^ {*_CERTIFICATE.split()})
-    need(not wrong, f"lacks or adds the fields {wrong}")
+    _require("certificate", certificate)
     content = {name: value for name, value in certificate.items() if name != "seal"}
     need(certificate["seal"] == digest_of(content), "was changed after it was sealed")
-    lines, stamp, runs = [], certificate["stamp"], defaultdict[Any, list[Any]](list)
-    for number, ledger in enumerate(certificate["ledgers"], 1):
+    lines, costs, ledgers = [], list[Callable[[float], float]](), certificate["ledgers"]
+    for number, ledger in enumerate(ledgers, 1):
         with at(f"ledger {number}"):
-            lines.append(_check_ledger(ledger, stamp))
-        for charge in ledger["charges"]:
-            runs[number, charge["run"]].append(charge)
-    stated = "" if "SIMULATED" in stamp else certificate["statement"]
-    for epsilon, delta in re.findall(_STATED, stated):
-        least = min((cost_of(own)(float(delta)) for own in runs.values()), default=0.0)
-        fits = float(epsilon) >= least * (1 - TOLERANCE)
-        said = f"its statement says epsilon = {epsilon} at delta = {delta}"
-        need(fits, f"{said}, its cheapest run costs {least:.6g}")
-    return lines
+            lines += _check_ledger(ledger, number, certificate["stamp"], costs)
+    for name in ("key", "head"):
+        need(len({each[name] for each in ledgers}) == len(ledgers), "names one ledger twice")
+    for statement in (certificate["statement"], *also):
+        _check_statement(statement, "SIMULATED" in certificate["stamp"], costs)
+    return lines or ["  it names no ledger, and so no release"]
 
 
-def _check_ledger(ledger: Any, stamp: str) -> str:
-    wrong = sorted(ledger.keys() ^ {*_LEDGER.split()})
-    need(not wrong, f"lacks or adds the fields {wrong}")
+def _check_statement(
+    statement: str, simulated: bool, costs: Sequence[Callable[[float], float]]
+) -> None:
+    """Refuses an epsilon below that of the cheapest run, and one in a form that cannot be read."""
+    text, stated = unicodedata.normalize("NFKC", statement), []
+    for place in (each.start() for each in _NAMED.finditer(text)):
+        found = _STATED.match(text, place)
+        fits = found or _WITHOUT.match(text, place)
+        need(fits, "its statement has an epsilon in another form than (epsilon = E, delta = D)")
+        if found:
+            epsilon, delta = map(float, found.groups())
+            need(0 < delta < 1, "its statement has a delta of 0, or of 1 or more")
+            least = min((cost(delta) for cost in costs), default=0.0)
+            stated.append((epsilon >= least * (1 - TOLERANCE), epsilon, delta, least))
+    # Of a simulation it has the epsilon of a larger population, too, which nothing here is of.
+    if not simulated or not any(fits for fits, *_ in stated):
+        for fits, epsilon, delta, least in stated:
+            said = f"its statement says epsilon = {epsilon:g} at delta = {delta:g}"
+            need(fits, f"{said}, its cheapest run costs {least:.6g}")
+
+
+def _check_ledger(
+    ledger: Any, place: int, stamp: str, costs: list[Callable[[float], float]]
+) -> list[str]:
+    """Returns what the ledger and each of its runs cost, in words; adds the runs' to `costs`."""
+    _require("ledger", ledger)
+    for name, what in (("charges", "charge"), ("queries", "query")):
+        for number, each in enumerate(ledger[name], 1):
+            with at(f"{what} {number}"):
+                _require(what, each)
+    for name in ("curve", "trade_off"):
+        for each in ledger[name]:
+            _require(name, each)
     charges, curve, delta = ledger["charges"], ledger["curve"], ledger["delta"]
+    unit, adjacency, cost = ledger["unit"], _adjacency_of(charges), cost_of(charges)
+    need(unit in ("client", "example"), "protects neither a client nor an example")
+    need(ledger["lines"] > len(charges) + len(ledger["queries"]), "has fewer lines than releases")
     plans = [(each["run"], each["label"], each["plan"]) for each in ledger["queries"]]
     strict = [plan for *_, plan in plans if plan["private"] and not plan["allow_large_delta"]]
     rare = len(strict) < len(plans) or any(delta * (p["population"] or 0) < 1 for p in strict)
     need(rare or not plans, f"states the delta {delta:g}, which is 1 / the population or more")
+    need(plans or delta <= _LARGE, f"states the delta {delta:g}, which no plan of it allows")
+    runs, untold = defaultdict[str, list[Any]](list), 0
     for number, charge in enumerate(charges, 1):
         asked = charge["run"], charge["label"]
         planned = [_event_of(plan) for *names, plan in plans if names == [*asked]]
         fits = charge["event"] in planned or not planned
         need(fits, f"charge {number}: is not what its query's plan charges")
-    unit, adjacency, cost = ledger["unit"], _adjacency_of(charges), cost_of(charges)
+        runs[charge["run"]].append(charge)
+        untold += not planned
     need(ledger["adjacency"] == adjacency, f"has the adjacency {adjacency}, and states another")
     need(stamp or math.isfinite(cost(0.5)), "lacks the stamp NOT PRIVATE")
     for each in (ledger, *curve):
-        need(0 < each["delta"] < 1, f"has the delta {each['delta']}")
+        need(0 < each["delta"] < 1, f"has the delta {each['delta']:g}")
         least, given = cost(each["delta"]), each["epsilon"]
         fits = math.isinf(least) if given is None else given >= least * (1 - TOLERANCE) - 1e-9
         need(fits, f"costs epsilon = {least:.6g} at delta = {each['delta']:g}, and states {given}")
     for each in ledger["trade_off"]:
         missed, most = each["false_negatives"], least_missed(each["false_positives"], curve)
         need(missed <= most + 1e-9, f"its trade-off says {missed:.4g}, its curve {most:.4g}")
-    return (
-        f"  {ledger['name']}: {len(charges)} releases cost (epsilon = {cost(delta):.6g}, delta = "
-        f"{delta:g}) for each {unit}, computed again. Whoever accuses 5 % of the others of being "
-        f"members misses at least {least_missed(0.05, curve):.1%} of the members"
-    )
+    own = [{"delta": each, "epsilon": cost(each)} for each in {delta, *_DELTAS}]
+    lines = [
+        f"  ledger {place}: {_priced(charges, cost, delta)} for each {unit}, computed again. "
+        "Whoever accuses 5 % of the others of being members misses at least "
+        f"{least_missed(0.05, own):.1%} of the members. Its name there is {quoted(ledger['name'])}"
+    ]
+    if untold:
+        lines.append(
+            f"  not checked: plan and population of {untold} of them, which it does not tell"
+        )
+    for name, some in runs.items():
+        costs.append(cost_of(some))
+        if len(runs) > 1:
+            lines.append(f"    {_priced(some, costs[-1], delta)} in its run {quoted(name)}")
+    return lines
+
+
+def _priced(charges: Sequence[Any], cost: Callable[[float], float], delta: float) -> str:
+    return f"{len(charges)} releases cost (epsilon = {cost(delta):.6g}, delta = {delta:g})"
 
 
 def _event_of(plan: dict[str, Any]) -> dict[str, Any]:
@@ -182,28 +263,33 @@ def digest_of(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_file(path: Path, ledgers: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Compares a ledger's file with those of `ledgers` that are of it; yields what was found."""
+def check_file(path: Path, ledgers: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
+    """Compares a ledger's file with those of `ledgers` of its key; returns it, and what fits."""
     records, heads = [], ["0" * 64]
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         with at(f"line {number}"):
-            record = json.loads(line, object_pairs_hook=_once)
+            record = parsed(line)
             digest, _ = record.pop("hash"), record.pop("bytes")
             need(digest_of(record) == digest, "was altered")
             need(record.pop("previous") == heads[-1], "does not follow the line before it")
             heads.append(digest)
             records.append(record)
-    found = [ledger for ledger in ledgers if records and ledger["key"] == records[0]["key"]]
-    need(found, "is the ledger of none of these certificates")
-    for ledger in found:
+    key, found = records[0]["key"] if records else "", dict[str, None]()
+    for ledger in (each for each in ledgers if each["key"] == key):
         lines = ledger["lines"]
         need(heads[lines:][:1] == [ledger["head"]], f"line {lines} is not the certificate's last")
         charges, queries = ([r for r in records[:lines] if f in r] for f in ("event", "plan"))
         own = {**records[0], "charges": charges, "queries": queries}
         for name in ("population", "unit", "charges", "queries"):
             need(own[name] == ledger[name], f"does not have the certificate's {name}")
-        more = sum("event" in each for each in records[lines:])
-        yield f"{path}: fits" + (f"; {more} later releases are not certified" if more else "")
+        every, more = [each for each in records if "event" in each], ""
+        if len(every) > len(charges):
+            whole = _priced(every, cost_of(every), ledger["delta"])
+            later = f"{len(every) - len(charges)} later releases are not certified"
+            more = f"; {later}: with them {whole}"
+        found[f"{shown(path)}: fits{more}"] = None
+    need(found, "is the ledger of none of these certificates")
+    return key, [*found]
 
 
 def check_weights(named: dict[str, str], folder: Path) -> str:
@@ -212,9 +298,10 @@ def check_weights(named: dict[str, str], folder: Path) -> str:
     held = [each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()]
     for name, digest in named.items():
         fits = name in held and hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
-        need(fits, f"{folder / name} is not the file that it is for")
-    others = ", ".join(sorted({*held} - {*named, "certificate.json"}))
-    return f"  {folder}: {len(named)} files fit" + (f"; not certified: {others}" if others else "")
+        need(fits, f"{quoted(name)} in {shown(folder)} is not the file that it is for")
+    others = ", ".join(map(quoted, sorted({*held} - {*named, "certificate.json"})))
+    fit = f"  {shown(folder)}: {len(named)} files fit"
+    return fit + (f"; not certified: {others}" if others else "")
 
 
 def together(ledgers: Sequence[dict[str, Any]]) -> str:
@@ -239,24 +326,64 @@ def verified(
     """Checks certificates; yields what was found, a line each; raises Unfit."""
     every: list[dict[str, Any]] = []
     for path in paths:
-        with at(str(path)):
-            certificate = json.loads(path.read_bytes(), object_pairs_hook=_once)
-            found, stamp = check(certificate), certificate["stamp"]
-            yield f"{path}: fits" + (f"; {stamp}" if stamp else "")
-            yield from found
+        with at(shown(path)):
+            certificate = parsed(path.read_bytes())
+            lines, stamp = check(certificate), certificate["stamp"]
+            yield f"{shown(path)}: fits" + (f"; its stamp is {quoted(stamp, 200)}" if stamp else "")
+            yield from lines
             every += certificate["ledgers"]
             if weights is not None:
                 yield check_weights(certificate["weights"], weights)
-    compared: list[str] = []
+    unread = {ledger["key"] for ledger in every}
+    number = len(unread)
     for path in ledgers:
-        with at(str(path)):
-            compared += check_file(path, every)
-    yield from compared
+        with at(shown(path)):
+            key, said = check_file(path, every)
+            unread -= {key}
+            yield from said
     if joined:
         yield together(every)
-    asked = "" if len(compared) >= len(every) else "whether all ledgers say the same (--ledger); "
+    left = f"{len(unread)} of {number} ledgers say the same (--ledger)"
+    asked = f"whether {left}; " if unread else ""
     asked += "" if weights is not None else "weights (--weights); "
     yield f"not checked: {asked}releases on other ledgers; that the program did what it says"
+
+
+def quoted(value: object, most: int = 60) -> str:
+    """What others wrote, as a JSON text in ASCII: no control character, no other line, cut."""
+    text = value if isinstance(value, str) else repr(value)
+    return json.dumps(text if len(text) <= most else text[:most] + "...")
+
+
+def shown(path: Path) -> str:
+    """A path as it was named, or quoted where it has characters that may not be printed."""
+    return str(path) if str(path).isprintable() else quoted(str(path), 1000)
+
+
+def parsed(text: bytes) -> Any:
+    """JSON without NaN, without infinities and without a name that an object has twice."""
+    return json.loads(text, object_pairs_hook=_once, parse_constant=_refused)
+
+
+def _refused(constant: str) -> Any:
+    raise Unfit(f"has the number {constant}")
+
+
+def _require(what: str, record: Any) -> None:
+    """Refuses a record that lacks or adds a field, or has a value of another type."""
+    need(type(record) is dict, f"has {quoted(record)} where a {what} belongs")
+    kinds = {name: kind for kind, names in _FIELDS[what].items() for name in names.split()}
+    wrong = sorted(record.keys() ^ kinds.keys())
+    need(not wrong, f"lacks or adds the fields {quoted(wrong)}")
+    for name, kind in kinds.items():
+        value = record[name]
+        number = _within(value, -1e300, 1e300) or (name == "epsilon" and value is None)
+        fits = number if kind == "number" else type(value).__name__ == kind
+        need(fits, f"has the {name} {quoted(value)}, expected a value of the kind {kind}")
+
+
+def _within(value: Any, least: float, most: float) -> bool:
+    return type(value) in (int, float) and least <= value <= most
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -271,8 +398,10 @@ def at(place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        why = "" if isinstance(error, Unfit) else f"cannot be read: {type(error).__name__}: "
-        raise Unfit(f"{place}: {why}{getattr(error, 'strerror', None) or error}") from None
+        if isinstance(error, Unfit):
+            raise Unfit(f"{place}: {error}") from None
+        why = quoted(getattr(error, "strerror", None) or str(error), 200)
+        raise Unfit(f"{place}: cannot be read: {type(error).__name__}: {why}") from None
 
 
 def need(holds: Any, otherwise: str) -> None:

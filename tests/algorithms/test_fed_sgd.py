@@ -57,9 +57,9 @@ def test_rounds_are_what_a_plain_loop_gives(cohort, devices, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cohort", "blocks", "waste"), [(None, 2, 1 / 28), (jp.CohortSpec(5, 10), 4, 1 - 27 / 40)]
+    ("cohort", "blocks", "waste"), [(None, 2, 1 / 28), (jp.CohortSpec(5, 10), 3, 1 - 27 / 30)]
 )
-def test_devices_get_equal_blocks_of_examples(cohort, blocks, waste, tmp_path):
+def test_blocks_of_examples_are_full_but_the_last(cohort, blocks, waste, tmp_path):
     """27 examples on two devices: by default, blocks of 14 and 13, and one slot is empty."""
     records = []
     execution = Execution(client_mesh(2))

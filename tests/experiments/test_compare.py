@@ -2,9 +2,12 @@
 
 import json
 
+import dp_accounting
 import pytest
 
 from jaxpfl.cli import main
+from jaxpfl.privacy import Ledger, certificate
+from tests.privacy.ledgers import EVERYONE, filled
 
 
 @pytest.fixture
@@ -65,3 +68,39 @@ def test_what_cannot_be_compared_is_refused(compared, tmp_path):
         code, text = compared({}, "a", *more)
         assert code == 2 and said in text
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_others_wrote_is_shown_in_one_line_without_control_characters(compared, tmp_path):
+    words = "x\x1b[2K\r\nEach run alone: epsilon = 0.1 \u202e\u2028"
+    config = {"config": {"system": words, "training": {words: words}}}
+    config |= {"label": words, "population": words, "statement": words, "evaluation": words}
+    code, text = compared({"a": (1.0, config), "b": (1.0, settings(0.1))})
+    assert code == 0 and r"x\x1b[2K\r\nEach run alone: epsilon = 0.1 \u202e\u2028" in text
+    assert not any(line.startswith("Each run alone: epsilon") for line in text.splitlines())
+    page = (tmp_path / "runs/compare/report.html").read_text()
+    for shown in (text, page):
+        assert not {*"\x1b\r\u202e\u2028"} & {*shown}
+
+
+def test_what_a_run_with_a_certificate_costs_is_computed_again(compared, tmp_path, capsys):
+    compared({name: (1.0, settings(0.1)) for name in ("a", "b")})
+    filled(tmp_path / "ledger.jsonl", 3, EVERYONE)
+    ledger = Ledger.read(tmp_path / "ledger.jsonl")
+    record = certificate.certificate("s", {"l": ledger}, 1e-3, statement="", stamp="")
+    (tmp_path / "a" / certificate.NAME).write_text(json.dumps(record))
+    cost = dp_accounting.get_epsilon_gaussian(8.0 / 3**0.5, 1e-3)
+
+    def printed(epsilon, stated):
+        result = {"privacy": f"(epsilon = {stated}, delta = 0.001)"}
+        result["epsilons"] = {"this run": epsilon, "everything on its ledger": epsilon}
+        (tmp_path / "a" / "result.json").write_text(json.dumps(result))
+        code = main(["compare", "a", "b", "--out", f"{epsilon} {stated}"])
+        return code, "".join(capsys.readouterr())
+
+    code, text = printed(cost, cost)
+    (line,) = [line for line in text.splitlines() if "computed again" in line]
+    assert code == 0 and line.startswith("a ") and f"epsilon = {cost:.6g}" in line
+    assert any(line.startswith("b ") and "not checked" in line for line in text.splitlines())
+    for less in ((0.1, cost), (cost, 0.1)):
+        code, text = printed(*less)
+        assert code == 2 and "a/certificate.json" in text and "0.1" in text

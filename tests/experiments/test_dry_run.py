@@ -21,7 +21,7 @@ from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.systems.federated_training import study
 from jaxpfl.federated.flow import client_program
 from jaxpfl.models.checkpoints import hub
-from jaxpfl.privacy import Plan, accounting, gaussian, participation
+from jaxpfl.privacy import Plan, confirmation, gaussian, guarantee, participation
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise
 
@@ -197,20 +197,24 @@ def published(tmp_path_factory, monkeypatch):
 def unaccounted(monkeypatch):
     """Noise multipliers and epsilons, which take seconds for each plan, are 1."""
     monkeypatch.setattr(gaussian, "smallest_multiplier", lambda guarantee, target: 1.0)
-    monkeypatch.setattr(accounting, "epsilon", lambda *event: 1.0)
+    monkeypatch.setattr(guarantee, "stated", lambda *releases: 1.0)
+    monkeypatch.setattr(confirmation, "poisson_epsilon", lambda *releases: 1.0)
     engine.cached_plan.cache_clear()
     monkeypatch.setattr(dry_run_module, "_known", {})
     yield
     engine.cached_plan.cache_clear()
 
 
-def check(path: Path) -> None:
-    """A dry run of a config, or of a sweep: everything is checked, whatever machine this is."""
+def dry_runs(path: Path) -> list[dict]:
+    """Of a config, or of every point of a sweep."""
     if "\nmetric:" in path.read_text():
-        points = dry_run_sweep(load_sweep(path))["points"]
-    else:
-        points = {"": dry_run(registry.load(path))}
-    for record in points.values():
+        return [*dry_run_sweep(load_sweep(path))["points"].values()]
+    return [dry_run(registry.load(path))]
+
+
+def check(path: Path) -> None:
+    """A dry run: everything is checked, whatever machine this is."""
+    for record in dry_runs(path):
         assert record["clients"]["declared"], "data.clients says how many clients the source has"
         assert all(model["parameters"] for model in record["models"].values())
         assert not any("not available" in note for note in record["notes"])
@@ -241,6 +245,25 @@ def test_every_config_passes_a_dry_run(path, tmp_path, monkeypatch, published, u
     check(path)
     assert not list(tmp_path.iterdir())
     assert not alone, "clients of a config are computed side by side"
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=mark(path), id=path.stem) for path in FILES]
+)
+def test_every_epsilon_that_a_config_states_is_of_two_accountants(path, monkeypatch, published):
+    """Those of several kinds of releases together, too; huge ones to the steps of a coarse grid."""
+    monkeypatch.setattr(dry_run_module, "_known", {})
+    real, costs = dry_run_module._guarantee, []
+    monkeypatch.setattr(
+        dry_run_module, "_guarantee", lambda cost: (costs.append(cost), real(cost))[1]
+    )
+    dry_runs(path)
+    for cost in costs:
+        if cost.private:
+            assert "one accountant" not in cost.statement()
+            second = cost.confirmed_epsilon()
+            assert second <= cost.epsilon() <= second * (1.001 if second < 1_000 else 1.01)
+    assert costs or path.stem == "docstrings_text"
 
 
 def test_a_model_larger_than_memory_is_refused_before_anything_is_written(tmp_path, capsys):

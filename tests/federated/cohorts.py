@@ -64,9 +64,8 @@ no_noise = partial(
 
 def keys(round: int = 0, seed: int = 0) -> Keys:
     secret, text = RunSecret.reproducible(seed), str(round)
-    return Keys(
-        secret.key("train", text), secret.key("noise", text), secret.words_of("checksum", text)
-    )
+    words = [secret.words_of(purpose, text) for purpose in ("noise", "checksum")]
+    return Keys(secret.key("train", text), np.concatenate(words))
 
 
 def door(client_fn, plan: Plan, shapes, *, cohort=None, **execution) -> Door:

@@ -153,9 +153,9 @@ def test_rounds_after_a_crash_are_the_same_releases(tmp_path):
     # As if it had been killed while it wrote.
     with (tmp_path / "states" / "rows").open("r+b") as file:
         for path in (tmp_path / "states").glob("0000000[34].*"):
-            count = path.stat().st_size // (8 + 24)
-            for client in np.frombuffer(path.read_bytes(), np.int64, count).tolist():
-                file.seek(24 * client + 5)
+            content = path.read_bytes()[32:]  # after whose they are
+            for place in np.frombuffer(content, np.int64, len(content) // (8 + 24)).tolist():
+                file.seek(24 * place + 5)
                 file.write(bytes(range(17)))
     again, releaser, ledger = asked(query(), tmp_path, rounds=[3, 4], done=2)
     np.testing.assert_array_equal(again, values[2:])
@@ -185,8 +185,8 @@ def test_states_that_were_damaged_make_a_second_release_which_is_charged(tmp_pat
     charges, said = len(ledger.charges), []
     (path,) = (tmp_path / "states").glob("00000004.*")
     content = bytearray(path.read_bytes())
-    # Eight bytes for each client's index; then records of a round, eight bytes, and two floats.
-    for place in range(len(content) // 3, len(content), 16):
+    # Whose they are; eight bytes for each place; then records of a round, and of two floats.
+    for place in range(32 + (len(content) - 32) // 3, len(content), 16):
         content[place + 10] ^= 0x40
         content[place + 14] ^= 0x40
     path.write_bytes(content)
@@ -234,7 +234,8 @@ def test_the_store_is_what_a_dictionary_is(tmp_path):
         "a": shape((3, 2), jnp.float32), "b": shape((), jnp.bfloat16),
         "c": shape((5,), bool), "d": shape((0, 2), jnp.int32),
     }  # fmt: skip
-    states, held = ClientStates((tmp_path, 0), 9, like), [dict()]
+    ids = [f"client {k}" for k in range(9)]
+    states, held = ClientStates((tmp_path, 0, b"key"), ids, like), [dict()]
     for round in range(1, 8):
         clients = rng.permutation(9)[: rng.integers(0, 4)]
         new = {
@@ -247,13 +248,49 @@ def test_the_store_is_what_a_dictionary_is(tmp_path):
     states.sync()
     states.forget(5)
     for round in (7, 6, 5):
-        opened = ClientStates((tmp_path, round), 9, like)
+        opened = ClientStates((tmp_path, round, b"key"), ids, like)
         rows, new = opened.rows(np.array([*range(9), -1]))
         assert [c for c in range(9) if not new[c]] == sorted(held[round]) and new[9]
         for client, expected in held[round].items():
             for name, value in expected.items():
                 assert rows[name].dtype == like[name].dtype
                 np.testing.assert_array_equal(rows[name][client], value)
+
+
+def test_a_state_is_found_by_the_id_of_its_client(tmp_path):
+    """TRUST 55: in every order of the clients. Those of others, or under another key, are not."""
+    like, ids = jax.ShapeDtypeStruct((), jnp.float32), [f"client {k}" for k in range(9)]
+    states = ClientStates((tmp_path, 0, b"key"), ids, like)
+    states.write(1, np.array([7, 0, 3]), np.float32([7, 0, 3]))
+    states.write(2, np.array([3, 5]), np.float32([33, 5]))
+    states.sync()
+    order = np.random.default_rng(0).permutation(9)
+    shuffled = [ids[k] for k in order]
+    others = ([*ids[:8], "somebody else"], ids[:8], [*ids, "one more"])
+    for each, key in [*((each, b"key") for each in others), (ids, b"another key")]:
+        for round in (2, 1):
+            with pytest.raises(InputError, match="of other clients"):
+                ClientStates((tmp_path, round, key), each, like)
+    for round, expected in ((2, {7: 7, 0: 0, 3: 33, 5: 5}), (1, {7: 7, 0: 0, 3: 3})):
+        opened = ClientStates((tmp_path, round, b"key"), shuffled, like)
+        rows, new = opened.rows(np.arange(9))
+        assert {int(order[k]): float(rows[k]) for k in np.flatnonzero(~new)} == expected
+
+
+def test_states_are_told_apart_by_what_they_are(tmp_path):
+    """Of the same clients in the same round: another state makes another release."""
+    like, ids = jax.ShapeDtypeStruct((), jnp.float32), ["a", "b", "c"]
+    found = []
+    for name, clients, values in (
+        ("one", [0, 1], [1, 2]),
+        ("other", [0, 1], [1, 2.0000002]),
+        ("whose", [0, 2], [1, 2]),
+        ("same", [0, 1], [1, 2]),
+    ):
+        states = ClientStates((tmp_path / name, 0, b"key"), ids, like)
+        states.write(1, np.array(clients), np.float32(values))
+        found.append(states.before(2))
+    assert len(set(found)) == 3 and found[0] == found[3]
 
 
 def test_nobody_else_may_read_the_states(tmp_path):

@@ -91,6 +91,25 @@ def test_a_models_sum_is_that_of_gradients_that_are_formed(name):
     assert_near(found, formed(alone(model), params, batch, mask, 0.05), 2e-5)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_an_example_has_the_same_bits_in_each_place(name):
+    """TRUST 56: otherwise one that moves to another place would change the sum by itself."""
+    model, batch = MODELS[name]
+    params, found = model.init(jax.random.key(0)), set()
+    for place in range(BATCH):
+        for neighbours in (0, 1e30, np.nan):
+            moved = {field: np.roll(column, place, axis=0) for field, column in batch.items()}
+            here = np.arange(BATCH) == place
+            for column in moved.values():
+                if column.dtype == np.float32:
+                    column[~here] *= neighbours
+            # 0.0 is added so that no zero is negative.
+            total = summed(alone(model), params, moved, here, 0.05)
+            leaves = [np.asarray(leaf) + np.float32(0) for leaf in jax.tree.leaves(total)]
+            found.add(b"".join(leaf.tobytes() for leaf in leaves))
+    assert len(found) == 1 and np.any(leaves[0] != 0)
+
+
 @jax.jit
 def layer(x_NxI, weight_IxO):
     return jnp.tanh(x_NxI @ weight_IxO)

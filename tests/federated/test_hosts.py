@@ -101,12 +101,12 @@ def trained(tmp_path: Path, processes: int, *settings: str) -> list[list[float]]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("also", [(), ("states",)])
+@pytest.mark.parametrize(("noise", "also"), [("independent", ()), ("exact", ("states",))])
 def test_two_processes_make_the_releases_and_the_ledger_of_one_with_as_many_devices(
-    tmp_path: Path, also: tuple[str, ...]
+    tmp_path: Path, noise: str, also: tuple[str, ...]
 ) -> None:
     """With `states`, too, which clients keep between rounds and process 0 holds."""
-    settings = "exact", "private", *also
+    settings = noise, "private", *also
     (alone,) = trained(tmp_path, 1, *settings)
     assert trained(tmp_path, 2, *settings) == [alone, alone]
     one, two = (tmp_path / f"{number} {' '.join(settings)}" for number in (1, 2))

@@ -1,6 +1,7 @@
 """Contributions of FreD: halves of matrices, moments against a loop, and what one unit can do."""
 
 import operator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +145,24 @@ def test_one_example_moves_a_sum_by_at_most_its_bound(parts, moment):
         moves.append(np.linalg.norm(through_the_door(embedded(more), moment) - without))
     assert max(moves) <= bound * (1 + 1e-6) + 2e-6
     assert max(moves) >= bound * (1 - 1e-4)
+
+
+@pytest.mark.parametrize("moment", ["count", "sum", "second"])
+def test_an_example_has_the_same_bits_in_each_place(moment):
+    """TRUST 56: otherwise one that moves to another place would change the sum by itself."""
+    function, found = jax.jit(partial(contribution, ClientMoment(moment, CLIP))), set()
+    row = np.float32(np.random.default_rng(4).normal(size=DIM))
+    for place in range(2 * 33):
+        for neighbours in (0, 1e30, np.nan):
+            batches, mask = np.full((2 * 33, DIM), neighbours, np.float32), np.zeros(2 * 33, bool)
+            batches[place], mask[place] = row, True
+            examples = Examples(
+                {"embedding": jnp.asarray(batches.reshape(2, 33, DIM))},
+                jnp.asarray(mask.reshape(2, 33)),
+                jnp.int32(2),
+            )
+            found.add(np.asarray(function(CENTRE, examples, jax.random.key(0))).tobytes())
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("average", [True, False])

@@ -1,7 +1,14 @@
 """`prepare` computes each client from its own examples, or is refused before a charge."""
 
-from types import SimpleNamespace
+import functools
+import itertools
+import json
+import logging
+import threading
+from types import ModuleType, SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,11 +16,13 @@ from jaxpfl.algorithms.candidate_scores import _with_embeddings, _with_means
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
-from jaxpfl.federated.release.query import Query, prepared
+from jaxpfl.federated.release.preparation import prepared
+from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.embed.hashed import HashedNgrams
 
 
 def _clients(count):
@@ -78,6 +87,12 @@ def _running():
     return prepare
 
 
+def _of_the_source(clients):
+    """A seed that follows from everybody."""
+    drawn = np.random.default_rng(int(clients.fingerprint, 16)).normal(size=3)
+    return _with(clients, clients.columns["x"] * drawn)
+
+
 def _without_the_last(clients):
     return clients.select(np.arange(len(clients) - 1))
 
@@ -92,7 +107,7 @@ def _without_the_last(clients):
         _counted,
         _pairs,
         _all_but_the_largest,
-        _running(),
+        _of_the_source,
         _without_the_last,
     ],
 )
@@ -157,3 +172,254 @@ def test_an_example_stays_one():
     object.__setattr__(query, "plan", SimpleNamespace(unit="example"))
     with pytest.raises(InputError, match="keep every example"):
         prepared(query, clients)
+
+
+class Scale:
+    """x over the largest x, which is fitted when it is first called."""
+
+    top = None
+
+    def __call__(self, clients):
+        if self.top is None:
+            self.top = _top(clients)
+        return _with(clients, clients.columns["x"] / self.top)
+
+    def bound(self, clients):
+        return self(clients)
+
+
+class ScaleOfAll(Scale):
+    """It remembers for all objects of its class."""
+
+    def __call__(self, clients):
+        if ScaleOfAll.top is None:
+            ScaleOfAll.top = _top(clients)
+        return super().__call__(clients)
+
+
+class NotCopied(Scale):
+    def __deepcopy__(self, memo):
+        return self
+
+
+class ScaleOfASlot:
+    """It says of its state that there is none, and has no dictionary."""
+
+    __slots__ = ("top",)
+
+    def __getstate__(self):
+        return None
+
+    def __call__(self, clients):
+        if not hasattr(self, "top"):
+            self.top = _top(clients)
+        return _with(clients, clients.columns["x"] / self.top)
+
+
+class ScaleOfAProperty:
+    def __call__(self, clients):
+        self.clients = clients
+        found = _with(clients, clients.columns["x"] / self.top)
+        del self.clients
+        return found
+
+    @functools.cached_property
+    def top(self):
+        return _top(self.clients)
+
+
+class Standardised:
+    def __init__(self):
+        from sklearn.preprocessing import StandardScaler
+
+        self.scaler = StandardScaler()
+
+    def __call__(self, clients):
+        x = clients.columns["x"]
+        if not hasattr(self.scaler, "mean_"):
+            self.scaler.fit(x)
+        return _with(clients, self.scaler.transform(x))
+
+
+def _top(clients):
+    return np.abs(clients.columns["x"]).max(initial=1e-3)
+
+
+TOP, ROWS, OWN = None, {}, ModuleType("own")
+
+
+def _in_a_global(clients):
+    global TOP
+    TOP = _top(clients) if TOP is None else TOP
+    return _with(clients, clients.columns["x"] / TOP)
+
+
+def _in_a_module(clients):
+    OWN.top = getattr(OWN, "top", None) or _top(clients)
+    return _with(clients, clients.columns["x"] / OWN.top)
+
+
+def _in_a_default(clients, fitted=[]):  # noqa: B006
+    fitted.append(_top(clients))
+    return _with(clients, clients.columns["x"] / fitted[0])
+
+
+def _in_an_attribute(clients):
+    _in_an_attribute.top = getattr(_in_an_attribute, "top", None) or _top(clients)
+    return _with(clients, clients.columns["x"] / _in_an_attribute.top)
+
+
+def _by_id(clients):
+    """Rows that were computed in the company of the first call, found again by a client's id."""
+    x, top = clients.columns["x"], _top(clients)
+    for k, name in enumerate(clients.client_ids.to_pylist()):
+        rows = slice(*clients.offsets[k : k + 2])
+        ROWS.setdefault(name, x[rows] / top)
+    return _with(clients, np.concatenate([ROWS[n] for n in clients.client_ids.to_pylist()]))
+
+
+def _in_a_closure():
+    fitted = None
+
+    def prepare(clients):
+        nonlocal fitted
+        fitted = _top(clients) if fitted is None else fitted
+        return _with(clients, clients.columns["x"] / fitted)
+
+    return prepare
+
+
+class Table:
+    """Equal to all others."""
+
+    def __init__(self, clients):
+        self.clients = clients
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 0
+
+
+@functools.lru_cache
+def _cached_top(table):
+    return _top(table.clients)
+
+
+def _in_a_cache(clients):
+    return _with(clients, clients.columns["x"] / _cached_top(Table(clients)))
+
+
+def _of_another(scale, clients):
+    return scale(clients)
+
+
+def _scaled_by(scale):
+    return lambda clients: scale(clients)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        Scale(),
+        ScaleOfAll(),
+        NotCopied(),
+        Standardised(),
+        Scale().bound,
+        functools.partial(_of_another, Scale()),
+        _scaled_by(Scale()),
+        _scaled_by(Standardised()),
+        _scaled_by(ScaleOfASlot()),
+        _scaled_by(ScaleOfAProperty()),
+        _in_a_global,
+        _in_a_module,
+        _in_a_default,
+        _in_an_attribute,
+        _in_a_closure(),
+        _in_a_cache,
+        _by_id,
+        pytest.param(_running(), id="counts"),
+    ],
+)
+@pytest.mark.parametrize("count", [7, 300])  # asked again, it remembers the first time
+def test_what_remembers_is_refused(prepare, count):
+    """TRUST 54: whatever it fits, counts or keeps, and wherever; no value of it is told."""
+    clients = _clients(count)
+    with pytest.raises(InputError, match="'mine': prepare must") as refused:
+        prepared(_query(prepare), clients)
+    assert "c1" not in str(refused.value) and f"{_top(clients):.4f}"[:6] not in str(refused.value)
+
+
+def test_a_fit_on_one_block_is_no_fit_of_any_other():
+    """Where the largest value is one of few clients', most blocks agree on everything else."""
+    held = {f"c{i}": {"x": np.float32([[1.0]])} for i in range(200)}
+    for giants in ([], [0], [0, 1], range(0, 200, 50)):
+        clients = from_clients(held | {f"c{i}": {"x": np.float32([[1e6]])} for i in giants})
+        if not giants:
+            assert np.all(prepared(_query(Scale()), clients).columns["x"] == 1)
+            continue
+        with pytest.raises(InputError, match="own data alone"):
+            prepared(_query(Scale()), clients)
+
+
+EMBEDDER, LOG, ROUNDED = HashedNgrams(8), logging.getLogger("prepare"), jax.jit(jnp.round)
+
+
+class Embeds:
+    def __init__(self):
+        self.embedder = HashedNgrams(8)
+
+    def __call__(self, clients):
+        return clients.with_columns({"embedding": self.embedder(clients.columns["text"])})
+
+
+def _logging(clients):
+    """Logs and compiled functions have caches of their own."""
+    LOG.debug("called")
+    ROUNDED(np.zeros(len(clients), np.float32))
+    return Embeds()(clients)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        Embeds(),
+        _scaled_by(Embeds()),
+        lambda clients: clients.with_columns({"embedding": EMBEDDER(clients.columns["text"])}),
+        _logging,
+    ],
+)
+def test_what_follows_from_no_client_may_be_kept(prepare):
+    """An embedder draws its projection when it is first called."""
+    clients = _clients(30)
+    expected = HashedNgrams(8)(clients.columns["text"])
+    found = prepared(_query(prepare), clients).columns["embedding"]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_what_cannot_be_copied_is_refused():
+    class Locked(Scale):
+        def __init__(self):
+            self.lock = threading.Lock()
+
+    with pytest.raises(InputError, match=r"'mine'.*copy.*Locked"):
+        prepared(_query(Locked()), _clients(7))
+
+
+@pytest.mark.parametrize("count", [3, 7, 97, 98, 300, 9_500])
+def test_clients_are_dealt_to_small_blocks_twice_and_no_two_meet_twice(count, tmp_path):
+    clients, path = from_clients({str(i): {"x": np.float32([i])} for i in range(count)}), tmp_path
+
+    def prepare(clients):
+        with (path / "blocks").open("a") as file:  # the one place that nobody looks at
+            file.write(json.dumps(clients.client_ids.to_pylist()) + "\n")
+        return clients
+
+    prepared(_query(prepare), clients)
+    blocks = [json.loads(line) for line in (path / "blocks").read_text().splitlines()]
+    assert max(map(len, blocks)) <= min(97, count - 1)
+    taken, counts = np.unique([int(each) for block in blocks for each in block], return_counts=True)
+    assert len(taken) == count and np.all(counts == 2)
+    pairs = [pair for block in blocks for pair in itertools.combinations(sorted(block), 2)]
+    assert len(set(pairs)) == len(pairs)

@@ -17,7 +17,7 @@ from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Work
-from jaxpfl.federated.release.query import Query, client_mesh
+from jaxpfl.federated.release.query import Query, arrays, client_mesh
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
@@ -99,7 +99,7 @@ def test_a_broadcast_that_was_changed_in_place_is_sent_again():
 
 
 def summed_of(shared: SharedRounds, asked, broadcast, seed: int):
-    asked.broadcast.read(broadcast)
+    asked.broadcast.read(arrays(asked.query, broadcast))
     return shared.sum(asked, work_of(seed))[0]
 
 

@@ -38,13 +38,15 @@ def people(names=NAMES, seed: int = 0) -> Population:
 CLIENTS = people()
 
 
-def charge(ledger, round=0, event=ROUND, label="fed_avg", run="a", identity=None) -> None:
+def charge(
+    ledger, round=0, event: dp_accounting.DpEvent = ROUND, label="fed_avg", run="a", identity=None
+) -> None:
     """Charges under an identity of its own for each (label, run, round)."""
     identity = identity or f"{label} {run} {round}"
     ledger.charge(event, label, run=run, round=round, identity=identity)
 
 
-def filled(path, rounds: int = 5, event=ROUND) -> str:
+def filled(path, rounds: int = 5, event: dp_accounting.DpEvent = ROUND) -> str:
     """A closed ledger of some rounds; its head."""
     with Ledger(path, CLIENTS) as ledger:
         for round in range(rounds):

@@ -59,11 +59,11 @@ def test_calibration_after_other_releases_meets_the_total():
     assert 2.0 * (1 - 1e-3) < total <= 2.0
     mu = math.sqrt(1 / 81 + 1 / 144)
     rate = plan.participation.sampling_rate
-    given = plan.noise_multiplier, rate, plan.rounds, plan.delta
-    ours = confirmation.poisson_epsilon(*given, reach=5.0, gaussian_mu=mu)
+    rounds = ((rate, plan.noise_multiplier, plan.rounds),)
+    ours = confirmation.poisson_epsilon(rounds, plan.delta, mu)
     assert ours == pytest.approx(total, rel=1e-3)
     # Without the other releases the second accountant must see the difference.
-    assert confirmation.poisson_epsilon(*given, reach=5.0) < total * (1 - 1e-3)
+    assert confirmation.poisson_epsilon(rounds, plan.delta) < total * (1 - 1e-3)
 
 
 @pytest.mark.parametrize(

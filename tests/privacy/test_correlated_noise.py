@@ -1,6 +1,7 @@
 """DP-FTRL: what correlated noise costs, that it is what it says, and what it gains."""
 
 import functools
+import itertools
 import math
 from fractions import Fraction
 
@@ -223,6 +224,46 @@ def test_coefficients_and_sensitivity_are_jax_privacys(bands):
         jnp.asarray(coefficients, jnp.float32), min_sep=bands, max_participations=3, n=3 * bands
     )
     assert float(squared) == pytest.approx(3.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(("bands", "rounds"), [(1, 3), (2, 5), (2, 6), (3, 7), (4, 8)])
+def test_a_client_moves_the_sums_as_far_as_is_charged_in_all_its_rounds(bands, rounds):
+    """Every place in the epoch and every sign of what it sends; C from the noise itself."""
+    found = rounds_of(stream(per_epoch=bands), range(1, rounds + 1))
+    own = draws_of(rounds, WIDTH) @ np.linalg.pinv(found)
+    epochs, shift = -(-rounds // bands), 0.0
+    for place in range(bands):
+        taken = range(place, rounds, bands)
+        for signs in itertools.product((-1, 1), repeat=len(taken)):
+            shift = max(shift, np.linalg.norm(own[:, taken] @ np.array(signs)))
+    weights = correlated_noise.band_weights(bands)
+    bound = confirmation.banded_shift(weights, bands, epochs)
+    assert bound**2 == pytest.approx(epochs, rel=1e-6)
+    assert shift <= bound * (1 + 1e-5)
+    if rounds % bands == 0:
+        assert shift == pytest.approx(bound, rel=1e-5)
+
+
+def test_overlapping_columns_move_further():
+    """More bands than an epoch has rounds: all patterns of 4 participations, 2 rounds apart."""
+    weights = correlated_noise.band_weights(5)
+    column = np.concatenate([[1.0], weights[1:]]) / weights[0]
+    columns = [np.pad(column, (2 * k, 6 - 2 * k)) for k in range(4)]
+    shifts = [
+        np.linalg.norm(np.array(signs) @ columns) for signs in itertools.product((-1, 1), repeat=4)
+    ]
+    assert max(shifts) > 2.1
+    assert confirmation.banded_shift(weights, 2, 4) == pytest.approx(max(shifts))
+
+
+@pytest.mark.parametrize("noise", ["banded", "exact_banded"])
+def test_a_plan_whose_noise_is_too_small_for_its_charge_is_refused(noise, monkeypatch):
+    """The strategy's columns are twice as long, and the charge is the same."""
+    for name, factor in (("band_weights", 1 / 2), ("column_norm", 1 / 2)):
+        real = getattr(correlated_noise, name)
+        monkeypatch.setattr(correlated_noise, name, lambda n, r=real, f=factor: f * r(n))
+    with pytest.raises(InputError, match="disagree"):
+        flat_plan(**FIELDS, noise=noise)
 
 
 def covariance_is_right(noise_TxP: np.ndarray, bands: int) -> bool:

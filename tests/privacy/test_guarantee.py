@@ -7,9 +7,11 @@ import dp_accounting
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import Guarantee, accounting, guarantee_of
-from jaxpfl.privacy.ledger import Charge
+from jaxpfl.privacy import Guarantee, Ledger, accounting, confirmation, guarantee_of
+from jaxpfl.privacy.certificate import certificate
+from jaxpfl.privacy.ledger import Charge, together
 from tests.plans import FIELDS, flat_plan
+from tests.privacy.ledgers import CLIENTS, GAUSSIAN, charge, fixed, poisson
 
 
 def test_a_guarantee_of_charges_is_that_of_their_composition():
@@ -54,13 +56,87 @@ def test_the_exact_formula_is_named():
     assert dataclasses.replace(everyone, accountant="rdp").statement().endswith("= RDP")
 
 
-def test_a_second_accountant_has_no_opinion_on_two_kinds_of_sampled_rounds():
-    """Rather than one about a part of them."""
-    one, two = flat_plan(**FIELDS), flat_plan(**FIELDS | {"noise_multiplier": 3.0})
-    found = Guarantee.of_events([one.event(), two.event()], 1e-5)
-    assert found.epsilon() > one.epsilon()
-    with pytest.raises(InputError, match="found 2 kinds of sampled rounds"):
-        found.confirmed_epsilon()
+EVENTS = {
+    "Gaussians": [GAUSSIAN(3.0), GAUSSIAN(5.0)],
+    "Poisson rounds of two kinds": [poisson(0.05, 1.5)] * 9 + [poisson(0.3, 4.0), GAUSSIAN(8.0)],
+    "fixed-size rounds of two kinds": [fixed(100, 10, 2.0)] * 3 + [fixed(100, 20, 3.0)],
+    "a fixed-size round, replayed": [fixed(100, 10, 2.0), fixed(100, 100, 2.0)],
+    "secure sums": [dp_accounting.ZCDpEvent(0.02, 1e-3), GAUSSIAN(8.0)],
+}
+
+
+def second_accountant(monkeypatch, factor: float) -> None:
+    """The second accountant finds `factor` times as much, everywhere."""
+    for name in ("poisson_epsilon", "renyi_epsilon"):
+        real = getattr(confirmation, name)
+        monkeypatch.setattr(confirmation, name, lambda *a, real=real, **k: factor * real(*a, **k))
+
+
+@pytest.mark.parametrize("releases", EVENTS.values(), ids=EVENTS)
+def test_a_stated_epsilon_is_that_of_two_accountants(releases, monkeypatch):
+    """Of every kind, and of several: the larger one, and none where they are apart."""
+    found = Guarantee.of_events(releases, 1e-5)
+    alone = accounting.epsilon(found.event, 1e-5, found.accountant, found.adjacency)
+    assert found.confirmed_epsilon() == pytest.approx(alone, rel=2e-4)
+    assert found.epsilon() == max(alone, found.confirmed_epsilon())
+    assert "one accountant" not in found.statement()
+    with monkeypatch.context() as patch:
+        second_accountant(patch, 1.0007)
+        assert found.epsilon() == found.confirmed_epsilon() > alone * 1.0004
+    for factor in (0.998, 1.002):
+        with monkeypatch.context() as patch:
+            second_accountant(patch, factor)
+            with pytest.raises(InputError, match="disagree"):
+                found.epsilon()
+            with pytest.raises(InputError, match="disagree"):
+                found.statement()
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_looser_bound_only_checks(accountant, monkeypatch):
+    """It does not raise what is stated, and is never below epsilon itself."""
+    found = Guarantee.of_events(EVENTS["Poisson rounds of two kinds"], 1e-5, accountant=accountant)
+    by_pld, by_rdp = (dataclasses.replace(found, accountant=name) for name in ("pld", "rdp"))
+    assert by_rdp.epsilon() > 1.02 * by_pld.epsilon()
+    real = accounting.ACCOUNTANTS["rdp"]
+    low = by_pld.epsilon() * 0.998
+    accounting._epsilon.cache_clear()
+    planted = real._replace(epsilon=lambda releases, delta, coarsening: low)
+    monkeypatch.setitem(accounting.ACCOUNTANTS, "rdp", planted)
+    with pytest.raises(InputError, match="disagree"):
+        found.epsilon()
+    accounting._epsilon.cache_clear()
+
+
+def test_a_mixture_that_one_accountant_supports_says_so():
+    """A secure sum has Renyi divergences alone, a Poisson cohort none that are computed twice."""
+    found = Guarantee.of_events([dp_accounting.ZCDpEvent(0.02, 1e-3), poisson(0.05, 1.5)], 1e-5)
+    assert found.confirmed_epsilon() is None
+    assert found.statement().endswith("accountant = RDP (one accountant)")
+    tiny = Guarantee.of_events([poisson(0.05, 1e-4)], 1e-5)
+    assert tiny.epsilon() > 1e5 and tiny.statement().endswith("(one accountant)")
+
+
+def test_a_given_noise_multiplier_and_a_ledgers_total_are_confirmed(monkeypatch, tmp_path):
+    """A first accountant that finds too little is caught, not only where noise is calibrated."""
+    plan = flat_plan(**FIELDS)
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path, CLIENTS) as ledger:
+        charge(ledger, event=poisson(0.05, 1.5))
+        charge(ledger, event=poisson(0.2, 4.0), label="other")
+    real = accounting._epsilon
+    assert plan.epsilon() > 0 and ledger.spent(1e-5) > 0
+    monkeypatch.setattr(accounting, "_epsilon", lambda *arguments: 0.99 * real(*arguments))
+    for state in (
+        plan.epsilon,
+        plan.statement,
+        lambda: Ledger.read(path).spent(1e-5),
+        lambda: Ledger.read(path).summary(1e-5),
+        lambda: certificate("a", {"l": Ledger.read(path)}, 1e-5, statement="", stamp=""),
+        lambda: together([Ledger.read(path)], 1e-5),
+    ):
+        with pytest.raises(InputError, match="disagree"):
+            state()
 
 
 @pytest.mark.parametrize(

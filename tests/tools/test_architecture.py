@@ -21,16 +21,16 @@ CLEAN = {
     "privacy/correlated_noise.py": "from jaxpfl.privacy import mechanisms\n"
     "def draw(key):\n    return mechanisms.standard_normal(key)\n",
     "privacy/exact_noise.py": "def draw(key):\n    return exact_cells(key, places)\n",
-    "federated/release/checksum.py": "",
+    "federated/release/sum_digest.py": "",
     "federated/clients/scores.py": "noise = gaussian_noise_like(key, tree, std)\n",
-    "federated/release/door.py": "from jaxpfl.federated.release.checksum import checksum\n"
+    "federated/release/door.py": "from jaxpfl.federated.release.sum_digest import sum_digest\n"
     "from jaxpfl.federated.release.summing import accumulate\n"
     "class Door:\n    def noise(self, key):\n        return gaussian_noise_like(key)\n",
     "federated/release/prepared_query.py": "from jaxpfl.federated.release.door import Door\n"
     "def sum(plan):\n    Door(Cohort(plan.sample(0, 1)), NoiseStream(plan))\n",
     "federated/audits/rehearsal.py": "from jaxpfl.federated.release import prepared_query\n",
     "federated/release/information_flow.py": "from jaxpfl.federated.release.door import Keys\n"
-    "from jaxpfl.federated.release.checksum import bound_to_bits\n",
+    "from jaxpfl.federated.release.sum_digest import bound_to_bits\n",
     "federated/hosts/shared_rounds.py": "from jaxpfl.federated.release import prepared_query\n"
     "def follow(shared):\n    shared.sum()\n",
     "federated/release/releaser.py": "from jaxpfl.federated.release import prepared_query\n"
@@ -90,7 +90,7 @@ PLANTED = {
     "federated/release/query.py": [
         ("def f():\n    import jaxpfl.text.words\n", 2, "federated imports text"),
         ("import jaxpfl.federated.hosts.work\n", 1, "federated.release"),
-        ("from jaxpfl.federated.release import checksum\n", 1, "federated.release.checksum"),
+        ("from jaxpfl.federated.release import sum_digest\n", 1, "federated.release.sum_digest"),
     ],
     "privacy/plan.py": [("from jaxpfl import data\n", 1, "privacy imports data")],
     "data/open.py": [("import jaxpfl\n", 1, "the whole package")],

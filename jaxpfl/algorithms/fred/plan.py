@@ -2,7 +2,7 @@
 
 The L2 sensitivities of count, sum and second moment, by which adding or removing one unit moves a
 release, are 1, c and c^2 with c the clip norm: of one example, and of one client, who contributes
-averages.
+averages. Where the unit is the example, the noise is 2^-7 larger, for rounding (`privacy.plan`).
 
 Guarantee, for add-or-remove-one of the unit: releases with noise multipliers z_i (the standard
 deviation of the noise divided by the sensitivity) compose to exactly one Gaussian mechanism with
@@ -19,7 +19,7 @@ from jaxpfl.federated.clients.moments import ClientMoment, Moment
 from jaxpfl.privacy import gaussian
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
-from jaxpfl.privacy.guarantee import Guarantee, Unit
+from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.simulated import SIMULATED, LargerPopulation
@@ -165,6 +165,12 @@ class FredPlan:
     def sensitivities(self) -> tuple[float, ...]:
         """L2 sensitivities of count, sum and second moment, as the client functions state them."""
         return tuple(self.client_fn(moment).example_bound for moment in _MOMENTS)
+
+    @property
+    def noise_stds(self) -> tuple[float, ...]:
+        """Standard deviations of the noise on count, sum and second moment, as `plans` have it."""
+        pairs = zip(self.multipliers, self.sensitivities, strict=True)
+        return tuple(z * s * sensitivity(self.unit) for z, s in pairs)
 
     @property
     def mu(self) -> float:

@@ -103,13 +103,13 @@ class PrivateMoments(NamedTuple):
 
     def save(self, path: str | Path) -> None:
         """Writes the moments and their noise to an .npz file, which `load` reads."""
-        Path(path).write_bytes(files.npz(self.arrays()))
+        files.user_path(path).write_bytes(files.npz(self.arrays()))
 
     @classmethod
     def load(cls, path: str | Path, plan: FredPlan) -> Self:
         """Reads the file that `save` wrote; `plan` is the one they were released under."""
         with named(path, CorruptFile):
-            return cls.of_arrays(files.read_npz(Path(path)), plan)
+            return cls.of_arrays(files.read_npz(files.user_path(path)), plan)
 
 
 class FredState(NamedTuple):
@@ -183,7 +183,7 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     dimension = len(mean_D)
     raw_DxD = from_half(np.asarray(state.half), dimension) / count
     covariance_DxD = project_psd(raw_DxD)
-    stds = [z * s for z, s in zip(plan.multipliers, plan.sensitivities, strict=True)]
+    stds = plan.noise_stds
     mean_std = stds[1] / count
     noise = MomentNoise(
         count=0.0 if math.isinf(stds[0]) else stds[0],

@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks, files
-from jaxpfl.data.columns import arrow, describe, text_array
+from jaxpfl.data.columns import arrow, describe, not_finite, text_array
 from jaxpfl.data.population import Population, from_rows
+from jaxpfl.data.readers.fields import fault_of_ids
 from jaxpfl.errors import InputError
 
 # What a row takes beside its values, if it is a client: an id, its place, and the check of all ids.
@@ -84,6 +85,8 @@ def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
     known = names.cast(pa.large_string()).dictionary_encode()
     if "" in known.dictionary.to_pylist():
         raise InputError(f"{what}: a client id is empty, expected a non-empty one")
+    if fault := fault_of_ids(known.dictionary):
+        raise InputError(f"{what}: expected text or whole numbers as client ids, found {fault}")
     return known.indices.to_numpy(), known.dictionary
 
 
@@ -96,8 +99,7 @@ def _images(what: str, images: np.ndarray) -> np.ndarray:
     if images.dtype.kind == "b":
         images = images.astype(np.uint8) * np.uint8(255)
     elif images.dtype.kind == "f":
-        # NaN passes: the contribution of a client with NaN is later set to zero.
-        if np.any(images < 0) or np.any(images > 1):
+        if images.size and not (images.min() >= 0 and images.max() <= 1):
             raise InputError(f"{what}: float images must lie in 0 .. 1, found other values")
         images = images.astype(np.float32)
     return images[..., None] if images.ndim == 3 else images
@@ -114,4 +116,7 @@ def _labels(what: str, labels: np.ndarray) -> np.ndarray:
 def _other(what: str, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind not in "biufU":
         raise InputError(f"{what}: expected numbers, booleans or text, found {values.dtype}")
+    if rows := not_finite(values):
+        found = f"{rows} of {len(values)} rows with NaN, infinite or larger ones"
+        raise InputError(f"{what}: expected numbers that float32 can hold, found {found}")
     return values

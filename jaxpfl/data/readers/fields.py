@@ -2,12 +2,15 @@
 
 Every reader of tables hands its columns to `Fields.rows`, the only place that checks them:
 
-    "client"   a string, or a whole number, which means its decimal digits
+    "client"   a string, or a whole number, which means its decimal digits; not blank, and not as
+               1.0, 1e+16 or nan, which libraries write for whole numbers beside missing ones
     "text"     a string
     "label"    a whole number from 0 to 2^31 - 1, or a boolean
     "number"   a number, a boolean, or a list of numbers, equally long in each row
     "value"    a string, boolean or number, or a list of numbers: of the first row's kind in all
                rows, but whole numbers become numbers where others follow
+
+Numbers are finite, in float32 too.
 
 Errors name the source, the row and the field, what was expected and which kind of value was found,
 and never a value.
@@ -22,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxpfl.data.columns import text_array
+from jaxpfl.data.columns import from_arrow, not_finite, text_array
 from jaxpfl.errors import InputError
 
 _SCALARS = {str: pa.large_string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
@@ -50,6 +53,10 @@ _HINTS = {
     "client": "; client=FIELD names whose a row is, client=* makes each row a client",
     "text": "; text=FIELD names the texts",
 }
+# Of one person the id may be "1" in one file and "1.0" in another, or of no person "nan".
+_ROUNDED = r"^\s*([+-]?\d+\.0*|[+-]?\d+(\.\d*)?[eE]\+\d+|nan|NaN)\s*$"
+_NAN = ("nan", "+nan", "-nan")
+_AS_FLOAT = "a number such as 1.0, 1e+16 or nan; of pandas, frame.astype({FIELD: 'Int64'}) helps"
 _BOOLEANS = {"true": True, "false": False}
 INEXACT = "whole numbers of at most 64 bits, and of at most 2^53 where there are fractions, too"
 
@@ -116,7 +123,7 @@ class Fields:
         """
         columns = {}
         if self.drop:
-            rows = _complete(len(numbers), found.values(), typed)
+            rows = self._complete(len(numbers), found, typed)
             self.dropped += len(numbers) - len(rows)
             numbers = [numbers[row] for row in rows]
             taken = pa.array(rows, pa.int64())
@@ -129,9 +136,11 @@ class Fields:
                 values = values.combine_chunks()
             try:
                 columns[name] = self._column(name, values, typed)
-            except _FaultError:
-                row, fault = self._first_fault(name, values, typed)
-                raise row_error(source, numbers[row], name, *fault) from None
+            except _FaultError as error:
+                row, (expected, kind, *_) = self._first_fault(name, values, typed)
+                unfit = [f" (as in {each} of {len(numbers)} rows read)" for each in error.args[2:]]
+                more = "".join(unfit)
+                raise row_error(source, numbers[row], name, expected, kind, more) from None
             self._types[name] = columns[name].type
         return Rows(source, numbers, columns)
 
@@ -151,6 +160,28 @@ class Fields:
         if row:
             self._types[name] = self._column(name, values[:row], typed).type
         return row, fault(row + 1)
+
+    def _complete(self, rows: int, found: Mapping[str, Any], typed: bool) -> list[int]:
+        """The indices of the rows that have a value in each column."""
+        kept = np.ones(rows, bool)
+        for name, values in found.items():
+            if isinstance(values, pa.ChunkedArray):
+                values = values.combine_chunks()
+            if not isinstance(values, list) and not _is_list(values.type):
+                kept &= ~np.asarray(values.is_null(nan_is_null=True))
+                continue
+            unread = () if typed else ("", *_NAN) if self._are_numbers(name, values) else ("",)
+            kept &= [not _lacks(each, unread) for each in values]
+        return np.flatnonzero(kept).tolist()
+
+    def _are_numbers(self, name: str, texts: list[str]) -> bool:
+        """Whether texts stand for numbers: by what was read before, or by the first that may."""
+        if {"client", "text"} & {*self._uses[name]}:
+            return False
+        if name in self._types:
+            return _kind_of(self._types[name]) in (int, float)
+        given = (each for each in texts if not _lacks(each, ("", *_NAN)))
+        return _parse(float, [next(given, "0")]) is not None
 
     def _expected(self, name: str) -> str:
         use, known = self._uses[name][-1], self._types.get(name)
@@ -190,12 +221,11 @@ class Fields:
         if plain is None or any(_kind_of(plain.type) not in _KINDS[use] for use in uses):
             raise _FaultError(expected, found)
         kind = _kind_of(plain.type)
-        if "client" in uses and kind is str:
-            lengths = pc.call_function("binary_length", [plain])
-            if pc.call_function("min", [lengths]).as_py() == 0:
-                raise _FaultError(_EXPECTED["client"], "an empty string")
+        if "client" in uses and kind is str and (fault := fault_of_ids(plain)):
+            raise _FaultError(_EXPECTED["client"], fault)
         if uses == {"client"}:
             return plain.cast(pa.large_string())
+        _require_finite(plain, expected)
         if "label" in uses and kind is int:
             values = plain.to_numpy()
             if ((values < 0) | (values >= 2**31)).any():
@@ -206,6 +236,15 @@ class Fields:
         with contextlib.suppress(pa.ArrowInvalid):  # whose message quotes the value
             return plain.cast(both)
         raise _FaultError(INEXACT, "a larger one")
+
+
+def fault_of_ids(ids: pa.Array) -> str:
+    """What is found instead of clients' ids in a column of strings, if it is."""
+    for pattern, found in ((r"^\s*$", "an empty string"), (_ROUNDED, _AS_FLOAT)):
+        options = pc.MatchSubstringOptions(pattern)
+        if pc.call_function("match_substring_regex", [ids], options).true_count:
+            return found
+    return ""
 
 
 class _FaultError(Exception):
@@ -228,22 +267,32 @@ def _parse(kind: type, texts: list[str]) -> list[Any] | None:
     return None
 
 
-def row_error(source: str, number: int, name: str, expected: str, found: str) -> InputError:
+def row_error(
+    source: str, number: int, name: str, expected: str, found: str, more: str = ""
+) -> InputError:
     """The error of a row, by its number, whose field does not hold what is expected."""
-    if found in ("no value", "an empty string"):
-        found += "; FILE?missing=drop leaves such rows out, and dropna() in a frame"
+    hint = "; FILE?missing=drop leaves such rows out, and dropna() in a frame"
+    found += more + (hint if found in ("no value", "an empty string", "NaN") else "")
     return InputError(f"{source}, row {number}: field {name!r} must be {expected}, found {found}")
 
 
-def _complete(rows: int, columns: Iterable[Any], typed: bool) -> list[int]:
-    """The indices of the rows that have a value in each column."""
-    kept = np.ones(rows, bool)
-    for values in columns:
-        if isinstance(values, list):
-            kept &= [each is not None and (typed or each.strip() != "") for each in values]
-        else:
-            kept &= ~np.asarray(values.is_null(nan_is_null=True))
-    return np.flatnonzero(kept).tolist()
+def _lacks(value: Any, unread: Sequence[str]) -> bool:
+    """Whether a value is missing: None, NaN, a list with one of them, or one of these texts."""
+    if isinstance(value, pa.Scalar):
+        value = value.as_py()
+    if isinstance(value, list):
+        return any(_lacks(each, ()) for each in value)
+    if isinstance(value, str):
+        return value.strip().lower() in unread
+    return value is None or value != value
+
+
+def _require_finite(column: pa.Array, expected: str) -> None:
+    values = from_arrow(column)
+    if not not_finite(values):
+        return
+    what = "NaN" if np.isnan(values).any() else "an infinite number, or one beyond float32"
+    raise _FaultError(expected, what, not_finite(values))
 
 
 def _kind_of(type_: pa.DataType) -> type:

@@ -11,9 +11,10 @@ Policy, the same on every platform:
   one that gives a header with the wanted fields separates them; in .tsv it is the tab. Fields in
   double quotes may hold separators, line ends and doubled quotes. Rows are counted as in a
   spreadsheet: the header is row 1; blank lines are skipped and not counted. Client ids and texts
-  are what is written. Of other fields, the first row says whether they are numbers, booleans (true,
-  false) or strings, and later rows must agree; spaces around numbers are ignored. An empty text is
-  an example, and an empty number is refused; with missing=drop, neither row is kept.
+  are what is written (which ids are refused, `fields` says). Of other fields, the first row says
+  whether they are numbers, booleans (true, false) or strings, and later rows must agree; spaces
+  around numbers are ignored. An empty text is an example, an empty number and NaN are refused; with
+  missing=drop, none of these rows is kept.
 """
 
 import csv

@@ -50,7 +50,7 @@ class _Source:
 
 def read_mapping(path: str | Path) -> Any:
     """Reads a YAML file of at most 1 MB, without aliases and duplicate keys, as plain data."""
-    path = Path(path)
+    path = files.user_path(path)
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_CONFIG_BYTES + 1)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxpfl import files
 from jaxpfl.errors import InputError, NoDataFolder
 
 _PACKAGE = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ def find(given: str | Path) -> Path:
       InputError: there is neither such a file nor such a name, or both: the name of a config that
         comes with jaxpfl, and a file of that name with the suffix.
     """
-    path, known = Path(given), names()
+    path, known = files.user_path(given), names()
     if path.is_file():
         return path
     if path.suffix == _SUFFIX:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from jaxpfl.experiments.central.training import batches
 from jaxpfl.federated.clients.client import Examples, computed, first_state, kept
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import Personalising
+from jaxpfl.federated.clients.static import Static
 from jaxpfl.models.base import Params
 
 
@@ -97,11 +97,14 @@ class Personal:
         rows, mask = np.pad(rows, missing), np.pad(mask, missing)
         held = {name: column[chosen][rows] for name, column in self.examples.numeric().items()}
         key = jax.random.key(client)
-        return _trained(self.client, self.params, Examples(held, jnp.asarray(mask), steps), key)
+        return _trained(
+            Static(self.client), self.params, Examples(held, jnp.asarray(mask), steps), key
+        )
 
 
 @partial(jax.jit, static_argnums=0)
-def _trained(client: Any, params: Params, examples: Examples, key: jax.Array) -> Params:
+def _trained(static: Static, params: Params, examples: Examples, key: jax.Array) -> Params:
+    client = static.function
     first = first_state(client, params)
     sent, state = computed(client, params, first, examples, key)
     if isinstance(client, Personalising):

@@ -5,6 +5,7 @@ data that is not declared public is refused.
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.training import batches
 from jaxpfl.experiments.engine.by_client import ClientScores
+from jaxpfl.federated.clients.static import Static
 from jaxpfl.models.base import Checking, Model, require_model, summarise
 from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
 from jaxpfl.text.generation.decoding import Decoding
@@ -105,6 +107,18 @@ class Evaluator:
             )
         check_examples(model, self.population, self.name)
 
+    def on(self, population: Population) -> "Evaluator":
+        """The same evaluation on fewer examples, which its name says."""
+        left_out = self.population.num_examples - population.num_examples
+        if not left_out:
+            return self
+        found = copy(self)
+        found.population = population
+        found.name = f"{self.name}, without {left_out} examples that clients who train hold"
+        for cached in ("columns", "_batches"):
+            vars(found).pop(cached, None)
+        return found
+
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
 
@@ -131,17 +145,19 @@ class Evaluator:
 
     def __call__(self, params: Any) -> Pending:
         """Dispatches the evaluation of `params` and returns without waiting."""
-        return Pending([_sums(self.model, params, *batch) for batch in self._batches])
+        model = Static(self.model)
+        return Pending([_sums(model, params, *batch) for batch in self._batches])
 
     def by_client(self, params: Any) -> ClientScores:
         """Scores parameters, shared or by client (`jaxpfl.Personal`), on each client's examples."""
         offsets, columns = self.population.offsets, self.population.numeric()
         clients, pending = np.flatnonzero(np.diff(offsets)), []
+        model = Static(self.model)
         for client in clients.tolist():
             own = params(client) if callable(params) else params
             rows_SxB, mask_SxB = batches(np.arange(*offsets[client : client + 2]), self._batch_size)
             sums = [
-                _sums(self.model, own, {name: each[rows] for name, each in columns.items()}, mask)
+                _sums(model, own, {name: each[rows] for name, each in columns.items()}, mask)
                 for rows, mask in zip(rows_SxB, mask_SxB, strict=True)
             ]
             pending.append(Pending(sums))
@@ -163,10 +179,10 @@ def check_examples(model: Model, population: Population, name: str) -> None:
 
 @partial(jax.jit, static_argnames="model")
 def _sums(
-    model: Model, params: Any, batch: dict[str, jax.Array], mask: jax.Array
+    model: Static, params: Any, batch: dict[str, jax.Array], mask: jax.Array
 ) -> dict[str, jax.Array]:
-    """Compiled once for all evaluators and runs with an equal model."""
-    return model.evaluate(params, batch, mask)
+    """Compiled once for all evaluators and runs with the same model."""
+    return model.function.evaluate(params, batch, mask)
 
 
 def sentences_of(

@@ -31,7 +31,7 @@ from jaxpfl.models.base import Checking
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 
-_RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str}
+_RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str, "clients": str}
 
 
 class RunDirectory:
@@ -68,6 +68,14 @@ class RunDirectory:
                 purpose=algorithm.name,
                 run=self.record.get("run"),
             )
+        # Keyed, and its key is deleted in the end: no guess of them can be tested.
+        self._clients = self.secret and self.secret.digest("clients", population.origin)
+        if self.record and self._clients not in (None, self.record["clients"]):
+            raise InputError(
+                f"{path}: the clients are not those with which the run began, have other data, or "
+                "come in another order: resume it with the same, or choose another --out; nothing "
+                "was charged"
+            )
         if self.record:
             self.run_id, self.stamp = self.record["run"], self.record["stamp"]
         elif self.secret is not None:
@@ -97,6 +105,7 @@ class RunDirectory:
             "evaluation": None if evaluate is None else evaluate.name,
             "unit": self._population.unit,
             "population": self._population.name,
+            "clients": self._clients,
             "ledger_head": ledger_head,
             "devices": jax.device_count(),
             "backend": jax.default_backend(),

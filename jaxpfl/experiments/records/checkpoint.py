@@ -78,7 +78,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def __init__(self, directory: str | Path, *, run: str, private: bool = True) -> None:
         import orbax.checkpoint as ocp
 
-        self.directory = Path(directory).absolute()
+        self.directory = files.user_path(directory).absolute()
         self.run = run
         self.private = private
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,8 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.experiments.records.cautions import OURS, number, percent
 from jaxpfl.experiments.records.lines import attempts as attempts_of
+from jaxpfl.experiments.report.plots import plain
+from jaxpfl.printable import in_one_line, printable
 from jaxpfl.privacy.accounting import rounded_up
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.simulated import SIMULATED
@@ -53,7 +55,7 @@ class Table:
 
 def text_lines(table: Table) -> list[str]:
     """The headings and rows of a table as aligned text, for a terminal."""
-    rows = [table.columns, *(map(str, row) for row in table.rows)]
+    rows = [[in_one_line(str(cell)) for cell in row] for row in (table.columns, *table.rows)]
     columns = []
     for place, column in enumerate(zip(*rows, strict=True)):
         width = max(map(len, column))
@@ -136,7 +138,7 @@ def page_lines(page: Page) -> list[str]:
         lines.append(f"privacy of this run: {page.privacy}")
     for further in page.further:
         lines += ["", *page_lines(further)]
-    return lines
+    return [printable(line) for line in lines]
 
 
 def no_protection(epsilon: float | None) -> list[str]:
@@ -209,7 +211,7 @@ def _not_protected(config: str) -> str:
 
 def _saved_figure(folder: Path | None, name: str, title: str, figure: Any) -> dict[str, Any]:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    plain(figure).savefig(buffer, format="png", metadata={"Software": None})
     if folder is not None:
         folder.mkdir(exist_ok=True)
         files.write_atomically(folder / f"{name}.png", buffer.getvalue())

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl.printable import printable
+
 INK, ACCENT, RED, PALE, GREY = "#1f2937", "#2563eb", "#c81e1e", "#93c5fd", "#9ca3af"
 _WATERMARK: dict[str, Any] = dict(
     ha="center", va="center", rotation=18, fontweight="bold", color=RED, alpha=0.14
@@ -54,11 +56,26 @@ def logarithmic(axes: Any) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
+def plain(figure: Any) -> Any:
+    """The figure with texts, which may be names of others, in which `$` begins no formula."""
+    from matplotlib.text import Text
+
+    ticks = [
+        each
+        for panel in figure.axes
+        for axis in (panel.xaxis, panel.yaxis)
+        for each in axis.get_ticklabels(which="both")
+    ]
+    for text in {*figure.findobj(Text)} - {*ticks}:
+        text.set(parse_math=False, text=printable(text.get_text(), "\n"))
+    return figure
+
+
 def ticks(axes: Any, values: Sequence[float]) -> None:
     """Marks these values on the horizontal axis of a finished picture; texts that would touch the
     one before them are left out."""
     axes.set_xticks(values, [f"{value:,}" for value in values])
-    axes.figure.draw_without_rendering()
+    plain(axes.figure).draw_without_rendering()
     end = -math.inf
     for text in axes.get_xticklabels():
         box = text.get_window_extent()
@@ -123,7 +140,8 @@ def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
         at = max(row["distance"], 0.0), place
         panel.annotate(f" {row['distance']:.4g}", at, va="center", fontsize=8.5, color=INK)
     panel.figure.legend(frameon=False, fontsize=8.5, loc="outside lower center", ncols=2)
-    panel.set_yticks(list(places), [row["candidate"] for row in rows])
+    names = [printable(row["candidate"]) for row in rows]
+    panel.set_yticks(list(places), names, parse_math=False)
     panel.invert_yaxis()
     panel.margins(x=0.14)
     panel.set_xlabel("FreD (less is nearer)", color=INK)

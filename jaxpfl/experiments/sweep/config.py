@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import checks
+from jaxpfl import checks, files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.config.reader import parse_overrides, read_mapping, with_value
@@ -88,7 +88,7 @@ def load_sweep(
       seeds: every point is repeated with so many seeds, from the first of the file's `run.seed`
         on, or from that of its base, in place of the file's own. None: the file's own.
     """
-    path = Path(path)
+    path = files.user_path(path)
     mapping, where = read_mapping(path), str(path)
     if isinstance(mapping, Mapping) and "base" not in mapping:
         raise InputError(

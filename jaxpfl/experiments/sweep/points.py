@@ -40,7 +40,7 @@ def run_sweep(
     `carry` is `launched` by what starts a command on several hosts; None = in this process.
     """
     mesh.require_one_process("a sweep", "--launcher and --hosts share each point among several")
-    out = Path(out)
+    out = files.user_path(out)
     begin(sweep, out)
     known = {point.name: PointFolder.of(point, out).failure for point in sweep.points}
     carry = carry or partial(here, {})
@@ -127,7 +127,7 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
     this machine and ended afterwards. A worker has so many virtual CPU devices, and asks for one
     CPU, and for one GPU where the cluster has any.
     """
-    out = Path(out).resolve()
+    out = files.user_path(out).resolve()
     with cluster(workers, logs=False) as ray:
         begin(sweep, out)
         gpus = 1 if ray.cluster_resources().get("GPU") else 0

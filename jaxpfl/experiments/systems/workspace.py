@@ -182,7 +182,8 @@ def budget_of(privacy: PrivacyConfig, *, simulated: bool = False) -> Budget | No
 
 def ledger_path(privacy: PrivacyConfig, directory: Path) -> Path:
     """The ledger that a run in `directory` charges."""
-    return directory / "ledger.jsonl" if privacy.ledger is None else Path(privacy.ledger)
+    own = directory / "ledger.jsonl"
+    return own if privacy.ledger is None else files.user_path(privacy.ledger)
 
 
 def stored_params(artifacts: Artifacts, name: str, model: Model, train: Callable[[], Any]) -> Any:

@@ -12,8 +12,9 @@ from jaxpfl.data.population import Population
 from jaxpfl.federated.flow.check import InformationFlow
 from jaxpfl.federated.mesh import PyTree
 from jaxpfl.federated.release.information_flow import check_client, check_release
+from jaxpfl.federated.release.preparation import prepared
 from jaxpfl.federated.release.prepared_query import opened
-from jaxpfl.federated.release.query import Query, arrays, prepared, read_columns, require_room
+from jaxpfl.federated.release.query import Query, arrays, read_columns, require_room
 from jaxpfl.federated.release.releaser import Released
 
 

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 
 from jaxpfl import checks
 from jaxpfl.errors import InformationLeak, InputError
+from jaxpfl.federated.clients.static import Static
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -102,8 +103,8 @@ class Stateful(Protocol):
 
 WholeClientFn = Callable[..., PyTree]
 
-# It must be hashable (plain functions or a frozen dataclass), because equal client functions share
-# one compilation. The shapes of a contribution must not depend on the data.
+# It must be hashable (plain functions or a frozen dataclass), because client functions that are the
+# same (`Static`) share one compilation. A contribution's shapes must not depend on the data.
 ClientFn = Stepping | Stateful | WholeClientFn
 
 
@@ -116,6 +117,10 @@ class BoundedByExample(Protocol):
     exactly zero, and examples may be computed in several blocks whose contributions are added.
     Under `Plan(unit="example")` the door does not clip contributions and relies on this bound. It
     is therefore part of the privacy guarantee and must be tested on adversarial neighbours.
+
+    "At most" is of exact sums. The function adds up examples' shares in float32, in any order, by
+    steps those of each batch first, and rounds each of them at most four times before. One that
+    rounds less than that may have an attribute `roundings`: see `federated.release.rounding`.
 
     Attributes:
       example_bound: the L2 bound, in the contribution's units.
@@ -208,13 +213,18 @@ def kept(client_fn: ClientFn, broadcast: PyTree, computed: PyTree, sent: PyTree)
     return client_part(client_fn, "keep", broadcast, computed, sent)
 
 
+def client_part(client_fn: Any, method: str, *given: Any) -> PyTree:
+    """What a method of a client function computes: all that clients do."""
+    return compiled_part(Static(client_fn), method, *given)
+
+
 # Compiled by itself, which traces each method for the shapes of one client, and once: what the
 # check of the flow of information reads is then what runs, and a function that is vmapped cannot
 # look at its tracers to find the other clients.
 @partial(jax.jit, static_argnums=(0, 1))
-def client_part(client_fn: Any, method: str, *given: Any) -> PyTree:
-    """What a method of a client function computes: all that clients do, as the check knows it."""
-    return getattr(client_fn, method)(*given)
+def compiled_part(static: Static, method: str, *given: Any) -> PyTree:
+    """`client_part`, as the check of the flow of information knows it."""
+    return getattr(static.function, method)(*given)
 
 
 @jax.custom_batching.custom_vmap

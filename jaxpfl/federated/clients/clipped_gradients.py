@@ -105,9 +105,9 @@ def clipped_sum(
     slopes = jax.grad(opened_loss, argnums=(0, 1), has_aux=True)
 
     def add(batch: Batch, mask_B: jax.Array, total: list[jax.Array]) -> list[jax.Array]:
-        (gradients, tap_slopes), factors = jax.vmap(slopes, (None, None, 0))(
-            [leaves[i] for i in others], taps, batch
-        )
+        computed = jax.vmap(slopes, (None, None, 0))([leaves[i] for i in others], taps, batch)
+        # Otherwise what is added might be computed a second time, and be rounded in another way.
+        (gradients, tap_slopes), factors = jax.lax.optimization_barrier(computed)
         pairs = [
             (factor.reshape(len(factor), -1), slope.reshape(len(slope), -1))
             for factor, slope in zip(factors, tap_slopes, strict=True)

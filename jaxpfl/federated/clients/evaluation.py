@@ -13,6 +13,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.federated.clients.static import Static
 from jaxpfl.models.base import Params
 
 
@@ -59,10 +60,10 @@ def logits(
     for start in range(0, max(1, len(image_NxHxWxC)), batch_size):
         image_BxHxWxC = image_NxHxWxC[start : start + batch_size]
         padding = ((0, batch_size - len(image_BxHxWxC)), *[(0, 0)] * (image_NxHxWxC.ndim - 1))
-        found.append(_logits(model, params, np.pad(image_BxHxWxC, padding)))
+        found.append(_logits(Static(model), params, np.pad(image_BxHxWxC, padding)))
     return np.concatenate(found)[: len(image_NxHxWxC)]
 
 
 @partial(jax.jit, static_argnums=0)
-def _logits(model: Classifier, params: Params, image_BxHxWxC: Any) -> jax.Array:
-    return model.logits(params, image_BxHxWxC)
+def _logits(model: Static, params: Params, image_BxHxWxC: Any) -> jax.Array:
+    return model.function.logits(params, image_BxHxWxC)

@@ -13,10 +13,8 @@ over very many examples that were made for it by several times its bound. Coordi
 cut, towards zero, to multiples of a power of two near c 2^-19 (in batches of 17 to 64 rows), which
 never lengthens a vector. Products of such numbers are added up exactly for up to 1,024 examples in
 such batches, else each addition loses at most 2^-47 of the sum. What a client sends is rounded
-once, to float32. If a round has n examples, whose data were made for it, and however they are dealt
-to clients, one more moves the sum by at most S (1 + 1e-6) (1 + 2 n 2^-24), and by at most
-S (1 + 1e-6) (1 + 4 n 2^-24) with the factor sqrt(2) below, where S is the bound above. The 1e-6 are
-those of the clip, which rounds, too.
+to float32, and again by the factor sqrt(2) below. `release.rounding` says how far one example then
+moves a sum over clients, or blocks of examples.
 
 Of a symmetric matrix only a half is sent: the diagonal, and sqrt(2) times one triangle. The half's
 L2 norm is then the Frobenius norm of the whole, and after equal noise, off-diagonal entries have
@@ -31,7 +29,7 @@ Learning" (FreD), Algorithm 1.
 import dataclasses
 import math
 from functools import partial, reduce
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +52,8 @@ class ClientMoment:
     moment: Moment
     clip_norm: float
     average: bool = False
+
+    roundings: ClassVar[int] = 3  # of a block's sum, as it is sent
 
     @property
     def example_bound(self) -> float:

@@ -54,7 +54,7 @@ class Steps(NamedTuple):
       compute: what one client computes, whose results are private.
       clip: `(contribution, bound) -> (factors, norm, finite)`.
       scale: `(rows, factors) -> rows`.
-      bind: `(key, secrets, sum) -> key`.
+      bind: `(secret, sum) -> (key, name)`.
       draw: `key -> noise`.
       add_noise: `(sum, noise) -> released`.
       rules: of `jax.custom_batching`: no steps, but known to mix no clients side by side.
@@ -269,15 +269,17 @@ class Analysis:
         return [self.rules.value((Kind.PRIVATE, None), place, cause=Cause(eqn, True))]
 
     def _bind(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
-        key, secrets, *leaves = given
-        if key.kind is not Kind.KEY or secrets.kind is not Kind.SECRET:
-            found = key if key.kind is not Kind.KEY else secrets
+        secret, *leaves = given
+        if secret.kind is not Kind.KEY:
             raise InformationLeak(
-                "the noise's key must be bound to the sum by a secret key and secret words, found "
-                f"one that depends on {what(found)}: {named(eqn)}{because(found)}"
+                "the noise's key must be bound to the sum by a secret, found one that depends on "
+                f"{what(secret)}: {named(eqn)}{because(secret)}"
             )
-        bound = Key((*key.detail.path, place), frozenset(leaf.token for leaf in leaves))
-        return [self.rules.value((Kind.KEY, bound), place)]
+        bound = frozenset(leaf.token for leaf in leaves)
+        return [
+            self.rules.value((Kind.KEY, Key((*secret.detail.path, here), bound)), *here)
+            for here in ((place, index) for index in range(len(eqn.outvars)))
+        ]
 
     def _draw(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         (key,) = given

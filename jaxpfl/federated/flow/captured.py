@@ -64,7 +64,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         value = value.__func__
     value = getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType):
-        yield from _of_function(value)
+        yield from of_function(value)
     elif isinstance(value, partial):
         yield "function", value.func
         yield from [(str(place), each) for place, each in enumerate(value.args)]
@@ -89,7 +89,8 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
         yield from [(name, each) for name, each in found if not name.startswith("__")]
 
 
-def _of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+def of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """What a function reads besides its arguments, by name."""
     code = function.__code__
     cells = function.__closure__ or ()
     names = set() if installed(code.co_filename) else _names(code)

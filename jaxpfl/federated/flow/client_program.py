@@ -32,8 +32,8 @@ from jaxpfl.federated.flow.captured import installed
 
 _NUMBER = re.compile(r"(?<![\w.])(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?")
 _JAX = str(Path(jax.__file__).parent)
-# Where the engine calls client functions: `clients.client.client_part`.
-_CALLED = ("client_part", str(Path(__file__).parents[1] / "clients" / "client.py"))
+# Where the engine calls client functions: `clients.client.compiled_part`.
+_CALLED = ("compiled_part", str(Path(__file__).parents[1] / "clients" / "client.py"))
 
 
 class ClientProgram(NamedTuple):

@@ -5,7 +5,7 @@
 | `PUBLIC`   | nothing but the broadcast, the clip norm and constants                             |
 | `RELEASED` | public values and noisy sums                                                       |
 | `SECRET`   | the secret keys, and on no client                                                  |
-| `KEY`      | as `SECRET`: a key that noise may be drawn with, whose derivation is known         |
+| `KEY`      | as `SECRET`: a key that noise may be drawn with, or its words; how it is derived   |
 | `NOISE`    | as `SECRET`: Gaussian draws times a public scale, one for each coordinate          |
 | `BOUNDED`  | clients, by sums of clipped contributions, or as a choice among public values      |
 | `FACTOR`   | clients: what one known contribution must be multiplied by to be clipped           |
@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
     Attributes:
       path: the derivations, first to last; a key whose path begins with it can be derived from it.
-      bound: the tokens of all values whose checksum is in the key; None = of none.
+      bound: the tokens of all values whose hash is in the key; None = of none.
     """
 
     path: tuple[Any, ...]

@@ -154,7 +154,7 @@ class TransferFunctions:
             step = ("of several", eqn.params["start_indices"])
         elif name in _SAME and eqn.invars[0].aval.size != eqn.outvars[0].aval.size:
             step = ("repeated",)
-        elif name in _SAME or name == "random_unwrap":
+        elif name in _SAME or name in ("random_unwrap", "random_wrap"):
             return Kind.KEY, key
         else:
             return mixed(given)

@@ -1,17 +1,24 @@
-"""How clipped contributions are added up: compensated float32, or fixed point.
+"""How clipped contributions are added up: as whole steps, or in compensated float32.
 
 A cohort's buckets are added one after the other to a running sum, which is kept as a pair of
 numbers until the noise has been added. In a single float32, a sum over 1.35e8 examples would have
 steps of 16, so that one example of norm 1 might move it by several.
 
-`Compensated` keeps a float32 and its rounding error, 48 bits together, so that the error does not
-grow with the number of buckets. `FixedPoint` adds integers: the bits of the result do not depend on
-the order of clients, chunks or devices, and are those that secure aggregation would compute.
+| accumulator   | plans                              | a number is a multiple of               |
+|---------------|------------------------------------|-----------------------------------------|
+| `ClipSteps`   | unit client, with noise            | 2^-24 of the clip norm, a power of two  |
+| `FixedPoint`  | unit client, with `exact` noise    | 2^-20 of the noise's standard deviation |
+| `Compensated` | unit example, or without noise     | nothing; a float32 and its error        |
+
+Sums of whole steps are exact: their bits do not depend on the order of clients, on chunks or on
+devices, and nobody moves another's rounding.
 
 The running sums hold one partial sum per device, [devices, ...] over the `clients` axis. On a
-device a bucket is added chunk by chunk to a subtotal (`start`, `add`), which is then added to the
-running sums (`merge`). `join_devices` adds up the devices, and `add_noise` the noise, and rounds.
-`scale` says how many steps of the accumulator a value of 1 has.
+device a bucket is added chunk by chunk to a subtotal of at most `most` clients (`start`, `add`),
+which is then added to the running sums (`merge`). `join_devices` adds up the devices, and
+`add_noise` the noise, and rounds. `scale` says how many steps of the accumulator a value of 1 has.
+`slack` is how much larger than the plan's the noise is, because a clipped contribution may be
+longer than the clip norm by 1e-6 of it.
 """
 
 import dataclasses
@@ -87,6 +94,11 @@ def _few(rows: DoubleWord) -> list[jax.Array]:
     return list(reversed(sums))
 
 
+def _carried(high: jax.Array, low: jax.Array, bits: int) -> DoubleWord:
+    """high 2^bits + low, with `bits` bits in the low part."""
+    return DoubleWord(high + (low >> bits), low & ((1 << bits) - 1))
+
+
 # A step that `release.information_flow` recognises, hence compiled by itself, as the addition
 # of noise is.
 @jax.jit
@@ -99,26 +111,22 @@ def scaled(leaf_C: jax.Array, factor_C: jax.Array) -> jax.Array:
 class Compensated:
     """Float32 sums as pairs, high + low with |low| at most half a unit in high's last place.
 
-    Between buckets and devices, each addition loses at most 2^-47 of the running sum, and nothing
-    while the sum has no bits below 2^-48 of itself. Within a bucket, which has at most some tens of
-    clients per device, additions are plain float32, because a two-sum for each client would triple
-    the memory traffic. Their rounding depends on what was added before, and one more client, or
-    example, also shifts others to other slots, blocks and buckets. If n take part, in k
-    contributions on a device in a bucket, each a float32 sum of b examples, it moves the sum by at
-    most S (1 + 2 n (k + b) 2^-24): each of n / (k b) subtotals is off by at most
-    k b (k + b) S 2^-24, with it and without it. Where the unit is the client, a contribution is
-    clipped after it was computed, so that only k counts: S (1 + 2 n k 2^-24).
-
-    DP-SGD over 59,392 examples in blocks of 32, 64 of which are in a bucket, has the bound 1.68 S
-    on one device and 1.28 S on eight; data that were made for it, as in this module's tests, moved
-    such a sum by 1.18 S and 1.05 S. FreD's sums over examples are exact within a block
-    (`clients.moments`), and `FixedPoint` sums altogether.
+    Between subtotals and devices, each addition loses at most 2^-47 of the running sum, and nothing
+    while the sum has no bits below 2^-48 of itself. Within a subtotal additions are plain float32,
+    because a two-sum for each client would triple the memory traffic. Without noise it is a whole
+    bucket; of blocks of examples it is a few, and `release.rounding` has the bound.
 
     The last bits of the result may depend on the layout of devices and chunks.
+
+    Attributes:
+      most: clients, or blocks of examples, in a subtotal.
     """
+
+    most: int = 2**30
 
     ordered_norms: ClassVar[bool] = False
     exact: ClassVar[bool] = False
+    slack: ClassVar[float] = 1.0
 
     def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
         """1: values are added as they are."""
@@ -169,6 +177,81 @@ def rounded_sum(pair: DoubleWord, noise: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
+class ClipSteps:
+    """Exact integer sums, of plans with float noise: the sum of the contributions as computed.
+
+    A clipped value is counted in steps of 2^(ceil(log2 S) - 24) of the round's clip norm S, and
+    rounded TOWARDS ZERO, as a conversion to int32 does: no coordinate grows, and no norm. So one
+    client moves the sum by at most S (1 + 1e-6), the clip's own bound, whoever else takes part, and
+    the noise is larger by more than that.
+
+    A contribution has at most 2^24 + 17 steps, 64 of them fit an int32, and a pair, high 2^24 +
+    low, holds 2^30 of them.
+    """
+
+    ordered_norms: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+    most: ClassVar[int] = 64
+    slack: ClassVar[float] = 1 + 2**-16
+
+    def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
+        """Steps of a value of 1, a power of two."""
+        bits = jax.lax.bitcast_convert_type(clip_norm, jnp.uint32)
+        # The mantissa carries over into the exponent, unless S is a power of two.
+        bits = (bits + jnp.uint32(0x007FFFFF)) & jnp.uint32(0x7F800000)
+        return jnp.float32(2.0**24) / jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+    def zeros(self, like: PyTree, devices: int) -> PyTree:
+        return _zeros(like, devices, jnp.int32)
+
+    def start(self, sums: PyTree) -> PyTree:
+        return _map_pairs(lambda pair: jnp.zeros_like(pair.high[0]), sums)
+
+    def add(
+        self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, scale: jax.Array
+    ) -> PyTree:
+        """As `Compensated.add`, to int32 leaves. `jnp.trunc` before it would take far longer."""
+
+        def add(total, leaf_C, factor_C):
+            whole_C = (scaled(leaf_C, factor_C) * scale).astype(jnp.int32)
+            return total + jnp.sum(whole_C, axis=0, dtype=jnp.int32)
+
+        return jax.tree.map(add, subtotal, leaves_C, factors_C)
+
+    def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
+        def merge(pair, part):
+            return _carried(pair.high, pair.low + part[None], 24)
+
+        return _map_pairs(merge, sums, subtotal)
+
+    def join_devices(self, sums: PyTree) -> PyTree:
+        """Adds the devices' partial sums [devices, ...] up to int32 pairs of leaves [...]."""
+
+        def join(pair):
+            # By halves of the low parts, so that those of 2^19 devices fit.
+            high, middle, low = (
+                jnp.sum(part, axis=0, dtype=jnp.int32)
+                for part in (pair.high, pair.low >> 12, pair.low & 0xFFF)
+            )
+            middle, low = _carried(middle, low, 12)
+            high, middle = _carried(high, middle, 12)
+            return DoubleWord(high, (middle << 12) | low)
+
+        return _map_pairs(join, sums)
+
+    def add_noise(self, total: PyTree, noise: PyTree, scale: jax.Array) -> PyTree:
+        """As `Compensated.add_noise`: the sum becomes a float32 pair, exactly up to 2^48 steps."""
+
+        def noisy(pair, noise):
+            high = pair.high.astype(jnp.float32)
+            low = ((pair.high - high.astype(jnp.int32)) << 24) + pair.low
+            pair = DoubleWord(high * jnp.float32(2.0**24), low.astype(jnp.float32))
+            return rounded_sum(DoubleWord(*(leaf / scale for leaf in pair)), noise)
+
+        return _map_pairs(noisy, total, noise)
+
+
+@dataclasses.dataclass(frozen=True)
 class FixedPoint:
     """Exact integer sums, of plans with exact noise: the same bits for every order and layout.
 
@@ -183,6 +266,8 @@ class FixedPoint:
 
     ordered_norms: ClassVar[bool] = True
     exact: ClassVar[bool] = True
+    most: ClassVar[int] = 2**30
+    slack: ClassVar[float] = 1.0  # in the scale
 
     @staticmethod
     def require_room(plan: Plan) -> None:
@@ -275,4 +360,4 @@ def noisy_halves(halves: jax.Array, noise: jax.Array, std: jax.Array) -> jax.Arr
     return total.astype(jnp.float32) / (jnp.int32(2) * half).astype(jnp.float32)
 
 
-Accumulator = Compensated | FixedPoint
+Accumulator = Compensated | ClipSteps | FixedPoint

@@ -1,21 +1,28 @@
 """What each client keeps between rounds, in files. PRIVATE.
 
-    rows                 the state of client k, after the number of its last round: record k
-    00000007.DIGEST      round 7: its clients, int64 [n], and their records BEFORE it
+    rows                 record p: the last round of the client at place p, and its state after it
+    00000007.DIGEST      round 7: whose states these are, 32 bytes; its clients' places, int64 [n],
+                         and their records BEFORE it
 
-A round's second file is on the disk before its records change. A run that goes on from an earlier
-round takes the later ones back by these files, the last one first. DIGEST is a hash of the new
-records, and of the digest before. It is a part of the identity of the next release, so that a round
-that is repeated with other states is another release, which is charged. Clients that were never
-asked take no room on the disk.
+A client's place is the rank of its name, a keyed hash of its id, among those of all. So a state is
+found by its client's id, whatever the order of the clients, and a hash of all names, with which
+each round's file begins, tells the states of other clients, which are refused.
+
+A round's file is on the disk before its records change. A run that goes on from an earlier round
+takes the later ones back by these files, the last one first. DIGEST is a hash of the new records,
+and of the digest before. It is a part of the identity of the next release, so that a round that is
+repeated with other states is another release, which is charged. Clients that were never asked take
+no room on the disk.
 """
 
 import hashlib
+import hmac
 import itertools
 import math
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +33,7 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 
 PyTree = Any
-_INDEX, _ROUND = np.dtype(np.int64), np.dtype(np.int64)
+_PLACE, _ROUND = np.dtype(np.int64), np.dtype(np.int64)
 
 
 class ClientStates:
@@ -38,17 +45,25 @@ class ClientStates:
       record_bytes: of one client.
 
     Args:
-      place: a folder, made if absent (None = a temporary one), and the round to go on after; later
-        ones are taken back.
-      clients: their number.
+      kept: a folder, made if absent (None = a temporary one); the round to go on after, later ones
+        are taken back; and the key of the clients' names, by which nobody can tell their ids.
+      ids: of the clients, by whose indices the methods name them; all different.
       like: a pytree of shapes of one client's state.
 
     Raises:
-      CorruptFile: the states of the place's round are not here, or a file is damaged.
+      InputError: the folder holds the states of other clients.
+      CorruptFile: the states after the round are not here, or a file is damaged.
     """
 
-    def __init__(self, place: tuple[Path | None, int], clients: int, like: PyTree) -> None:
-        directory, round = place
+    def __init__(
+        self, kept: tuple[Path | None, int, bytes], ids: Sequence[str], like: PyTree
+    ) -> None:
+        directory, round, key = kept
+        names = [hmac.digest(key, each.encode(), "sha256") for each in ids]
+        order = sorted(range(len(names)), key=names.__getitem__)
+        self._places = np.empty(len(names), _PLACE)
+        self._places[order] = np.arange(len(names))
+        self._whose = hashlib.sha256(b"".join(names[each] for each in order)).digest()
         leaves, self._structure = jax.tree.flatten(like)
         self._leaves = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._leaves]
@@ -63,13 +78,14 @@ class ClientStates:
         if directory is None:
             path.unlink()  # It goes with the process, even if that is killed.
         weakref.finalize(self, self._file.close)
-        described = f"{self._structure} {self._leaves}"
+        described = f"{self._structure} {self._leaves} {self._whose.hex()}"
         self.digest, self.round = hashlib.sha256(described.encode()).hexdigest(), 0
         before = sorted(self._directory.glob("[0-9]*.*"))
         while before and int(before[-1].stem) > round:
-            self._take_back(last := before.pop(), clients)
+            self._take_back(last := before.pop())
             last.unlink()
         if before:
+            self._read(before[-1])
             self.digest, self.round = before[-1].suffix[1:], int(before[-1].stem)
         if self.round != round:
             raise CorruptFile(
@@ -98,17 +114,17 @@ class ClientStates:
 
     def write(self, round: int, clients: np.ndarray, states: PyTree) -> None:
         """Keeps states [clients, ...] as those after a round in which these clients took part."""
-        clients = clients.astype(_INDEX)
+        places = self._places[clients]
         records = np.zeros((len(clients), self.record_bytes), np.uint8)
         records[:, : _ROUND.itemsize] = np.array([round], _ROUND).view(np.uint8)
         for leaf, (low, high) in zip(jax.tree.leaves(states), self._parts, strict=True):
             values = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
             records[:, low:high] = values.reshape(len(clients), high - low)
         digest = hashlib.sha256(self.digest.encode())
-        for each in (clients, records):
+        for each in (places, records):
             digest.update(each.data)
         self.round, self.digest = round, digest.hexdigest()
-        before = clients.tobytes() + self.records(clients).tobytes()
+        before = self._whose + places.tobytes() + self.records(clients).tobytes()
         files.write_atomically(self._directory / f"{round:08d}.{self.digest}", before, mode=0o600)
         self.put(clients, records)
 
@@ -122,27 +138,41 @@ class ClientStates:
             if int(path.stem) < round:
                 path.unlink()
 
-    def _take_back(self, path: Path, clients: int) -> None:
-        content = path.read_bytes()
-        count, rest = divmod(len(content), _INDEX.itemsize + self.record_bytes)
-        held = np.frombuffer(content, _INDEX, count)
-        if rest or not np.isin(held, np.arange(clients)).all():
-            raise CorruptFile(f"{path}: the clients' states in it are damaged")
-        self.put(held, np.frombuffer(content, np.uint8, offset=held.nbytes).reshape(count, -1))
-        self.sync()
-
     def records(self, clients: np.ndarray) -> np.ndarray:
         """Records uint8 [clients, bytes]; zeros of who was never asked, and of -1."""
         records = np.zeros((len(clients), self.record_bytes), np.uint8)
         for record, client in zip(records, clients.tolist(), strict=True):
             if client >= 0:
-                self._file.seek(client * self.record_bytes)
+                self._file.seek(int(self._places[client]) * self.record_bytes)
                 self._file.readinto(record.data)
         return records
 
     def put(self, clients: np.ndarray, records: np.ndarray) -> None:
         """Writes what `records` returned, without a way back."""
-        for record, client in zip(records, clients.tolist(), strict=True):
-            self._file.seek(client * self.record_bytes)
+        self._put(self._places[clients], records)
+
+    def _put(self, places: np.ndarray, records: np.ndarray) -> None:
+        for record, place in zip(records, places.tolist(), strict=True):
+            self._file.seek(place * self.record_bytes)
             self._file.write(record.data)
         self._file.flush()
+
+    def _take_back(self, path: Path) -> None:
+        content = self._read(path)
+        count, rest = divmod(len(content), _PLACE.itemsize + self.record_bytes)
+        places = np.frombuffer(content, _PLACE, count)
+        if rest or not np.isin(places, self._places).all():
+            raise CorruptFile(f"{path}: the clients' states in it are damaged")
+        self._put(places, np.frombuffer(content, np.uint8, offset=places.nbytes).reshape(count, -1))
+        self.sync()
+
+    def _read(self, path: Path) -> bytes:
+        """A round's file, which must be of these clients, without saying so."""
+        content = path.read_bytes()
+        size = len(self._whose)
+        if content[:size] != self._whose:
+            raise InputError(
+                f"{path}: the states in it are those of other clients, or of another run: go on "
+                "with all clients with which the run began, and no others"
+            )
+        return content[size:]

@@ -9,13 +9,13 @@ zero. Adding or removing one client moves the sum by at most S in L2 norm, whate
 padding, the chunk size and the number of devices; noise is drawn once per coordinate. Under
 `Plan(unit="example")` the client function bounds each example's share of a contribution
 (`client.BoundedByExample`): contributions are not clipped, and adding or removing one EXAMPLE moves
-the sum by at most S.
+the sum by at most S and what rounding adds (`release.rounding`), which the noise is for, too.
 
-The noise's key is a function of a secret key and of THE EXACT SUM (the idea of deterministic
-signatures, RFC 6979): a keyed checksum of the sum's bits, computed on the device, is folded into
-it. Equal sums give the same release again, which reveals nothing new. Sums that differ in one bit,
-for whatever reason (code, data, flags, another rounding), get independent noise, so that the
-difference of two releases always has noise.
+The noise's key is a function of a secret and of THE EXACT SUM (the idea of deterministic
+signatures, RFC 6979): the host hashes its bits between two programs, see `release.sum_digest`.
+Equal sums give the same release again, which reveals nothing new. Sums that differ in one bit, for
+whatever reason (code, data, flags, another rounding), get independent noise, so that the difference
+of two releases always has noise.
 
 Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, Algorithm 2.
 """
@@ -34,6 +34,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
+from jaxpfl.federated.clients.static import Static
 from jaxpfl.federated.double_word import DoubleWord, is_pair
 from jaxpfl.federated.mesh import (
     CLIENTS,
@@ -47,14 +48,15 @@ from jaxpfl.federated.mesh import (
     shares,
 )
 from jaxpfl.federated.release.accumulators import Accumulator, noisy_halves
-from jaxpfl.federated.release.checksum import bound_to_bits
 from jaxpfl.federated.release.program import Program
 from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.sum_digest import bound_to_bits, noise_key_and_name
 from jaxpfl.federated.release.summing import Engine, Layout, accumulate, placed, zero_sums
 from jaxpfl.federated.release.vector import Shapes, dealt, exchanged, gathered
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from jaxpfl.privacy.correlated_noise import column_norm
 from jaxpfl.privacy.exact_noise import exact_normal
+from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.mechanisms import coordinates, on_grid, standard_normal
 from jaxpfl.privacy.plan import Plan
 
@@ -68,13 +70,11 @@ class Keys(NamedTuple):
 
     Attributes:
       train: typed key of clients' draws.
-      noise: typed key of the noise, before it is bound to the sum.
-      checksum: uint32 [4], secrets of the checksum that binds it.
+      noise: uint32 [8], numpy, from which the key of the noise follows, with the sum.
     """
 
     train: jax.Array
-    noise: jax.Array
-    checksum: jax.Array
+    noise: Any
 
 
 class Summed(NamedTuple):
@@ -83,46 +83,55 @@ class Summed(NamedTuple):
     Attributes:
       value: the noisy SUM, float32, shaped like the contribution.
       clip_norm: float32 scalar, the L2 clip norm of the next round.
-      name: uint32 [4], a pseudorandom function of the secret key and the exact sum: equal for the
-        same release and different for others, without revealing anything of the sum.
+      name: uint32 [4], numpy, a pseudorandom function of the secret and the exact sum: equal for
+        the same release and different for others, without revealing anything of the sum.
     """
 
     value: PyTree
     clip_norm: jax.Array
-    name: jax.Array
+    name: Any
 
 
-@functools.partial(jax.jit, static_argnames=("accumulator", "mesh", "private"))
-def _release(
-    accumulator: Accumulator,
-    mesh: Mesh,
-    private: bool,
-    sums_DxW: DoubleWord,
-    below_D: jax.Array,
-    clip_norm: jax.Array,
-    noise_multiplier: jax.Array,
-    below_std: jax.Array,
-    keys: "Keys",
-    shared_P: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Adds up the devices and the noise: (noisy sum [W], noisy sum of indicators, name).
-
-    With noise, both are on a grid, so that low bits tell nothing of what was summed.
+@functools.partial(jax.jit, static_argnames=("accumulator", "mesh"))
+def _joined(
+    accumulator: Accumulator, mesh: Mesh, sums_DxW: DoubleWord, below_D: jax.Array
+) -> tuple[DoubleWord, jax.Array]:
+    """Adds up the devices: (exact sum [W], of which each has a share; sum of indicators).
 
     The sum is one vector of padded length, whatever the shapes of the contributions, so that doors
-    with vectors of equal length share one compiled program.
+    with vectors of equal length share one compiled program, as of `_noised`.
 
     Args:
       sums_DxW: each device's sum, as `exchanged` makes it.
-      shared_P: noise of unit scale, or in steps, that several rounds share; None = there is none.
     """
     total_W = accumulator.join_devices(sums_DxW)
-    below, value_std = jnp.sum(below_D), noise_multiplier * clip_norm
-    # With the scales, because the same noise at two scales would reveal the noise.
-    scales = (below, clip_norm, value_std, below_std)
-    key = bound_to_bits(keys.noise, keys.checksum, (total_W, scales), mesh)
-    # Both at once, which compiles one program instead of two.
-    noise_key, name_key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(2))
+    below = jax.lax.with_sharding_constraint(jnp.sum(below_D), NamedSharding(mesh, PartitionSpec()))
+    return jax.tree.map(functools.partial(dealt, mesh), total_W), below
+
+
+@functools.partial(jax.jit, static_argnames=("accumulator", "mesh", "private"))
+def _noised(
+    accumulator: Accumulator,
+    mesh: Mesh,
+    private: bool,
+    total_W: DoubleWord,
+    below: jax.Array,
+    clip_norm: jax.Array,
+    noise_multiplier: jax.Array,
+    below_std: jax.Array,
+    key: jax.Array,
+    shared_P: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Adds the noise: (noisy sum [W], noisy sum of indicators).
+
+    With noise, both are on a grid, so that low bits tell nothing of what was summed.
+
+    Args:
+      key: uint32 [4], of the noise; bound to the sums.
+      shared_P: noise of unit scale, or in steps, that several rounds share; None = there is none.
+    """
+    noise_key = key_from_words(key)
+    value_std = noise_multiplier * jnp.float32(accumulator.slack) * clip_norm
     noise_W, padded = None, total_W.high.size
     # The indicators get that of a coordinate of the padding, which is used for nothing else.
     if private:
@@ -144,8 +153,7 @@ def _release(
     value_W = dealt(mesh, accumulator.add_noise(total_W, noise_W, scale))
     if private and not accumulator.exact:
         value_W = on_grid(value_W, value_std)
-    # An output of threefry like any other, which is used for nothing else.
-    return value_W, below, jax.random.key_data(name_key)
+    return value_W, below
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # in glibc's malloc.h
@@ -229,6 +237,7 @@ class Door:
         self.contribution = self._like.tree()
         self._layout = Layout.of(query.client_fn, self.mesh, self.contribution)
         self._client_state = client_state
+        self._client_fn = Static(query.client_fn)
         self._programs: dict[tuple[int, ...], Program] = {}  # by shapes of buckets
         self._sealed = False
 
@@ -272,20 +281,24 @@ class Door:
         del sums, pairs
         # One half after the other, and each is freed when it has been exchanged.
         low = exchanged(self.mesh, halves.pop(0))
-        value_W, noisy_below, name = _release(
+        total, below = _joined(
             accumulator,
             self.mesh,
-            plan.private,
             DoubleWord(exchanged(self.mesh, halves.pop()), low),
             below,
-            clip_norm,
-            noise_multiplier,
-            np.float32(plan.indicator_noise_std),
-            keys,
-            shared_noise_P,
         )
+        del low
+        below_std = np.float32(plan.indicator_noise_std)
+        # With the scales, because the same noise at two scales would reveal the noise.
+        numbers = below, clip_norm, noise_multiplier, below_std
+        bind = bound_to_bits if isinstance(below, Tracer) else noise_key_and_name
+        key, name = bind(keys.noise, total, numbers)
+        value_W, noisy_below = _noised(
+            accumulator, self.mesh, plan.private, total, *numbers, key, shared_noise_P
+        )
+        del total
         value = gathered(self.mesh, value_W, self._like)
-        settle((value, noisy_below, name))
+        settle((value, noisy_below))
         return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)
 
     def programs(self, broadcast: PyTree, columns: Mapping[str, Any]) -> list[Program]:
@@ -358,7 +371,7 @@ class Door:
 
     def _engine(self, chunk: int) -> Engine:
         query, clips = self.query, self.query.plan.unit == "client"
-        return Engine(query.client_fn, clips, query.accumulator, chunk, self._layout)
+        return Engine(self._client_fn, clips, query.accumulator, chunk, self._layout)
 
     def _chunk_of(self, slots: int) -> int:
         """The chunk for buckets of this many slots; it divides a replica's share of them."""

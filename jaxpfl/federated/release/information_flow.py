@@ -12,7 +12,7 @@ this order:
 | the client's own  | it does nothing but compute; whatever it returns is private                 |
 | `clip_factors`    | the bound is the round's clip norm, which is public                         |
 | `scaled`          | a contribution is multiplied by its own factor, row by row                  |
-| `bound_to_bits`   | the noise's key follows from a secret key and the checksum of what is summed|
+| `bound_to_bits`   | the noise's key follows from a secret and a hash of all that is summed       |
 | `standard_normal`,| a draw for each coordinate, with such a key, and with each key once         |
 | `exact_normal`    |                                                                             |
 | `rounded_sum`,    | noise of a public size is added to sums of such products, on all coordinates|
@@ -20,9 +20,10 @@ this order:
 
 Steps are recognised by where their functions are defined. That each does what its name says, that
 one client moves a sum of scaled contributions by at most S, and that the noise has the plan's size
-is not proven here: other tests hold it. The noise's key depends on the exact sum by its checksum
-alone, as the output of a pseudorandom function (see `release.door`); this is the only dependence
-on clients that is allowed without noise, together with a release's name, which is made likewise.
+is not proven here: other tests hold it. The noise's key depends on the exact sum by its hash alone,
+the output of a pseudorandom function that the host computes (see `release.sum_digest`); this is the
+only dependence on clients that is allowed without noise, together with a release's name, another
+part of that output.
 
 Not seen: how long a program takes, and what a client function captured when it was made: numbers
 and arrays of its closure are constants of the program, and count as public. The report lists them.
@@ -35,22 +36,22 @@ import jax
 import numpy as np
 
 from jaxpfl.errors import InformationLeak
-from jaxpfl.federated.clients.client import RULES, PyTree, client_part
+from jaxpfl.federated.clients.client import RULES, PyTree, compiled_part
 from jaxpfl.federated.flow import client_program
 from jaxpfl.federated.flow.analysis import Steps
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.flow.check import InformationFlow, Labelled, check_program
 from jaxpfl.federated.flow.client_program import ClientProgram
 from jaxpfl.federated.release.accumulators import rounded_sum, scaled, whole_sum
-from jaxpfl.federated.release.checksum import bound_to_bits
 from jaxpfl.federated.release.door import Door, Keys, Summed, key_shape, shape_of
 from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.sum_digest import bound_to_bits
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.mechanisms import standard_normal
 
 STEPS = Steps(
-    compute=client_part,
+    compute=compiled_part,
     clip=clip_factors,
     scale=scaled,
     bind=bound_to_bits,
@@ -79,8 +80,7 @@ def check_release(
     given = Labelled(shapes, shape_of(), [*buckets, buckets[0]], *secrets(), noise)
 
     def release(given: Labelled) -> Summed:
-        train, checksum = given.secrets
-        keys = Keys(train, given.noise_key, checksum)
+        keys = Keys(given.secrets, given.noise_key)
         return door(given.public, given.clients, given.clip_norm, keys, given.noise)
 
     found = check_program(release, given, STEPS, clips=plan.unit == "client", private=plan.private)
@@ -107,6 +107,6 @@ def check_client(query: Query, client: Any) -> ClientProgram:
     return found
 
 
-def secrets() -> tuple[Any, tuple[Any, Any]]:
-    """The shapes of a release's secrets: the noise's key, and the others (see `door.Keys`)."""
-    return key_shape(), (key_shape(), shape_of((4,), np.uint32))
+def secrets() -> tuple[Any, Any]:
+    """The shapes of a release's secrets: the noise's, and the other one (see `door.Keys`)."""
+    return shape_of((8,), np.uint32), key_shape()

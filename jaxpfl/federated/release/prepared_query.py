@@ -3,7 +3,7 @@
 `hosts.shared_rounds` computes the same sum in the other processes of a run that has several.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.data.cohort import Cohort
-from jaxpfl.data.columns import take
+from jaxpfl.data.cohort import Bucket, Cohort, gather
 from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
+from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import PyTree, TracedClient
 from jaxpfl.federated.flow.client_program import needs_alone
 from jaxpfl.federated.flow.lowered import require_known_calls
@@ -26,11 +26,16 @@ from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.broadcast import OwnBroadcast
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
-from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
+from jaxpfl.federated.release.preparation import prepared
+from jaxpfl.federated.release.query import Query, read_columns, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import key_from_words
+from jaxpfl.privacy.participation import shuffled
 
-Kept = tuple[Path | None, int]
+Kept = tuple[Path | None, int, bytes]
+"""Where the states of clients are, after which round, and the key of their names there. SECRET."""
+
+_NUMBERS = "example"
 
 
 class Work(NamedTuple):
@@ -82,7 +87,7 @@ class PreparedQuery:
 
     @classmethod
     def of(
-        cls, query: Query, broadcast: PyTree, population: Population, kept: Kept = (None, 0)
+        cls, query: Query, broadcast: PyTree, population: Population, kept: Kept = (None, 0, b"")
     ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 
@@ -116,7 +121,7 @@ class PreparedQuery:
             # Seldom used, and therefore loaded here.
             from jaxpfl.federated.release.client_states import ClientStates
 
-            states = ClientStates(kept, len(clients), client.client_state)
+            states = ClientStates(kept, clients.client_ids.to_pylist(), client.client_state)
         own = OwnBroadcast(broadcast, shardings(query.client_fn, door.mesh, broadcast))
         given = query, door, clients, population.fingerprint, program, captured, content, own
         return cls(*given, states)
@@ -145,8 +150,13 @@ class PreparedQuery:
         }
 
     def drawn(self, work: Work) -> np.ndarray:
-        """The cohort, int64 [units]: clients, or examples. The same in all processes. PRIVATE."""
-        return self.query.plan.sample(work.seed, work.round)
+        """The cohort, int64 [units]: clients, or examples in the order of their places. PRIVATE.
+
+        The same in all processes.
+        """
+        chosen = self.query.plan.sample(work.seed, work.round)
+        by_client = self.query.plan.unit == "client"
+        return chosen if by_client else shuffled(chosen, work.seed, work.round)
 
     def sum(self, work: Work, chosen: np.ndarray) -> tuple[Summed, dict[str, Any]]:
         """Packs, clips, sums and adds the noise; in a run of several processes, all call it.
@@ -163,8 +173,7 @@ class PreparedQuery:
         plan, door = self.query.plan, self.door
         clients = self.clients
         if plan.unit == "example":
-            replicas = self.query.execution.replicas
-            clients = _in_blocks(clients, chosen, self.query.cohort.max_examples, replicas)
+            clients = in_blocks(chosen, self.query.cohort.max_examples)
             chosen = np.arange(len(clients))
         cohort = Cohort(
             clients,
@@ -182,17 +191,24 @@ class PreparedQuery:
         if plan.correlated:
             shared = self._stream(work).noise(work.round)
         everywhere = NamedSharding(door.mesh, PartitionSpec())
-        clip_norm, noise, train, checksum, shared = put(
-            (work.clip_norm, work.noise, work.train, work.checksum, shared), everywhere
-        )
-        keys = Keys(key_from_words(train), key_from_words(noise), checksum)
+        clip_norm, train, shared = put((work.clip_norm, work.train, shared), everywhere)
+        keys = Keys(key_from_words(train), np.concatenate([work.noise, work.checksum]))
         self._asked.clear()
         kept: list[PyTree] = []
-        with prefetch(cohort) as buckets:
+        filled = cohort if clients is self.clients else self._filled(cohort)
+        with prefetch(filled) as buckets:
             summed = door(self.broadcast.placed(), buckets, clip_norm, keys, shared, kept.append)
         if self.states is not None:
             self._keep(work.round, kept)
         return summed, {"clients": len(chosen), "padding_waste": cohort.padding_waste}
+
+    def _filled(self, blocks: Cohort) -> Iterator[Bucket]:
+        """The buckets with examples in place of their numbers."""
+        columns = self.clients.numeric()
+        for bucket in blocks:
+            rows, mask = bucket.batches[_NUMBERS], bucket.mask
+            batches = {name: gather(column, rows, mask) for name, column in columns.items()}
+            yield bucket._replace(batches=batches)
 
     def _rows(self, clients: np.ndarray) -> tuple[PyTree, np.ndarray]:
         assert self.states is not None
@@ -228,19 +244,22 @@ def opened(
 ) -> tuple[Door, TracedClient]:
     """The door of a query, and its client function as traced for one client."""
     client = identity.traced(query, broadcast, columns)
+    dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(client.contribution)}
+    if query.plan.unit == "example" and dtypes != {"float32"}:
+        raise InputError(
+            f"with unit = 'example' the client function of query {query.label!r} must return sums "
+            f"in float32, which rounds little, found {', '.join(sorted(dtypes))}"
+        )
     alone = not query.plan.unchecked and needs_alone(client.jaxpr, query.execution.platform)
     return Door(query, client.contribution, client.client_state, alone), client
 
 
-def _in_blocks(clients: Population, chosen: np.ndarray, size: int, replicas: int) -> Population:
-    """The chosen examples in blocks of at most `size`: a sum over them does not depend on clients.
+def in_blocks(chosen: np.ndarray, size: int) -> Population:
+    """The numbers of the chosen examples in blocks of `size`, of which the last alone has room.
 
-    Blocks are equal but for one example, and each of the `replicas` gets as many, so that none
-    waits for another.
+    So one example more takes a place, whose holder moves to the end, and two blocks change: see
+    `release.rounding`.
     """
-    columns, total = clients.numeric(), len(chosen)
-    if total < clients.num_examples:
-        columns = {name: take(column, chosen) for name, column in columns.items()}
-    number = -(-total // (size * replicas)) * replicas
-    edges = np.arange(number + 1) * total // max(number, 1)
-    return Population(columns, edges, [str(block) for block in range(number)])
+    number = -(-len(chosen) // size)
+    edges = np.minimum(np.arange(number + 1) * size, len(chosen))
+    return Population({_NUMBERS: chosen}, edges, [str(block) for block in range(number)])

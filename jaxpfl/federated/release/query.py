@@ -13,19 +13,17 @@ from jax.sharding import Mesh
 from jaxpfl import checks
 from jaxpfl.data.cohort import CLIENTS_PER_BUCKET, CohortSpec
 from jaxpfl.data.columns import Column
-from jaxpfl.data.content import content_hash
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Stateful, Stepping
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
-from jaxpfl.federated.release.accumulators import Accumulator, Compensated, FixedPoint
+from jaxpfl.federated.release.accumulators import Accumulator, ClipSteps, Compensated, FixedPoint
+from jaxpfl.federated.release.rounding import BLOCKS, example_rounding
+from jaxpfl.privacy.guarantee import EXAMPLE_ROUNDING
 from jaxpfl.privacy.plan import Plan
 
 Prepare = Callable[[Population], Population]
-
-# Odd, so that no regular groups of clients fall into whole blocks.
-_BLOCK = 97
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +81,9 @@ class Query:
         buckets have one shape.
       columns: the columns that `client_fn` reads; None = all numeric ones.
       prepare: what each client computes once from its own data before the first round, such as the
-        mean of its embeddings: a map from the population to one with as many clients. The result
-        for a client must not depend on other clients, nor, where the unit is the example, that of
-        an example on others, or else the plan's sensitivity does not hold.
+        mean of its embeddings: a map from a population to one with as many clients. It is called on
+        blocks of clients (of examples, where these are the unit), each time as it was given, and
+        must remember nothing: see `release.preparation`.
       execution: devices and chunk.
 
     Where the plan's unit is the example, those that take part do so once, in blocks of
@@ -94,8 +92,8 @@ class Query:
 
     Raises:
       InputError: the plan's unit is the example, and `client_fn` has no `example_bound` or one that
-        exceeds the clip norm, examples would be used more than once, or noise is exact; or exact
-        noise is too small for the population.
+        exceeds the clip norm, examples would be used more than once, rounding could exceed what the
+        plan's noise is for, or noise is exact; or exact noise is too small for the population.
     """
 
     label: str
@@ -122,8 +120,9 @@ class Query:
         if self.cohort.clients_per_bucket is None:
             fitting = dataclasses.replace(self.cohort, clients_per_bucket=self._fitting())
             object.__setattr__(self, "cohort", fitting)
-        if not isinstance(self.client_fn, Stepping):
-            # One public shape: which of several a client gets would depend on other clients.
+        if not isinstance(self.client_fn, Stepping) or self.plan.unit == "example":
+            # One public shape: which of several a client gets would depend on other clients. Blocks
+            # of examples are all computed by one program, which rounds them alike.
             one_shape = dataclasses.replace(self.cohort, one_shape=True)
             object.__setattr__(self, "cohort", one_shape)
         if self.plan.exact:
@@ -155,11 +154,28 @@ class Query:
             raise InputError(
                 f"with unit = 'example' each is used once, found epochs = {self.cohort.epochs}"
             )
+        if self.plan.private and self.rounding > EXAMPLE_ROUNDING:
+            raise InputError(
+                f"by rounding, one example could add more than {EXAMPLE_ROUNDING:.3g} of the clip "
+                f"norm to what it moves the sum of query {self.label!r} by, and the plan's noise "
+                "is not for that: choose fewer examples in a block "
+                f"(CohortSpec.max_examples = {self.cohort.max_examples:,}), or fewer in a round"
+            )
+
+    @property
+    def rounding(self) -> float:
+        """The most that rounding adds to what one example moves the sum by, in clip norms."""
+        replicas = self.execution.replicas
+        return example_rounding(self.client_fn, self.cohort, replicas, self.plan)
 
     @property
     def accumulator(self) -> Accumulator:
         """How clipped contributions are added up."""
-        return FixedPoint() if self.plan.exact else Compensated()
+        if self.plan.exact:
+            return FixedPoint()
+        if self.plan.unit == "example":
+            return Compensated(BLOCKS)
+        return ClipSteps() if self.plan.private else Compensated()
 
     @property
     def captured(self) -> list[str]:
@@ -189,55 +205,6 @@ def require_population(query: Query, population: Population) -> None:
             f"the plan of query {query.label!r} is for a population of {plan.population} "
             f"{plan.unit}s, the data has another number, for which its epsilon is not valid"
         )
-
-
-def prepared(query: Query, population: Population) -> Population:
-    """The clients as the query reads them: what `prepare` makes of each, or as they are.
-
-    Where the unit of privacy is the example, each is handed over as a client of its own.
-
-    Raises:
-      InputError: `prepare` makes another thing of clients with others than of the same clients
-        alone, in any bit, or keeps another number of them. A client that moved the rows of others
-        would move the sum by more than the clip norm.
-    """
-    if query.prepare is None:
-        return population
-    units = population if query.plan.unit == "client" else _each_alone(population)
-    found, count = query.prepare(units), len(units)
-    size = 1 if count <= _BLOCK else _BLOCK
-    same = len(found) == count
-    if query.plan.unit == "example":
-        # Each stays one: an example that became two would count twice, and one that vanished would
-        # leave its place in the draw to another.
-        same &= np.array_equal(found.offsets, units.offsets)
-    for start in range(0, count, size):
-        if not same:
-            break
-        clients = range(start, min(start + size, count))
-        part = query.prepare(units.select(clients))
-        same = _content(part, range(len(part))) == _content(found, clients)
-    if not same:
-        unit = query.plan.unit
-        raise InputError(
-            f"query {query.label!r}: prepare must keep every {unit} as one and compute it from its "
-            f"own data alone, found another number of {unit}s, or a result that depends on which "
-            "others are asked with it"
-        )
-    return found
-
-
-def _content(population: Population, clients: range) -> str:
-    """A hash of all bits of neighbouring clients. PRIVATE."""
-    edges = population.offsets[clients.start : clients.stop + 1]
-    return content_hash(population.rows(slice(int(edges[0]), int(edges[-1]))), edges - edges[0])
-
-
-def _each_alone(population: Population) -> Population:
-    """Each example as a client of its own."""
-    count = population.num_examples
-    ids: Any = [str(example) for example in range(count)]
-    return Population(population.rows(slice(0, count)), np.arange(count + 1), ids)
 
 
 def read_columns(query: Query, population: Population) -> dict[str, Column]:

@@ -34,6 +34,7 @@ same round is refused. With correlated noise, so is a replay with another name.
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -44,7 +45,8 @@ from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import PyTree, require_one_process
-from jaxpfl.federated.release.identity import Identity, environment
+from jaxpfl.federated.release import identity as identities
+from jaxpfl.federated.release.identity import Identity
 from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
@@ -176,7 +178,8 @@ class Releaser:
       warn: is called with a sentence if a replayed round has another result.
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
       others: the other processes of the run, which wait for its rounds; None = there are none.
-      kept: where clients' states are, see `client_states`; by default for this object's lifetime.
+      kept: where clients' states are, and after which round, see `client_states`; by default for
+        this object's lifetime.
 
     Raises:
       InputError: the ledger has other clients or another unit, a query's plan is for another
@@ -195,7 +198,7 @@ class Releaser:
         warn: Callable[[str], None] = lambda message: None,
         observe: Callable[[dict[str, Any]], None] = lambda record: None,
         others: Others | None = None,
-        kept: Kept = (None, 0),
+        kept: tuple[Path | None, int] = (None, 0),
     ) -> None:
         self.ledger = ledger
         self.run = run
@@ -205,12 +208,12 @@ class Releaser:
         self._queries = None if queries is None else tuple(queries)
         self._warn = warn
         self._observe = observe
-        self._kept = kept
+        self._kept = (*kept, secret.words_of("names", "").tobytes())
         self._prepared: dict[Any, PreparedQuery] = {}
         if others is None:
             require_one_process("a Releaser of its own", "call jaxpfl.run or jaxpfl.release")
         self._others = others
-        self._environment = environment() if others is None else others.environment
+        self._environment = identities.environment() if others is None else others.environment
         if not ledger.covers(population):
             raise InputError(
                 f"{ledger.path}: is the ledger of another population: all releases of the same "

@@ -15,9 +15,11 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
+from jaxpfl.data.columns import warn_of_numbers
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Examples, PyTree, contribution, keys_of
+from jaxpfl.federated.clients.static import Static
 from jaxpfl.federated.mesh import client_mesh, require_one_process
 from jaxpfl.federated.release.prepared_query import PreparedQuery
 from jaxpfl.federated.release.query import Execution, Query, arrays
@@ -68,6 +70,7 @@ def secure_release(
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.instance("secure", secure, SecureSum, "a jaxpfl.SecureSum")
     checks.non_negative_int("dropped", dropped)
+    warn_of_numbers(clients.numeric())
     if secure.clients != len(clients):
         raise InputError(
             f"the secure sum is planned for {secure.clients} clients, the data has another number, "
@@ -112,7 +115,7 @@ def _messages(
     for client in sorted(set(range(count)) - missing):
         chosen, spec = np.array([client]), prepared.query.cohort
         (bucket,) = Cohort(prepared.clients, chosen, spec, seed=seed, round=1)
-        update = jax.device_get(_update(prepared.query.client_fn, broadcast, bucket, key))
+        update = jax.device_get(_update(Static(prepared.query.client_fn), broadcast, bucket, key))
         update_P = np.concatenate(
             [leaf.ravel() for leaf in jax.tree.leaves(update)], dtype=np.float64
         )
@@ -121,9 +124,9 @@ def _messages(
 
 
 @partial(jax.jit, static_argnames=("client_fn",))
-def _update(client_fn: ClientFn, broadcast: PyTree, bucket: Bucket, key: jax.Array) -> PyTree:
+def _update(client_fn: Static, broadcast: PyTree, bucket: Bucket, key: jax.Array) -> PyTree:
     """The contribution of a bucket's one client. PRIVATE."""
     alone = jax.tree.map(lambda leaf: leaf[0], bucket._replace(key=keys_of(key, bucket.key)))
     own_key = jax.random.wrap_key_data(alone.key, impl=jax.random.key_impl(key))
     examples = Examples(alone.batches, alone.mask, alone.steps)
-    return contribution(client_fn, broadcast, examples, own_key)
+    return contribution(client_fn.function, broadcast, examples, own_key)

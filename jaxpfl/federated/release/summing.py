@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept, keys_of
+from jaxpfl.federated.clients.static import Static
 from jaxpfl.federated.double_word import is_pair
 from jaxpfl.federated.mesh import CLIENTS, PyTree, replicas, shardings, splits_model
 from jaxpfl.federated.release.accumulators import Accumulator
@@ -88,7 +89,7 @@ def placed(place: NamedSharding, tree: PyTree) -> PyTree:
 class Engine:
     """The static part of compiled functions, which doors with equal engines share."""
 
-    client_fn: ClientFn
+    client_fn: Static
     clips: bool  # False where the client function bounds each example itself
     accumulator: Accumulator
     chunk: int
@@ -135,7 +136,7 @@ def accumulate(
             def one_client(bucket, longest):
                 examples = Examples(bucket.batches, bucket.mask, bucket.steps)
                 own_key = jax.random.wrap_key_data(bucket.key, impl=jax.random.key_impl(key))
-                state, client_fn = bucket.client_states, engine.client_fn
+                state, client_fn = bucket.client_states, engine.client_fn.function
                 if state is not None:
                     first = first_state(client_fn, broadcast)
                     state = jax.tree.map(partial(jnp.where, bucket.is_new), first, state)
@@ -169,9 +170,7 @@ def accumulate(
             real_C = part.weight > 0
             below_C = jnp.where(norm_C <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
             below = jnp.sum(jnp.where(real_C, below_C, jnp.float32(0.0)))
-            added = _add_all_that_count(
-                accumulator, subtotal, leaves_C, factors_C, real_C & finite_C, scale
-            )
+            added = add_rows(subtotal, leaves_C, factors_C, real_C & finite_C)
             states = jax.tree.map(
                 lambda all_, some: jax.lax.dynamic_update_slice_in_dim(
                     all_, some, index * engine.chunk, 0
@@ -181,15 +180,49 @@ def accumulate(
             )
             return layout.split(added), below_sum + below, states
 
+        def add_rows(total, leaves_C, factors_C, counts_C):
+            """Adds a chunk to a subtotal; or to the sums, if a subtotal has no room for it."""
+            if engine.chunk <= accumulator.most:
+                return _add_all_that_count(accumulator, total, leaves_C, factors_C, counts_C, scale)
+            size = next(n for n in range(accumulator.most, 0, -1) if engine.chunk % n == 0)
+
+            def add_part(index, sums):
+                leaves_1, factors_1, counts_1 = jax.tree.map(
+                    lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * size, size),
+                    (leaves_C, factors_C, counts_C),
+                )
+                start = layout.split(accumulator.start(sums))
+                added = _add_all_that_count(
+                    accumulator, start, leaves_1, factors_1, counts_1, scale
+                )
+                return accumulator.merge(sums, added)
+
+            return jax.lax.fori_loop(0, engine.chunk // size, add_part, total)
+
+        def add_group(group, carry):
+            """Adds the chunks of a subtotal."""
+            sums, *others = carry
+            first = group * per_group
+            last = jnp.minimum(first + per_group, chunks)
+            start = layout.split(accumulator.start(sums)), *others
+            subtotal, *others = jax.lax.fori_loop(first, last, add_chunk, start)
+            return accumulator.merge(sums, subtotal), *others
+
         bucket = bucket._replace(key=keys_of(key, bucket.key))
         slots = bucket.weight.shape[0]
         last_real = jnp.max(jnp.where(bucket.weight > 0, jnp.arange(1, slots + 1), 0))
         # A traced bound, so that empty slots at the end of a bucket cost nothing.
         chunks = layout.furthest((last_real + engine.chunk - 1) // engine.chunk)
-        subtotal = layout.split(accumulator.start(sums.contributions))
-        start = subtotal, jnp.float32(0.0), bucket.client_states
-        subtotal, below, states = jax.lax.fori_loop(0, chunks, add_chunk, start)
-        merged = accumulator.merge(sums.contributions, subtotal)
+        per_group = accumulator.most // engine.chunk
+        carry = sums.contributions, jnp.float32(0.0), bucket.client_states
+        if per_group == 0:
+            carry = jax.lax.fori_loop(0, chunks, add_chunk, carry)
+        elif per_group >= slots // engine.chunk:
+            carry = add_group(0, carry)
+        else:
+            groups = (chunks + per_group - 1) // per_group
+            carry = jax.lax.fori_loop(0, groups, add_group, carry)
+        merged, below, states = carry
         return Sums(merged, sums.below + below), states
 
     everywhere, by_client = PartitionSpec(), PartitionSpec(CLIENTS)

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import block_diag
 
+from jaxpfl import files
 from jaxpfl.errors import InputError, named
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
@@ -103,7 +104,7 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
         not known, or a tensor is missing, unexpected, of another shape or not finite.
       CorruptFile: a file is broken.
     """
-    folder = Path(folder)
+    folder = files.user_path(folder)
     if model.lora is not None:
         raise InputError("the model has adapters already: merge or detach them first")
     settings, tripled = _read_settings(folder / CONFIG, model)

@@ -146,7 +146,7 @@ def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> 
         not supported, or its tensors are not those of the network that it describes.
       CorruptFile: the file is damaged or cut off.
     """
-    path, folder = expect_file(Path(path)), Path(folder)
+    path, folder = expect_file(files.user_path(path)), files.user_path(folder)
     library = require("gguf", "gguf")
     head = _Head(path)
     config = _config(head)

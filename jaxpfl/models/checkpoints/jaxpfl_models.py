@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import models
+from jaxpfl import files, models
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Model, Params, named_leaves
 from jaxpfl.models.checkpoints import model_files
@@ -60,7 +60,7 @@ def load(folder: str | Path) -> tuple[Any, Params]:
       InputError: a file is missing, or the files are not of a model of ours, or do not fit.
       CorruptFile: a file is broken.
     """
-    folder = Path(folder)
+    folder = files.user_path(folder)
     path = folder / "config.json"
     settings = model_files.read_object(path)
     if settings.pop("library", None) != _LIBRARY:

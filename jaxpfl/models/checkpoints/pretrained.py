@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxpfl import files
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError, named
 from jaxpfl.models.base import Params, named_leaves
@@ -68,7 +69,7 @@ def load(
       CorruptFile: a file is broken.
     """
     one_of("dtype", dtype, tuple(model_files.DTYPES))
-    folder = Path(folder)
+    folder = files.user_path(folder)
     model = read_config(folder / "config.json")
     if isinstance(model, Decoder):
         model = dataclasses.replace(model, compute=dtype)
@@ -83,7 +84,7 @@ def load(
 
 def read_config(path: str | Path) -> Encoder | Decoder:
     """The model that a config.json describes, without the head of an encoder; errors as `load`."""
-    values = model_files.read_object(Path(path))
+    values = model_files.read_object(files.user_path(path))
     with named(path):
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         if model_type in decoder_config.MODEL_TYPES:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.files import fsync_path, read_json, sync, write_atomically
 from jaxpfl.models.checkpoints.model_files import finite, require
@@ -71,7 +72,7 @@ class Tensors(dict[str, tuple[Path, Any]]):
 
 def weight_files(folder: str | Path) -> list[Path]:
     """The safetensors files of a folder, in the order of their names."""
-    folder = Path(folder)
+    folder = files.user_path(folder)
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
@@ -85,7 +86,7 @@ def weight_files(folder: str | Path) -> list[Path]:
 @contextlib.contextmanager
 def open_tensors(folder: str | Path) -> Iterator[Tensors]:
     """The tensors of a folder, readable until the block ends."""
-    folder, paths = Path(folder), weight_files(folder)
+    folder, paths = files.user_path(folder), weight_files(folder)
     with contextlib.ExitStack() as stack:
         opened = {path.name: stack.enter_context(open_file(path)) for path in paths}
         if paths == [folder / WEIGHTS]:
@@ -148,7 +149,7 @@ def write_folder(
       described: the shape and dtype of each tensor, in the order in which they are written.
       read: from a tensor's name to its values, a numpy array as described.
     """
-    folder = Path(folder)
+    folder = files.user_path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights, settings = (folder / name for name in names)
     temporary = [folder / f".{name}.part" for name in names]

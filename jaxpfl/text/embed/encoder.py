@@ -106,6 +106,9 @@ class SentenceEncoder:
         vectors = partial(_vectors, model, pooling=self.pooling, normalise=self.normalise)
         self._run = jax.jit(vectors)
 
+    def __deepcopy__(self, memo: Any) -> "SentenceEncoder":
+        return self  # which no text changes, and which is compiled once
+
     def __call__(self, examples: Any) -> np.ndarray:
         texts = clean([text[:_CHARACTERS] for text in as_texts(examples)])
         vectors_NxD = np.empty((len(texts), self.dimension), np.float32)

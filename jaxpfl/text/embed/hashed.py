@@ -56,6 +56,9 @@ class HashedNgrams:
         self.dimension = checks.positive_int("dimension", dimension)
         self.name = f"hashed:{self.dimension}"
 
+    def __deepcopy__(self, memo: Any) -> "HashedNgrams":
+        return self  # which no text changes
+
     def __call__(self, examples: Any) -> np.ndarray:
         texts = as_texts(examples)
         vectors_NxD = np.zeros((len(texts), self.dimension), np.float32)

@@ -14,9 +14,8 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,6 +23,7 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.progress import track
+from jaxpfl.text.generation import bounded_http
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import Generated, Writer
 from jaxpfl.text.tokenisers.base import Tokeniser
@@ -32,7 +32,9 @@ API_KEY = "JAXPFL_API_KEY"
 
 # Servers answer requests that come together as one batch, and queue what they cannot begin.
 _AT_ONCE, _SHOWN = 16, 200
-_PAUSES_S, _TIMEOUT_S = (1.0, 2.0, 4.0, 8.0, 16.0), 600.0
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+# Of one answer, and of all attempts at one text together.
+_MOST_BYTES, _TIMEOUT_S, _DEADLINE_S = 1 << 22, 600.0, 1200.0
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class RemoteModel(Writer):
         """Asks for one text for each prompt, by at most 16 requests at once.
 
         A seed follows from the key, but no server promises the same text for it. An empty prompt is
-        not sent; its text is empty. No connection, a time limit and status 429 or 5xx are met by up
-        to five further attempts; they, and an answer without a text, end in an `InputError`.
+        not sent; its text is empty. No connection, an answer that takes ten minutes and status 429
+        or 5xx are met by up to five further attempts within twenty minutes; they, an answer of more
+        than 4 MiB and one without a text end in an `InputError`.
         """
         seeds_P = np.asarray(jax.random.bits(key, (len(prompts),))) >> 1
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -78,25 +81,25 @@ class RemoteModel(Writer):
         body = json.dumps(request | {"stop": list(decoding.stop) or None}).encode()
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {secret}"} if secret else {}
-        address = urlsplit(self.api)
-        kind = getattr(http.client, f"{address.scheme.upper()}Connection")
-        path = f"{address.path.rstrip('/')}/completions"
+        url, deadline = f"{self.api.rstrip('/')}/completions", time.monotonic() + _DEADLINE_S
         for pause_s in (*_PAUSES_S, 0.0):
+            seconds = min(_TIMEOUT_S, deadline - time.monotonic())
+            if seconds <= 0:
+                break
+            limits: dict[str, Any] = {"most_bytes": _MOST_BYTES, "seconds": seconds}
             try:
-                with closing(kind(address.netloc, timeout=_TIMEOUT_S)) as connection:
-                    connection.request("POST", path, body, headers)
-                    response = connection.getresponse()
-                    status, content = response.status, response.read()
-                # The server may repeat the key.
-                shown = content.decode("utf-8", "replace").replace(secret or "\0", "***")
-                found = f"status {status}: {shown[:_SHOWN]!r}"
+                status, content = bounded_http.post(url, body, headers, **limits)
+                found = f"status {status}: {_shown(content.decode('utf-8', 'replace'), secret)}"
                 match files.parse_json(content) if status == 200 else None:
                     case {"choices": [{"text": str(text), **more}]}:
                         return text, more.get("finish_reason") == "stop"
                 if status != 429 and status < 500:
                     break
+            except bounded_http.TooLong:
+                found = f"more than {_MOST_BYTES} bytes"
+                break
             except (OSError, http.client.HTTPException) as error:
-                found = f"{type(error).__name__}: {error}"
+                found = f"{type(error).__name__}: {_shown(str(error), secret)}"
             except ValueError:
                 break  # no JSON, or nothing was sent
             time.sleep(pause_s)
@@ -104,3 +107,8 @@ class RemoteModel(Writer):
             f"generator.api: {self.api}/completions must answer with JSON that has one text in "
             f"choices[0].text for model {self.model!r}, found {found}"
         )
+
+
+def _shown(text: str, secret: str) -> str:
+    """What a server sent, quoted and cut, without the key, which it may repeat."""
+    return repr(text.replace(secret or "\0", "***")[:_SHOWN])

@@ -116,7 +116,7 @@ class FastTokeniser(Tokeniser):
         ids: dict[str, Any] = {} if self.start is None else {"bos_token_id": self.start}
         if self.ends:
             ids["eos_token_id"] = self.ends[0] if len(self.ends) == 1 else list(self.ends)
-        folder = Path(folder)
+        folder = files.user_path(folder)
         files.write_atomically(folder / "tokenizer.json", self._tokenizer.to_str())
         files.write_json(
             folder / "tokenizer_config.json",

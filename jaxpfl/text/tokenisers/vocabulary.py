@@ -273,13 +273,13 @@ class Vocabulary:
             "tokens": self.tokens[len(SPECIALS) :],
             "counts": self.counts,
         }
-        files.write_atomically(Path(path), json.dumps(record, ensure_ascii=True) + "\n")
+        files.write_atomically(files.user_path(path), json.dumps(record, ensure_ascii=True) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":
         """Reads what `save` wrote."""
         with named(f"{path} is not a vocabulary file ({_FORMAT})", CorruptFile):
-            record = files.read_record(Path(path), _FIELDS)
+            record = files.read_record(files.user_path(path), _FIELDS)
             tokens, counts = record["tokens"], record["counts"]
             if not (
                 record["format"] == _FORMAT

@@ -5,9 +5,12 @@ import os
 import re
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import jaxpfl as jp
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
@@ -141,6 +144,109 @@ def test_evaluation_clients_are_compared_client_by_client(private):
     for same in (parts["train"], private, parts["train"].select([0])):
         with pytest.raises(InputError, match="evaluation holds the private clients' own data"):
             check.refuse_clients(same, "evaluation")
+
+
+RNG = np.random.default_rng(1)
+PEOPLE = {f"c{k}": {"x": RNG.normal(size=(4, 3)), "y": RNG.normal(size=4)} for k in range(20)}
+OTHERS = {f"o{k}": {"x": RNG.normal(size=(4, 3)), "y": RNG.normal(size=4)} for k in range(20)}
+
+
+def _joined(*clients):
+    return {name: np.concatenate([each[name] for each in clients]) for name in clients[0]}
+
+
+def _rows(client, rows):
+    return {name: each[rows] for name, each in client.items()}
+
+
+ONE = PEOPLE["c7"]
+HIDDEN = {
+    "under another name": ({"new": ONE}, 4),
+    "in another order": ({"new": _rows(ONE, [2, 0, 3, 1])}, 4),
+    "with examples twice": ({"new": _rows(ONE, [0, 0, 1, 2, 3])}, 5),
+    "among the examples of another": ({"new": _joined(OTHERS["o0"], ONE, OTHERS["o1"])}, 4),
+    "beside a part of itself": ({"new": _joined(OTHERS["o0"], _rows(ONE, [1, 3]))}, 2),
+    "a part alone": ({"new": _rows(ONE, [1])}, 1),
+    "each example as a client": ({f"n{k}": _rows(ONE, [k]) for k in range(4)}, 4),
+    "several in one": ({"new": _joined(*OTHERS.values(), ONE, PEOPLE["c8"])}, 8),
+    "in float32": ({"new": {name: each.astype(np.float32) for name, each in ONE.items()}}, 4),
+}
+
+
+@pytest.mark.parametrize(("hidden", "copied"), HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.parametrize("columns", ["xy", "y"])
+def test_one_private_client_in_evaluation_data_is_left_out(hidden, copied, columns):
+    """However it is hidden among others, who stay as they are."""
+
+    def population(clients):
+        kind = np.float32 if any(e["x"].dtype == np.float32 for e in hidden.values()) else float
+        return from_clients(
+            {i: {n: each[n].astype(kind) for n in columns} for i, each in clients.items()}
+        )
+
+    private, others = population(PEOPLE), population(OTHERS | hidden)
+    if any(e["x"].dtype == np.float32 for e in hidden.values()):
+        private = from_clients({i: {n: e[n] for n in columns} for i, e in PEOPLE.items()})
+    found = PrivateContent(private).refuse_clients(others, "evaluation")
+    assert found.num_examples == others.num_examples - copied
+    assert len(found) == len(others)
+    ours = {row.tobytes() for row in private.columns["y"].astype(np.float32)}
+    assert not ours & {row.tobytes() for row in found.columns["y"].astype(np.float32)}
+    alone = population(OTHERS)
+    assert PrivateContent(private).refuse_clients(alone, "evaluation") is alone
+
+
+def test_what_many_hold_is_no_copy_and_empty_clients_are_none():
+    """A greeting of several private clients, a quotation, and clients without examples."""
+
+    def said(*texts):
+        return {"text": list(texts)}
+
+    private = from_clients(
+        {
+            "a": said("hello", "one", "two", "three"),
+            "b": said("hello", "four", "five"),
+            "c": said("hello", "bye"),
+            "d": {"text": []},
+        }
+    )
+    others = {"x": said("hello", "six"), "y": said("one", "seven", "eight"), "z": {"text": []}}
+    found = PrivateContent(private).refuse_clients(from_clients(others), "evaluation")
+    assert found.num_examples == 5
+    same = from_clients(others | {"w": said("bye", "hello")})
+    found = PrivateContent(private).refuse_clients(same, "evaluation")
+    assert found.num_examples == 5 and found.examples(3)["text"].tolist() == []
+
+
+def test_a_run_is_scored_without_the_clients_who_train_and_says_so(tmp_path):
+    """The scores are those on the others alone; a deception by more than half is refused."""
+    model = jp.models.from_functions(
+        lambda _: {"w": jnp.zeros(3)},
+        lambda params, batch: (batch["x"] @ params["w"] - batch["y"]) ** 2,
+        columns=("x", "y"),
+    )
+    plan = jp.Plan(1, jp.Clip(1.0), jp.Noise(2.0), jp.Poisson(20, 20), 1e-3)
+    settings = {"client": optax.sgd(0.1), "server": optax.sgd(1.0), "plan": plan}
+    algorithm = jp.algorithms.fed_avg(model, cohort=jp.CohortSpec(4, 4), **settings)
+
+    def run(name, public):
+        declared = jp.DeclaredPublic(from_clients(public), "tests")
+        return jp.run(
+            algorithm, from_clients(PEOPLE), ledger=tmp_path / f"{name}.jsonl",
+            out=tmp_path / name, evaluation=jp.Evaluator(model, declared),
+        )  # fmt: skip
+
+    mixed, alone = run("mixed", {**OTHERS, "new": ONE}), run("alone", OTHERS)
+    first = [
+        json.loads((each.out / "metrics.jsonl").read_text().splitlines()[0])["evaluation"]
+        for each in (mixed, alone)
+    ]
+    squares = np.mean([each["y"].astype(np.float32) ** 2 for each in OTHERS.values()])
+    assert first[0] == first[1] and first[0]["loss"] == pytest.approx(squares, rel=1e-5)
+    assert "without 4 examples" in mixed.evaluated_on and "without" not in alone.evaluated_on
+    with pytest.raises(InputError, match="tests .* holds the private clients' own data"):
+        run("refused", {**PEOPLE, "o": OTHERS["o1"]})
+    assert not (tmp_path / "refused.jsonl").exists()
 
 
 def test_a_config_that_calls_the_clients_public_is_refused(pipeline_config, tmp_path):

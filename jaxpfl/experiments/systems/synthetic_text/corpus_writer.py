@@ -143,7 +143,7 @@ class CorpusWriter:
     @cached_property
     def public(self) -> PublicModels:
         config, corpora = self.config, tuple((self.config.corpora or {}).items())
-        settings = config.corpus_texts, config.vocab_size, Path(config.cache)
+        settings = config.corpus_texts, config.vocab_size, files.user_path(config.cache)
         return _public_models(corpora, *settings, 0, self.progress)
 
     @cached_property

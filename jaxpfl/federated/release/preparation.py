@@ -1,0 +1,160 @@
+"""What clients compute of their own data before the first round: a query's `prepare`.
+
+It is called on blocks of whole clients that are dealt here, each time as it was given:
+
+    deal 1    clients in their order, in blocks of b = min(97, sqrt(clients)): these rows are used
+    deal 2    every b-th client, again in blocks of at most 97: these must be equal, in all bits
+
+No two clients are together in both deals. So what a client holds cannot change another one's rows:
+the two meet in one deal at most, and in the other deal the same rows were computed without it. (A
+client that is gone moves later ones to other blocks. That no rows change then is most likely after
+two deals, and not proven.)
+
+This holds for every function of a block. What is called could be more than that: it could remember.
+Therefore each call is made on a copy of what was never called, and what no copy has for itself,
+such as globals and closures, must be as it was before (`flow.memory`). What is fitted when it is
+first called, as scikit-learn's scalers are, is then fitted on each block alone: the deals differ.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.data.columns import Column, concatenated, describe
+from jaxpfl.data.content import content_hash
+from jaxpfl.data.population import Population, offsets_of
+from jaxpfl.data.sequences import Sequences
+from jaxpfl.errors import InputError
+from jaxpfl.federated.flow.memory import Memory
+from jaxpfl.federated.release.query import Query
+
+_BLOCK = 97
+_LEFT: set[tuple[str, str]] = set()
+"""What refused ones remembered, by name and hash: who asks again would find it. PRIVATE."""
+
+
+def prepared(query: Query, population: Population) -> Population:
+    """The clients as the query reads them: what `prepare` makes of each, or as they are.
+
+    Where the unit of privacy is the example, each is handed over as a client of its own.
+
+    Raises:
+      InputError: `prepare` keeps another number of clients, makes another thing of clients in other
+        company, in any bit, remembers something, or cannot be copied.
+    """
+    if query.prepare is None:
+        return population
+    unit = query.plan.unit
+    units = population if unit == "client" else _each_alone(population)
+    unused = _copied(query, query.prepare)
+
+    def rows_of(block: np.ndarray) -> Population | None:
+        asked = _by_themselves(units.select(block))
+        found = _copied(query, unused)(asked)
+        same = isinstance(found, Population) and len(found) == len(asked)
+        # An example stays one: one that became two would count twice, and one that vanished would
+        # leave its place in the draw to another.
+        if same and (unit == "client" or np.array_equal(found.offsets, asked.offsets)):
+            return found
+        return None
+
+    in_order, apart = _deals(len(units))
+    with _nothing_remembered(query):
+        made = _joined(units, [rows_of(block) for block in in_order])
+        if made is None or not all(_equal(rows_of(block), made.select(block)) for block in apart):
+            raise InputError(
+                f"query {query.label!r}: prepare must keep every {unit} as one and compute it from "
+                f"its own data alone, found another number of {unit}s, or a result that depends on "
+                "which others are asked with it"
+            )
+    return made
+
+
+@contextmanager
+def _nothing_remembered(query: Query) -> Iterator[None]:
+    """Refuses a `prepare` that remembers a call, this one's or an earlier one's."""
+
+    def refuse(changed: set[tuple[str, str]]) -> None:
+        if changed:
+            names = ", ".join(sorted({repr(name) for name, _ in changed})[:3])
+            raise InputError(
+                f"query {query.label!r}: prepare must not remember what it was called with, but "
+                f"this is in {names}: compute that beforehand from public data, or keep it in an "
+                "object with __call__, of which each call gets a copy"
+            )
+
+    before = {*Memory(query.prepare).hashes.items()}
+    refuse(before & _LEFT)
+    try:
+        yield
+    finally:
+        changed = {*Memory(query.prepare).hashes.items()} - before
+        _LEFT.update(changed)
+    refuse(changed)
+
+
+def _deals(count: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Blocks of all indices below `count`, in two ways; no two indices share a block in both."""
+    size = max(1, min(_BLOCK, math.isqrt(max(count - 1, 0)) + 1))
+    every = np.arange(count)
+    in_order = [every[start : start + size] for start in range(0, max(count, 1), size)]
+    apart = [
+        column[start : start + _BLOCK]
+        for column in (every[first::size] for first in range(size))
+        for start in range(0, len(column), _BLOCK)
+    ]
+    return in_order, apart
+
+
+def _copied(query: Query, function: Any) -> Any:
+    try:
+        return copy.deepcopy(function)
+    except Exception as error:
+        raise InputError(
+            f"query {query.label!r}: prepare must be an object that copy.deepcopy copies, because "
+            f"each call gets a copy, found {type(function).__name__}: {type(error).__name__}"
+        ) from error
+
+
+def _by_themselves(block: Population) -> Population:
+    """The same clients as a source of their own: a fingerprint of theirs follows from all."""
+    columns = block.rows(slice(0, block.num_examples))
+    described = block.name, block.unit, block.splitting
+    return Population(columns, block.offsets, block.client_ids, *described)
+
+
+def _columns(rows: Population) -> dict[str, Column]:
+    """The columns that can be read whole; those of token ids as they are cannot, by no query."""
+    found = rows.rows(slice(0, rows.num_examples))
+    return {name: each for name, each in found.items() if not isinstance(each, Sequences)}
+
+
+def _joined(units: Population, parts: list[Population | None]) -> Population | None:
+    """The rows of all blocks as those of the units; None if they do not fit together."""
+    fitting = [part for part in parts if part is not None]
+    columns = [_columns(part) for part in fitting]
+    kinds = [{name: describe(each) for name, each in part.items()} for part in columns]
+    if len(fitting) < len(parts) or any(each != kinds[0] for each in kinds):
+        return None
+    joined = {name: concatenated([part[name] for part in columns]) for name in kinds[0]}
+    sizes = np.concatenate([part.sizes() for part in fitting])
+    return units.with_examples(joined, offsets_of(sizes))
+
+
+def _equal(found: Population | None, expected: Population) -> bool:
+    """Whether two have the same bits."""
+    if found is None:
+        return False
+    pair = (content_hash(_columns(each), each.offsets) for each in (found, expected))
+    return len(set(pair)) == 1
+
+
+def _each_alone(population: Population) -> Population:
+    """Each example as a client of its own."""
+    count = population.num_examples
+    ids: Any = [str(example) for example in range(count)]
+    return Population(population.rows(slice(0, count)), np.arange(count + 1), ids)

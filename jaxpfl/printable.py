@@ -1,0 +1,32 @@
+"""Text that others wrote, such as names in a file, before it is shown.
+
+A terminal acts upon control characters, and a reader is misled by those that hide, reorder or add
+lines. Whatever a command prints, and whatever a page shows, passes through `printable`.
+"""
+
+import re
+
+# Control characters, marks of direction, invisible characters, line separators and surrogates; not
+# the joiners that scripts and emoji need.
+_HIDDEN = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    "\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+
+
+def printable(text: str, kept: str = "") -> str:
+    r"""Returns `text` with the escape, such as \x1b, of each character that is not seen as itself.
+
+    Args:
+      kept: characters that stay, such as line ends in a text of several lines.
+    """
+    return _HIDDEN.sub(lambda found: found[0] if found[0] in kept else _escaped(found[0]), text)
+
+
+def in_one_line(text: str, most: int = 400) -> str:
+    """Returns a text as one line, cut after `most` characters, for a terminal."""
+    return printable(text if len(text) <= most else f"{text[:most]}...")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
