@@ -221,15 +221,10 @@ def convolutions(x):
         slopes(lambda kernel: conv(image, kernel), kernel),
         slopes(lambda image: conv(image, deep, feature_group_count=3), image),
         slopes(partial(conv, strides=(2, 2)), two, own),
-        conv(image.astype(jnp.bfloat16), own.astype(jnp.bfloat16)),
+        slopes(conv, image.astype(jnp.bfloat16), own.astype(jnp.bfloat16)),
+        slopes(conv, image.astype(jnp.float16), own.astype(jnp.float16)),
         lax.conv_transpose(image, own, (2, 2), "SAME"),
     ]
-
-
-def transforms(x):
-    z = lax.complex(x, x.T)
-    fft = jnp.fft
-    return fft.fft(z), fft.ifft2(z), fft.rfft(x), fft.irfft(z)
 
 
 # With what is promised of the indices and is not so.
@@ -396,7 +391,7 @@ TRIALS = {
     function.__name__.replace("_", " "): function
     for function in (
         *(of_each_number, of_each_number_in_half_precision, of_two_numbers, of_complex_numbers),
-        *(of_bits, of_places, sums, windows, orders, products, convolutions, transforms, gathers),
+        *(of_bits, of_places, sums, windows, orders, products, convolutions, gathers),
         *(scatters, loops, calls, solves, draws),
     )
 }
