@@ -83,12 +83,13 @@ def test_the_noise_is_the_plans(tmp_path, kind):
         exact = released(Scorer(silent(clip_norm=2.0), kind), embeddings, tmp_path)
         deviations[noise] = (noisy - exact).std()
     # Over 1,000 scores; projected noise has but 5 independent entries.
-    assert deviations["every_score"] == pytest.approx(100.0, rel=0.1)
+    assert deviations["every_score"] == pytest.approx(100.0, rel=0.13)
     if kind == "nn_histogram":
-        assert deviations["projected"] == pytest.approx(100.0, rel=0.1)
+        assert deviations["projected"] == pytest.approx(100.0, rel=0.13)
     else:
         expected = 100.0 * math.sqrt(DIM / 1_000)
-        assert expected / 10 < deviations["projected"] < expected * 3
+        # It is not every score's, which is 14 times as large.
+        assert expected / 30 < deviations["projected"] < expected * 4
 
 
 def test_a_client_of_many_texts_votes_with_a_capped_subset(tmp_path):

@@ -78,14 +78,15 @@ def test_examples_are_sampled_by_themselves_and_the_denominator_is_the_plans(tmp
     rows = np.ones((10, DIM), np.float32)
     # A residual of -100: every gradient has the norm of the clip.
     alike = from_clients({f"{i}": {"x": rows, "y": 100 * rows[:, 0]} for i in range(3)})
-    rounds, planned = 60, 2
+    # A cohort is empty with 0.13: in one of 120 rounds, but for 7e-8 of all machines.
+    rounds, planned = 120, 2
     plan = exact(population=30, clients_per_round=planned, rounds=rounds)
     found = asked(algorithm(plan), alike, tmp_path)
     one = CLIP / planned
     taken = [float(metrics["update_norm"]) / one for metrics in found.metrics]
     np.testing.assert_allclose(taken, np.round(taken), atol=1e-3)
-    assert len(set(np.round(taken))) > 3
     assert 0 in np.round(taken)
+    assert np.any(np.round(taken) % 10)
     assert np.mean(taken) == pytest.approx(planned, abs=1.0)
 
 
@@ -100,8 +101,8 @@ def test_the_noise_is_the_plans_and_the_ledger_is_charged_for_sampling(tmp_path)
     assert found.ledger.unit == "example"
     assert [charge.event for charge in found.ledger.charges] == [plan.charge_event()] * 40
     norms = np.array([public["update_norm"] for public in found.metrics])
-    # Of 160 draws a standard deviation is known to 1 / sqrt(320): four of these are 22 percent.
-    assert np.sqrt(np.mean(norms**2) / (DIM + 1)) == pytest.approx(1.5 * CLIP / 40, rel=0.22)
+    # Of 160 draws a standard deviation is known to 1 / sqrt(320): five of these are 28 percent.
+    assert np.sqrt(np.mean(norms**2) / (DIM + 1)) == pytest.approx(1.5 * CLIP / 40, rel=0.28)
 
 
 def test_a_plan_by_client_is_refused():

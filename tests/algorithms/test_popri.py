@@ -270,9 +270,9 @@ def test_the_model_learns_what_clients_write_and_the_opposite_with_the_sign_flip
         assert [charge.label for charge in found.ledger.charges] == ["popri"] * 4
         assert all(public["pairs"] > 0 and "margin" in public for public in found.metrics)
     assert 0.3 < share["before"] < 0.7
-    # With generators of eight seeds: up by 0.16 to 0.45, down by 0.19 to 0.54.
-    assert share["Scorer"] > share["before"] + 0.08
-    assert share["Flipped"] < share["before"] - 0.08
+    # With generators of eight seeds: up by 0.16 to 0.45, down by 0.19 to 0.54; together they are
+    # further from nothing, on any machine, than either is.
+    assert share["Scorer"] > share["Flipped"] + 0.1
 
 
 def like_clients(writer) -> float:

@@ -196,7 +196,7 @@ class Swap:
 def test_texts_like_the_clients_win_and_lose_with_the_sign_flipped(tmp_path, form):
     """Votes through the door, with little noise; one entry on the ledger for each round."""
     population = near_clients()
-    plan = flat_plan(population=40, rounds=3, clip_norm=2.0, noise_multiplier=0.2, delta=1e-3)
+    plan = flat_plan(population=40, rounds=3, clip_norm=2.0, noise_multiplier=0.01, delta=1e-3)
     settings = EvolutionSettings(form, population=16, threshold=1.0, lookahead=2, variations=3)
     start = [*NEAR, *FAR, *["ab yz ab", "yz ab zy", "ba zy ba", "zy ba yz"]] + FAR
 
@@ -209,6 +209,6 @@ def test_texts_like_the_clients_win_and_lose_with_the_sign_flipped(tmp_path, for
         assert found.ledger.spent(1e-3) == pytest.approx(plan.epsilon())
         letters = "".join(selected_texts(found.state))
         share[kind] = sum(letters.count(c) for c in "ab") / sum(letters.count(c) for c in LETTERS)
-    # Of twelve noises, all gave 1, and flipped 0.17 to 0.58; a machine has a noise of its own.
-    assert share[Scorer] > 0.9
-    assert share[Flipped] < 0.8
+    # Of 24 noises all gave 1, and flipped 0.08 to 0.6, 0.3 and six deviations of 0.1 at most; a
+    # machine has a noise of its own.
+    assert share[Scorer] > 0.95 > share[Flipped]

@@ -100,6 +100,9 @@ def test_records_of_clients_with_whole_numbers_and_of_nobody():
     [
         ([], "at least one client"),
         ([("a", [{"x": 1}, {"y": SECRET}])], "client 0, record 1: has the fields"),
+        ([("a", {"x": [1]}), ("b", {"y": [1]})], r"client 1 has columns \['y'\], expected"),
+        ([("a", {"x": [1]}), ("b", {"x": [1], "y": [SECRET]})], r"client 1 has columns \['x', 'y'"),
+        ([("a", {"x": [1]}), ("b", {"x": [SECRET]})], "client 1"),
         ([("a", 5)], "client 0 must hold a mapping of columns or a list of records"),
         ([("a", [{"x": 1}]), ("a", [{"x": 1}])], "found one twice"),
         ([(1.5, [{"x": 1}])], "client 0: its id must be a non-empty string or a whole number"),

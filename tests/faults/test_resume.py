@@ -152,12 +152,16 @@ def _back_to_round_4(out: Path) -> None:
 
 
 def _one_client_less(patched) -> None:
-    """Rounds 5 and 6 sum otherwise, as on a device that rounds otherwise: nobody can know it."""
+    """Rounds 5 and 6 sum otherwise, as on a device that rounds otherwise: nobody can know it.
+
+    On one machine in 7,000 a round has nobody, and here one client more.
+    """
     real = prepared_query.Cohort
 
     def other(held, chosen, *arguments, round, **options):
-        fewer = chosen[1:] if round in (5, 6) else chosen
-        return real(held, fewer, *arguments, round=round, **options)
+        if round in (5, 6):
+            chosen = chosen[1:] if len(chosen) else np.arange(1)
+        return real(held, chosen, *arguments, round=round, **options)
 
     patched.setattr(prepared_query, "Cohort", other)
 
@@ -200,7 +204,8 @@ def test_a_replay_that_comes_out_otherwise_is_another_release_and_is_charged(
     multiplier = config.privacy.noise_multiplier
     assert multiplier is not None
     noise = multiplier * config.privacy.clip_norm
-    assert deviation == pytest.approx(noise * np.sqrt(2), rel=0.1)
+    # Six standard errors of so many values.
+    assert deviation == pytest.approx(noise * np.sqrt(2), rel=6 / np.sqrt(2 * first[5].size))
     charges = charges_of(out)
     assert charges[:7] == charges_of(straight)[:6] + charges[6:7]
     extra = [charge for charge in charges if charge.label.endswith(" released again")]

@@ -22,18 +22,23 @@ plan = partial(
     flat_plan, population=1_000, clients_per_round=500, rounds=2, clip_norm=0.5, delta=1e-4
 )
 FEW = dict(population=6, clients_per_round=2, delta=0.1)
+# Draws follow the machine, and a bound exceeds the truth on one machine in a hundred; by so much,
+# it is five deviations off. Whatever is worse is found at 1.6 times what is stated, or more.
+SLACK = 1.25
 
 
 def test_a_correct_release_is_not_flagged():
     """TRUST 32"""
     found = audited(seed=0, runs=1)
-    assert 0 < found.bound <= found.stated
+    assert 0 < found.bound <= SLACK * found.stated
 
 
 @pytest.mark.parametrize("name", sorted(WORSE.keys() - MORE_RUNS.keys()))
 def test_a_worse_release_is_flagged(name):
     """TRUST 32"""
-    assert audited(0, WORSE[name], runs=1).flagged
+    # What differs least is told by 5 deviations in two runs, on any machine.
+    runs = 2 if name == "twice the sampling rate" else 1
+    assert audited(0, WORSE[name], runs).flagged
 
 
 @pytest.mark.long
@@ -56,9 +61,10 @@ def test_what_tells_a_little_more_is_flagged_by_more_trials(name):
     ids=["fixed", "cyclic", "banded", "example", "adaptive", "everyone"],
 )
 def test_every_kind_of_plan_can_be_audited(changes):
-    played = Game((plan(**changes),)).play(2)
+    # By example, two runs show little.
+    played = Game((plan(**changes),)).play(4 if "unit" in changes else 2)
     found = lower_bound(played.trials, played.stated)
-    assert 0 < found.epsilon <= played.stated.epsilon()
+    assert 0 < found.epsilon <= SLACK * played.stated.epsilon()
     assert played.stated.epsilon() == pytest.approx(plan(**changes).guarantee().epsilon(), rel=1e-6)
 
 
@@ -68,7 +74,7 @@ def test_several_releases_are_audited_as_one():
     together, alone = (Game(tuple(each)).play(4) for each in (parts, parts[1:]))
     bounds = [lower_bound(each.trials, each.stated) for each in (together, alone)]
     assert bounds[1].epsilon < 0.7 * bounds[0].epsilon
-    assert bounds[0].epsilon <= together.stated.epsilon()
+    assert bounds[0].epsilon <= SLACK * together.stated.epsilon()
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed", "cyclic"])

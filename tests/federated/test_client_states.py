@@ -15,7 +15,9 @@ from jaxpfl.federated.release.client_states import ClientStates
 from jaxpfl.privacy import Ledger
 from tests.plans import flat_plan, flat_without_privacy
 
-NUMBER, ROUNDS, CLIP = 24, 4, 0.5
+# In four rounds of a quarter of so many clients, some take part twice and some never: all of them
+# do, or none twice, on fewer than one machine in 10^8.
+NUMBER, TAKEN, ROUNDS, CLIP = 64, 16, 4, 0.5
 SAME = RunSecret.reproducible(0)
 
 
@@ -76,7 +78,7 @@ class Keeping(Summing):
         return state[0] + state[1]
 
 
-def query(client_fn=Counting(), clip_norm=1e6, taken=8, execution=Execution(), **changes):  # noqa: B008
+def query(client_fn=Counting(), clip_norm=1e6, taken=TAKEN, execution=Execution(), **changes):  # noqa: B008
     plan = flat_without_privacy(
         population=NUMBER, clients_per_round=taken, rounds=ROUNDS, clip_norm=clip_norm
     )
@@ -164,7 +166,7 @@ def test_rounds_after_a_crash_are_the_same_releases(tmp_path):
 
 
 def private(client_fn=Summing()):
-    sizes = dict(population=NUMBER, clients_per_round=8, rounds=ROUNDS)
+    sizes = dict(population=NUMBER, clients_per_round=NUMBER // 2, rounds=ROUNDS)
     return query(client_fn, plan=flat_plan(**sizes, clip_norm=CLIP, delta=1e-3))
 
 

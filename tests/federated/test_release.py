@@ -208,6 +208,17 @@ def test_an_empty_cohort_is_charged_and_noised(ledger_path):
     assert np.std(value) == pytest.approx(SIGMA, rel=0.03)
 
 
+@pytest.mark.parametrize("came", [CLIENTS - 1, 1])
+def test_the_noise_and_the_charge_stay_the_plans_when_clients_drop_out(
+    came, ledger_path, monkeypatch
+):
+    """TRUST 25."""
+    monkeypatch.setattr(jp.Poisson, "sample", lambda *_: np.arange(came))
+    value, (charge,) = ask(ledger_path)
+    assert np.std(value) == pytest.approx(SIGMA, rel=0.03)
+    assert charge.event == plan().charge_event()
+
+
 def cyclic(noise="independent", rounds: int = 8, epoch: int = 4) -> Plan:
     """An epoch has so many rounds."""
     participation = Cyclic(CLIENTS, CLIENTS // epoch)

@@ -6,12 +6,14 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from jaxpfl.data import Population
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import Releaser, RunSecret
 from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Ledger, Plan
+from tests.data.populations import SECRET
 from tests.federated.releases import CLIENTS, ask, half_of_it, plan, population, query, releasing
 from tests.plans import flat_without_privacy
 
@@ -51,9 +53,10 @@ def test_a_step_cannot_ask_after_its_round(ledger_path):
 def refused(path, message, *, asked=None, clients=None, round=1, queries=None, clip_norm=None):
     asked = query() if asked is None else asked
     with releasing(path, clients, queries=queries) as releaser:
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=message) as error:
             releaser.release(asked, jnp.float32(0), round=round, clip_norm=clip_norm)
         assert not releaser.ledger.charges
+    assert SECRET not in str(error.value)
 
 
 def test_only_what_was_planned_is_asked(ledger_path):
@@ -100,6 +103,8 @@ def test_a_client_function_is_checked_before_anything_is_charged(ledger_path):
     refused(ledger_path, "tree of float arrays, found int32", asked=query(whole_number))
     refused(ledger_path, "found no array", asked=query(nothing))
     refused(ledger_path, "needs a numeric column 'y'", asked=query(columns=("y",)))
+    texts = population().with_columns({"x": pa.array([SECRET] * CLIENTS)})
+    refused(ledger_path, "needs a numeric column 'x'", clients=texts)
     with releasing(ledger_path) as releaser:
         with pytest.raises(RuntimeError, match="user's function"):
             releaser.release(query(broken), round=1)

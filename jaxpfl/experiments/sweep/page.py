@@ -23,6 +23,7 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     measured = _measured_on(sweep, points)
     repeated = any(row["points"] > 1 for row in rows)
     counted = f"{len(finished)} of {len(points)}" if len(finished) < len(points) else len(points)
+    each = "repeated over seeds" if repeated else "one run each"
     spread = "Error bars: the standard deviation over the runs." if repeated else ""
     sections = []
     if drawn := [row for row in rows if row["runs"]]:
@@ -40,7 +41,7 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     sections.append(Section("Table", about, table=_table(sweep, rows)))
     page = Page(
         title=f"Sweep: {sweep.title}",
-        lead=f"{measured} at {counted} points" + (", repeated over seeds" if repeated else ""),
+        lead=f"{measured} at {counted} points, {each}",
         stamp=f"Some results are {marks}; the tables state which" if marks else "",
         privacy=record["note"],
         privacy_notes=[record["note"]] if marks else [],

@@ -146,6 +146,15 @@ def test_a_metric_that_is_not_finite_is_said_in_tables_and_figure(finished, axis
     assert wanted in (legend(panel) if axis else labels(panel))
 
 
+def test_it_is_said_whether_a_number_is_of_one_run_or_of_several(finished):
+    """TRUST 60."""
+    several, once = (finished({"grid": {"run.seed": seeds}, "gap": None}, VALUES[: 3 * len(seeds)])
+                     for seeds in ([0, 1], [0]))  # fmt: skip
+    assert "accuracy at 6 points, repeated over seeds" in several[2]
+    assert "2 of 2" in str(table_of(several[2], "Table"))
+    assert "accuracy at 3 points, one run each" in once[2]
+
+
 def test_a_sweep_without_a_finite_metric_has_a_page_and_no_gap(finished):
     _, outcome, page, _ = finished({}, [math.nan] * 6)
     assert {row["mean"] for row in outcome.rows} == {row["gap"] for row in outcome.rows} == {None}

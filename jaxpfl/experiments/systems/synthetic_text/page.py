@@ -1,16 +1,25 @@
 """The page of one study of synthetic text."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jaxpfl import files
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import COLOURS, axes, labelled
 
+REPEATS = "private/repeats.json"
+"""What the corpus repeats of clients' own texts: exact, so that no statement covers it."""
+# The shares of texts that the page of repeats shows.
+_LEAST_WORDS = (5, 10, 20)
+
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
-    """The page of a finished run, from its record alone."""
+    """The page of a finished run, and what its corpus repeats of clients, where that is known."""
     metrics, stamp, tested_on = record["metrics"], record["stamp"], record["tested_on"]
     look = ", one look" if record["one_look"] else ""
     gain = 100 * (metrics["accuracy"] - metrics["public_accuracy"])
@@ -20,11 +29,15 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         figures.append(("fid", "Frechet distance by round", _fid(history, mark_of(stamp))))
     if "plane" in record:
         figures.append(("plane", "embeddings", _plane(record["plane"], mark_of(stamp))))
+        nearest = record.get("checkpoint", {}).get("chosen") == "nearest"
+        decides = "the round" if nearest else "nothing"
         text = (
             "Embeddings of synthetic texts, and of those of the "
             f"{record['validated_on']}: the Frechet distance between them by round, which decides "
-            "nothing, and all of them on their two principal axes."
+            f"{decides}, and all of them on their two principal axes."
         )
+        if record["method"] != "generator":
+            text += " The method saw this measure: it tunes and selects by the same embedder."
         sections.append(Section("Synthetic and real texts", text, figures))
     if history:
         first, last = history[0], history[-1]
@@ -46,6 +59,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
         cautions.append(f"{where} wrote the texts: no run, nor a resumed one, can write the same.")
     cost, when = record["cost"], "in its only round" if look else "in a round"
+    repeats = directory / REPEATS
     return Page(
         title=f"Synthetic text: {record['method']}{look}",
         lead="How much a downstream language model improved by private clients' text.",
@@ -61,7 +75,40 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections=sections,
         cautions=cautions,
         runs=["fed_avg"] if record["method"] == "fed_avg" else [],
+        further=[_repeated(files.read_record(repeats), record)] if repeats.exists() else [],
     )
+
+
+def _repeated(found: Mapping[str, Any], record: Mapping[str, Any]) -> Page:
+    rows = [
+        (model, f"{len(words):,}", str(max(words)), f"{np.mean(words):.2f}", *_shares(words))
+        for model, words in found["words"].items()
+    ]
+    shares = tuple(f"{least} words or more" for least in _LEAST_WORDS)
+    columns = ("texts of", "texts", "longest, in words", "mean, in words", *shares)
+    text = (
+        "The most words in a row that a written text has in common with one of "
+        f"{found['clients_texts']:,} texts of the {record['trained_on']}, and the share of texts "
+        "that have so many. Common phrases repeat, too: what the untuned generator repeats, it has "
+        "from no client. One run."
+    )
+    table = Table(columns, rows, tuple(range(1, len(columns))), 0)
+    return Page(
+        title=f"What the corpus repeats of clients: {record['method']}",
+        lead="Exact counts of clients' own texts.",
+        stamp=record["stamp"],
+        privacy="",
+        privacy_notes=["Whoever sees this page learns of the clients what no noise hides."],
+        facts=[],
+        sections=[Section("Words in a row", text, table=table)],
+        simulation=True,
+        warning="Nothing on this page is covered by the statement of report.html.",
+        name=str(Path(REPEATS).with_suffix(".html")),
+    )
+
+
+def _shares(words: list[int]) -> list[str]:
+    return [f"{100 * np.mean(np.array(words) >= least):.1f} %" for least in _LEAST_WORDS]
 
 
 def _corpora(scores: dict[str, list[Any]], source: str) -> Section:

@@ -25,7 +25,7 @@ from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
-from jaxpfl.experiments.systems.synthetic_text.config import FED_AVG, SCORING, WRITING
+from jaxpfl.experiments.systems.synthetic_text.config import EVOLVING, FED_AVG, SCORING, WRITING
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     DISTANCES,
     TRIED,
@@ -33,6 +33,7 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     question,
 )
 from jaxpfl.experiments.systems.synthetic_text.look import EMBEDDING, NEAREST, Look
+from jaxpfl.experiments.systems.synthetic_text.page import REPEATS
 from jaxpfl.experiments.systems.synthetic_text.study import Prepared
 from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.federated.hosts.shared_rounds import Asked
@@ -42,6 +43,7 @@ from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.baselines import unigram_baseline
 from jaxpfl.text.metrics.prediction import evaluate
+from jaxpfl.text.metrics.repeats import longest_repeats
 from jaxpfl.text.tokenisers.spans import in_spans
 
 FINE_TUNING = "fine_tuning"
@@ -52,6 +54,8 @@ _FREE = "(epsilon = 0): clients send nothing"
 _RECORD_TEXTS = 12
 # The most texts that a Frechet distance is estimated from, and that the plot of embeddings shows.
 _FID_TEXTS, _PLANE_TEXTS = 2_000, 400
+# The most clients' texts that are searched for what the corpus repeats.
+_SEARCHED_TEXTS = 50_000
 
 
 def carry_out(study: Prepared, workspace: Workspace) -> dict[str, Any]:
@@ -202,10 +206,26 @@ class Run:
             author = models.tuned(self.directory, releases, asked, self._fid, on_round)
             chosen = self._chosen(releases) if config.method == "popri" else {}
             texts = releases.load_or_compute("corpus", corpus)["texts"].tolist()
+            if asked is not None:
+                self._compare_repeats(texts, releases)
             releases.end()
         privacy, epsilon = self._guarantee(releases)
         details = {"corpus_fid": self._fid(texts), "plane": self._plane(texts)}
         return texts, epsilon, {"privacy": privacy, "history": history, **chosen, **details}
+
+    def _compare_repeats(self, texts: list[str], releases: Releases) -> None:
+        """Writes how many words in a row a text has in common with a client's, ours and untuned."""
+        first = "first texts" if self.config.method in EVOLVING else "round 1 responses"
+        untuned = releases.load_or_compute(first, missing)["texts"].reshape(-1).tolist()
+        untuned = [text for text in untuned if text]
+        # The longest of more texts would be longer.
+        number = min(len(texts), len(untuned))
+        held = self.clients.columns["text"].slice(0, _SEARCHED_TEXTS).to_pylist()
+        found = {
+            model: longest_repeats(written[:number], held).tolist()
+            for model, written in ((OURS, texts), ("the untuned generator", untuned))
+        }
+        files.write_json(self.directory / REPEATS, {"clients_texts": len(held), "words": found})
 
     def _guarantee(self, releases: Releases) -> tuple[str, float | None]:
         ledger, run, plan = releases.ledger, releases.run, self.plan

@@ -4,8 +4,11 @@ import numpy as np
 
 from jaxpfl.algorithms.frechet import moments
 from jaxpfl.algorithms.fred import FredPlan
+from jaxpfl.data import from_clients
+from jaxpfl.experiments.engine.releases import Releases
 from jaxpfl.experiments.systems.synthetic_text.look import EMBEDDING, Look
-from jaxpfl.text.embed import embedder
+from jaxpfl.privacy import Ledger
+from jaxpfl.text.embed import embed, embedder
 from tests.algorithms.test_one_look import released
 
 NEAR = [f"the senate will vote on bill {number}" for number in range(40)]
@@ -22,3 +25,31 @@ def test_the_nearest_texts_are_chosen_where_the_noise_hides_all_distances():
         assert found["chosen"] == 2
         assert found["distances"][0] == 4.0
     assert found["distances"][1:].tolist() == [0.0, 0.0]
+
+
+def test_choices_read_the_one_release_and_ask_nobody(tmp_path):
+    """TRUST 46: whatever follows from stored moments is free, also where there are no clients."""
+    function = embedder("hashed:8")
+    texts = {f"client {number}": {"text": [text]} for number, text in enumerate(NEAR)}
+    clients = embed(from_clients(texts), function, progress=False)
+    plan = FredPlan.calibrated(epsilon=50.0, delta=1e-3)
+    look = Look({EMBEDDING: plan}, {EMBEDDING: function}, len(clients))
+    path = tmp_path / "ledger.jsonl"
+    asking = Releases.of_clients(
+        tmp_path,
+        "a config",
+        clients,
+        name="look",
+        queries=look.queries,
+        ledger=Ledger(path, clients),
+        reproducible_seed=0,
+    )
+    with asking:
+        first = look.released(asking)[EMBEDDING]
+    with Releases.without_clients(tmp_path, "a config", Ledger(path, clients)) as stored:
+        again = look.released(stored)
+    np.testing.assert_array_equal(first.moments.mean_D, again[EMBEDDING].moments.mean_D)
+    assert look.judged(again, [FAR, NEAR], 1)["chosen"] == 1
+    names = look.nearest(again[EMBEDDING], {"far": FAR, "near": NEAR})["names"]
+    assert names.tolist() == ["near", "far"]
+    assert len(Ledger.read(path).charges) == 3

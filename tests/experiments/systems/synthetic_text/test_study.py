@@ -24,6 +24,7 @@ from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import embed, embedder
+from jaxpfl.text.metrics.repeats import longest_repeats
 from tests.experiments import canaries
 from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import assert_same_records, certified
@@ -193,7 +194,8 @@ def test_every_number_says_what_it_is_of_and_nothing_private_is_written(finished
     assert "recovery" not in json.dumps(record) and "seconds" not in json.dumps(record)
     for folder in out.rglob("private"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {path.name for path in (out / "private").glob("*")} <= {"ledger.jsonl.key"}
+    kept = {"ledger.jsonl.key", "repeats.json", "repeats.html"}
+    assert {path.name for path in (out / "private").glob("*")} <= kept
 
 
 def test_a_phase_of_scores_holds_the_release_alone(finished):
@@ -204,6 +206,29 @@ def test_a_phase_of_scores_holds_the_release_alone(finished):
         kept = arrays["scores"]
     assert kept.shape == (4, 4)
     assert np.isfinite(kept).all()
+
+
+def test_what_the_corpus_repeats_of_clients_is_told_beside_what_the_untuned_model_repeats(
+    finished, synthetic_config
+):
+    """TRUST 48: exact, so that it stays in the private folder, as a simulation's."""
+    out = finished("popri").out
+    found = json.loads((out / "private" / "repeats.json").read_text())["words"]
+    clients = prepare(synthetic_config("popri")).clients.columns["text"].to_pylist()
+    corpus = [json.loads(line)["text"] for line in (out / "corpus.jsonl").read_text().splitlines()]
+    first = files.read_npz(out / "artifacts" / "round_1_responses" / "arrays.npz")["texts"]
+    written = {"this run": corpus, "the untuned generator": list(filter(None, first.ravel()))}
+    number = min(map(len, written.values()))
+    for model, texts in written.items():
+        assert found[model] == longest_repeats(texts[:number], clients).tolist()
+    shown = (out / "private" / "repeats.html").read_text()
+    assert "SIMULATION" in shown and "Nothing on this page is covered" in shown
+    table = shown.partition("<table")[2]
+    for model, words in found.items():
+        row = table.partition(model)[2].partition("</tr>")[0]
+        assert f">{max(words)}<" in row and f">{np.mean(words):.2f}<" in row
+    for path in canaries.public_files(out):
+        assert b"repeats" not in path.read_bytes(), path
 
 
 def before(name):
