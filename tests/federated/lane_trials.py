@@ -221,15 +221,10 @@ def convolutions(x):
         slopes(lambda kernel: conv(image, kernel), kernel),
         slopes(lambda image: conv(image, deep, feature_group_count=3), image),
         slopes(partial(conv, strides=(2, 2)), two, own),
-        conv(image.astype(jnp.bfloat16), own.astype(jnp.bfloat16)),
+        slopes(conv, image.astype(jnp.bfloat16), own.astype(jnp.bfloat16)),
+        slopes(conv, image.astype(jnp.float16), own.astype(jnp.float16)),
         lax.conv_transpose(image, own, (2, 2), "SAME"),
     ]
-
-
-def transforms(x):
-    z = lax.complex(x, x.T)
-    fft = jnp.fft
-    return fft.fft(z), fft.ifft2(z), fft.rfft(x), fft.irfft(z)
 
 
 # With what is promised of the indices and is not so.
@@ -352,43 +347,51 @@ def _keys(x):
     ]
 
 
+def _each_by_its_own(key, draws):
+    return [draw(jax.random.fold_in(key, place)) for place, draw in enumerate(draws)]
+
+
 def draws(x):
     """By keys that differ between lanes."""
     random, made = jax.random, [threefry_2x32(_words(x)[:2], _words(x))]
     for key in _keys(x):
-        made += [random.key_data(random.split(key, 3)), random.key_data(random.clone(key))]
-        made += [
-            random.key_data(random.fold_in(key, _whole(x)[1, 1])),
-            random.bits(key, (3,), "u2"),
-        ]
-        made += [
-            random.normal(key, (SIZE,)),
-            random.categorical(key, x),
-            random.permutation(key, 5),
-        ]
+        made += _each_by_its_own(
+            random.fold_in(key, _whole(x)[1, 1]),
+            [
+                lambda key: random.key_data(random.split(key, 3)),
+                lambda key: random.key_data(random.clone(key)),
+                lambda key: random.bits(key, (3,), "u2"),
+                lambda key: random.normal(key, (SIZE,)),
+                lambda key: random.categorical(key, x),
+                lambda key: random.permutation(key, 5),
+            ],
+        )
     return made
 
 
 def more_draws(x):
     random, made = jax.random, []
+    of_three = random.gumbel, random.laplace, random.exponential, random.cauchy, random.logistic
     for key in _keys(x)[:2]:
-        made += [
-            random.bernoulli(key, jnp.clip(jnp.nan_to_num(x[0]), 0, 1)),
-            random.randint(key, (4,), 0, 9),
-            random.choice(key, 9, (3,), replace=False),
-            random.truncated_normal(key, -1.0, 1.0, (3,)),
-            *(draw(key, (3,)) for draw in (random.gumbel, random.laplace, random.exponential)),
-            *(draw(key, (3,)) for draw in (random.cauchy, random.rademacher, random.logistic)),
-        ]
-    key = _keys(x)[0]
-    return [*made, random.poisson(key, 5.0, (3,)), random.binomial(key, 10.0, 0.3, (3,))]
+        made += _each_by_its_own(
+            key,
+            [
+                lambda key: random.bernoulli(key, jnp.clip(jnp.nan_to_num(x[0]), 0, 1)),
+                lambda key: random.randint(key, (4,), 0, 9),
+                lambda key: random.choice(key, 9, (3,), replace=False),
+                lambda key: random.truncated_normal(key, -1.0, 1.0, (3,)),
+                *(partial(draw, shape=(3,)) for draw in (*of_three, random.rademacher)),
+            ],
+        )
+    whole = partial(random.poisson, lam=5.0, shape=(3,)), partial(random.binomial, n=10.0, p=0.3)
+    return made, _each_by_its_own(random.clone(_keys(x)[0]), whole)
 
 
 TRIALS = {
     function.__name__.replace("_", " "): function
     for function in (
         *(of_each_number, of_each_number_in_half_precision, of_two_numbers, of_complex_numbers),
-        *(of_bits, of_places, sums, windows, orders, products, convolutions, transforms, gathers),
+        *(of_bits, of_places, sums, windows, orders, products, convolutions, gathers),
         *(scatters, loops, calls, solves, draws),
     )
 }

@@ -60,7 +60,7 @@ def test_so_do_draws_that_are_made_of_them(shape):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRIALS)
+@pytest.mark.parametrize("name", sorted(TRIALS.keys() - {"convolutions"}))
 def test_so_they_do_in_double_precision(name):
     with jax.enable_x64(True):
         lane_by_lane(TRIALS[name], (3, 3), np.float64)

@@ -11,8 +11,13 @@ import numpy as np
 from jax.extend import core
 
 from jaxpfl.errors import InformationLeak
-from jaxpfl.federated.flow import client_program
-from jaxpfl.federated.flow.client_program import effects, entering, named, programs
+from jaxpfl.federated.flow.client_program import (
+    effects,
+    entering,
+    named,
+    programs,
+    require_all_computing,
+)
 from jaxpfl.federated.flow.labels import (
     OF_CLIENTS,
     Cause,
@@ -71,17 +76,16 @@ class Analysis:
       clip_norm: the token of the round's clip norm, which contributions must be clipped to; None =
         the client function bounds them itself.
       drawn: of each key that noise was drawn with, the place of the draw.
-      platform: of the devices that run the program.
       constants: kinds of the numbers that the program holds, and the lines where they enter.
       equations: those followed.
     """
 
-    def __init__(self, steps: Steps, platform: str) -> None:
+    def __init__(self, steps: Steps) -> None:
         self.rules = TransferFunctions()
         self._allowed_rules = steps.rules
         self.clip_norm: int | None = None
         self.drawn: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self.platform = platform
+        self._computed: set[int] = set()  # ids of client programs that were read
         self.constants: set[str] = set()
         self.equations: set[int] = set()
         self._repeated = 0
@@ -228,9 +232,10 @@ class Analysis:
 
     def _compute(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         """What clients compute: whatever it is, it is private."""
-        # That of several clients, too, which a rule for them may have brought in.
-        read = client_program.read(eqn.params["jaxpr"], self._allowed_rules, self.platform)
-        self.constants |= read.constants
+        # What a rule for several clients has brought in is read here.
+        if id(eqn.params["jaxpr"]) not in self._computed:
+            self._computed.add(id(eqn.params["jaxpr"]))
+            require_all_computing(eqn.params["jaxpr"], self._allowed_rules)
         return [
             self.rules.value((Kind.PRIVATE, None), place, index, cause=Cause(eqn, False))
             for index in range(len(eqn.outvars))

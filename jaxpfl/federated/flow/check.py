@@ -58,13 +58,7 @@ class Labelled(NamedTuple):
 
 
 def check_program(
-    program: Any,
-    given: Labelled,
-    steps: Steps,
-    *,
-    clips: bool = True,
-    private: bool = True,
-    platform: str = "cpu",
+    program: Any, given: Labelled, steps: Steps, *, clips: bool = True, private: bool = True
 ) -> InformationFlow:
     """Proves of any traceable function of `Labelled` that it tells nothing but noisy sums.
 
@@ -72,10 +66,9 @@ def check_program(
       clips: contributions must be clipped to the round's clip norm; otherwise the client function
         bounds them, and any bound will do.
       private: the plan has noise. Without, the outputs are the exact sums, as the plan says.
-      platform: of the devices that are to run the program.
     """
     traced, results = jax.make_jaxpr(program, return_shape=True)(given)
-    analysis = Analysis(steps, platform)
+    analysis = Analysis(steps)
     values = [
         analysis.rules.public("input", place)
         if label[0] is Kind.PUBLIC

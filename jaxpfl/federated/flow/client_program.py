@@ -63,60 +63,71 @@ def read(jaxpr: Any, rules: Sequence[Any], platform: str) -> ClientProgram:
     """
     alone: dict[str, str] = {}
     constants: set[str] = set()
+    for closed, function, caller in _all_programs(jaxpr):
+        program = require_computing(closed, rules, caller)
+        constants |= entering(closed)
+        for eqn in program.eqns:
+            if lanes.unlisted(eqn, platform):
+                alone.setdefault(str(lanes.name_of(eqn)), named(eqn, caller))
+            constants |= _literals(eqn, function)
+    return ClientProgram(tuple(alone.values()), frozenset(constants))
+
+
+def needs_alone(jaxpr: Any, platform: str) -> bool:
+    """Whether clients with this program must be computed one after the other; see `flow.lanes`."""
+    programs = (getattr(closed, "jaxpr", closed) for closed, *_ in _all_programs(jaxpr))
+    return any(lanes.unlisted(eqn, platform) for program in programs for eqn in program.eqns)
+
+
+def require_all_computing(jaxpr: Any, rules: Sequence[Any]) -> None:
+    """Refuses what `read` refuses, and reads no more."""
+    for closed, _, caller in _all_programs(jaxpr):
+        require_computing(closed, rules, caller)
+
+
+def _all_programs(jaxpr: Any) -> Iterator[tuple[Any, tuple[str, str], str | None]]:
+    """A program and all within, each once; its compiled function, and the line that calls it.
+
+    The line is told within JAX's own functions: they are traced once, for whoever was the first.
+    """
     left, seen = [(jaxpr, _CALLED, None)], set()
     while left:
         closed, function, caller = left.pop()
         if id(closed) in seen:
             continue
         seen.add(id(closed))
-        program = getattr(closed, "jaxpr", closed)
-        _require_plain((*program.constvars, *program.invars), lambda: "an operand of a program")
-        constants |= entering(closed)
-        for eqn in program.eqns:
-            # Within JAX's own functions, which are traced once, the line of who calls them now.
-            within, called = function, caller
-            if lanes.name_of(eqn) == "jit":
-                within = _function(eqn.params["jaxpr"].jaxpr)
-                called = None if not within[1].startswith(_JAX) else caller or _place(eqn)
-            _require_plain((*eqn.invars, *eqn.outvars), partial(named, eqn, caller))
-            _require_computing(eqn, rules, caller)
-            if lanes.unlisted(eqn, platform):
-                alone.setdefault(str(lanes.name_of(eqn)), named(eqn, caller))
-            constants |= _literals(eqn, function)
-            left += [(each, within, called) for each in programs(list(eqn.params.values()))]
-    return ClientProgram(tuple(alone.values()), frozenset(constants))
-
-
-def needs_alone(jaxpr: Any, platform: str) -> bool:
-    """Whether clients with this program must be computed one after the other; see `flow.lanes`."""
-    left, seen = [jaxpr], set()
-    while left:
-        closed = left.pop()
-        if id(closed) in seen:
-            continue
-        seen.add(id(closed))
+        yield closed, function, caller
         for eqn in getattr(closed, "jaxpr", closed).eqns:
-            if lanes.unlisted(eqn, platform):
-                return True
-            left += programs(list(eqn.params.values()))
-    return False
+            inner = list(programs(list(eqn.params.values())))
+            within, called = function, caller
+            if inner and eqn.primitive.name == "jit":
+                within = _function(getattr(inner[0], "jaxpr", inner[0]))
+                called = (caller or _place(eqn)) if within[1].startswith(_JAX) else None
+            left += [(each, within, called) for each in inner]
 
 
-def _require_plain(variables: Sequence[Any], place: Callable[[], str]) -> None:
-    for each in variables:
-        strange = lanes.strange_type(each.aval)
-        if strange is not None:
-            raise InformationLeak(f"a value of type {strange} cannot be followed: {place()}")
+def require_computing(closed: Any, rules: Sequence[Any], caller: str | None) -> Any:
+    """A program without the ones within it, if it does nothing but compute."""
+    program = getattr(closed, "jaxpr", closed)
+    for each in (*program.constvars, *program.invars):
+        _require_plain(each.aval, lambda: "an operand of a program")
+    for eqn in program.eqns:
+        for each in eqn.outvars:
+            _require_plain(each.aval, partial(named, eqn, caller))
+        name = lanes.name_of(eqn)
+        # The effects of programs within are read there.
+        known = name in lanes.COMPUTES and (name in lanes.PROGRAMS or not effects(eqn))
+        if name == "custom_vmap_call":
+            known &= not lanes.own_rule(eqn, tuple(rules))
+        if not known:
+            raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {named(eqn, caller)}")
+    return program
 
 
-def _require_computing(eqn: Any, rules: Sequence[Any], caller: str | None) -> None:
-    name = lanes.name_of(eqn)
-    # The effects of programs within are read there.
-    known = name in lanes.COMPUTES and (name in lanes.PROGRAMS or not effects(eqn))
-    if name == "custom_vmap_call":
-        known &= not lanes.own_rule(eqn, tuple(rules))
-    if not known:
-        raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {named(eqn, caller)}")
+def _require_plain(aval: Any, place: Callable[[], str]) -> None:
+    strange = lanes.strange_type(aval)
+    if strange is not None:
+        raise InformationLeak(f"a value of type {strange} cannot be followed: {place()}")
 
 
 def effects(eqn: Any) -> list[Any]:

@@ -62,7 +62,7 @@ name optimization_barrier pad reshape rev scatter scatter-add scatter-max scatte
 scatter-sub slice split squeeze stack stop_gradient tile transpose unstack Nonzero
 """
 _SUMS = """
-argmax argmin conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum dot_general fft reduce
+argmax argmin conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum dot_general reduce
 reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_window reduce_window_max
 reduce_window_min reduce_window_sum reduce_xor select_and_gather_add select_and_scatter_add sort
 top_k SearchSorted
@@ -75,9 +75,10 @@ threefry2x32
 _PROGRAMS = """
 cond custom_jvp_call custom_linear_solve custom_vjp_call custom_vmap_call jit remat2 scan while
 """
-# Functions of their operands, iterated until all have converged, or libraries for whole batches.
+# Functions of their operands, iterated until all have converged, or libraries for whole batches. Of
+# a Fourier transform on a CPU, for one, bits follow from its place in the batch.
 _ITERATED = """
-approx_top_k cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product igamma
+approx_top_k cholesky cholesky_update eig eigh fft geqp3 geqrf hessenberg householder_product igamma
 igamma_grad_a igammac lu lu_pivots_to_permutation ormqr platform_index qr ragged_dot_general
 random_gamma regularized_incomplete_beta schur svd symmetric_product triangular_solve tridiagonal
 tridiagonal_solve
@@ -102,6 +103,7 @@ LISTED = _names(_NUMBERS, _PLACES, _SUMS, _DRAWS, _PROGRAMS)
 """The names of what keeps lanes apart; `unlisted` has the parameters for which it is so."""
 
 COLLECTIVES, PROGRAMS, _TYPES = _names(_TELLING), _names(_PROGRAMS), _names(_NUMBER_TYPES)
+_CONVOLVED = {"bfloat16", "float16", "float32"}
 # It only says where an array is.
 _PLACED = {"sharding_constraint"}
 COMPUTES = LISTED | _names(_ITERATED) | _PLACED
@@ -171,9 +173,11 @@ def unlisted(eqn: Any, platform: str) -> bool:
     name, params = name_of(eqn), eqn.params
     if platform not in TRIED or name not in LISTED:
         return name not in _PLACED
-    if name == "conv_general_dilated":
-        # XLA may make one convolution of a group's, with zeros for the others, and NaN * 0 is NaN.
-        # Seen on CPUs. Whether TPUs do so for groups of features, nobody has tried.
-        return params["batch_group_count"] != 1 or platform == "tpu"
     types = {each.aval.dtype.name for each in (*eqn.invars, *eqn.outvars)}
+    if name == "conv_general_dilated":
+        # XLA may make one convolution of a group's, with zeros for the others, and NaN * 0 is NaN:
+        # on a CPU for groups of a batch, and for all in double precision. Whether on a TPU, nobody
+        # has tried.
+        tried = platform != "tpu" and params["batch_group_count"] == 1
+        return not (tried and types <= _CONVOLVED)
     return any(each not in _TYPES and not each.startswith("key<") for each in types)

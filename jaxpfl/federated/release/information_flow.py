@@ -83,14 +83,7 @@ def check_release(
         keys = Keys(given.secrets, given.noise_key)
         return door(given.public, given.clients, given.clip_norm, keys, given.noise)
 
-    found = check_program(
-        release,
-        given,
-        STEPS,
-        clips=plan.unit == "client",
-        private=plan.private,
-        platform=query.execution.platform,
-    )
+    found = check_program(release, given, STEPS, clips=plan.unit == "client", private=plan.private)
     constants = {*captured(query.client_fn), *read.constants, *found.constants}
     return found._replace(constants=tuple(sorted(constants)), alone=read.alone)
 

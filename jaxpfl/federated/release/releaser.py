@@ -33,6 +33,7 @@ same round is refused. With correlated noise, so is a replay with another name.
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -165,8 +166,10 @@ class _Round:
 _OPEN: "weakref.WeakValueDictionary[int, _Round]" = weakref.WeakValueDictionary()
 
 
-class Releaser:
+class Releaser(AbstractContextManager["Releaser"]):
     """Makes releases of one population, for one run.
+
+    As a context manager, it lets go of programs, broadcasts and clients' states at its end.
 
     Args:
       population: the clients. PRIVATE.
@@ -222,6 +225,9 @@ class Releaser:
         for query in self._queries or ():
             self._check(query)
 
+    def __exit__(self, *_: object) -> None:
+        self._prepared.clear()
+
     def step(self, step: Callable, state: Any, round: int) -> tuple[Any, dict[str, Any]]:
         """Runs one step of an algorithm: `step(state, release, round)`."""
         opened = _Round(self, round)
@@ -253,7 +259,8 @@ class Releaser:
         broadcast = arrays(query, broadcast)
         bound = self._clip_norm(query, clip_norm)
         prepared = self._prepare(query, broadcast)
-        question = self._question(prepared, broadcast, bound)
+        digest = prepared.broadcast.read(broadcast)
+        question = self._secret.digest("question", f"{digest} {bound.tobytes().hex()}")
         identity = self._identity(prepared, question, round)
         # 1. The charge is on the disk before anybody is drawn.
         self._charge(prepared, identity, round)
@@ -266,11 +273,6 @@ class Releaser:
         if self._others is not None:
             self._others.recorded()
         return Released(summed.value, summed.clip_norm)
-
-    def _question(self, prepared: PreparedQuery, broadcast: PyTree, clip_norm: np.float32) -> str:
-        """A keyed digest of what a round asks: the bits of the broadcast and of the clip norm."""
-        digest = prepared.broadcast.read(broadcast)
-        return self._secret.digest("question", f"{digest} {clip_norm.tobytes().hex()}")
 
     def _identity(self, prepared: PreparedQuery, question: str, round: int) -> Identity:
         described = f"{prepared.described(self._environment)} {self.run} {prepared.query.label}"
@@ -310,7 +312,11 @@ class Releaser:
             )
 
     def _sum(
-        self, prepared: PreparedQuery, identity: Identity, round: int, clip_norm: np.float32
+        self,
+        prepared: PreparedQuery,
+        identity: Identity,
+        round: int,
+        clip_norm: np.float32,
     ) -> Summed:
         """The noisy sum, which nobody has seen yet."""
         secret = self._secret
@@ -342,14 +348,13 @@ class Releaser:
             return
         if plan.correlated:
             raise InputError(
-                f"round {round} of {label!r} was replayed, and its result is not the "
-                "recorded one. Its noise is shared between rounds, so that a second release would "
-                "reveal it: nothing is released, and the run cannot go on here"
+                f"round {round} of {label!r} was replayed, and its result is not the recorded one. "
+                "Its noise is shared between rounds, so that a second release would reveal it: "
+                "nothing is released, and the run cannot go on here"
             )
         self._warn(
-            f"round {round} of {label!r} was replayed and its release is not the one "
-            "recorded before: it is charged as a second release on the same cohort, without "
-            "amplification"
+            f"round {round} of {label!r} was replayed and its release is not the one recorded "
+            "before: it is charged as a second release on the same cohort, without amplification"
         )
         self.ledger.charge(
             plan.released_again_event(),
