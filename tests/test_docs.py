@@ -70,7 +70,7 @@ def test_files_and_modules_that_a_page_names_exist(page: Path):
         for name in named
         if not any(
             (ROOT / start / f"{name}{end}").exists()
-            for start in ("", "jaxpfl")
+            for start in ("", "jaxpfl", "tests")
             for end in ("", ".py")
         )
     ]
