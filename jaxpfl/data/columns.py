@@ -106,9 +106,10 @@ def not_finite(column: Column) -> int:
     if not isinstance(column, np.ndarray) or column.dtype.kind != "f" or not column.size:
         return 0
     # The least and the largest number are NaN where one is.
-    if column.min() >= -_FLOAT32 and column.max() <= _FLOAT32:
+    if float(column.min()) >= -_FLOAT32 and float(column.max()) <= _FLOAT32:
         return 0
-    fits = np.abs(column) <= _FLOAT32
+    small = column.dtype.itemsize <= 4
+    fits = np.isfinite(column) if small else np.abs(column) <= _FLOAT32
     return len(column) - int(fits.reshape(len(column), -1).all(1).sum())
 
 

@@ -76,12 +76,12 @@ def run(
         checks.instance("queries", query, Query, "a tuple of jaxpfl.Query")
     checks.arguments(f"init of {algorithm.name!r}", algorithm.init, "(key)")
     checks.arguments(f"step of {algorithm.name!r}", algorithm.step, "(state, release, round)")
-    ledger, out = map(files.user_path, (ledger, out))
     functions: Any = tuple(on_round) if isinstance(on_round, list | tuple) else (on_round,)
     for function in functions:
         checks.arguments("on_round", function, "(round)")
     checks.instance("ledger", ledger, (str, Path), "the path of a file")
     checks.instance("out", out, (str, Path), "the path of a directory")
+    ledger, out = map(files.user_path, (ledger, out))
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.positive_int("every", every)
     checks.non_negative_int("seed", seed)

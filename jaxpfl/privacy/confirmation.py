@@ -136,17 +136,18 @@ def _fourier_epsilon(
     upward = slice(np.searchsorted(tilt_J, 0.0) + 4, None)
     chernoff_J = (cumulant_J[upward] - math.log(delta)) / tilt_J[upward]
     # Half of the best tilt, four places below it: the losses then stay where the best one bounds
-    # them, and nothing that counts is below 1e-3.
-    tilt = float(tilt_J[upward.start + np.argmin(chernoff_J) - 4])
-    loss_L, scale_L, density_L = _composed(rounds, mu, removed, tilt)
-
-    def delta_of(epsilon: float) -> float:
-        above = loss_L > epsilon
-        gain = -np.expm1(epsilon - loss_L[above])
-        return float(np.dot(density_L[above], np.exp(scale_L[above]) * gain))
-
-    low, high = max(float(loss_L[0]), 0.0), float(loss_L[-1])
-    if high <= low or delta_of(low) <= delta:
+    # them, and nothing that counts is below 1e-3. For a large delta, a smaller one has losses that
+    # reach down to epsilon.
+    best = upward.start + int(np.argmin(chernoff_J)) - 4
+    for place in range(best, upward.start - 5, -8):
+        delta_of = functools.partial(_delta, *_composed(rounds, mu, removed, float(tilt_J[place])))
+        loss_L = delta_of.args[0]
+        low, high = max(float(loss_L[0]), 0.0), float(loss_L[-1])
+        if high > low and delta_of(low) > delta:
+            break
+        if low == 0.0:
+            return 0.0
+    else:
         return low
     return cast(
         float,
@@ -154,6 +155,12 @@ def _fourier_epsilon(
             lambda epsilon: math.log(max(delta_of(epsilon), 1e-300) / delta), low, high, xtol=1e-12
         ),
     )
+
+
+def _delta(loss_L: np.ndarray, scale_L: np.ndarray, density_L: np.ndarray, epsilon: float) -> float:
+    above = loss_L > epsilon
+    gain = -np.expm1(epsilon - loss_L[above])
+    return float(np.dot(density_L[above], np.exp(scale_L[above]) * gain))
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,7 +10,8 @@ import numpy as np
 from jaxpfl.data import Population
 from jaxpfl.federated import Execution, Released, client_mesh
 from jaxpfl.federated.release.identity import traced
-from jaxpfl.federated.release.query import prepared, read_columns
+from jaxpfl.federated.release.preparation import prepared
+from jaxpfl.federated.release.query import read_columns
 from tests.algorithms.systems import every_system
 from tests.federated.cohorts import sum_of_all
 from tests.federated.own_functions import of_self

@@ -7,6 +7,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.federated.release.program import Program
+from tests.federated.lowering import lowered_programs
 from tests.federated.releases import releasing, sum_by
 
 WEAK = [
@@ -66,25 +67,15 @@ def test_every_shape_of_a_bucket_is_checked_hashed_and_lowered_before_a_charge(t
     spec = jp.CohortSpec(1, 8, clients_per_bucket=2)
     query = jp.Query("sum", Steps(), plan, spec)
     assert len(spec.rungs) == 2
-    lowered = []
-
-    def counted(event, duration_secs, **found):
-        if event.endswith("jaxpr_to_mlir_module_duration"):
-            lowered.append(str(found.get("fun_name")))
-
-    with releasing(tmp_path / "l", clients) as releaser:
+    with releasing(tmp_path / "l", clients) as releaser, lowered_programs() as names:
         charge = releaser.ledger.charge
 
         def first(*given, **named):
-            rungs.append(sum("accumulate" in name for name in lowered))
+            rungs.append(sum("accumulate" in name for name in names))
             return charge(*given, **named)
 
         releaser.ledger.charge = first
-        jax.monitoring.register_event_duration_secs_listener(counted)
-        try:
-            for round in (1, 2):
-                value = releaser.release(query, jnp.float32(0), round=round).value
-                assert value == pytest.approx(11, abs=1)
-        finally:
-            jax.monitoring.unregister_event_duration_listener(counted)
+        for round in (1, 2):
+            value = releaser.release(query, jnp.float32(0), round=round).value
+            assert value == pytest.approx(11, abs=1)
     assert rungs == [2, 2]

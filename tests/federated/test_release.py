@@ -1,7 +1,6 @@
 """The release: what is charged, who takes part, and that no two releases share their noise."""
 
 import dp_accounting
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from jaxpfl.federated import Execution, Query, RunSecret, client_mesh
 from jaxpfl.federated.release import identity
 from jaxpfl.privacy import Cyclic, Ledger, Noise, Plan
 from jaxpfl.privacy.chain import Chain
+from tests.federated.lowering import lowered_programs
 from tests.federated.releases import (
     CLIENTS,
     DIM,
@@ -305,19 +305,11 @@ def test_a_secret_shows_nothing_of_itself():
 
 def test_what_clients_compute_is_lowered_once_for_the_identity_and_the_sum(ledger_path):
     """Lowering takes as long as a small round does."""
-    lowered = []
-
-    def counted(event, duration_secs, **found):
-        if event.endswith("jaxpr_to_mlir_module_duration"):
-            lowered.append(str(found.get("fun_name")))
 
     def told_apart(broadcast, examples, key):
         return jnp.float32(0.25) * held_vector(broadcast, examples, key)
 
-    jax.monitoring.register_event_duration_secs_listener(counted)
-    try:
+    with lowered_programs() as names:
         ask(ledger_path, query(told_apart))
-    finally:
-        jax.monitoring.unregister_event_duration_listener(counted)
-    assert sum("accumulate" in name for name in lowered) == 1
-    assert not any("told_apart" in name for name in lowered)
+    assert sum("accumulate" in name for name in names) == 1
+    assert not any("told_apart" in name for name in names)

@@ -140,6 +140,8 @@ class Loop:
                 ended = observers.stopped or done == algorithm.rounds
                 stop = ended or failure is not None
                 if done != saved and (stop or done % self.tracking.checkpoint_every == 0):
+                    # What is published was charged to a ledger that is still there.
+                    ledger.require_unchanged()
                     observers.publish()
                     observers.metrics.sync()
                     ledger.require_unchanged()

@@ -26,7 +26,6 @@ from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.broadcast import OwnBroadcast
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
-from jaxpfl.federated.release.preparation import prepared
 from jaxpfl.federated.release.query import Query, read_columns, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import key_from_words
@@ -100,7 +99,12 @@ class PreparedQuery:
           InputError: the query does not fit the data.
           CorruptFile: as `ClientStates`.
         """
-        found = prepared(query, population)
+        found = population
+        if query.prepare is not None:
+            # Seldom used, and therefore loaded here.
+            from jaxpfl.federated.release.preparation import prepared
+
+            found = prepared(query, population)
         columns = read_columns(query, found)
         require_room(query, columns)
         door, client = opened(query, broadcast, columns)
