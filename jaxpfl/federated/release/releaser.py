@@ -211,11 +211,11 @@ class Releaser(AbstractContextManager["Releaser"]):
         self._queries = None if queries is None else tuple(queries)
         self._warn = warn
         self._observe = observe
-        self._kept = (*kept, secret.words_of("names", "").tobytes())
         self._prepared: dict[Any, PreparedQuery] = {}
         if others is None:
             require_one_process("a Releaser of its own", "call jaxpfl.run or jaxpfl.release")
         self._others = others
+        self._kept = (*kept, secret.words_of("names", "").tobytes())
         self._environment = identities.environment() if others is None else others.environment
         if not ledger.covers(population):
             raise InputError(
