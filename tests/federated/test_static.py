@@ -50,26 +50,24 @@ class Wrapping:
         return self.inner(broadcast, examples, key)
 
 
-class EqualToItsClass:
-    def __init__(self, scale):
-        self.scale = scale
-
+class OneForAll:
     def __eq__(self, other):
         return type(other) is type(self)
 
     def __hash__(self):
         return 0
+
+
+class EqualToItsClass(OneForAll):
+    def __init__(self, scale):
+        self.scale = scale
 
     def __call__(self, broadcast, examples, key):
         return held(examples) * self.scale
 
 
-class EqualPartial(functools.partial):
-    def __eq__(self, other):
-        return type(other) is type(self)
-
-    def __hash__(self):
-        return 0
+class EqualPartial(OneForAll, functools.partial):
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +90,7 @@ class Pair(NamedTuple):
     scale: float
     other: object
 
-    def __eq__(self, other):
-        return type(other) is type(self)
-
-    def __hash__(self):
-        return 0
+    __eq__, __hash__ = OneForAll.__eq__, OneForAll.__hash__
 
     def __call__(self, broadcast, examples, key):
         return held(examples) * self.scale

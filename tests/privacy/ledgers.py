@@ -7,7 +7,7 @@ import dp_accounting
 import numpy as np
 
 from jaxpfl.data import Population
-from jaxpfl.privacy import Ledger, accounting, events
+from jaxpfl.privacy import Clip, Ledger, Noise, Plan, Poisson, accounting, events
 
 NAMES = [hashlib.sha256(f"name {k}".encode()).hexdigest()[:10] for k in range(40)]
 GAUSSIAN = dp_accounting.GaussianDpEvent
@@ -36,6 +36,18 @@ def people(names=NAMES, seed: int = 0) -> Population:
 
 
 CLIENTS = people()
+
+ASKED = {"program": "0" * 64, "captured": ["scale: float32[]"], "flow_checked": True}
+PLAN = Plan(5, Clip(1.0), Noise(8.0), Poisson(len(NAMES), len(NAMES)), 1e-5)
+
+
+def five_rounds(ledger: Ledger) -> None:
+    """On everyone, whose composition has a formula: tests check a hundred certificates."""
+    for round in range(1, 6):
+        names = {"run": "a", "round": round, "identity": f"fed_avg a {round}"}
+        query = {"plan": PLAN.to_dict(), **ASKED}
+        ledger.charge(PLAN.charge_event(), "fed_avg", query=query, **names)
+        ledger.record(ledger.charges[-1].identity, f"{round:08x}")
 
 
 def charge(

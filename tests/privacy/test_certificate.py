@@ -20,22 +20,23 @@ import jaxpfl as jp
 from jaxpfl import files
 from jaxpfl.privacy import Ledger, accounting, certificate, events, verify
 from tests.privacy.ledgers import (
+    ASKED,
     CLIENTS,
     EVERYONE,
     FIXED,
     GAUSSIAN,
     NAMES,
     OTHER,
+    PLAN,
     charge,
     filled,
+    five_rounds,
     fixed,
     poisson,
 )
 
 DELTA = 1e-5
 WEIGHTS = {"model.safetensors": b"weights", "below/tokenizer.json": b"{}"}
-PLAN = jp.Plan(5, jp.Clip(1.0), jp.Noise(8.0), jp.Poisson(len(NAMES), len(NAMES)), DELTA)
-QUERY = {"program": "0" * 64, "captured": ["scale: float32[]"], "flow_checked": True}
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +44,7 @@ def made(tmp_path_factory):
     """A folder with a ledger of two runs, weights, and the certificate of both."""
     folder = tmp_path_factory.mktemp("made")
     with Ledger(folder / "ledger.jsonl", CLIENTS) as ledger:
-        # On everyone, whose composition has a formula: a hundred certificates are checked.
-        for round in range(1, 6):
-            names = {"run": "a", "round": round, "identity": f"fed_avg a {round}"}
-            asked = {"plan": PLAN.to_dict(), **QUERY}
-            ledger.charge(EVERYONE, "fed_avg", query=asked, **names)
-            ledger.record(ledger.charges[-1].identity, f"{round:08x}")
+        five_rounds(ledger)
         charge(ledger, 1, GAUSSIAN(4.0), "fred", run="another")
         charge(ledger, 2, EVERYONE, "fed_avg_gan", run="another")
     for name, data in WEIGHTS.items():
@@ -107,7 +103,7 @@ def test_float_noise_is_among_what_is_not_covered_and_exact_noise_is_not(tmp_pat
         plan = jp.Plan(5, jp.Clip(1.0), jp.Noise(8.0, noise), jp.Cyclic(len(NAMES), 2), DELTA)
         with Ledger(path, CLIENTS) as ledger:
             for number, label in enumerate(labels):
-                asked = None if number else {"plan": plan.to_dict(), **QUERY}
+                asked = None if number else {"plan": plan.to_dict(), **ASKED}
                 names = {"run": "a", "round": 1, "identity": label}
                 ledger.charge(plan.charge_event(), label, query=asked, **names)
         said = any("float32" in each for each in certified(path)[1]["not_covered"])

@@ -10,18 +10,14 @@ import re
 import dp_accounting
 import pytest
 
-import jaxpfl as jp
 from jaxpfl import files
 from jaxpfl.cli import main
 from jaxpfl.privacy import Ledger, certificate, verify
-from tests.privacy.ledgers import CLIENTS, EVERYONE, NAMES, filled
+from tests.privacy.ledgers import CLIENTS, EVERYONE, filled, five_rounds
 
 DELTA = 1e-3
 COST = float(dp_accounting.get_epsilon_gaussian(8.0 / 5**0.5, DELTA))
 """Of five releases with noise multiplier 8 on everyone, by the formula for one Gaussian."""
-
-PLAN = jp.Plan(5, jp.Clip(1.0), jp.Noise(8.0), jp.Poisson(len(NAMES), len(NAMES)), DELTA)
-QUERY = {"program": "0" * 64, "captured": [], "flow_checked": True}
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +25,7 @@ def made(tmp_path_factory):
     """A folder with a ledger of one run, and its certificate; a name of it is "ledger.jsonl"."""
     folder = tmp_path_factory.mktemp("made")
     with Ledger(folder / "ledger.jsonl", CLIENTS) as ledger:
-        for round in range(1, 6):
-            names = {"run": "a", "round": round, "identity": f"fed_avg a {round}"}
-            asked = {"plan": PLAN.to_dict(), **QUERY}
-            ledger.charge(PLAN.charge_event(), "fed_avg", query=asked, **names)
+        five_rounds(ledger)
     found = certificate.certificate(
         "federated_training", {"ledger.jsonl": Ledger.read(folder / "ledger.jsonl")}, DELTA,
         statement="", stamp="",

@@ -201,11 +201,10 @@ class ClipSteps:
         bits = (bits + jnp.uint32(0x007FFFFF)) & jnp.uint32(0x7F800000)
         return jnp.float32(2.0**24) / jax.lax.bitcast_convert_type(bits, jnp.float32)
 
+    start = Compensated.start
+
     def zeros(self, like: PyTree, devices: int) -> PyTree:
         return _zeros(like, devices, jnp.int32)
-
-    def start(self, sums: PyTree) -> PyTree:
-        return _map_pairs(lambda pair: jnp.zeros_like(pair.high[0]), sums)
 
     def add(
         self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, scale: jax.Array
