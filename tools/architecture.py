@@ -14,11 +14,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+if __package__:
+    from tools import count
+else:
+    import count
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "jaxpfl"
 
 MOST_LINES = 450
 MOST_PARAMETERS = 10
+# Physical lines and lines of code, as `count` counts them. What adds says here what for.
+MOST_IN_TREE = {
+    "jaxpfl": (48_020, 31_280),
+    "tests": (42_800, 32_810),
+    "benchmarks": (13_150, 9_610),
+    "tools": (4_100, 3_060),
+}
 
 LEAVES = {"errors", "checks", "checked", "compilation_cache", "cores", "files", "lazy"} | {
     "notebook",
@@ -306,6 +318,20 @@ def unsafe_loading(modules: Sequence[Module]) -> list[Fault]:
     return faults
 
 
+def large_trees(root: Path) -> list[Fault]:
+    """No tree has more lines than `MOST_IN_TREE`."""
+    faults = []
+    for tree, most in MOST_IN_TREE.items():
+        lines = count.by_folder(tree, root).get(tree, count.Lines())
+        if lines.physical > most[0] or lines.code > most[1]:
+            sentence = (
+                f"{tree} has {lines.physical} lines, {lines.code} of code; at most {most[0]}, "
+                f"{most[1]} of code, are allowed"
+            )
+            faults.append(Fault(root / tree, 1, sentence))
+    return faults
+
+
 RULES: tuple[Callable[[Sequence[Module]], list[Fault]], ...] = (
     layers,
     circles,
@@ -322,6 +348,7 @@ def check(root: Path) -> list[Fault]:
     modules = modules_in(root / PACKAGE)
     faults = [fault for rule in RULES for fault in rule(modules)]
     faults += unsafe_loading(modules_in(root / "benchmarks"))
+    faults += large_trees(root)
     # A statement that imports several names breaks a rule once.
     return sorted(set(faults))
 
