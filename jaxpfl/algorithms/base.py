@@ -145,7 +145,11 @@ def copied(start: Any) -> Callable[[jax.Array], Any]:
 
 
 def releaser_of(
-    algorithm: Algorithm, clients: Population, ledger: Ledger, secret: RunSecret, **more: Any
+    algorithm: Algorithm,
+    clients: Population,
+    ledger: Ledger,
+    secret: RunSecret | None = None,
+    **more: Any,
 ) -> Releaser:
     """Returns the releaser of an algorithm's queries, under its name; `more` as of `Releaser`."""
     more |= {"name": algorithm.name, "queries": algorithm.queries}

@@ -218,7 +218,7 @@ def release(
     correct: Any,
     ledger: Ledger,
     secret: RunSecret | None = None,
-    run: str = LABEL,
+    run: str | None = None,
     others: Others | None = None,
 ) -> ReleasedMetrics:
     """Runs `federated_metrics` once: releases the metrics of a model on all clients.
@@ -234,7 +234,6 @@ def release(
     """
     algorithm = federated_metrics(plan)
     evaluated = with_correct(clients, correct)
-    secret = secret or RunSecret()
     releaser = releaser_of(algorithm, evaluated, ledger, secret, run=run, others=others)
     return ReleasedMetrics.of(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 

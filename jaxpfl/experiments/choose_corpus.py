@@ -28,7 +28,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.cost import both_statements
-from jaxpfl.experiments.engine.run_directory import run_id
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.report.page import Table, text_lines
@@ -36,7 +35,6 @@ from jaxpfl.experiments.report.plots import bars, plain
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.text.embed import Embedder, embed, embedder
 
 _NAMED = re.compile(r"([\w.%+-][\w .%+-]*)=(.+)", re.DOTALL)
@@ -98,14 +96,10 @@ def choose_corpus(
             if not stored.exists():
                 embed(used, function, progress=progress).save(stored)
             embedded = Population.load(stored)
-            secret = RunSecret()
-            run = f"fred {run_id(secret)}"
-            asking = others and others.at("fred")
-            released = private_moments(
-                embedded, plan, ledger=charged, secret=secret, run=run, others=asking
-            )
+            shared = others and others.at("fred")
+            released = private_moments(embedded, plan, ledger=charged, others=shared)
             released.save(directory / "moments.npz")
-            statement = both_statements(charged, [run], plan.delta)
+            statement = both_statements(charged, [charged.charges[-1].run], plan.delta)
         rows = [
             {"rank": rank, "candidate": each.name, "source": sources[each.name], **each.row()}
             for rank, each in enumerate(score(released, corpora, progress=progress), 1)

@@ -1,7 +1,6 @@
 """`jaxpfl.release`: one noisy sum over clients, without an algorithm."""
 
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -16,7 +15,6 @@ from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import OneRelease, Others, Releaser
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import RunSecret
 
 
 def release(
@@ -69,11 +67,8 @@ def release(
     warn_of_numbers(clients.numeric())
 
     def ask(others: Others | None) -> OneRelease:
-        secret = RunSecret()
-        run = secret.digest("run", label)[:12]
         with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
-            given: Any = {"run": run, "queries": (query,), "others": others}
-            releaser = Releaser(clients, opened, secret, **given)
+            releaser = Releaser(clients, opened, queries=(query,), others=others)
             found = releaser.release(query, broadcast, round=1)
             total = guarantee_of(opened.charges, plan.delta, plan.unit)
         return OneRelease(jax.device_get(found.value), plan.statement(), total.statement())

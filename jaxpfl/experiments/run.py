@@ -15,6 +15,7 @@ from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.evaluate import Evaluator, sentences_of
 from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.engine.rounds import Loop
+from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_of
 from jaxpfl.experiments.records.cautions import OURS, of_table
 from jaxpfl.experiments.records.lines import FROM_PYTHON, read_lines, record_attempt
@@ -116,22 +117,21 @@ def run(
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
         directory = out
         with files.exclusive(directory):
-            loop = Loop(
+            run_of_rounds = Run(
+                directory,
                 algorithm,
                 clients,
-                directory=directory,
+                Setting({"every": every}, int(seed), reproducible),
                 ledger=ledger,
                 budget=budget,
-                tracking=tracking,
-                setting=Setting({"every": every}, int(seed), reproducible),
                 resume=resume,
-                others=lambda: others and others.at(algorithm.name),
             )
+            loop = Loop(run_of_rounds, tracking, lambda: others and others.at(algorithm.name))
             if evaluation is not None and evaluation.vocabulary is not None:
                 evaluation.vocabulary.save(directory / "vocabulary.json")
             record_attempt(directory, FROM_PYTHON)
             with page_of_run(directory):
-                result = loop.run()
+                result = loop.carry_out()
                 if evaluation is not None:
                     result = _with_baselines(algorithm, evaluation, result)
                 plans = [query.plan for query in algorithm.queries]

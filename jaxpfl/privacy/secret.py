@@ -37,6 +37,11 @@ class RunSecret:
         """The 16 bytes, for a private file."""
         return self._words
 
+    @property
+    def public_name(self) -> str:
+        """Names the run in ledgers: a digest, 12 digits, that reveals nothing of the secret."""
+        return self.digest("run", "")[:12]
+
     @classmethod
     def reproducible(cls, seed: int, purpose: str = "") -> Self:
         """A secret that follows from a seed, for tests: a run with it is NOT private."""

@@ -11,7 +11,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl import cli
 from jaxpfl.experiments.engine.on_round import Round
-from jaxpfl.experiments.engine.run_directory import RunDirectory
+from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
@@ -125,7 +125,7 @@ def test_a_killed_run_stops_at_the_round_at_which_it_would_have_stopped(tmp_path
     """Killed when it has stopped: the last checkpoint is of an earlier round, or of that one."""
     losses, params = straight
     best, last = early(losses, 2)
-    owner, name = (Checkpoints, "save") if when.startswith("before") else (RunDirectory, "end")
+    owner, name = (Checkpoints, "save") if when.startswith("before") else (Run, "end")
     with stopped(owner, name, when=lambda _, at, *__, **___: getattr(at, "rounds", at) == last):
         run(tmp_path, jp.KeepBest(patience=2))
     found = run(tmp_path, jp.KeepBest(patience=2), resume=True)
@@ -140,7 +140,7 @@ def test_a_killed_run_stops_at_the_round_at_which_it_would_have_stopped(tmp_path
 
 def test_what_stopped_an_earlier_attempt_holds(tmp_path):
     """A function that forgets is asked again, and the run does not go on."""
-    with stopped(RunDirectory, "end"):
+    with stopped(Run, "end"):
         run(tmp_path, lambda round: "stop" if round.number == 3 else None)
     assert run(tmp_path, lambda round: None, resume=True).rounds == 3
 

@@ -12,7 +12,7 @@ import pytest
 from jaxpfl import cli
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine import build, rounds
-from jaxpfl.experiments.engine.run_directory import RunDirectory
+from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.systems import workspace
 from jaxpfl.federated.release import prepared_query
@@ -43,7 +43,7 @@ def signalling(
     [
         (prepared_query, "Cohort", 3, "after round 3"),
         # Else the next stage, or the next point of a sweep, would begin.
-        (RunDirectory, "end", None, "after the last round; .*run$"),
+        (Run, "end", None, "after the last round; .*run$"),
     ],
 )
 def test_sigterm_saves_and_stops(

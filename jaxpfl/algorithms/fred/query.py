@@ -220,7 +220,7 @@ def private_moments(
     *,
     ledger: Ledger,
     secret: RunSecret | None = None,
-    run: str = LABEL,
+    run: str | None = None,
     others: Others | None = None,
 ) -> PrivateMoments:
     """Runs `fred` once: releases count, mean and covariance of the column "embedding".
@@ -230,7 +230,7 @@ def private_moments(
       ledger: of these clients, for the plan's unit.
       secret: the run's secret, which must stay private. With it the same query gives the same
         release, which is charged once. None: a new secret is drawn, and another release made.
-      others: as for a `Releaser`.
+      run, others: as for a `Releaser`.
 
     Raises:
       InputError: the column is missing or holds no floats, the plan has another number of units or
@@ -241,7 +241,6 @@ def private_moments(
         raise InputError("the plan must release the count or declare a population, found neither")
     units = len(clients) if plan.unit == "client" else clients.num_examples
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
-    secret = secret or RunSecret()
     releaser = releaser_of(algorithm, clients, ledger, secret, run=run, others=others)
     return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 

@@ -19,11 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl import files
-from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.cost import Cost
 from jaxpfl.experiments.engine.on_round import Round
-from jaxpfl.experiments.engine.run_directory import RunDirectory
+from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Tracking
 from jaxpfl.experiments.records.lines import MetricsFile, flat
 from jaxpfl.progress import Progress
@@ -38,30 +36,27 @@ class Observers(AbstractContextManager["Observers"]):
 
     def __init__(
         self,
-        directory: RunDirectory,
-        algorithm: Algorithm,
+        run: Run,
         tracking: Tracking,
-        cost: Cost,
         bar: Progress,
         *,
         done: int,
         kept: Any,
     ) -> None:
-        self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
-        self._bar = bar
-        self._directory, self._private = directory, not directory.stamp
+        self._run, self._tracking, self._bar = run, tracking, bar
+        self._private = not run.stamp
         # A round that is not published; the device may still be computing its results.
         self._late: tuple[Any, ...] | None = None
-        self.metrics = MetricsFile(directory.path / "metrics.jsonl")
-        # What is in the last checkpoint, the functions were called for.
+        self.metrics = MetricsFile(run.path / "metrics.jsonl")
+        # The functions were called for the rounds up to the last checkpoint.
         self.stopped, self.kept = bool(done and self.metrics.records[done].get("stopped")), kept
         self._board = None
         if find_spec("tensorboard") is not None:
-            self._board = _TensorBoard(directory.path / "tensorboard", done)
+            self._board = _TensorBoard(run.path / "tensorboard", done)
 
     def observe(self, round: int, metrics: Mapping[str, Any], state: Any) -> None:
         """Starts the evaluation of `round` without waiting for the device."""
-        algorithm, tracking = self._algorithm, self._tracking
+        algorithm, tracking = self._run.algorithm, self._tracking
         due = round % tracking.evaluate_every == 0 or round == algorithm.rounds
         evaluation, sentences, params = None, None, None
         if algorithm.params is not None and (due or tracking.on_round):
@@ -86,7 +81,7 @@ class Observers(AbstractContextManager["Observers"]):
         record |= dict(sorted(jax.device_get(dict(metrics)).items()))
         if due:
             # Not in every round, because exact accounting takes about as long as a round.
-            record["epsilon"] = self._cost.epsilon(round)
+            record["epsilon"] = self._run.cost.epsilon(round)
         if evaluation is not None:
             record["evaluation"] = evaluation.result()
         if sentences is not None:
@@ -103,9 +98,9 @@ class Observers(AbstractContextManager["Observers"]):
 
     def _ask(self, round: int, record: dict[str, Any], params: Any) -> None:
         """Calls `on_round`, and notes in the record of the round what it answers."""
-        cost = self._cost.statement
+        cost = self._run.cost.statement
         past = self.metrics.records[:round]
-        seen = Round(round, [*past, record], params, lambda: self._directory.stated(cost(), round))
+        seen = Round(round, [*past, record], params, lambda: self._run.stated(cost(), round))
         # Before the first round there is nothing to stop.
         allowed = [None, *["stop"][:round], *["keep"][: params is not None]]
         answers = [function(seen) for function in self._tracking.on_round]

@@ -15,33 +15,27 @@ release, and the releaser charges it. The cost of the run is therefore read from
 Rounds count from 1: round r leads from the state after r - 1 rounds to the state after r.
 """
 
-import json
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
-from jaxpfl.experiments.engine.cost import OWN, Cost
+from jaxpfl.experiments.engine.cost import OWN
 from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.on_round import last_kept
-from jaxpfl.experiments.engine.run_directory import RunDirectory, check
-from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, mark_of
+from jaxpfl.experiments.engine.run_directory import Run
+from jaxpfl.experiments.engine.setting import Result, Tracking, mark_of
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.records.cautions import of_rounds
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
-from jaxpfl.federated.release.releaser import Others, Releaser
+from jaxpfl.federated.release.releaser import Others
 from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
-from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.progress import Progress
 
 _AGAIN = (
@@ -52,30 +46,25 @@ _AGAIN = (
 
 @dataclass
 class Loop:
-    """One run in one directory, whose lock the caller holds.
+    """The rounds of a run, with checkpoints and public metrics.
 
     Attributes:
-      ledger: file that is charged before every release; `budget` limits all of it.
-      resume: continues the run in `directory`; otherwise such a run is refused.
-      others: comes to its rounds with the other processes, if there are any.
+      others: comes to the rounds with the other processes, if there are any.
     """
 
-    algorithm: Algorithm
-    population: Population
-    directory: Path
-    ledger: str | Path
-    budget: Budget | None
+    run: Run
     tracking: Tracking
-    setting: Setting
-    resume: bool
     others: Callable[[], Others | None] = lambda: None
 
     def __post_init__(self) -> None:
-        check(self.algorithm, self.population, self.tracking)
-        run = (self.algorithm, self.population, self.setting)
-        self._directory = RunDirectory(self.directory, *run, resume=self.resume)
+        evaluated = self.tracking.evaluate or self.tracking.sentences
+        if evaluated and self.run.algorithm.params is None:
+            raise InputError(
+                f"{self.run.algorithm.name!r} trains no model, so nothing can be evaluated: leave "
+                "out the evaluation"
+            )
 
-    def run(self) -> Result:
+    def carry_out(self) -> Result:
         """Carries out the remaining rounds; if it ends early, what was done before is saved.
 
         Raises:
@@ -83,37 +72,32 @@ class Loop:
           CorruptFile: the ledger or the run's lock was changed from outside meanwhile; the last
             checkpoint is of an earlier round.
         """
-        algorithm, directory = self.algorithm, self._directory
+        run, algorithm = self.run, self.run.algorithm
         with ExitStack() as stack:
             late = self._interrupted("after the last round")
             signals = stack.enter_context(caught_signals(late))
             plan = algorithm.queries[0].plan
-            mark = f" ({mark_of(directory.stamp)})" if directory.stamp else ""
+            mark = f" ({mark_of(run.stamp)})" if run.stamp else ""
             how: dict[str, Any] = {"progress": self.tracking.progress, "step": "round"}
             if plan.unit == "client":
                 how["clients"] = plan.clients_per_round
             bar = Progress(algorithm.name + mark, total=algorithm.rounds, **how)
             stack.enter_context(bar)
-            ledger = Ledger(self.ledger, self.population, budget=self.budget, unit=plan.unit)
-            stack.enter_context(ledger)
-            cost = Cost(ledger, algorithm, directory.run_id, self.setting.prior)
-            directory.begin(cost.planned(), self.tracking, ledger.head)
-            folder, private = self.directory / "checkpoints", not directory.stamp
-            checkpoints = Checkpoints(folder, run=directory.run_id, private=private)
+            stack.enter_context(run)
+            ledger, cost, evaluate = run.ledger, run.cost, self.tracking.evaluate
+            run.begin(None if evaluate is None else evaluate.name)
+            folder = run.path / "checkpoints"
+            checkpoints = Checkpoints(folder, run=run.id, private=not run.stamp)
             stack.enter_context(checkpoints)
-            state, kept, done = self._start(checkpoints, ledger, bar)
+            state, kept, done = self._start(checkpoints, bar)
             bar.begin(done)
-            releaser = self._releaser(ledger, bar, stack, done)
+            releaser = run.releaser(
+                warn=lambda message: bar.message(f"warning: {message}"),
+                others=self.others,
+                done=done,
+            )
             observers = stack.enter_context(
-                Observers(
-                    directory,
-                    algorithm,
-                    self.tracking,
-                    cost,
-                    bar,
-                    done=done,
-                    kept=kept,
-                )
+                Observers(run, self.tracking, bar, done=done, kept=kept)
             )
             if not done:
                 observers.observe(0, {}, state)
@@ -161,12 +145,13 @@ class Loop:
             shown = done if kept is None else kept
             if kept is None and algorithm.params is not None:
                 params = algorithm.params(state)
-            evaluated_on = directory.record["evaluation"]
+            evaluated_on = run.record["evaluation"]
             result = Result(
+                run=run.id,
                 privacy=cost.statement(),
                 metrics={**observers.latest(shown), "epsilon": epsilons[OWN]},
                 rounds=done,
-                out=directory.path,
+                out=run.path,
                 state=state,
                 params=params,
                 kept=kept,
@@ -174,34 +159,30 @@ class Loop:
                 epsilons=epsilons,
                 cautions=tuple(of_rounds(records[: shown + 1], evaluated_on or "")),
             )
-            result = directory.end(result, ledger, stopped=observers.stopped)
+            result = run.end(result, stopped=observers.stopped)
             if failure is not None:
                 raise failure
             return result
 
-    def _start(
-        self, checkpoints: Checkpoints, ledger: Ledger, bar: Progress
-    ) -> tuple[Any, Any, int]:
+    def _start(self, checkpoints: Checkpoints, bar: Progress) -> tuple[Any, Any, int]:
         """State, kept parameters and rounds to go on from, which the ledger must cover."""
-        state, last = initial_state(self.algorithm, self.setting.seed), checkpoints.rounds()[-1:]
-        records = read_lines(self.directory / "metrics.jsonl")[: last[0] + 1 if last else 0]
-        keeps, params = last_kept(records) is not None, self.algorithm.params
+        run, algorithm = self.run, self.run.algorithm
+        state, last = initial_state(algorithm, run.setting.seed), checkpoints.rounds()[-1:]
+        records = read_lines(run.path / "metrics.jsonl")[: last[0] + 1 if last else 0]
+        keeps, params = last_kept(records) is not None, algorithm.params
         like = (state, params(state)) if keeps and params is not None else state
         restored = checkpoints.restore(like, warn=bar.message)
-        finished = self._directory.finished
+        finished = run.finished
         if finished is not None and (restored is None or restored.round < finished):
             raise CorruptFile(
                 f"{checkpoints.directory}: the run is finished and its secret is gone, so no round "
                 "can be repeated, but its last checkpoint is missing or damaged"
             )
-        # A ledger that was cut off would understate the cost. Even before its first checkpoint, a
-        # run must keep the ledger that it began with.
-        began, done = self._directory.record["ledger_head"], 0
+        done = 0
         if restored is not None:
-            began, done = restored.ledger_head, restored.round
-        ledger.verify(began)
-        run = self._directory.run_id
-        again = sum(charge.run == run and charge.round > done for charge in ledger.charges)
+            done = restored.round
+            run.ledger.verify(restored.ledger_head)
+        again = sum(charge.run == run.id and charge.round > done for charge in run.ledger.charges)
         if restored is not None or again:
             bar.message(
                 f"resumed after round {done}" + (f"; {_AGAIN.format(again)}" if again else "")
@@ -211,39 +192,10 @@ class Loop:
         state, kept = restored.state if keeps else (restored.state, None)
         return state, kept, done
 
-    def _releaser(
-        self, ledger: Ledger, bar: Progress, stack: ExitStack, done: int
-    ) -> Releaser | None:
-        """Asks the clients, and logs the private facts of each round; None for a finished run."""
-        if self._directory.secret is None:
-            return None
-        path = self._directory.path / "private" / "rounds.jsonl"
-        file = stack.enter_context(open(path, "a", encoding="utf-8"))
-        began = time.monotonic()
-
-        def log(record: dict[str, Any]) -> None:
-            """Records the true cohort size, padding waste and time, which depend on the clients."""
-            private = files.jsonable({**record, "seconds": time.monotonic() - began})
-            file.write(json.dumps(private) + "\n")
-            file.flush()
-
-        return Releaser(
-            self.population,
-            ledger,
-            self._directory.secret,
-            run=self._directory.run_id,
-            name=self.algorithm.name,
-            queries=self.algorithm.queries,
-            warn=lambda message: bar.message(f"warning: {message}"),
-            observe=log,
-            others=self.others(),
-            kept=(self._directory.path / "private" / "client_states", done),
-        )
-
     def _interrupted(self, when: str) -> str:
         how = "call jaxpfl.run again with the same arguments and resume=True"
-        if self.setting.resumed_as is not None:
-            how = f"resume with: jaxpfl resume {self.setting.resumed_as}"
+        if self.run.setting.resumed_as is not None:
+            how = f"resume with: jaxpfl resume {self.run.setting.resumed_as}"
         return f"interrupted {when}; {how}"
 
 

@@ -1,16 +1,23 @@
-"""The directory of one run: what the run is, its secret, its result.
+"""One run: the only holder of its secret, which opens its ledger, stores and resumes.
 
-run.json                 what the run is, written before its first charge, compared on resume
-private/secret.json      16 bytes as four words, mode 0600, until the run is finished
-private/dropped.json     how many rows of the clients' table lacked a value, if any were left out
-result.json              statement and last metrics, written when the run stops
-others                   see `observers`, `rounds`, `records.checkpoint`, `files.lock` and
-                         `federated.release.client_states`
+    run.json                 what the run is, written before its first charge, compared on resume
+    private/secret.json      16 bytes as four words, mode 0600, until the run is finished
+    private/dropped.json     how many rows of the clients' table lacked a value, if any lacked one
+    private/rounds.jsonl     true cohort sizes, padding waste and times
+    result.json              statement and last metrics, written when the run stops
+    others                   see `observers`, `rounds`, `records.checkpoint`, `files.lock` and
+                             `federated.release.client_states`
 
-A killed run needs its secret to draw the cohorts and the noise of its rounds again, bit for bit and
-at no further cost. Nobody else can draw them, and nobody at all once the run is finished.
+Every system asks its clients through a `Run`: rounds of training (`rounds.Loop`), one release, and
+rounds whose phases are stored one by one (`phases`). A killed run needs its secret to draw the
+cohorts and the noise of its rounds again, bit for bit and at no further cost. Nobody else can draw
+them, and nobody at all once the run is finished.
 """
 
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,29 +27,42 @@ import jax
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.base import Algorithm, require_affordable
 from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine.cost import stamped
-from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_of
+from jaxpfl.experiments.engine.cost import Cost, stamped
+from jaxpfl.experiments.engine.setting import Result, Setting, stamp_of
 from jaxpfl.federated.release.identity import environment
 from jaxpfl.federated.release.query import read_columns, require_population
+from jaxpfl.federated.release.releaser import Others, Releaser
 from jaxpfl.models.base import Checking
-from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.privacy.secret import RunSecret
 
 _RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str, "clients": str}
 
 
-class RunDirectory:
-    """A run's directory, whose lock the caller holds; without `resume`, one with a run is refused.
+class Run(AbstractContextManager["Run"]):
+    """A run in a directory, whose lock the caller holds; as a context, it holds the ledger open.
+
+    Args:
+      population: the PRIVATE clients; the record has a keyed digest of them, so that a resumed run
+        must have the same.
+      ledger: file that is charged before every release; `budget` limits all of it.
+      resume: continues the run in the directory; otherwise such a run is refused.
+      ask: makes what is asked of the clients, such as embeddings, which may take long. It is called
+        only where releases are missing. None asks the population itself.
 
     Attributes:
+      id: the run's public name in ledgers, a digest that reveals nothing about its secret.
       finished: the number of rounds of a finished run, or None.
-      secret: of noise and cohorts; None for a finished run.
       stamp: NOT PRIVATE and why, or ""; read back from `run.json`, so that it never disappears.
-      record: the content of `run.json`; empty until an attempt has written it.
+      record: the content of `run.json`; empty until `begin` has written it.
+      ledger, cost: the open ledger, and what the run has spent of it.
     """
+
+    ledger: Ledger
+    cost: Cost
 
     def __init__(
         self,
@@ -51,25 +71,33 @@ class RunDirectory:
         population: Population,
         setting: Setting,
         *,
-        resume: bool,
+        ledger: str | Path,
+        budget: Budget | None = None,
+        resume: bool = False,
+        ask: Callable[[], Population] | None = None,
     ) -> None:
-        self.path = path
-        self._algorithm, self._population, self._setting = algorithm, population, setting
+        check_queries(algorithm)
+        if ask is None:
+            check_clients(algorithm, population)
+        self.path, self.algorithm, self.population = path, algorithm, population
+        self.setting = setting
+        self._ledger_path, self._budget, self._ask = ledger, budget, ask
         self._secret_path = files.private_directory(path / "private") / "secret.json"
+        self._open = ExitStack()
         self.record = _begun(path / "run.json", algorithm, setting)
         if self.record and not resume:
             raise InputError(f"{path}: holds a run already; resume it or choose another --out")
-        self.secret = None
+        self._secret = None
         self.finished = self._finished_rounds()
         if self.finished is None:
-            self.secret = saved_secret(
+            self._secret = saved_secret(
                 self._secret_path,
                 reproducible_seed=setting.seed if setting.reproducible_noise else None,
                 purpose=algorithm.name,
                 run=self.record.get("run"),
             )
         # Keyed, and its key is deleted in the end: no guess of them can be tested.
-        self._clients = self.secret and self.secret.digest("clients", population.origin)
+        self._clients = self._secret and self._secret.digest("clients", population.origin)
         if self.record and self._clients not in (None, self.record["clients"]):
             raise InputError(
                 f"{path}: the clients are not those with which the run began, have other data, or "
@@ -77,46 +105,108 @@ class RunDirectory:
                 "was charged"
             )
         if self.record:
-            self.run_id, self.stamp = self.record["run"], self.record["stamp"]
-        elif self.secret is not None:
+            self.id, self.stamp = self.record["run"], self.record["stamp"]
+        elif self._secret is not None:
             plans, reproducible = (q.plan for q in algorithm.queries), setting.reproducible_noise
-            self.run_id = run_id(self.secret)
+            self.id = self._secret.public_name
             self.stamp = stamp_of(plans, reproducible=reproducible)
         else:
             raise CorruptFile(f"{path}: holds result.json, but its run.json is missing")
 
-    def begin(self, statement: str, tracking: Tracking, ledger_head: str) -> None:
+    def __enter__(self) -> "Run":
+        unit = self.algorithm.queries[0].plan.unit
+        ledger = Ledger(self._ledger_path, self.population, budget=self._budget, unit=unit)
+        self.ledger = self._open.enter_context(ledger)
+        self.cost = Cost(ledger, self.algorithm, self.id, self.setting.prior)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def begin(self, evaluation: str | None = None) -> None:
         """Writes `run.json`, with the planned guarantee, unless an earlier attempt did.
 
-        The head of the ledger before the first charge identifies the ledger on resume.
+        The head of the ledger before the first charge identifies the ledger on resume: one that
+        was cut off would understate the cost.
+
+        Args:
+          evaluation: the name of the data that the rounds are evaluated on.
         """
         if self.record:
+            self.ledger.verify(self.record["ledger_head"])
             return
-        evaluate, queries = tracking.evaluate, self._algorithm.queries
+        queries = self.algorithm.queries
         self.record = {
-            "run": self.run_id,
+            "run": self.id,
             "private": not self.stamp,
             "stamp": self.stamp,
-            "statement": statement,
-            "note": self._setting.note,
-            **_described(self._algorithm, self._setting),
+            "statement": self.cost.planned(),
+            "note": self.setting.note,
+            **_described(self.algorithm, self.setting),
             "plan": queries[0].plan.to_dict(),
             "captured": {query.label: query.captured for query in queries},
-            "evaluation": None if evaluate is None else evaluate.name,
-            "unit": self._population.unit,
-            "population": self._population.name,
+            "evaluation": evaluation,
+            "unit": self.population.unit,
+            "population": self.population.name,
             "clients": self._clients,
-            "ledger_head": ledger_head,
+            "ledger_head": self.ledger.head,
             "devices": jax.device_count(),
             "backend": jax.default_backend(),
             "environment": environment(),
             "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
         }
-        if self._population.dropped:
-            files.write_json(self.path / "private/dropped.json", {"rows": self._population.dropped})
+        if self.population.dropped:
+            files.write_json(self.path / "private/dropped.json", {"rows": self.population.dropped})
         files.write_json(self.path / "run.json", self.record)
 
-    def end(self, result: Result, ledger: Ledger, *, stopped: bool) -> Result:
+    def releaser(
+        self,
+        *,
+        warn: Callable[[str], None] = lambda message: None,
+        others: Callable[[], Others | None] = lambda: None,
+        done: int = 0,
+    ) -> Releaser | None:
+        """Asks the clients; None for a finished run, whose secret is gone.
+
+        Where there is an `ask`, the releases of a single round are all made, or none if they exceed
+        the budget.
+
+        Args:
+          others: comes to the run's rounds with the other processes, if there are any.
+          done: rounds after which the run goes on.
+        """
+        if self._secret is None:
+            return None
+        shared, clients = others(), self.population
+        if self._ask is not None:
+            if self.algorithm.rounds == 1:
+                require_affordable(self.algorithm, self.ledger, self.id)
+            clients = self._ask()
+            check_clients(self.algorithm, clients)
+        private = self.path / "private"
+        rounds = self._open.enter_context(open(private / "rounds.jsonl", "a", encoding="utf-8"))
+        began = time.monotonic()
+
+        def log(record: dict[str, Any]) -> None:
+            """Records the true cohort size, padding waste and time, which depend on the clients."""
+            content = files.jsonable({**record, "seconds": time.monotonic() - began})
+            rounds.write(json.dumps(content) + "\n")
+            rounds.flush()
+
+        return Releaser(
+            clients,
+            self.ledger,
+            self._secret,
+            run=self.id,
+            name=self.algorithm.name,
+            queries=self.algorithm.queries,
+            warn=warn,
+            observe=log,
+            others=shared,
+            kept=(private / "client_states", done),
+        )
+
+    def end(self, result: Result, *, stopped: bool = False) -> Result:
         """Writes `result.json`, deletes a finished run's secret, and returns the result as stated.
 
         If the ledger was changed from outside, nothing is written or deleted. A run that `on_round`
@@ -125,33 +215,33 @@ class RunDirectory:
         rounds, statement = result.rounds, result.privacy
         result = replace(result, privacy=self.stated(statement, rounds, stopped=stopped))
         fields = ("rounds", "kept", "privacy", "epsilons", "evaluated_on", "metrics")
-        record = {"run": self.run_id, "private": not self.stamp, "stopped": stopped}
+        record = {"run": self.id, "private": not self.stamp, "stopped": stopped}
         record |= {name: getattr(result, name) for name in fields}
         # With the numbers that the programs hold, which only their trace has shown.
-        asked = [query for query in ledger.queries if query["run"] == self.run_id]
-        record["captured"] = {query["label"]: query["captured"] for query in asked}
-        ledger.require_unchanged()
+        queries = [query for query in self.ledger.queries if query["run"] == self.id]
+        record["captured"] = {query["label"]: query["captured"] for query in queries}
+        self.ledger.require_unchanged()
         files.write_json(self.path / "result.json", record)
-        if stopped or rounds == self._algorithm.rounds:
-            forget(self._secret_path, ledger)
+        if stopped or rounds == self.algorithm.rounds:
+            forget(self._secret_path, self.ledger)
         return result
 
     def stated(self, statement: str, rounds: int, *, stopped: bool = False) -> str:
         """The statement of a run after these rounds, perhaps its last ones."""
-        if rounds < self._algorithm.rounds:
-            statement += f", after {rounds} of {self._algorithm.rounds} rounds"
+        if rounds < self.algorithm.rounds:
+            statement += f", after {rounds} of {self.algorithm.rounds} rounds"
         if stopped and not self.stamp:
             # The rounds' own epsilon is that of rounds whose number was chosen beforehand.
             promised = self.record["statement"].partition(", unit")[0]
             statement += f"; stopped by its own results: only {promised} was certain beforehand"
-        return stamped(statement, self.stamp, self._setting.note)
+        return stamped(statement, self.stamp, self.setting.note)
 
     def _finished_rounds(self) -> int | None:
         """The rounds of a finished run; None for another."""
         path = self.path / "result.json"
-        found = files.read_record(path, {"rounds": int}) if path.exists() else {"rounds": 0}
-        ended = found.get("stopped") or found["rounds"] >= self._algorithm.rounds
-        return found["rounds"] if ended else None
+        result = files.read_record(path, {"rounds": int}) if path.exists() else {"rounds": 0}
+        ended = result.get("stopped") or result["rounds"] >= self.algorithm.rounds
+        return result["rounds"] if ended else None
 
 
 def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
@@ -182,13 +272,9 @@ def _begun(path: Path, algorithm: Algorithm, setting: Setting) -> dict[str, Any]
     return record
 
 
-def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> None:
-    """Refuses data that does not fit the queries or the model, before any charge."""
+def check_queries(algorithm: Algorithm) -> None:
+    """Refuses queries that no one run can ask."""
     name, queries = algorithm.name, algorithm.queries
-    if (tracking.evaluate or tracking.sentences) and algorithm.params is None:
-        raise InputError(
-            f"{name!r} trains no model, so nothing can be evaluated: leave out the evaluation"
-        )
     for shared, values in (
         ("protect the same unit, found client and example", {q.plan.unit for q in queries}),
         ("simulate the same larger population, or none", {q.plan.simulates for q in queries}),
@@ -196,18 +282,22 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
         if len(values) > 1:
             raise InputError(f"all queries of {name!r} must {shared}")
     for query in queries:
-        require_population(query, population)
         slots, replicas = query.cohort.capacity, query.execution.replicas
         if slots % replicas:
             raise InputError(
                 f"clients_per_bucket = {slots} must be a multiple of {replicas}, the number of "
                 "devices that share a cohort, or of copies of the model on them"
             )
-        if query.prepare is not None:
-            continue
-        columns = read_columns(query, population)
-        if isinstance(query.client_fn, Checking):
-            query.client_fn.check(columns)
+
+
+def check_clients(algorithm: Algorithm, clients: Population) -> None:
+    """Refuses data that does not fit the queries or the model, before any charge."""
+    for query in algorithm.queries:
+        require_population(query, clients)
+        if query.prepare is None:
+            columns = read_columns(query, clients)
+            if isinstance(query.client_fn, Checking):
+                query.client_fn.check(columns)
 
 
 def saved_secret(
@@ -217,7 +307,7 @@ def saved_secret(
 
     Args:
       reproducible_seed: derives the secret from this seed, for tests: the run is NOT private.
-      run: the name, which ends with `run_id`, of a run that has begun; None for a new run.
+      run: the public name of a run that has begun; None for a new run.
     """
     reproducible = reproducible_seed is not None
     if path.exists():
@@ -231,7 +321,7 @@ def saved_secret(
         if len(words) != 4 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
             raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits")
         secret = RunSecret(np.array(words, np.uint32).tobytes())
-        if run is not None and not run.endswith(run_id(secret)):
+        if run not in (None, secret.public_name):
             raise InputError(
                 f"{path}: holds the secret of another run than {run}: this file or the record of "
                 "the run was replaced"
@@ -260,8 +350,3 @@ def forget(path: Path, ledger: Ledger) -> None:
         ledger.require_unchanged()
         path.unlink()
         files.fsync_path(path.parent)
-
-
-def run_id(secret: RunSecret) -> str:
-    """The run's public name in ledgers: a digest that reveals nothing about the secret."""
-    return secret.digest("run", "")[:12]

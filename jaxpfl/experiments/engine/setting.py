@@ -33,6 +33,7 @@ class Result:
     """The public result of a run.
 
     Attributes:
+      run: the name of the run on its ledger.
       privacy: the guarantee in words (epsilon, delta, unit, adjacency, accountant), of this run
         and of all releases on its ledger.
       metrics: the latest value of each public metric, of the rounds up to that of `params`.
@@ -46,6 +47,7 @@ class Result:
         vocabulary is known, and of "this run".
     """
 
+    run: str
     privacy: str
     metrics: dict[str, Any]
     rounds: int

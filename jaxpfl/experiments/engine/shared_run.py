@@ -28,7 +28,7 @@ from jaxpfl.federated.release.releaser import OneRelease
 
 # What a result says in JSON's types.
 _FIELDS = (
-    "privacy", "metrics", "rounds", "kept", "evaluated_on", "epsilons", "cautions", "table"
+    "run", "privacy", "metrics", "rounds", "kept", "evaluated_on", "epsilons", "cautions", "table"
 )  # fmt: skip
 
 

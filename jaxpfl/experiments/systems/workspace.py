@@ -18,6 +18,7 @@ from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
 from jaxpfl.experiments.engine.cost import SHARED, both_statements, stamped
 from jaxpfl.experiments.engine.rounds import Loop
+from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.report.run_page import page_of_run, write_run_page
@@ -86,7 +87,7 @@ class Workspace:
         files.write_json(self.directory / RESULT, whole)
         return whole
 
-    def train(
+    def open(
         self,
         algorithm: Algorithm,
         population: Population,
@@ -94,40 +95,36 @@ class Workspace:
         name: str,
         privacy: PrivacyConfig,
         ledger: Path | None = None,
-        tracking: Tracking | None = None,
         start: str | None = None,
         prior: Sequence[str] = (),
         note: str = "",
-        known: Any = (),
-    ) -> Result:
-        """Starts or resumes a run, in `directory`/runs/`name`, and writes its page.
+        ask: Callable[[], Population] | None = None,
+    ) -> Run:
+        """Begins or resumes a run of the study, which asks clients.
 
         Every run has its own secret. Its population keeps the fingerprint of the clients that it
         comes from, so that all runs of a world can be charged to one ledger, under the algorithm's
         name. One with a note is a simulation with a ledger of its own, in `directory`/`name`.
 
         Args:
-          name: "" for the only run, in `directory` itself, whose page is the system's.
+          name: "" for the only run, in `directory` itself; others are in `directory`/runs/`name`.
           privacy: the section whose `budget_of` limits the ledger.
           ledger: None for the one that the section names.
-          tracking: None evaluates and saves every `run.checkpoint_every` rounds.
-          known: what the other processes are told of the rounds, whose stage has the `name`.
+          start: identifies what the run starts from, such as public parameters.
+          prior: names, in the ledger, of runs that this one depends on.
+          ask: as for a `Run`.
         """
         folder, run = self.directory / name, self.config.run
         if name and not note:
             folder = self.directory / "runs" / name
         folder.mkdir(parents=True, exist_ok=True)
-        every, config = run.checkpoint_every, to_mapping(self.config)
+        config = to_mapping(self.config)
         own = folder / "ledger.jsonl" if note else ledger_path(privacy, self.directory)
-        loop = Loop(
+        return Run(
+            folder,
             algorithm,
             population,
-            directory=folder,
-            ledger=own if ledger is None else ledger,
-            budget=budget_of(privacy, simulated=algorithm.queries[0].plan.simulates is not None),
-            tracking=tracking
-            or Tracking(evaluate_every=every, checkpoint_every=every, progress=self.progress),
-            setting=Setting(
+            Setting(
                 config={**config, "run name": name} if name else config,
                 seed=run.seed,
                 reproducible_noise=run.reproducible_noise,
@@ -136,13 +133,37 @@ class Workspace:
                 note=note,
                 resumed_as=self.directory,
             ),
+            ledger=own if ledger is None else ledger,
+            budget=budget_of(privacy, simulated=algorithm.queries[0].plan.simulates is not None),
             resume=(folder / "run.json").exists(),
-            others=partial(self.shared, name, known),
+            ask=ask,
         )
+
+    def train(
+        self,
+        algorithm: Algorithm,
+        population: Population,
+        *,
+        name: str,
+        tracking: Tracking | None = None,
+        known: Any = (),
+        **setting: Any,
+    ) -> Result:
+        """Carries out the rounds of a run; one with a name gets a page of its own.
+
+        Args:
+          tracking: None evaluates and saves every `run.checkpoint_every` rounds.
+          known: what the other processes are told of the rounds, whose stage has the `name`.
+          setting: the other arguments of `open`.
+        """
+        every = self.config.run.checkpoint_every
+        usual = Tracking(evaluate_every=every, checkpoint_every=every, progress=self.progress)
+        run = self.open(algorithm, population, name=name, **setting)
+        loop = Loop(run, tracking or usual, partial(self.shared, name, known))
         if not name:
-            return loop.run()
-        with page_of_run(folder):
-            return loop.run()
+            return loop.carry_out()
+        with page_of_run(run.path):
+            return loop.carry_out()
 
     def composed_guarantee(self, ledgers: Sequence[Path], delta: float | None) -> dict[str, Any]:
         """The cost of all releases on these ledgers: epsilon and statement."""

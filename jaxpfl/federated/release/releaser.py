@@ -174,8 +174,8 @@ class Releaser(AbstractContextManager["Releaser"]):
     Args:
       population: the clients. PRIVATE.
       ledger: of these clients, open.
-      secret: of the run.
-      run: names the run in the ledger and in identities; public.
+      secret: of the run; None draws one, which goes with this object.
+      run: names the run in the ledger and in identities; None takes the secret's public name.
       name: of the ledger's entries; None = each query's label.
       queries: the only ones that may be asked; None = any.
       warn: is called with a sentence if a replayed round has another result.
@@ -193,9 +193,9 @@ class Releaser(AbstractContextManager["Releaser"]):
         self,
         population: Population,
         ledger: Ledger,
-        secret: RunSecret,
+        secret: RunSecret | None = None,
         *,
-        run: str,
+        run: str | None = None,
         name: str | None = None,
         queries: Sequence[Query] | None = None,
         warn: Callable[[str], None] = lambda message: None,
@@ -203,8 +203,8 @@ class Releaser(AbstractContextManager["Releaser"]):
         others: Others | None = None,
         kept: tuple[Path | None, int] = (None, 0),
     ) -> None:
-        self.ledger = ledger
-        self.run = run
+        secret = secret or RunSecret()
+        self.ledger, self.run = ledger, run or secret.public_name
         self._population = population
         self._secret = secret
         self._name = name

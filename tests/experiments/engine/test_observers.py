@@ -21,14 +21,15 @@ def test_a_run_goes_on_without_tensorboard(tmp_path, monkeypatch, installed):
     """metrics.jsonl is the same."""
     if not installed:
         monkeypatch.setattr(observers, "find_spec", lambda name: None)
-    directory: Any = SimpleNamespace(path=tmp_path, stamp="")
-    algorithm: Any = SimpleNamespace(rounds=2, params=None)
-    cost: Any = SimpleNamespace(epsilon=lambda round: 0.5 * round)
+    run: Any = SimpleNamespace(
+        path=tmp_path,
+        stamp="",
+        algorithm=SimpleNamespace(rounds=2, params=None),
+        cost=SimpleNamespace(epsilon=lambda round: 0.5 * round),
+    )
     with Observers(
-        directory,
-        algorithm,
+        run,
         Tracking(evaluate_every=2),
-        cost,
         Progress("test", progress=False),
         done=0,
         kept=None,

@@ -8,7 +8,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.algorithms import Algorithm
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine.run_directory import run_id, saved_secret
+from jaxpfl.experiments.engine.run_directory import saved_secret
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
@@ -31,14 +31,13 @@ def test_another_runs_secret_is_refused(tmp_path):
     """TRUST 33: with it, all rounds would be drawn anew, and the old ones be lost."""
     own, other = tmp_path / "own" / "secret.json", tmp_path / "other" / "secret.json"
     made = saved_secret(own, reproducible_seed=None, purpose="a")
-    run = f"a system {run_id(made)}"
-    again = saved_secret(own, reproducible_seed=None, purpose="a", run=run)
+    again = saved_secret(own, reproducible_seed=None, purpose="a", run=made.public_name)
     assert again.words == made.words
     saved_secret(other, reproducible_seed=None, purpose="a")
     shutil.copy(other, own)
     with pytest.raises(InputError, match="the secret of another run"):
-        saved_secret(own, reproducible_seed=None, purpose="a", run=run)
+        saved_secret(own, reproducible_seed=None, purpose="a", run=made.public_name)
     own.unlink()
     with pytest.raises(CorruptFile, match="is missing"):
-        saved_secret(own, reproducible_seed=None, purpose="a", run=run)
+        saved_secret(own, reproducible_seed=None, purpose="a", run=made.public_name)
     assert not own.exists()

@@ -26,7 +26,7 @@ from jaxpfl.experiments.systems import RESULT, SIMULATION
 from jaxpfl.experiments.systems.federated_training.page import Scores, page, ranking
 from jaxpfl.experiments.systems.federated_training.stages import FRED, Stages, asked_by_fred
 from jaxpfl.experiments.systems.federated_training.study import Prepared
-from jaxpfl.experiments.systems.workspace import Workspace
+from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, restate
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.text.metrics.baselines import unigram_baseline
 
@@ -69,6 +69,9 @@ class _Run:
         except (BudgetExhausted, Interrupted):
             write_page(self.directory, page(self.directory, {}))
             raise
+        if stages is not None and stages.fred is not None:
+            ledger = ledger_path(self.config.privacy, self.directory)
+            restate(self.directory / "runs" / FRED, ledger)
         record = self._record(result)
         if stages is not None and len(stages.prefinetuned) > 1:
             # What the run releases is complete before a simulation of it begins.

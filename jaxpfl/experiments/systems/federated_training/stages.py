@@ -1,13 +1,12 @@
 """The stages before the rounds: FreD's choice of a public corpus, and prefinetuning on it.
 
-    artifacts/fred_moments/         the released moments of the clients' data
+    runs/FreD/                      the release of the moments of the clients' data
     artifacts/fred_scores/          the distances of the candidates from these moments
     artifacts/prefinetuned_NAME/    the parameters that were prefinetuned on the candidate NAME
 
-All of these are public. Each is stored before the next one is made, and a resumed run reads it.
-FreD's secret and its charges are on the disk before the release, so a run that was killed in
-between makes the SAME release again, at no further cost. Everything that is computed from the
-release, such as the choice of the winner, is post-processing and costs no privacy.
+All of these are public, but for FreD's private/. Each is stored before the next one is made, and a
+resumed run reads it. Everything that is computed from the release, such as the choice of the
+winner, is post-processing and costs no privacy.
 """
 
 from dataclasses import dataclass, field
@@ -16,23 +15,12 @@ from typing import Any
 
 import jax
 
-from jaxpfl.algorithms.base import require_affordable
-from jaxpfl.algorithms.fred import (
-    FredPlan,
-    PrivateMoments,
-    fred,
-    private_moments,
-    public_moments,
-    score,
-    used_examples,
-)
+from jaxpfl.algorithms.fred import FredPlan, fred, moments, public_moments, score, used_examples
 from jaxpfl.algorithms.gaussian_moments import Moments, mixture
-from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.central.prefinetune import prefinetune
 from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.engine.rounds import initial_state
-from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
-from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.study import Prepared
@@ -41,10 +29,9 @@ from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
 
-MOMENTS = "fred_moments"
 SCORES = "fred_scores"
 FRED = "FreD"
-"""The stage of FreD's release, for several processes."""
+"""The run of FreD's release, and its stage for several processes."""
 
 
 @dataclass(frozen=True)
@@ -66,79 +53,58 @@ class Stages:
     @classmethod
     def of(cls, study: Prepared, workspace: Workspace) -> "Stages":
         """Does what is left of the stages in the workspace's directory; refuses altered ones."""
-        # FreD's release is stored under the name of its secret. The other artifacts are not: the
-        # secret is deleted once the scores are stored.
         run, settings = workspace.config_id, study.config.prefinetune
         assert settings is not None
         if study.published_as is not None:
             run += f" from {study.published_as['sha256'][:12]}"
+        artifacts = workspace.artifacts(run)
         released, scores, names = None, None, [ALONE]
         if study.fred is not None:
-            released = _fred(study, workspace, run, study.fred)
+            released = _fred(study, workspace, artifacts, study.fred)
             scores = released.pop("scores")
             names = [entry["candidate"] for entry in scores]
         start = jax.device_get(initial_state(study.algorithm, study.config.run.seed).params)
         done = {}
         for name in names if settings.other_candidates else names[:1]:
             compute = partial(_prefinetune, study, name, start, workspace.progress)
-            found = workspace.artifacts(run).load_or_compute(
-                f"prefinetuned_{name}", compute, made_from=name
-            )
+            found = artifacts.load_or_compute(f"prefinetuned_{name}", compute, made_from=name)
             done[name] = Fitted(tree_of(found.arrays, start, name), dict(found.record))
         return cls(names[0], scores, released, done)
 
 
-def _fred(study: Prepared, workspace: Workspace, name: str, plan: FredPlan) -> dict[str, Any]:
-    """The scores of all candidates, of run `name`, and the plan and statement of the release."""
-    config, seed, candidates = study.config, workspace.reproducible_seed, study.candidates
+def _fred(
+    study: Prepared, workspace: Workspace, artifacts: Artifacts, plan: FredPlan
+) -> dict[str, Any]:
+    """The scores of all candidates, and the plan and statement of the release."""
+    config, candidates = study.config, study.candidates
     assert config.fred is not None and candidates is not None
-    settings, clients = config.fred, study.clients
-    secret_path = workspace.directory / "private" / "fred_secret.json"
-    with workspace.ledger(clients) as ledger:
-        artifacts = workspace.artifacts(name, ledger)
+    settings, function, corpora = config.fred, embedder(config.fred.embedder), {}
+    if not (artifacts.folder / SCORES).exists():
+        # Candidates are read before the charge, so that an unreadable one costs no privacy.
+        corpora = _public_moments(settings, candidates, function, config.run.seed)
+    result = workspace.train(
+        fred(plan, units=len(study.clients), dimension=function.dimension),
+        study.clients,
+        name=FRED,
+        privacy=config.privacy,
+        ask=lambda: asked_by_fred(study, workspace, function)[1],
+    )
+    released = moments(plan, result.state)
+    made_from = {"run": result.run, "moments_sha256": params_digest(released.arrays())}
 
-        def scored() -> Artifact:
-            secret = saved_secret(secret_path, reproducible_seed=seed, purpose="FreD")
-            run = f"fred {run_id(secret)}"
-            # Candidates are read before the charge, so that an unreadable one costs no privacy.
-            function = embedder(settings.embedder)
-            corpora = _public_moments(settings, candidates, function, config.run.seed)
+    def scored() -> Artifact:
+        record = {
+            **made_from,
+            "private": not workspace.stamp,
+            "statement": plan.statement(),
+            "plan": plan.to_dict(),
+            "embedder": function.name,
+            "noise": released.noise._asdict(),
+            "scores": [candidate.row() for candidate in score(released, corpora)],
+        }
+        return Artifact(record)
 
-            def released() -> Artifact:
-                """The moments of the clients' embeddings; charged and confirmed in the end."""
-                algorithm = fred(plan, units=len(clients), dimension=function.dimension)
-                # Embedding takes long, so a release that does not fit is refused before it.
-                require_affordable(algorithm, ledger, run)
-                others = workspace.shared(FRED)
-                _, embedded = asked_by_fred(study, workspace, function)
-                found = private_moments(
-                    embedded, plan, ledger=ledger, run=run, secret=secret, others=others
-                )
-                return Artifact(arrays=found.arrays())
-
-            moments = workspace.artifacts(run, ledger)
-            stored = moments.load_or_compute(MOMENTS, released, made_from=name)
-            found = PrivateMoments.of_arrays(stored.arrays, plan)
-            record = {
-                "run": run,
-                "private": plan.private and seed is None,
-                "statement": plan.statement(),
-                "plan": plan.to_dict(),
-                "embedder": function.name,
-                "noise": found.noise._asdict(),
-                "moments_sha256": moments.sha256(MOMENTS),
-                "scores": [each.row() for each in score(found, corpora)],
-            }
-            return Artifact(record)
-
-        record = artifacts.load_or_compute(SCORES, scored).record
-        if artifacts.sha256(MOMENTS) != record["moments_sha256"]:
-            raise CorruptFile(
-                f"{artifacts.folder / MOMENTS}: holds other moments than those that the scores "
-                f"in {artifacts.folder / SCORES} were computed from"
-            )
-        forget(secret_path, ledger)
-    return dict(record)
+    return dict(artifacts.load_or_compute(SCORES, scored, made_from).record)
 
 
 def asked_by_fred(study: Prepared, workspace: Workspace, function: Embedder | None = None) -> Asked:

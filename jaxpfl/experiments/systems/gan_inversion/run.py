@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.algorithms.federated_metrics import federated_metrics, release, with_correct
+from jaxpfl import files
+from jaxpfl.algorithms.federated_metrics import ReleasedMetrics, federated_metrics, with_correct
 from jaxpfl.data.corruptions import invert_pixels, inverted
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import classified_examples, examples_of_users
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.records.artifacts import Artifact
 from jaxpfl.experiments.systems.gan_inversion.config import SelectionConfig
@@ -74,6 +74,8 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
             "prior": prior,
         }
     scores = _draw_images(study, workspace, evaluator, results)
+    for name in HISTOGRAMS:
+        restate(workspace.directory / "runs" / f"{name}_accuracy", ledger)
     for name, result in results.items():
         said = restate(result.out, ledger, records[name].pop("prior"))
         records[name] |= {**scores[name], "privacy": said}
@@ -116,28 +118,20 @@ def _clients(study: Study, phase: str) -> Population:
 def _accuracy(
     study: Study, workspace: Workspace, evaluator: ImageEvaluator, name: str
 ) -> dict[str, Any]:
-    config, plan, clients = study.config, study.accuracy_plan, _clients(study, name)
-    secret_path = workspace.directory / "private" / f"accuracy_{name}_secret.json"
-    with workspace.ledger(clients) as ledger:
-
-        def released() -> Artifact:
-            purpose, seed = f"accuracy {name}", workspace.reproducible_seed
-            secret = saved_secret(secret_path, reproducible_seed=seed, purpose=purpose)
-            run = f"accuracy of users, {name} {run_id(secret)}"
-            others = workspace.shared(f"{name}_accuracy", (evaluator.classifier[1], None, 1.0))
-            correct = correct_examples(*evaluator.classifier, clients)
-            metrics = release(
-                clients, plan, correct=correct, ledger=ledger, secret=secret, run=run, others=others
-            )
-            sides = {side: metrics.percentile(getattr(config.selection, side)) for side in SIDES}
-            found = {"run": run, "stamp": workspace.stamp, **metrics.to_dict()}
-            return Artifact({**found, "accuracy": metrics.accuracy(), **sides})
-
-        found = workspace.artifacts(ledger=ledger).load_or_compute(
-            f"accuracy_{name}", released, made_from=plan.to_dict()
-        )
-        forget(secret_path, ledger)
-    return dict(found.record)
+    plan, clients = study.accuracy_plan, _clients(study, name)
+    result = workspace.train(
+        federated_metrics(plan)._replace(name=f"accuracy of users, {name}"),
+        clients,
+        name=f"{name}_accuracy",
+        privacy=study.config.privacy,
+        start=evaluator.digest,
+        known=(evaluator.classifier[1], None, 1.0),
+        ask=lambda: with_correct(clients, correct_examples(*evaluator.classifier, clients)),
+    )
+    metrics = ReleasedMetrics.of(plan, result.state)
+    sides = {side: metrics.percentile(getattr(study.config.selection, side)) for side in SIDES}
+    record = {"run": result.run, "stamp": workspace.stamp, **metrics.to_dict()}
+    return files.jsonable({**record, "accuracy": metrics.accuracy(), **sides})
 
 
 def _draw_images(

@@ -5,6 +5,7 @@ that an earlier attempt has stored, so a corpus can be continued without the cli
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,9 @@ from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedModelConfig
-from jaxpfl.experiments.engine.releases import Releases, missing
+from jaxpfl.experiments.engine.phases import Phases, missing
+from jaxpfl.experiments.records.artifacts import Artifacts
+from jaxpfl.experiments.systems import ARTIFACTS
 from jaxpfl.experiments.systems.synthetic_text import look, shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
@@ -136,9 +139,8 @@ class CorpusWriter:
         if self.config.method in EVOLVING and evolution.fill_model is not None:
             # Refuses here, before anything is charged, if the model is missing.
             loaded_fill_model(evolution.fill_model, tokens=self.config.corpus.tokens)
-        # The same for devices, and published models, of which only the small files are read.
-        self._sharing  # noqa: B018
-        self._published  # noqa: B018
+        # The same for devices and published models, whose small files alone are read.
+        self._sharing, self._published  # noqa: B018
 
     @cached_property
     def public(self) -> PublicModels:
@@ -177,11 +179,15 @@ class CorpusWriter:
         return found
 
     @property
-    def described(self) -> str:
-        """What the run's artifacts belong to: the config, and what the published models are."""
-        text = json.dumps(files.jsonable(dataclasses.asdict(self.config)))
-        identity = {name: self.about[name] for name in self._published}
-        return text + json.dumps(identity) if identity else text
+    def start(self) -> str | None:
+        """Identifies the published models that the run starts from; None without any."""
+        return " ".join(self.about[name]["sha256"] for name in self._published) or None
+
+    def stored(self, directory: Path) -> Artifacts:
+        """The artifacts of a method that asks no client, which belong to its config and models."""
+        text = json.dumps([files.jsonable(dataclasses.asdict(self.config)), self.start])
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return Artifacts(directory / ARTIFACTS, run=digest[:12])
 
     def _loaded(self, name: str) -> LanguageModel:
         settings, mesh = self.config.models[name], self._sharing if name == "generator" else None
@@ -191,9 +197,7 @@ class CorpusWriter:
         else:
             positions = max(settings.sequence_length, self.config.positions[name])
             found = self.public.decoder(name, settings, positions)
-        if mesh is None:
-            return found
-        return shared_generator.spread(found, mesh)
+        return found if mesh is None else shared_generator.spread(found, mesh)
 
     @cached_property
     def _sharing(self) -> Mesh | None:
@@ -239,7 +243,7 @@ class CorpusWriter:
     def tuned(
         self,
         directory: Path,
-        releases: Releases,
+        phases: Phases,
         asked: Scorer | look.Look | None,
         distance: Distance = missing,
         on_round: Callable[[Any], None] = lambda found: None,
@@ -253,13 +257,13 @@ class CorpusWriter:
         """
         config = self.config
         if asked is not None and config.method not in EVOLVING:
-            return self._tuned_by_scores(asked, releases, distance, on_round)
+            return self._tuned_by_scores(asked, phases, distance, on_round)
         samples = self.public.texts(config.popri.samples)
         untuned = Author(self.generator, samples, config.popri)
         if asked is None:
             return untuned
         assert isinstance(asked, Scorer), "private evolution asks for votes"
-        texts = self._evolved(untuned, asked, releases, on_round)
+        texts = self._evolved(untuned, asked, phases, on_round)
         if config.method == "private_evolution":
             return untuned._replace(samples=texts)
         start, key = self.generator, jax.random.key(config.run.seed)
@@ -274,7 +278,7 @@ class CorpusWriter:
         return synthesise(author.model, author.samples, number, author.settings, **shown)
 
     def rows(self, texts: list[str]) -> np.ndarray:
-        """The downstream model's token ids of each text, see `text_rows`."""
+        """See `text_rows`, for the downstream model."""
         return text_rows(self.tokeniser, texts, self.config.corpus.tokens)
 
     def fitted(
@@ -300,7 +304,7 @@ class CorpusWriter:
     def _tuned_by_scores(
         self,
         asked: Scorer | look.Look,
-        releases: Releases,
+        phases: Phases,
         distance: Distance,
         on_round: Callable[[Any], None],
     ) -> Author:
@@ -311,15 +315,15 @@ class CorpusWriter:
         settings, seed, rounds = self.config.popri, self.config.run.seed, list[Written]()
         rewards: Scorer | MomentRewards
         if isinstance(asked, look.Look):
-            released = asked.released(releases)
+            released = asked.released(phases)
             if settings.corpus == "nearest":
                 names = settings.samples or tuple(self.config.corpora or {})
                 corpora = {name: self.public.texts([name]) for name in names}
                 scored = partial(asked.nearest, released[look.EMBEDDING], corpora)
-                nearest = releases.load_or_compute(look.NEAREST, scored)["names"][0]
+                nearest = phases.load_or_compute(look.NEAREST, scored)["names"][0]
                 settings = replace(settings, samples=(str(nearest),))
             if settings.tune is not None:
-                settings = self._chosen(settings.tune.choices(settings), asked, releases)
+                settings = self._chosen(settings.tune.choices(settings), asked, phases)
             rewards = MomentRewards(released[look.EMBEDDING], self.config.training.rounds)
         else:
             rewards = asked
@@ -329,7 +333,7 @@ class CorpusWriter:
             rounds.append(found)
             on_round(found)
 
-        hooks = Hooks(releases.load_or_compute, counted, self.progress)
+        hooks = Hooks(phases.load_or_compute, counted, self.progress)
         shared = isinstance(self.generator, shared_generator.SharedModel)
         algorithm = popri(
             self.generator,
@@ -345,7 +349,7 @@ class CorpusWriter:
         assert params_of is not None, "POPri tunes a model"
         writers = [
             with_adapters(self.generator, settings, params_of(state))
-            for state in _all_states(algorithm, releases, rewards.rounds)
+            for state in _all_states(algorithm, phases, rewards.rounds)
         ]
 
         def measured() -> dict[str, np.ndarray]:
@@ -357,18 +361,18 @@ class CorpusWriter:
             written = [list(chain(*texts)) for texts in (*(r.responses for r in rounds), last)]
             if settings.checkpoint == "judged":
                 assert isinstance(asked, look.Look), "the config checks it"
-                return asked.judged(asked.released(releases), written, settings.least_words)
+                return asked.judged(asked.released(phases), written, settings.least_words)
             distances = np.array([distance(texts) for texts in written])
             return {"distances": distances, "chosen": np.array(distances.argmin())}
 
         chosen = -1
         if settings.checkpoint != "last":
-            chosen = int(releases.load_or_compute(DISTANCES, measured)["chosen"])
+            chosen = int(phases.load_or_compute(DISTANCES, measured)["chosen"])
         best = settings.final_prompts == "best_responses"
         return Author(writers[chosen], best_responses(rounds[-1]) if best else samples, settings)
 
     def _chosen(
-        self, choices: Sequence[PopriConfig], asked: look.Look, releases: Releases
+        self, choices: Sequence[PopriConfig], asked: look.Look, phases: Phases
     ) -> PopriConfig:
         """The settings with which the untuned generator's texts are nearest to the clients."""
         # The last adapters are judged by what the round after the last writes.
@@ -383,16 +387,16 @@ class CorpusWriter:
 
         def judged() -> dict[str, np.ndarray]:
             stored = [
-                releases.load_or_compute(f"tried_{index}", partial(written, each))["texts"]
+                phases.load_or_compute(f"tried_{index}", partial(written, each))["texts"]
                 for index, each in enumerate(choices)
             ]
             texts = [each.reshape(-1).tolist() for each in stored]
-            return asked.judged(asked.released(releases), texts, choices[0].least_words)
+            return asked.judged(asked.released(phases), texts, choices[0].least_words)
 
-        return choices[int(releases.load_or_compute(TRIED, judged)["chosen"])]
+        return choices[int(phases.load_or_compute(TRIED, judged)["chosen"])]
 
     def _evolved(
-        self, untuned: Author, scorer: Scorer, releases: Releases, on_round: Callable[[Any], None]
+        self, untuned: Author, scorer: Scorer, phases: Phases, on_round: Callable[[Any], None]
     ) -> list[str]:
         evolution = self.config.evolution
 
@@ -403,15 +407,15 @@ class CorpusWriter:
             return {"texts": np.array(enough(written, evolution.population))}
 
         algorithm = private_evolution(
-            releases.load_or_compute("first texts", first)["texts"].tolist(),
+            phases.load_or_compute("first texts", first)["texts"].tolist(),
             self.vary,
             scorer,
             self.function,
             evolution,
             seed=self.config.run.seed,
-            hooks=Hooks(releases.load_or_compute, on_round, self.progress),
+            hooks=Hooks(phases.load_or_compute, on_round, self.progress),
         )
-        return selected_texts(_all_states(algorithm, releases, scorer.rounds)[-1])
+        return selected_texts(_all_states(algorithm, phases, scorer.rounds)[-1])
 
 
 def enough(
@@ -430,11 +434,11 @@ def enough(
     )
 
 
-def _all_states(algorithm: Algorithm, releases: Releases, rounds: int) -> list[Any]:
+def _all_states(algorithm: Algorithm, phases: Phases, rounds: int) -> list[Any]:
     """The algorithm's states: before the first round, and after each."""
     states = [algorithm.init(jax.random.key(0))]
     for round in range(1, rounds + 1):
-        states.append(releases.ask(algorithm.step, states[-1], round)[0])
+        states.append(phases.step(algorithm.step, states[-1], round)[0])
     return states
 
 

@@ -11,14 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.experiments.engine.final_state import check_statement, final_params, planned
-from jaxpfl.experiments.engine.releases import Releases, missing
-from jaxpfl.experiments.records.artifacts import verified
-from jaxpfl.experiments.systems import base
+from jaxpfl.experiments.engine.phases import Phases, missing
+from jaxpfl.experiments.records.artifacts import Artifacts, verified
+from jaxpfl.experiments.systems import ARTIFACTS, base
 from jaxpfl.experiments.systems.synthetic_text.config import (
     FED_AVG,
     SCORING,
@@ -92,22 +93,24 @@ def _written(
 
     Its writing more texts is post-processing of the releases: no client's data is read.
     """
-    config, ledger, asked = writer.config, None, None
+    config, asked, artifacts = writer.config, None, writer.stored(directory)
     # A method that asks no client has no plan.
     if plan is not None:
-        ledger = Ledger.read(ledger_path(config.privacy, directory))
+        folder, ledger = directory / "runs" / config.method, ledger_path(config.privacy, directory)
+        planned(folder, {**to_mapping(config), "run name": config.method})
+        run = files.read_record(folder / "run.json", {"run": str})["run"]
+        check_statement(record["privacy"], ledger, (run,), plan)
         asked = question(config, plan)
-    releases = Releases.without_clients(directory, writer.described, ledger)
-    if ledger is not None and plan is not None:
-        check_statement(record["privacy"], ledger.path, (releases.run,), plan)
-    corpus = releases.load_or_compute("corpus", missing)["texts"].tolist()
+        artifacts = Artifacts(directory / ARTIFACTS, run=run, ledger=Ledger.read(ledger))
+    phases = Phases(artifacts)
+    corpus = phases.load_or_compute("corpus", missing)["texts"].tolist()
     wanted, tunes = corpus[:number], config.method in ("popri", "pe_sft")
     if not tunes and len(wanted) >= (number or 0):
         return corpus, wanted, []
     if config.remote is None:
         _require_public(writer, _GENERATOR, record)
     _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
-    author = writer.tuned(directory, releases, asked)
+    author = writer.tuned(directory, phases, asked)
     if number is not None:
         wanted = enough(partial(writer.texts, author), number, corpus)
     found = author.model

@@ -22,7 +22,7 @@ import numpy as np
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.frechet import moments as frechet_moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Score, fred, moments, score
-from jaxpfl.experiments.engine.releases import Releases
+from jaxpfl.experiments.engine.phases import Phases
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.clipping import Clip
@@ -122,16 +122,16 @@ class Look:
     def queries(self) -> tuple[Query, ...]:
         return self.algorithm.queries
 
-    def released(self, releases: Releases) -> dict[str, PrivateMoments]:
+    def released(self, phases: Phases) -> dict[str, PrivateMoments]:
         """The clients' moments by column; asks the clients unless the release is stored."""
 
         def asked() -> dict[str, np.ndarray]:
             state = self.algorithm.init(jax.random.key(0))
-            after, _ = releases.ask(self.algorithm.step, state, 1)
+            after, _ = phases.step(self.algorithm.step, state, 1)
             found = {name: moments(plan, after[name]) for name, plan in self.plans.items()}
             return {f"{c}.{n}": a for c, each in found.items() for n, a in each.arrays().items()}
 
-        arrays, found = releases.load_or_compute(MOMENTS, asked), {}
+        arrays, found = phases.load_or_compute(MOMENTS, asked), {}
         for name, plan in self.plans.items():
             start = f"{name}."
             own = {key.removeprefix(start): a for key, a in arrays.items() if key.startswith(start)}

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
-from functools import cached_property
+from contextlib import ExitStack
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.algorithms.base import Algorithm, require_affordable
+from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.frechet import distance
 from jaxpfl.algorithms.gaussian_moments import moments
@@ -20,8 +21,9 @@ from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import data_mesh
 from jaxpfl.experiments.engine.build import build_fed_avg
-from jaxpfl.experiments.engine.cost import both_statements, stamped, with_larger
-from jaxpfl.experiments.engine.releases import Releases, missing
+from jaxpfl.experiments.engine.cost import both_statements, with_larger
+from jaxpfl.experiments.engine.phases import Phases, missing
+from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
@@ -40,7 +42,6 @@ from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
-from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.baselines import unigram_baseline
 from jaxpfl.text.metrics.prediction import evaluate
@@ -61,17 +62,17 @@ _SEARCHED_TEXTS = 50_000
 
 def carry_out(study: Prepared, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
-    return Run(study, workspace).public_record()
+    return TextStudy(study, workspace).public_record()
 
 
 def asked(study: Prepared, workspace: Workspace, stage: str, known: Any) -> Asked:
     """The queries of the method, and the clients as they are asked."""
-    found = Run(study, workspace)
+    texts = TextStudy(study, workspace)
     if stage == FED_AVG:
-        algorithm, clients = found.training()
+        algorithm, clients = texts.training()
         return algorithm.queries, clients
     scored = question(study.config, study.plan)
-    return scored.queries, found.embedded(scored)
+    return scored.queries, texts.embedded(scored)
 
 
 def take_part(workspace: Workspace, task: str, known: Any, about: Any) -> None:
@@ -82,7 +83,7 @@ def take_part(workspace: Workspace, task: str, known: Any, about: Any) -> None:
     shared_generator.take_part(memory[shared_generator.LOAD], config.popri.lora, task, known, about)
 
 
-class Run:
+class TextStudy:
     """The study in its directory: each part is found there, or made and stored."""
 
     def __init__(self, study: Prepared, workspace: Workspace) -> None:
@@ -203,21 +204,22 @@ class Run:
                 )
             return {"texts": np.array(found)}
 
-        with self.releases(asked) as releases:
-            author = models.tuned(self.directory, releases, asked, self._fid, on_round)
-            chosen = self._chosen(releases) if config.method == "popri" else {}
-            texts = releases.load_or_compute("corpus", corpus)["texts"].tolist()
+        with ExitStack() as stack:
+            run = None if asked is None else stack.enter_context(self._run(asked))
+            phases = self._phases(run)
+            author = models.tuned(self.directory, phases, asked, self._fid, on_round)
+            chosen = self._chosen(phases) if config.method == "popri" else {}
+            texts = phases.load_or_compute("corpus", corpus)["texts"].tolist()
             if asked is not None:
-                self._compare_repeats(texts, releases)
-            releases.end()
-        privacy, epsilon = self._guarantee(releases)
+                self._compare_repeats(texts, phases)
+            privacy, epsilon = (_FREE, 0.0) if run is None else self._end(run)
         details = {"corpus_fid": self._fid(texts), "plane": self._plane(texts)}
         return texts, epsilon, {"privacy": privacy, "history": history, **chosen, **details}
 
-    def _compare_repeats(self, texts: list[str], releases: Releases) -> None:
+    def _compare_repeats(self, texts: list[str], phases: Phases) -> None:
         """Writes how many words in a row a text has in common with a client's, ours and untuned."""
         first = "first texts" if self.config.method in EVOLVING else "round 1 responses"
-        untuned = releases.load_or_compute(first, missing)["texts"].reshape(-1).tolist()
+        untuned = phases.load_or_compute(first, missing)["texts"].reshape(-1).tolist()
         untuned = [text for text in untuned if text]
         # The longest of more texts would be longer.
         number = min(len(texts), len(untuned))
@@ -231,52 +233,63 @@ class Run:
         about = self.config.method, f"training clients of {source}", self.workspace.stamp
         write_page(self.directory, repeats_page(record, *about))
 
-    def _guarantee(self, releases: Releases) -> tuple[str, float | None]:
-        ledger, run, plan = releases.ledger, releases.run, self.plan
-        if ledger is None or not plan.private:
-            return _FREE, 0.0
-        events = [charge.event for charge in ledger.charges if charge.run == run]
-        epsilon = Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant).epsilon()
-        statement = both_statements(ledger, [run], plan.delta, plan.accountant)
-        return stamped(with_larger([plan], statement), self.workspace.stamp), epsilon
+    def _end(self, run: Run) -> tuple[str, float | None]:
+        """Ends the run of the releases: its statement, and its epsilon if it is private."""
+        statement, plan = run.cost.statement(), self.plan
+        if plan.private:
+            both = both_statements(run.ledger, [run.id], plan.delta, plan.accountant)
+            statement = with_larger([plan], both)
+        result = run.end(
+            Result(
+                run=run.id,
+                privacy=statement,
+                metrics={},
+                rounds=run.algorithm.rounds,
+                out=run.path,
+                state=None,
+                params=None,
+                epsilons=run.cost.epsilons(),
+            )
+        )
+        return result.privacy, run.cost.epsilon() if plan.private else None
 
-    def _chosen(self, releases: Releases) -> dict[str, Any]:
+    def _chosen(self, phases: Phases) -> dict[str, Any]:
         popri, found = self.config.popri, dict[str, Any]()
         if popri.corpus == "nearest":
-            scores = releases.load_or_compute(NEAREST, missing)
+            scores = phases.load_or_compute(NEAREST, missing)
             found["corpora"] = {name: values.tolist() for name, values in scores.items()}
         if popri.tune is not None:
-            judged, choices = releases.load_or_compute(TRIED, missing), popri.tune.choices(popri)
+            judged, choices = phases.load_or_compute(TRIED, missing), popri.tune.choices(popri)
             names = [name for name, tried in vars(popri.tune).items() if tried]
             tried = [{name: getattr(each, name) for name in names} for each in choices]
             of_each = {name: array.tolist() for name, array in judged.items()}
             found["tried"] = {"choices": tried, **of_each}
         if popri.checkpoint == "last":
             return {**found, "checkpoint": {"round": self.config.training.rounds}}
-        measured = releases.load_or_compute(DISTANCES, missing)
+        measured = phases.load_or_compute(DISTANCES, missing)
         by = {"round": int(measured["chosen"]), "distances": measured["distances"].tolist()}
         return {**found, "checkpoint": {"chosen": popri.checkpoint, **by}}
 
-    def releases(self, asked: Scorer | Look | None) -> Releases:
-        """The store of the rounds' artifacts; with a question it can ask the clients."""
-        config, directory, described = self.config, self.directory, self.writer.described
-        if asked is None:
-            return Releases.without_clients(directory, described)
-        others = self.workspace.shared(config.method)
-        found = Releases.of_clients(
-            directory,
-            described,
-            self.embedded(asked),
-            name="one look" if config.one_look else config.method,
-            queries=asked.queries,
-            ledger=self.workspace.ledger(self.clients, simulated=config.simulated is not None),
-            reproducible_seed=self.workspace.reproducible_seed,
-            others=others,
+    def _run(self, asked: Scorer | Look) -> Run:
+        """The run of the rounds that ask the clients."""
+        config, method = self.config, self.config.method
+        name = "one look" if config.one_look else method
+        return self.workspace.open(
+            Algorithm(name, missing, missing, asked.queries),
+            self.clients,
+            name=method,
+            privacy=config.privacy,
+            start=self.writer.start,
+            ask=lambda: self.embedded(asked),
         )
-        if isinstance(asked, Look) and found.ledger is not None:
-            # All three releases, or none.
-            require_affordable(asked.algorithm, found.ledger, found.run)
-        return found
+
+    def _phases(self, run: Run | None) -> Phases:
+        """The store of the rounds' artifacts; with a run it asks the clients."""
+        if run is None:
+            return Phases(self.writer.stored(self.directory))
+        run.begin()
+        releaser = run.releaser(others=partial(self.workspace.shared, self.config.method))
+        return Phases(self.workspace.artifacts(run.id, run.ledger), releaser)
 
     def embedded(self, asked: Scorer | Look) -> Population:
         """The clients with the embeddings that a question reads; kept for the next run."""

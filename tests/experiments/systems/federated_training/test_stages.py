@@ -20,10 +20,12 @@ from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.carry_out import Outcome, report
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.export import export
+from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.run import NOTE
 from jaxpfl.federated.release import prepared_query
+from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy import verify
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments import canaries
@@ -32,7 +34,7 @@ from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import assert_same_records, certified
 from tests.experiments.statements import of_page
 
-MOMENTS = "artifacts/fred_moments/arrays.npz"
+MOMENTS = "runs/FreD/checkpoints/round_00000001/record.json"
 PARAMETERS = "artifacts/prefinetuned_far/arrays.npz"
 REPRODUCIBLE = ("--run.reproducible_noise", "True")
 
@@ -248,10 +250,11 @@ def test_a_pipeline_that_dies_in_every_stage_resumes_to_the_same_bits(
             go_on(out, progress=False)
 
     config = registry.load(pipeline_config, REPRODUCIBLE)
-    # FreD's release is charged, and not on the disk.
-    dies_at(Artifacts, "save", 1, go_on=partial(carry_out.run, config))
+    # FreD's first sum is released, and its second charged.
+    dies_at(prepared_query, "Cohort", 2, go_on=partial(carry_out.run, config))
+    dies_at(artifacts, "commit", 1)  # all are released, and not on the disk
     dies_at(pipeline, "score", 1)  # released, and not scored
-    monkeypatch.setattr(pipeline, "private_moments", None)  # nothing is released again
+    monkeypatch.setattr(pipeline, "asked_by_fred", None)  # nothing is released again
     dies_at(Artifacts, "save", 1)  # scored, and not on the disk
     dies_at(Artifacts, "save", 2)  # the winner is prefinetuned, and not on the disk
     dies_at(pipeline, "prefinetune", 2)  # another candidate is not prefinetuned
@@ -289,15 +292,15 @@ def test_with_secret_noise_a_crash_does_not_lead_to_a_second_release(
         seen.append(real(*arguments, **options))
         return seen[-1]
 
-    real = pipeline.private_moments
-    monkeypatch.setattr(pipeline, "private_moments", watched)
-    with stopped(pipeline, "private_moments", after=True):
+    real = Releaser.release
+    monkeypatch.setattr(Releaser, "release", watched)
+    with stopped(Releaser, "release", 3, after=True):
         carry_out.run(registry.load(pipeline_config), out, progress=False)
     with stopped(pipeline, "prefinetune"):
         carry_out.resume(out, progress=False)
-    first, second = seen
-    np.testing.assert_array_equal(first.moments.mean_D, second.moments.mean_D)
-    np.testing.assert_array_equal(first.moments.covariance_DxD, second.moments.covariance_DxD)
+    assert len(seen) == 6
+    for first, second in zip(seen[:3], seen[3:], strict=True):
+        np.testing.assert_array_equal(np.asarray(first.value), np.asarray(second.value))
     ledger = out / "ledger.jsonl"
     assert len(Ledger.read(ledger)) == 3
     lines = ledger.read_text().splitlines(keepends=True)
@@ -308,7 +311,16 @@ def test_with_secret_noise_a_crash_does_not_lead_to_a_second_release(
         carry_out.resume(out, progress=False)
 
 
-@pytest.mark.parametrize("name", ["fred_moments", "fred_scores", "prefinetuned_far"])
+def test_a_release_that_was_altered_blocks_the_resume(straight, tmp_path):
+    """TRUST 35: FreD's secret is gone, so that it cannot be made again."""
+    out = Path(shutil.copytree(straight, tmp_path / "run"))
+    path = out / MOMENTS
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptFile, match=f"{MOMENTS}: was altered"):
+        carry_out.resume(out, progress=False)
+
+
+@pytest.mark.parametrize("name", ["fred_scores", "prefinetuned_far"])
 def test_a_stage_that_was_altered_or_is_of_another_run_blocks_the_resume(straight, tmp_path, name):
     """TRUST 35: a flipped bit is found and the file is named."""
     out = Path(shutil.copytree(straight, tmp_path / "run"))
@@ -322,7 +334,7 @@ def test_a_stage_that_was_altered_or_is_of_another_run_blocks_the_resume(straigh
     path.write_bytes(whole)
     record = json.loads((path.parent / "record.json").read_text())
     Artifacts(out / "artifacts", run="another").save(name, Artifact(record))
-    with pytest.raises(InputError, match=f"{name}: (belongs to run|holds other moments)"):
+    with pytest.raises(InputError, match=f"{name}: belongs to run"):
         carry_out.resume(out, progress=False)
 
 
@@ -331,7 +343,7 @@ def test_a_budget_below_fred_releases_nothing(pipeline_config, tmp_path):
     config = registry.load(pipeline_config, ("--privacy.budget_epsilon", "2"))
     with pytest.raises(BudgetExhausted, match="nothing was released"):
         carry_out.run(config, out, progress=False)
-    assert not (out / "artifacts" / "fred_moments").exists()
+    assert not (out / "runs" / "FreD" / "checkpoints" / "round_00000001").exists()
     assert len(Ledger.read(out / "ledger.jsonl")) == 0
 
 

@@ -5,7 +5,10 @@ import numpy as np
 from jaxpfl.algorithms.frechet import moments
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.data import from_clients
-from jaxpfl.experiments.engine.releases import Releases
+from jaxpfl.experiments.engine.phases import Phases
+from jaxpfl.experiments.engine.run_directory import Run
+from jaxpfl.experiments.engine.setting import Setting
+from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.systems.synthetic_text.look import EMBEDDING, Look
 from jaxpfl.privacy import Ledger
 from jaxpfl.text.embed import embed, embedder
@@ -35,19 +38,12 @@ def test_choices_read_the_one_release_and_ask_nobody(tmp_path):
     plan = FredPlan.calibrated(epsilon=50.0, delta=1e-3)
     look = Look({EMBEDDING: plan}, {EMBEDDING: function}, len(clients))
     path = tmp_path / "ledger.jsonl"
-    asking = Releases.of_clients(
-        tmp_path,
-        "a config",
-        clients,
-        name="look",
-        queries=look.queries,
-        ledger=Ledger(path, clients),
-        reproducible_seed=0,
-    )
-    with asking:
-        first = look.released(asking)[EMBEDDING]
-    with Releases.without_clients(tmp_path, "a config", Ledger(path, clients)) as stored:
-        again = look.released(stored)
+    run = Run(tmp_path, look.algorithm, clients, Setting({}), ledger=path)
+    with run:
+        run.begin()
+        stored = Artifacts(tmp_path / "artifacts", run.id, run.ledger)
+        first = look.released(Phases(stored, run.releaser()))[EMBEDDING]
+        again = look.released(Phases(stored))
     np.testing.assert_array_equal(first.moments.mean_D, again[EMBEDDING].moments.mean_D)
     assert look.judged(again, [FAR, NEAR], 1)["chosen"] == 1
     names = look.nearest(again[EMBEDDING], {"far": FAR, "near": NEAR})["names"]

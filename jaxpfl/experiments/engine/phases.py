@@ -1,0 +1,43 @@
+"""Rounds on the server whose phases are stored one by one, because each may take long.
+
+A phase that was interrupted is repeated. A release that it repeats is either identical, and free,
+or is charged again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpfl.algorithms.stored_rounds import Arrays
+from jaxpfl.errors import CorruptFile
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
+from jaxpfl.federated.release.releaser import Releaser
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The stored phases of a run, and what makes the missing ones.
+
+    Attributes:
+      releaser: asks the clients; None if no client is asked, or all releases are made.
+    """
+
+    artifacts: Artifacts
+    releaser: Releaser | None = None
+
+    def load_or_compute(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
+        """The arrays stored under `name`; else computed and stored."""
+        return self.artifacts.load_or_compute(name, lambda: Artifact(arrays=compute())).arrays
+
+    def step(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
+        """Runs a step of an algorithm."""
+        if self.releaser is None:
+            return step(state, missing, round)
+        return self.releaser.step(step, state, round)
+
+
+def missing(*_: Any, **__: Any) -> Any:
+    """Takes the clients' place when all releases are made: a missing artifact is an error."""
+    raise CorruptFile(
+        "the run's folder artifacts/ lacks the artifact of a phase: `jaxpfl resume` makes it again"
+    )
