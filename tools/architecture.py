@@ -95,6 +95,10 @@ FLOW, REHEARSAL = "federated/release/information_flow.py", "federated/audits/reh
 SECURE = "federated/release/secure_release.py"
 # What scores add to a release, for comparisons, is a function of the release.
 SCORES = "federated/clients/scores.py"
+# The one holder of a secret that outlives a process, which decides on resume.
+RUN = "experiments/engine/run_directory.py"
+# Secrets of one release, which end with it; and of an audit, on made-up clients.
+ONCE = {"experiments/release.py", "algorithms/base.py", "federated/audits/canaries.py", SECURE}
 DRAWS = {"correlated_noise", "exact_noise", "mechanisms"}
 NOISE = {DOOR, SCORES, *(f"privacy/{name}.py" for name in DRAWS)}
 # What only the release does, and what it is made of: a pattern of what is called, and where.
@@ -102,6 +106,10 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "charges a ledger": (r"\.charge$", {RELEASE}),
     "charges a secure sum": (r"\.charge_secure_sum$", {SECURE}),
     "records a release": (r"\.record$", {RELEASE}),
+    "asks clients": (r"(^|\.)Releaser$", {RUN, *ONCE}),
+    "draws a secret": (r"(^|\.)RunSecret$", {RUN, RELEASE, SECURE}),
+    "takes a secret from a seed": (r"(^|\.)RunSecret\.reproducible$", {RUN}),
+    "keeps or deletes a secret": (r"(^|\.)(saved_secret|forget_secret)$", {RUN}),
     "samples a cohort": (r"plan\.sample$", {PREPARED}),
     "packs a cohort": (r"(^|\.)Cohort$", {PREPARED, SECURE}),
     "sums clients": (r"(prepared|_others|shared)\.sum$", {RELEASE, SHARED_ROUNDS}),

@@ -122,7 +122,7 @@ INSTANTS = {
     "before the result": partial(
         stopped, files, "write_json", when=lambda path, *_, **__: path.name == "result.json"
     ),
-    "before the secret goes": partial(stopped, run_directory, "forget"),
+    "before the secret goes": partial(stopped, run_directory, "forget_secret"),
 }
 
 

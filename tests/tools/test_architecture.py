@@ -35,17 +35,24 @@ CLEAN = {
     "def follow(shared):\n    shared.sum()\n",
     "federated/release/releaser.py": "from jaxpfl.federated.release import prepared_query\n"
     "def release(self, plan):\n"
+    "    RunSecret()\n"
     "    self.ledger.charge(plan)\n"
     "    self.ledger.record(plan)\n"
     "    prepared.sum()\n",
     "federated/release/secure_release.py": "from jaxpfl.federated.release import prepared_query\n"
-    "def secure_release():\n    releaser.charge_secure_sum()\n    Cohort()\n",
+    "def secure_release():\n    releaser.charge_secure_sum()\n    Cohort()\n"
+    "    Releaser(clients, RunSecret())\n",
+    "federated/audits/canaries.py": "Releaser(clients)\n",
+    "algorithms/base.py": "Releaser(clients)\n",
+    "experiments/release.py": "Releaser(clients)\n",
     "algorithms/one.py": "from jaxpfl.federated.release.query import Query\n",
     "experiments/__init__.py": "",
     "experiments/config/reader.py": "",
     "experiments/engine/shared_run.py": "from jaxpfl.federated import mesh\n"
     "others = shared_rounds.SharedRounds()\n",
     "experiments/engine/rounds.py": "from jaxpfl.algorithms.one import one\n",
+    "experiments/engine/run_directory.py": "Releaser(clients)\nRunSecret()\nforget_secret(path)\n"
+    "RunSecret.reproducible(0)\nsaved_secret(path)\n",
     "experiments/systems/base.py": "from jaxpfl.experiments.engine import rounds\n",
     "experiments/systems/first/__init__.py": "from jaxpfl.experiments.systems.first import study\n",
     "experiments/systems/first/study.py": "from jaxpfl.experiments.systems.base import System\n"
@@ -148,6 +155,11 @@ PLANTED = {
         ("ledger.charge(event, 'label', run=run)\n", 1, "charges a ledger"),
         ("releaser.charge_secure_sum(query)\n", 1, "charges a secure sum"),
         ("def f(self):\n    self._ledger.record(name)\n", 2, "records a release"),
+        ("releaser = Releaser(clients, ledger)\n", 1, "asks clients"),
+        ("def f():\n    secret = RunSecret()\n", 2, "draws a secret"),
+        ("secret.RunSecret.reproducible(3)\n", 1, "takes a secret from a seed"),
+        ("words = saved_secret(path)\n", 1, "keeps or deletes a secret"),
+        ("run_directory.forget_secret(path, ledger)\n", 1, "keeps or deletes a secret"),
         ("chosen = self.plan.sample(seed, round)\n", 1, "samples a cohort"),
         ("cohort = Cohort(clients, chosen)\n", 1, "packs a cohort"),
         ("cohort = data.Cohort(clients, chosen)\n", 1, "packs a cohort"),

@@ -223,7 +223,7 @@ class Run(AbstractContextManager["Run"]):
         self.ledger.require_unchanged()
         files.write_json(self.path / "result.json", record)
         if stopped or rounds == self.algorithm.rounds:
-            forget(self._secret_path, self.ledger)
+            forget_secret(self._secret_path, self.ledger)
         return result
 
     def stated(self, statement: str, rounds: int, *, stopped: bool = False) -> str:
@@ -340,7 +340,7 @@ def saved_secret(
     return secret
 
 
-def forget(path: Path, ledger: Ledger) -> None:
+def forget_secret(path: Path, ledger: Ledger) -> None:
     """Deletes a run's secret, if it exists.
 
     If the ledger or the run directory was changed from outside (`CorruptFile`), the secret stays:

@@ -22,6 +22,7 @@ is charged, and each compares its cohort with that of process 0 in every release
 import hashlib
 import hmac
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
@@ -37,7 +38,6 @@ from jaxpfl.federated.mesh import here
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query
-from jaxpfl.privacy.secret import RunSecret
 
 PyTree = Any
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class SharedRounds:
         _check_shareable(query, broadcast)
         told = trees.described(broadcast, f"the broadcast of query {query.label!r}")
         self._group.tell(prepare=number, broadcast=told, awaited=True)
-        key = RunSecret().words
+        key = os.urandom(16)
         self._group.send(key)
         found = PreparedQuery.of(query, broadcast, population, kept)
         for index, answer in enumerate(self._answers(), 1):
@@ -253,4 +253,4 @@ def _name(chosen: np.ndarray, work: Work) -> str:
 
 def _digest(key: bytes, prepared: PreparedQuery) -> str:
     """Of clients and program; without the key, no guess of them can be tested."""
-    return RunSecret(key).digest("program", prepared.described(None))
+    return hmac.new(key, prepared.described(None).encode(), hashlib.sha256).hexdigest()
