@@ -99,8 +99,8 @@ def arguments(name: str, function: Any, wanted: str) -> None:
     try:
         inspect.signature(function).bind(*wanted.split(", "))
     except TypeError as error:
-        found = str(error).partition("\n")[0]
-        raise InputError(f"{name} must be a function of {wanted}: {found}") from None
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{name} must be a function of {wanted}: {reason}") from None
 
 
 def machine_memory() -> int:

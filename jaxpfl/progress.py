@@ -116,7 +116,7 @@ class Progress:
 
     def message(self, text: str) -> None:
         """Prints a line above the bar, even where progress is switched off."""
-        text = printable(text, kept="\n")
+        text = printable(text, allowed="\n")
         if self._bar is None:
             sys.stderr.write(text + "\n")
         else:

@@ -86,25 +86,24 @@ class DataSet:
 def data_sets() -> dict[str, DataSet]:
     """Every data set by name."""
     listed = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-    for described in listed.values():
-        downloads = described.get("downloads", {})
-        described["downloads"] = {file: Download(**known) for file, known in downloads.items()}
-    return {name: DataSet(name, **described) for name, described in listed.items()}
+    for entry in listed.values():
+        downloads = entry.get("downloads", {})
+        entry["downloads"] = {file: Download(**download) for file, download in downloads.items()}
+    return {name: DataSet(name, **entry) for name, entry in listed.items()}
 
 
 def find(name: str) -> DataSet:
     """The data set of this name."""
-    known = data_sets()
-    if name in known:
-        return known[name]
+    by_name = data_sets()
+    if name in by_name:
+        return by_name[name]
     # The end of a name is what people remember: irc_ubuntu, nova.
-    near = difflib.get_close_matches(name, known, 1, 0.5) or [
-        each for each in known if name and name in each
-    ]
+    inside = [full for full in by_name if name and name in full]
+    near = difflib.get_close_matches(name, by_name, 1, 0.5) or inside
     hint = f"did you mean {near[0]}?" if near else "`jaxpfl data list` has their names"
     raise InputError(f"there is no data set {name!r}; {hint}")
 
 
 def holding(source: str) -> str:
     """The name of the data set that a source of a config is of; "" for another source."""
-    return next((each.name for each in data_sets().values() if each.holds(source)), "")
+    return next((data_set.name for data_set in data_sets().values() if data_set.holds(source)), "")

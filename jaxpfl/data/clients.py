@@ -40,9 +40,9 @@ def from_clients(
         if isinstance(client, Integral) and not isinstance(client, bool):
             client = str(int(client))
         if not isinstance(client, str) or not client:
-            found = "an empty string" if client == "" else type(client).__name__
+            actual = "an empty string" if client == "" else type(client).__name__
             expected = "its id must be a non-empty string or a whole number"
-            raise InputError(f"client {index}: {expected}, found {found}")
+            raise InputError(f"client {index}: {expected}, found {actual}")
         ids.append(client)
         columns = _columns_of(f"client {index}", given)
         if not index:
@@ -75,7 +75,7 @@ def from_clients(
 def _columns_of(what: str, given: Any) -> Mapping[str, Any]:
     if isinstance(given, Mapping):
         return given
-    if isinstance(given, list | tuple) and all(isinstance(each, Mapping) for each in given):
+    if isinstance(given, list | tuple) and all(isinstance(record, Mapping) for record in given):
         names = sorted(given[0]) if given else []
         for number, record in enumerate(given):
             if sorted(record) != names:

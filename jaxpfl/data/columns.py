@@ -66,8 +66,8 @@ def as_column(what: str, values: Any) -> Column:
     if isinstance(values, list | tuple) and values and isinstance(values[0], str):
         for row, value in enumerate(values):
             if not isinstance(value, str):
-                found = type(value).__name__
-                raise InputError(f"{what}, row {row}: expected a string, found {found}")
+                type_ = type(value).__name__
+                raise InputError(f"{what}, row {row}: expected a string, found {type_}")
         return text_array(values)
     try:
         array = np.asarray(values)
@@ -101,7 +101,7 @@ def from_arrow(array: pa.Array) -> Any:
 def not_finite(column: Column) -> int:
     """How many examples hold NaN, an infinite number or one that float32 cannot hold. PRIVATE.
 
-    Numbers of a file are not read for it: whoever wrote the file looked at them.
+    Numbers of a mapped file are not read for it: they were checked when the file was written.
     """
     if not isinstance(column, np.ndarray) or column.dtype.kind != "f" or not column.size:
         return 0
@@ -145,8 +145,8 @@ def read(column: Column) -> Column:
 
 def rows_of(column: Column, rows: slice) -> Column:
     """Neighbouring rows of a column, as an array where they can be one."""
-    found = take(column, rows)
-    return np.asarray(found) if isinstance(found, Padded) else read(found)
+    part = take(column, rows)
+    return np.asarray(part) if isinstance(part, Padded) else read(part)
 
 
 def concatenated(parts: list[Column]) -> Column:

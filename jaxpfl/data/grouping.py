@@ -41,10 +41,10 @@ def grouped(blocks: Iterator[pa.RecordBatch], folder: Path) -> Iterator[Batch]:
 
 
 def _hashes(client_ids: pa.Array) -> np.ndarray:
-    found = [
+    digests = [
         hashlib.blake2b(id_.encode(), digest_size=8).digest() for id_ in client_ids.to_pylist()
     ]
-    return np.frombuffer(b"".join(found), ">u8").astype(np.uint64)
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
 def _deal(blocks: Iterator[pa.RecordBatch], folder: Path) -> list[Path]:
@@ -52,9 +52,9 @@ def _deal(blocks: Iterator[pa.RecordBatch], folder: Path) -> list[Path]:
     writers: dict[Path, pa.RecordBatchFileWriter] = {}
     with contextlib.ExitStack() as stack:
         for rows in _merged(blocks):
-            known = rows[CLIENT].dictionary_encode()
-            places = (_hashes(known.dictionary) >> np.uint64(64 - _BITS)).astype(np.int64)
-            place_R = places[known.indices.to_numpy()]
+            ids = rows[CLIENT].dictionary_encode()
+            places = (_hashes(ids.dictionary) >> np.uint64(64 - _BITS)).astype(np.int64)
+            place_R = places[ids.indices.to_numpy()]
             order = np.argsort(place_R, kind="stable")
             sorted_rows = rows.take(arrow(order))
             ends = np.searchsorted(place_R[order], np.arange(2**_BITS + 1))
@@ -88,8 +88,8 @@ def _sorted(table: pa.Table) -> Batch:
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     rows = np.argsort(rank[client_R], kind="stable")
-    held_R = table[HELD].to_numpy()
-    sizes = np.bincount(rank[client_R[held_R]], minlength=len(order))
-    kept = table.drop_columns([CLIENT, HELD]).take(arrow(rows[held_R[rows]]))
-    columns = {name: from_arrow(kept[name].combine_chunks()) for name in kept.column_names}
+    is_example_R = table[HELD].to_numpy()
+    sizes = np.bincount(rank[client_R[is_example_R]], minlength=len(order))
+    examples = table.drop_columns([CLIENT, HELD]).take(arrow(rows[is_example_R[rows]]))
+    columns = {name: from_arrow(examples[name].combine_chunks()) for name in examples.column_names}
     return Batch(columns, [names[index] for index in order], sizes.tolist())

@@ -65,7 +65,7 @@ from jaxpfl.data.readers.tff_schemas import SCHEMAS
 from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError, NoDataFolder, named
 
-# Where a data set of the hub has its texts, unless its options say.
+# Usual names of the field of texts on the hub, tried in this order unless an option names it.
 _HUB_TEXTS = ("text", "data", "abstract")
 
 
@@ -121,7 +121,7 @@ _ENDINGS = {
 
 
 class _Named:
-    """What a user wrote: a word of `_WORDS` and a name, or "" and a path; and the options."""
+    """A parsed source: a word of `_WORDS` and a name, or "" and a path; and the options."""
 
     def __init__(self, source: str | Path, public: bool = False) -> None:
         self.public = public
@@ -131,8 +131,8 @@ class _Named:
             self.head, _, query = self.source.partition("?")
         self.options = _parse_query(self.source, query)
         word, _, self.name = self.head.partition(":")
-        known = word in _WORDS and not (word == "digits" and self.name) and not self._literal
-        self.word = word if known else ""
+        is_word = word in _WORDS and not (word == "digits" and self.name) and not self._literal
+        self.word = word if is_word else ""
 
     @property
     def path(self) -> Path:
@@ -161,7 +161,7 @@ class _Named:
         """One of `_KINDS`; "" for a path that none is known of."""
         if self.word:
             return self.word
-        if any((self.place / f"dataset_{each}.json").is_file() for each in ("info", "dict")):
+        if any((self.place / f"dataset_{part}.json").is_file() for part in ("info", "dict")):
             return "saved"
         if storage.is_stored(self.place):  # which has no options
             return "folder"
@@ -185,10 +185,10 @@ class _Named:
         if not self.kind and (path.exists() or not holding(self.source)):
             raise self.unknown(path)
         if not self.kind or not self.exists:
-            known = holding(self.source)
-            hint = f"; `jaxpfl data get {known}` fetches it, or says how to make it"
+            data_set = holding(self.source)
+            hint = f"; `jaxpfl data get {data_set}` fetches it, or says how to make it"
             what = f"source {self.source!r}: there is no such file"
-            raise InputError(what + (hint if known else ""))
+            raise InputError(what + (hint if data_set else ""))
 
     def typed(self) -> dict[str, Any]:
         """The options as a reader's arguments, without those of a partition."""
@@ -251,8 +251,8 @@ def open(source: str | Path | Population, *, public: bool = False) -> Population
     if isinstance(source, Population):
         return source
     if not isinstance(source, str | Path) or not source:
-        found = type(source).__name__ if source != "" else "an empty one"
-        raise InputError(f"a source must be a path or a string, found {found}")
+        actual = type(source).__name__ if source != "" else "an empty one"
+        raise InputError(f"a source must be a path or a string, found {actual}")
     named = _Named(source, public)
     named.require_known()
     scheme, options = named.scheme(), named.typed()
@@ -282,8 +282,8 @@ def _read(named: _Named, options: dict[str, Any]) -> Population:
     if (opened := _stream(named, options)) is not None:
         if named.kind == "tff":
             tff_sqlite.require_memory(named.path)
-        with opened(None) as found:
-            return collect(found)
+        with opened(None) as stream:
+            return collect(stream)
     layout, read = _table(named, options)
     return population_of(read, layout, named.title(options))
 
@@ -296,19 +296,19 @@ def _table(named: _Named, options: Mapping[str, Any]) -> tuple[Layout, Read]:
     if named.kind == "saved":
         return layout, partial(read_frame, named.head, hugging_face.saved(named.path))
     which = {name: options[name] for name in _ON_HUB if name in options}
-    frame = hugging_face.load(named.name, **which, streaming=named.grouped)
+    frame = hugging_face.load_data_set(named.name, **which, streaming=named.grouped)
     if not {"text", "label", "features"} & options.keys():
-        known = [each for each in _HUB_TEXTS if each in (frame.column_names or ())]
-        layout = dataclasses.replace(layout, text=next(iter(known), "text"))
+        texts = [field for field in _HUB_TEXTS if field in (frame.column_names or ())]
+        layout = dataclasses.replace(layout, text=next(iter(texts), "text"))
     return layout, partial(read_frame, named.name, frame)
 
 
-# What opens a population batch by batch, given a folder for temporary files.
+# Opens a population batch by batch, given a folder for temporary files.
 _Opens = Callable[[Path | None], AbstractContextManager[Stream]]
 
 
 def streamed(source: str | Path) -> _Opens:
-    """What opens the source's population batch by batch, given a folder for temporary files.
+    """Returns a function that opens the source batch by batch, given a folder for temporary files.
 
     TensorFlow Federated's files and tables are not read into memory, and neither is a folder, which
     is mapped; other sources are. Errors are those of `open`, here or while the stream is read.
@@ -324,7 +324,7 @@ def streamed(source: str | Path) -> _Opens:
 
 
 def _stream(named: _Named, options: Mapping[str, Any]) -> _Opens | None:
-    """What opens a source that is not read into memory; None if it is."""
+    """Returns a function that opens a source that is not read into memory; None if it is."""
     if named.kind == "tff":
         what = f"source {named.source!r}: dataset"
         schema = SCHEMAS[checks.one_of(what, options.get("dataset"), tuple(SCHEMAS))]
@@ -345,7 +345,7 @@ def why_missing(source: str) -> str:
         named.require_known()
     elif not named.kind and (named.place.suffix or not named.place.parent.name):
         raise named.unknown(named.place)
-    # Of a stored population, a folder that is not there would have no options.
+    # A folder that is absent is a stored population if it has no options.
     kind = named.kind or ("table" if named.options else "folder")
     options = _typed(named.source, named.options, _KINDS[kind])
     options.pop("min_examples", None)
@@ -360,7 +360,7 @@ def why_missing(source: str) -> str:
 
 
 def place(source: str) -> str:
-    """Where a source's data is, however it is spelled: two sources of one place hold the same.
+    """The place of a source's data, however it is spelled: two sources of one place are equal.
 
     A path is resolved as far as its variables are set; options are left out.
     """
@@ -375,7 +375,7 @@ def expanded(path: str) -> str:
         name = match[1] or match[2]
         if not os.environ.get(name):
             what = f"source {path!r}: the environment variable {name} is not set"
-            if name in {each.variable for each in data_sets().values()}:
+            if name in {data_set.variable for data_set in data_sets().values()}:
                 raise NoDataFolder(f"{what}; `jaxpfl data list` says what belongs there")
             raise InputError(what)
         return os.environ[name]

@@ -135,8 +135,8 @@ class Population:
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
 
-        held = {"a client is": self.unit, "columns": self.described()}
-        return facts("Population", {"source": self.name, **held})
+        values = {"source": self.name, "a client is": self.unit, "columns": self.described()}
+        return facts("Population", values)
 
     def described(self) -> str:
         """Name, type and shape of each column."""
@@ -177,9 +177,9 @@ class Population:
     def column(self, name: str) -> Column:
         """`columns[name]`, with an `InputError` if there is no such column."""
         if name not in self.columns:
-            found = ", ".join(map(repr, self.columns))
+            names = ", ".join(map(repr, self.columns))
             raise InputError(
-                f"population {self.name!r} must have a column {name!r}, found columns {found}"
+                f"population {self.name!r} must have a column {name!r}, found columns {names}"
             )
         return self.columns[name]
 
@@ -202,7 +202,11 @@ class Population:
             # Neighbours stay where they are: what is mapped from a file stays mapped.
             rows: Any = slice(int(self.offsets[chosen[0]]), int(self.offsets[chosen[-1] + 1]))
         else:
-            rows = _rows_from(self.offsets[chosen] - offsets[:-1], sizes)
+            rows = np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
+            # In blocks: there is one large array alone.
+            for start in range(0, len(rows), _BLOCK):
+                block = rows[start : start + _BLOCK]
+                block += np.arange(start, start + len(block))
         columns = {name: take(column, rows) for name, column in self._stored.items()}
         ids = take(self.client_ids, chosen)
         return self._derive(columns, offsets, ids, self.name if name is None else name)
@@ -390,12 +394,3 @@ def check_client_indices(client_indices: Any, clients: int) -> np.ndarray:
     if len(np.unique(chosen)) != len(chosen):
         raise InputError("client indices must be different, found one twice")
     return chosen
-
-
-def _rows_from(shifts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ..., each plus its client's shift: int64 [sum of sizes], the only large array."""
-    rows = np.repeat(shifts, sizes)
-    for start in range(0, len(rows), _BLOCK):
-        block = rows[start : start + _BLOCK]
-        block += np.arange(start, start + len(block))
-    return rows

@@ -71,7 +71,7 @@ class Sequences:
         return int(np.sum(stops - starts)) * self.dtype.itemsize
 
     def bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the sequences of these rows begin and end in `values`, int64."""
+        """The places in `values` where the sequences of these rows begin and end, int64."""
         places = chosen(self.rows, rows)
         if isinstance(places, range):
             edges = self.edges[places.start : places.start + len(places) + 1]
@@ -127,8 +127,7 @@ class Padded:
         return len(self), self.length
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        found = self[:]
-        return found if dtype is None else found.astype(dtype)
+        return self[:] if dtype is None else self[:].astype(dtype)
 
     def select(self, rows: slice | np.ndarray) -> "Padded":
         """These rows as a column that is not made yet either."""
@@ -142,6 +141,6 @@ class Padded:
         stored = self.sequences.values
         if isinstance(stored, Mapped):
             stored = stored.of_runs(starts, starts + sizes)
-        found, inside = np.full((len(starts), self.length), PAD), places_L < sizes[:, None]
-        found[inside] = stored[(starts[:, None] + places_L)[inside]]
-        return found.reshape(shape)
+        padded, inside = np.full((len(starts), self.length), PAD), places_L < sizes[:, None]
+        padded[inside] = stored[(starts[:, None] + places_L)[inside]]
+        return padded.reshape(shape)

@@ -200,7 +200,7 @@ def _rest_is_zero(stream: _Forward, left: int = MAX_ARCHIVE_BYTES) -> bool:
 
 
 def _checked_name(where: str, name: str) -> str:
-    if any("\ud800" <= each <= "\udfff" for each in name):
+    if any("\ud800" <= character <= "\udfff" for character in name):
         raise InputError(f"{where}: its name is not valid UTF-8")
     name = name.removeprefix("./")
     parts = PurePosixPath(name.replace("\\", "/")).parts

@@ -30,35 +30,35 @@ def read_docstrings(packages: Sequence[str]) -> Population:
     if len(set(packages)) != len(packages):
         raise InputError("docstrings: a package is named twice")
     table = parquet.read_table(_SNAPSHOT)
-    known = json.loads(table.schema.metadata[b"packages"])
+    releases = json.loads(table.schema.metadata[b"packages"])
     for package in packages:
-        if package not in known:
-            raise _unknown(package, known)
-    held = zip(table["client"].to_pylist(), table["text"].to_pylist(), strict=True)
-    asked = [(path, found) for path, found in held if path.partition(".")[0] in packages]
-    # The first of identical clients, in the order of the packages asked for.
-    asked.sort(key=lambda client: packages.index(client[0].partition(".")[0]))
-    kept: dict[tuple[str, ...], str] = {}
-    for path, found in asked:
-        kept.setdefault(tuple(found), path)
-    sizes = [len(found) for found in kept]
-    texts = [sentence for found in kept for sentence in found]
+        if package not in releases:
+            raise _unknown(package, releases)
+    rows = zip(table["client"].to_pylist(), table["text"].to_pylist(), strict=True)
+    clients = [(path, texts) for path, texts in rows if path.partition(".")[0] in packages]
+    # The first of identical clients, in the order of the packages named.
+    clients.sort(key=lambda client: packages.index(client[0].partition(".")[0]))
+    paths: dict[tuple[str, ...], str] = {}
+    for path, texts in clients:
+        paths.setdefault(tuple(texts), path)
+    sizes = list(map(len, paths))
+    texts = [sentence for sentences in paths for sentence in sentences]
     return from_rows(
         np.repeat(np.arange(len(sizes)), sizes),
-        list(kept.values()),
+        list(paths.values()),
         {"text": pa.array(texts, pa.large_string())},
         name=f"docstrings:{','.join(packages)}",
         unit="documented class or function",
     )
 
 
-def _unknown(package: str, known: dict[str, dict[str, str]]) -> InputError:
+def _unknown(package: str, releases: dict[str, dict[str, str]]) -> InputError:
     """The error for an unknown package; suggests the nearest name of a package or distribution."""
-    names = {release["distribution"].lower(): name for name, release in known.items()}
-    names |= {name.lower(): name for name in known}
+    names = {release["distribution"].lower(): name for name, release in releases.items()}
+    names |= {name.lower(): name for name in releases}
     near = difflib.get_close_matches(package.lower().replace("_", "-"), names, 1, 0.6)
     hint = f" (did you mean {names[near[0]]!r}?)" if near else ""
     return InputError(
         f"docstrings: there is no package {package!r} in the snapshot{hint}; expected names of "
-        f"packages joined by commas, out of {', '.join(known)}"
+        f"packages joined by commas, out of {', '.join(releases)}"
     )

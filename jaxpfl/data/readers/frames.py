@@ -56,8 +56,8 @@ def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
     for batch in _batches(name, frame, fields):
         fields.require(name, batch.schema.names)
         if len(batch):
-            found = {column: batch[column] for column in fields.names}
-            yield fields.rows(name, range(first, first + len(batch)), found)
+            columns = {column: batch[column] for column in fields.names}
+            yield fields.rows(name, range(first, first + len(batch)), columns)
         first += len(batch)
 
 
@@ -67,8 +67,8 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch |
         raise InputError(f"{name}: has the parts {parts}, expected one: {where}, [PART] in Python")
     wanted, unread = list(fields.names), None
     if hasattr(frame, "with_format"):
-        # The rows that were selected of a data set, in its order; its whole table has others. Of
-        # one that is streamed, the columns may not be known.
+        # The rows that were selected, in their order: the whole table has others. The columns of a
+        # streamed data set may be unknown.
         if frame.column_names is not None:
             fields.require(name, frame.column_names)
             frame = frame.select_columns(wanted)

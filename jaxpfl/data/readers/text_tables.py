@@ -39,12 +39,12 @@ _Row = tuple[int, Mapping[str, Any], int]
 def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows]:
     """The rows of a file, in blocks."""
     numbers: list[int] = []
-    found: list[Mapping[str, Any]] = []
+    rows: list[Mapping[str, Any]] = []
     number, left = 0, _BLOCK_CHARACTERS
     is_csv = path.name.endswith((".csv", ".csv.gz", *_TSV))
 
     def block() -> Rows:
-        columns = {name: [row.get(name) for row in found] for name in fields.names}
+        columns = {name: [row.get(name) for row in rows] for name in fields.names}
         return fields.rows(str(path), numbers, columns, typed=not is_csv)
 
     try:
@@ -52,15 +52,15 @@ def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows
             read = _csv_rows if is_csv else _json_rows
             for number, row, size in read(path, file, fields, encoding):
                 numbers.append(number)
-                found.append(row)
+                rows.append(row)
                 left -= size
                 if left < 0:
                     yield block()
-                    numbers, found, left = [], [], _BLOCK_CHARACTERS
+                    numbers, rows, left = [], [], _BLOCK_CHARACTERS
     except CorruptFile as error:
         behind = f" after row {number}" if number else ""
         raise CorruptFile(f"{error}{behind}") from None
-    if found:
+    if rows:
         yield block()
 
 
@@ -79,10 +79,10 @@ def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None)
 
 def _object(where: str, text: str) -> dict[str, Any]:
     try:
-        found = _DECODE(text)
-        if type(found) is dict:
-            return found
-        problem = f"expected a JSON object, found {type(found).__name__}"
+        value = _DECODE(text)
+        if type(value) is dict:
+            return value
+        problem = f"expected a JSON object, found {type(value).__name__}"
     except json.JSONDecodeError as error:
         problem = f"not valid JSON at character {error.pos + 1}, expected an object on each line"
         if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated string"):
@@ -147,8 +147,8 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
 
 
 def _separator(path: Path, header: str, fields: Fields) -> str:
-    """What separates the fields: what gives a header with those wanted, then one with most."""
+    """The separator whose header has the wanted fields, or else the most fields."""
     if path.name.endswith(_TSV):
         return "\t"
-    names = {each: next(csv.reader([header], delimiter=each), ()) for each in ",;\t|"}
-    return max(names, key=lambda each: ({*fields.names} <= {*names[each]}, len(names[each])))
+    names = {mark: next(csv.reader([header], delimiter=mark), ()) for mark in ",;\t|"}
+    return max(names, key=lambda mark: ({*fields.names} <= {*names[mark]}, len(names[mark])))
