@@ -1,4 +1,4 @@
-"""What the recurrent language models share, and the LSTM, the field's next-character predictor.
+"""The base of the recurrent language models, and the LSTM, the field's next-character predictor.
 
 Source: McMahan et al. 2017; Reddi et al. 2021, appendix C. With 90 characters, an embedding of 8
 and two layers of 256 units the LSTM has 820,522 parameters, as the field's Shakespeare baseline.

@@ -214,8 +214,9 @@ class Decoder(Checked, LossModel):
         def layer(x: Array, slices: Any) -> tuple[Array, None]:
             return self._one(x, slices, views)[0], None
 
-        kept = jax.checkpoint_policies
-        policy = kept.nothing_saveable if self.remat else kept.save_only_these_names(layers.LINEAR)
+        policies = jax.checkpoint_policies
+        linear_maps = policies.save_only_these_names(layers.LINEAR)
+        policy = policies.nothing_saveable if self.remat else linear_maps
         # Inside a scan, XLA cannot merge the recomputation with the forward pass.
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x, _ = lax.scan(body, x, (params["layers"], self.config.kind_L))
