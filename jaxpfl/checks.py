@@ -95,7 +95,7 @@ def instance(name: str, value: Any, kind: type[_T] | tuple[type[_T], ...], hint:
 
 
 def arguments(name: str, function: Any, wanted: str) -> None:
-    """Refuses what is no function of the arguments `wanted`, such as "(params, batch)"."""
+    """Refuses anything but a function of the arguments `wanted`, such as "(params, batch)"."""
     try:
         inspect.signature(function).bind(*wanted.split(", "))
     except TypeError as error:

@@ -266,7 +266,7 @@ def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[st
 def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
     """Reads arrays of numbers and texts.
 
-    What an array claims to be is compared with the bytes that are there before memory is taken.
+    An array's stated size is compared with the bytes that are there before memory is taken.
 
     Args:
       names: the arrays to read, which may be compressed, and fit the memory with a copy. Without

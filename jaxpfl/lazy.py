@@ -1,4 +1,4 @@
-"""Imports that wait until a name is first used: of our packages, slow and optional libraries."""
+"""Imports of our packages, and of slow and optional libraries, that wait until their first use."""
 
 import ast
 import importlib.util

@@ -1,7 +1,7 @@
 """Text that others wrote, such as names in a file, before it is shown.
 
 A terminal acts upon control characters, and a reader is misled by those that hide, reorder or add
-lines. Whatever a command prints, and whatever a page shows, passes through `printable`.
+lines. All text that a command prints or a page shows passes through `printable`.
 """
 
 import re

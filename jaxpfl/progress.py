@@ -81,7 +81,7 @@ class Progress:
             self._bar.update(self._task, completed=done, total=self._total, status=self._waiting)
 
     def update(self, done: int, values: Mapping[str, str] = {}) -> None:
-        """Shows that `done` steps are done, and what was measured after the last of them."""
+        """Shows that `done` steps are done, and the values measured after the last of them."""
         if not self._progress:
             return
         now = time.monotonic()

@@ -25,15 +25,15 @@ class DataSet:
     """One data set.
 
     Attributes:
-      variable: the environment variable that names the folder of its files; "" for what comes with
-        the installation.
-      files: paths in that folder, or what a source begins with that needs no file.
+      variable: the environment variable that names the folder of its files; "" for a data set that
+        comes with the installation.
+      files: paths in that folder, or the beginnings of sources that need no file.
       clients: who they are and how many.
       licence: as its authors state it.
-      form: what the files hold, for those who make them.
+      form: the content of the files, for those who make them.
       downloads: by file, where it is at a public address in a form that is read here.
       hub: OWNER/NAME on the Hugging Face hub.
-      sources: of these, which `jaxpfl convert` groups by client: by the folder to write, each with
+      sources: by the folder to write, the source that `jaxpfl convert` groups by client, with
         {revision} in place of the commit.
       converted: folders that `jaxpfl convert` makes of it, as the heads of configs say.
     """

@@ -1,4 +1,4 @@
-"""Populations of what each client holds: columns or records."""
+"""Populations from the columns or records of each client."""
 
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -15,15 +15,15 @@ def from_clients(
     name: str = "in memory",
     unit: str = "client",
 ) -> Population:
-    """A population from what each client holds.
+    """A population from each client's data.
 
     All clients must have the same columns with the same type and example shape. For a client
     without examples, an empty list is a column of any type.
 
     Args:
-      clients: by id, or pairs of an id and what it holds. An id is a non-empty string or a whole
-        number, which means its decimal digits. What a client holds is {column: its examples} or a
-        list of records.
+      clients: the data by id, or pairs of an id and data. An id is a non-empty string or a whole
+        number, which means its decimal digits. The data is {column: its examples} or a list of
+        records.
 
     Raises:
       InputError: a client's columns differ from the first client's, or from each other in length,

@@ -184,15 +184,12 @@ class Cohort:
         )
         capacity, rungs, packed = spec.capacity, spec.rungs, len(self._slots)
         for start in range(0, len(chosen), capacity):
-            clients_b, keys_b, epochs_b, steps_b = (
-                array_C[start : start + capacity] for array_C in (chosen, keys, epochs, steps)
-            )
             # The largest client of all blocks decides, so that every process packs one shape.
-            rung = next(rung for rung in rungs if rung >= steps_b[0])
-            there = self._here < len(clients_b)
-            here, slots = self._here[there], self._slots[there]
+            rung = next(rung for rung in rungs if rung >= steps[start])
+            there = self._here < len(chosen) - start
+            here, slots = start + self._here[there], self._slots[there]
             clients_b, keys_b, epochs_b, steps_b = (
-                array_b[here] for array_b in (clients_b, keys_b, epochs_b, steps_b)
+                array_C[here] for array_C in (chosen, keys, epochs, steps)
             )
 
             mask = np.zeros((packed, rung * spec.batch_size), bool)

@@ -31,12 +31,17 @@ _FLOAT32 = float(np.finfo(np.float32).max)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+def without_surrogates(text: str) -> str:
+    """The text with U+FFFD in place of lone surrogates, which UTF-8 cannot encode."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
 def text_array(texts: Sequence[str]) -> pa.Array:
     """A large_string array of `texts`; lone surrogates become U+FFFD."""
     try:
         encoded = [text.encode() for text in texts]
     except UnicodeEncodeError:
-        encoded = [_SURROGATE.sub("\ufffd", text).encode() for text in texts]
+        encoded = [without_surrogates(text).encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     content = (pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
     return pa.LargeStringArray.from_buffers(len(encoded), *content)
@@ -114,10 +119,10 @@ def not_finite(column: Column) -> int:
 
 
 def warn_of_numbers(columns: Mapping[str, Column]) -> None:
-    """Warns of columns with numbers that are not finite, before any privacy is spent on them."""
+    """Warns of columns with numbers that are not finite, before they cost any privacy."""
     for name, column in columns.items():
         if rows := not_finite(column):
-            # How many is private, and what a run prints is kept.
+            # Their number is private, and a run's output is stored.
             examples = "all examples" if rows == len(column) else "some examples"
             warnings.warn(
                 f"column {name!r}: {examples} hold NaN, an infinite number or one beyond float32; "

@@ -1,8 +1,8 @@
 """Hashes of columns and offsets, from which fingerprints and the identities of releases follow.
 
 A column is one or two buffers: its values; or the edges of its texts or sequences, int64, the first
-of them 0, and what they divide. A buffer's root follows from its blocks (see `data.blocks`), and a
-hash of columns follows from the roots, so that what is stored need not be read to be hashed.
+of them 0, and the values that they divide. A buffer's root follows from its blocks (see
+`data.blocks`), and a hash of columns from the roots, so that stored columns need not be read.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def content_hash(columns: Mapping[str, Column], offsets: np.ndarray) -> str:
     """SHA-256 (hex) of columns and offsets, however they are stored. PRIVATE: a guess of the data
     can be tested against it.
 
-    It reads all columns but those of a file that nothing was selected from.
+    It reads all columns except whole ones of a file, whose roots the manifest states.
     """
     return hash_of({name: _roots(column) for name, column in columns.items()}, offsets)
 

@@ -23,8 +23,8 @@ def convert(
 ) -> dict[str, Any]:
     """Writes the population of `source`, as for `data.open`, to the new folder `out`.
 
-    `out` is complete or absent. It is written as `.NAME.partial`; what a killed process left there
-    is removed by the next call. It contains private data and gets mode 0700.
+    `out` is complete or absent. It is written as `.NAME.partial`; the next call removes the files
+    that a killed process left there. It contains private data and gets mode 0700.
 
     Args:
       encoder: writes token ids in place of the texts and all other columns, such as a

@@ -23,12 +23,12 @@ _SECONDS = 60.0
 
 
 def fetch(download: Download, target: Path, *, progress: bool = True) -> dict[str, Any]:
-    """Fetches a file to `target`; returns what is also written to NAME.origin.json.
+    """Fetches a file to `target`; returns the record that is also written to NAME.origin.json.
 
     Raises:
       InputError: `target` exists already, the folder cannot be made, the address cannot be reached
         or the disk is full.
-      CorruptFile: what came is not the file that is known, or it is damaged.
+      CorruptFile: the file has another SHA-256 than the stated one, or it is damaged.
     """
     url = download.url
     if target.exists():
@@ -70,7 +70,7 @@ def fetch(download: Download, target: Path, *, progress: bool = True) -> dict[st
 
 
 def _copy(source: Any, path: Path, label: str, total: int, progress: bool) -> int:
-    """Writes what is left of a source to a file; returns its bytes."""
+    """Writes the rest of a source to a file; returns the number of bytes."""
     count, most = 0, max(1, total // 10**6) if total else None
     with (
         path.open("wb") as file,

@@ -1,7 +1,7 @@
 """Columns in mapped files, verified block by block as they are read (see `data.blocks`).
 
 They keep the map when examples are selected, by the numbers of their rows, so that a population
-that is larger than the memory can be split and sampled. What reads one whole verifies it whole.
+that is larger than the memory can be split and sampled. Reading one whole verifies it whole.
 """
 
 import hashlib

@@ -129,7 +129,15 @@ class _Named:
         self._literal, query = isinstance(source, Path), ""
         if not self._literal:
             self.head, _, query = self.source.partition("?")
-        self.options = _parse_query(self.source, query)
+        try:
+            # A plus is itself and not a space.
+            pairs = parse_qsl(query.replace("+", "%2B"), strict_parsing=True) if query else []
+        except ValueError:
+            problem = "options must be NAME=VALUE, joined by &"
+            raise InputError(f"source {self.source!r}: {problem}") from None
+        self.options = dict(pairs)
+        if len(self.options) != len(pairs):
+            raise InputError(f"source {self.source!r}: an option is given twice")
         word, _, self.name = self.head.partition(":")
         is_word = word in _WORDS and not (word == "digits" and self.name) and not self._literal
         self.word = word if is_word else ""
@@ -172,7 +180,7 @@ class _Named:
         return next((kind for end, kind in _ENDINGS.items() if self.head.endswith(end)), "")
 
     def require_known(self) -> None:
-        """Refuses what no reader reads."""
+        """Refuses a source that no reader reads."""
         if self.word:
             return
         path = self.path
@@ -219,7 +227,7 @@ class _Named:
         return layout
 
     def title(self, options: Mapping[str, Any]) -> str:
-        """The population's name, with the part of what has several."""
+        """The population's name, with the part of a data set that has several."""
         parts = {"huggingface": options.get("part", "train"), "tff": options.get("split")}
         part = parts.get(self.kind)
         return f"{self.head} [{part}]" if part else self.head
@@ -381,21 +389,6 @@ def expanded(path: str) -> str:
         return os.environ[name]
 
     return os.path.expanduser(files.VARIABLE.sub(value, path))
-
-
-def _parse_query(source: str, query: str) -> dict[str, str]:
-    if not query:
-        return {}
-    try:
-        # A plus is itself and not a space.
-        plain = query.replace("+", "%2B")
-        pairs = parse_qsl(plain, strict_parsing=True, keep_blank_values=False)
-    except ValueError:
-        raise InputError(f"source {source!r}: options must be NAME=VALUE, joined by &") from None
-    options = dict(pairs)
-    if len(options) != len(pairs):
-        raise InputError(f"source {source!r}: an option is given twice")
-    return options
 
 
 def _typed(source: str, options: dict[str, str], kinds: _Options) -> dict[str, Any]:

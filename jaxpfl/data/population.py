@@ -199,7 +199,7 @@ class Population:
         sizes = self.sizes()[chosen]
         offsets = offsets_of(sizes)
         if len(chosen) and np.all(np.diff(chosen) == 1):
-            # Neighbours stay where they are: what is mapped from a file stays mapped.
+            # Neighbours stay where they are, so that a mapped column stays mapped.
             rows: Any = slice(int(self.offsets[chosen[0]]), int(self.offsets[chosen[-1] + 1]))
         else:
             rows = np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
@@ -250,7 +250,7 @@ class Population:
     def with_columns(self, columns: Mapping[str, Any]) -> "Population":
         """The same clients with other columns of the same length, such as tokens of their texts.
 
-        The fingerprint stays, because a release of what was computed from a client's data must be
+        The fingerprint stays, because a release of values computed from a client's data must be
         charged to that client's ledger.
         """
         return self._derive(columns, self.offsets, self.client_ids, self.name)
@@ -284,7 +284,7 @@ class Population:
         storage.write(files.user_path(folder), lambda _: contextlib.nullcontext(self.stream()))
 
     def stream(self) -> Stream:
-        """The population batch by batch; what is mapped is read as far as the batch."""
+        """The population batch by batch; a mapped column is read as far as the batch."""
         described = (self.name, self.unit, self.splitting, self.fingerprint)
         return Stream(self._batches(), self.num_examples, *described)
 

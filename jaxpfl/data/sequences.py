@@ -1,10 +1,10 @@
 """Columns of token ids: a sequence per example, of any length, as they lie on the disk.
 
-`Sequences` holds all ids one after the other, and where each sequence begins, so that nothing of
-what is stored follows from a model's sequence length. `Padded` is what a model reads of them: rows
-of one length, which are made when a cohort is packed. Both may be mapped from a file: what derives
-them (a part of the clients, another order) keeps the map, and adds a row number per example. What
-is mapped is verified as it is read, see `data.mapped`.
+`Sequences` holds all ids one after the other, and where each sequence begins, so that no stored
+value follows from a model's sequence length. A model reads `Padded`: rows of one length, which are
+made when a cohort is packed. Both may be mapped from a file: a part of the clients, or another
+order, keeps the map, and adds a row number per example. Mapped ids are verified as they are read,
+see `data.mapped`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ class Sequences:
     Attributes:
       values: uint16 or uint32 [ids], of the stored sequences, one after the other; or mapped.
       edges: int64 [stored + 1], where each stored sequence begins, and the end; or mapped.
-      encoding: what the ids stand for; public. Columns of one population have one encoding.
+      encoding: the meaning of the ids; public. Columns of one population have one encoding.
       rows: which stored sequence each example is: those of a range, by default all, or int64
         [examples].
     """

@@ -174,8 +174,7 @@ def write(
 def _new(folder: Path) -> Iterator[Path]:
     """The folder `.NAME.partial` next to `folder`, which is renamed to it at the end.
 
-    After an exception it is removed. What a process that was killed left there is removed by the
-    next one.
+    After an exception it is removed. The next process removes the files that a killed one left.
     """
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another folder")

@@ -283,7 +283,7 @@ def require_room(model: Model) -> None:
 
 
 def require_model(model: object) -> None:
-    """Refuses what is no model, such as its class or its name, before it is called."""
+    """Refuses an object that is no model, such as its class or its name, before it is called."""
     if isinstance(model, type) or not callable(getattr(model, "init", None)):
         actual = model.__name__ if isinstance(model, type) else type(model).__name__
         raise InputError(

@@ -13,8 +13,8 @@ At 28 x 28 x 1 the generator has 13,285,217 parameters and the critic 6,556,865 
 6,558,913 with the moving statistics of its batch normalisation.
 
 BN is batch normalisation with an offset and no scale, by the statistics of the current batch. Its
-moving statistics (momentum 0.999) enter no result. The critic keeps them nevertheless, so that what
-is clipped and noised is what the paper clips and noises.
+moving statistics (momentum 0.999) enter no result. The critic keeps them nevertheless, so that the
+same parameters are clipped and noised as in the paper.
 
 Inside the networks images are float32 in [-1, 1]: the data's 0 (paper) is -1, its 1 (ink) is 1.
 """

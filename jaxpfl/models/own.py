@@ -175,7 +175,7 @@ def from_functions(
       name: names the model in messages.
       columns: the fields that a batch needs to hold; None = all numeric columns of the clients.
 
-    What does not fit the data is refused later, before anything is charged.
+    A model that does not fit the data is refused later, before anything is charged.
     """
     checks.arguments("init", init, "(key)")
     checks.arguments("loss", loss, "(params, batch)")
@@ -299,7 +299,7 @@ def _first_line(error: Exception) -> str:
 def _padded_with_real(batch: Batch, mask: Array) -> Batch:
     """The batch with its first real example in place of padding.
 
-    The value of padding could be anything: of zeros, too, a loss may have no gradient.
+    Padding could have any value, and a loss may have no gradient even at zeros.
     """
     first = jnp.argmax(mask)
 

@@ -53,7 +53,7 @@ class RecurrentNetwork(nnx.Module):
 
     def __call__(self, tokens_TxB: Array) -> Array:
         """The last layer's outputs [T * B, H], which predict the token after each one."""
-        # Padding is at the end of a row, where what it reads influences no real token.
+        # Padding is at the end of a row, where it influences no real token.
         x_TxBxI = look_up(self.embedding[...], jnp.maximum(tokens_TxB, 0))
         for layer in self.layers:
             x_TxBxI = layer(x_TxBxI)

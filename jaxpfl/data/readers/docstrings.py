@@ -24,16 +24,22 @@ _SNAPSHOT = Path(__file__).with_suffix(".parquet")
 def read_docstrings(packages: Sequence[str]) -> Population:
     """The public docstrings of packages, named as they are imported.
 
-    Of clients with identical sentences only the first is kept, which is harmless, because the
+    Clients with identical sentences are reduced to the first one, which is harmless, because the
     docstrings are published. Ids are dotted paths, such as "scipy.stats._stats_py.zscore".
     """
     if len(set(packages)) != len(packages):
         raise InputError("docstrings: a package is named twice")
     table = parquet.read_table(_SNAPSHOT)
     releases = json.loads(table.schema.metadata[b"packages"])
-    for package in packages:
-        if package not in releases:
-            raise _unknown(package, releases)
+    for package in [name for name in packages if name not in releases]:
+        names = {release["distribution"].lower(): name for name, release in releases.items()}
+        names |= {name.lower(): name for name in releases}
+        near = difflib.get_close_matches(package.lower().replace("_", "-"), names, 1, 0.6)
+        hint = f" (did you mean {names[near[0]]!r}?)" if near else ""
+        raise InputError(
+            f"docstrings: there is no package {package!r} in the snapshot{hint}; expected names of "
+            f"packages joined by commas, out of {', '.join(releases)}"
+        )
     rows = zip(table["client"].to_pylist(), table["text"].to_pylist(), strict=True)
     clients = [(path, texts) for path, texts in rows if path.partition(".")[0] in packages]
     # The first of identical clients, in the order of the packages named.
@@ -49,16 +55,4 @@ def read_docstrings(packages: Sequence[str]) -> Population:
         {"text": pa.array(texts, pa.large_string())},
         name=f"docstrings:{','.join(packages)}",
         unit="documented class or function",
-    )
-
-
-def _unknown(package: str, releases: dict[str, dict[str, str]]) -> InputError:
-    """The error for an unknown package; suggests the nearest name of a package or distribution."""
-    names = {release["distribution"].lower(): name for name, release in releases.items()}
-    names |= {name.lower(): name for name in releases}
-    near = difflib.get_close_matches(package.lower().replace("_", "-"), names, 1, 0.6)
-    hint = f" (did you mean {names[near[0]]!r}?)" if near else ""
-    return InputError(
-        f"docstrings: there is no package {package!r} in the snapshot{hint}; expected names of "
-        f"packages joined by commas, out of {', '.join(releases)}"
     )

@@ -138,7 +138,10 @@ def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:
     if layout.label is not None:
         columns[_LABEL] = rows.columns[layout.label].cast(pa.int32())
     if layout.features:
-        columns[_FEATURES] = _side_by_side([rows.columns[name] for name in layout.features])
+        parts = [from_arrow(rows.columns[name]) for name in layout.features]
+        matrix = np.concatenate([part.reshape(len(part), -1) for part in parts], 1)
+        numbers = arrow(matrix.astype(np.float32).reshape(-1))
+        columns[_FEATURES] = pa.FixedSizeListArray.from_arrays(numbers, matrix.shape[1])
     columns |= {name: rows.columns[name] for name in layout.columns}
     if layout.split is not None:
         texts, row_of_text, is_example = _divided(columns[_TEXT], layout.split)
@@ -236,13 +239,6 @@ def stream_of(read: Read, layout: Layout, name: str, folder: Path | None) -> Ite
             raise InputError(f"{name} has no rows, expected at least one")
         described = name, layout.unit, "words", None, fields.dropped
         yield Stream(itertools.chain([first], batches), examples, *described)
-
-
-def _side_by_side(columns: list[pa.Array]) -> pa.Array:
-    """Numbers, and lists of them, as rows of a float32 matrix."""
-    parts = [from_arrow(column) for column in columns]
-    matrix = np.concatenate([part.reshape(len(part), -1) for part in parts], 1).astype(np.float32)
-    return pa.FixedSizeListArray.from_arrays(arrow(matrix.reshape(-1)), matrix.shape[1])
 
 
 def _divided(texts: pa.Array, split: str) -> tuple[pa.Array, np.ndarray, np.ndarray]:

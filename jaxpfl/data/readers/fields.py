@@ -178,7 +178,7 @@ class Fields:
         return np.flatnonzero(complete).tolist()
 
     def _are_numbers(self, name: str, texts: list[str]) -> bool:
-        """Whether texts stand for numbers: by what was read before, or by the first that may."""
+        """Whether texts stand for numbers: as earlier rows did, or else the first text decides."""
         if {"client", "text"} & {*self._uses[name]}:
             return False
         if name in self._types:
@@ -275,7 +275,7 @@ def _parse(kind: type, texts: list[str]) -> list[Any] | None:
 def row_error(
     source: str, number: int, name: str, expected: str, actual: str, more: str = ""
 ) -> InputError:
-    """The error of a row, by its number, whose field does not hold what is expected."""
+    """The error of a row, by its number, whose field holds another value than expected."""
     hint = "; FILE?missing=drop leaves such rows out, and dropna() in a frame"
     actual += more + (hint if actual in ("no value", "an empty string", "NaN") else "")
     return InputError(f"{source}, row {number}: field {name!r} must be {expected}, found {actual}")

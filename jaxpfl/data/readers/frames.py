@@ -38,7 +38,7 @@ def from_dataframe(
         Table, or anything else with `__arrow_c_stream__`. An index is not read: use
         `reset_index()`.
       client, text, label, features, columns, split: which columns are what, see `Layout`.
-      name: of the population, in messages and reports: public.
+      name: the population's, in messages and reports: public.
 
     Returns:
       Clients in order of first appearance.

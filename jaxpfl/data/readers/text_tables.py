@@ -2,17 +2,17 @@
 
 Policy, the same on every platform:
 - A file is in UTF-8, in UTF-16 with a byte order mark, or in the encoding that a user names; no
-  other is guessed, and what is not valid in it is refused. The checksum of .gz is verified. Lines
+  other is guessed, and invalid bytes are refused. The checksum of .gz is verified. Lines
   end in \\n or \\r\\n. A row has at most 16 MiB.
 - JSON lines: an object a line. Blank lines are skipped, but counted in row numbers. Texts are not
   changed (see `data.columns`): NUL stays, an empty text is an example, and only a lone surrogate
   escape becomes U+FFFD.
-- CSV (RFC 4180): a header, then as many fields in each row. Of comma, semicolon, tab and bar, the
-  one that gives a header with the wanted fields separates them; in .tsv it is the tab. Fields in
+- CSV (RFC 4180): a header, then as many fields in each row. The separator is the comma, semicolon,
+  tab or bar that gives a header with the wanted fields; in .tsv it is the tab. Fields in
   double quotes may hold separators, line ends and doubled quotes. Rows are counted as in a
   spreadsheet: the header is row 1; blank lines are skipped and not counted. Client ids and texts
-  are what is written (which ids are refused, `fields` says). Of other fields, the first row says
-  whether they are numbers, booleans (true, false) or strings, and later rows must agree; spaces
+  are read as they are written (`fields` says which ids are refused). The first row decides whether
+  another field holds numbers, booleans (true, false) or strings, and later rows must agree; spaces
   around numbers are ignored. An empty text is an example, an empty number and NaN are refused; with
   missing=drop, none of these rows is kept.
 """

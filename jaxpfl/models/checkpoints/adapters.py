@@ -1,9 +1,9 @@
 """Adapters in a folder: adapter_config.json and adapter_model.safetensors.
 
-Settings and names are those of the library PEFT (0.21), which reads what is written here, and whose
-own adapters of our decoders are read here. In a file, A is [rank, inputs] and B [outputs, rank],
-separately for every layer. A setting that is not supported here must be off, unless it cannot
-change what the trained model computes: a variant of LoRA that was read past would be another model.
+Settings and names are those of the library PEFT (0.21): it reads our files, and we read its
+adapters of our decoders. In a file, A is [rank, inputs] and B [outputs, rank], separately for every
+layer. A setting that is not supported here must be off, unless it cannot change the trained model's
+outputs: an ignored variant of LoRA would be another model.
 
 GPT-2's queries, keys and values are one matrix in its checkpoints. An adapter of rank R on it is
 read as three of rank R with the same A. Ours, of rank r each, are written as one of rank 3 r:

@@ -52,18 +52,12 @@ class Tensors(dict[str, tuple[Path, Any]]):
             raise InputError(f"{what} must have shape {list(shape)}, found {list(actual)}")
 
     def finite(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
-        """`read`, with an InputError when a value is not finite."""
-        return finite(f"{self.file(name)}: tensor {name!r}", self.read(name, where))
-
-    def read(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
-        """A new array of the slice, in the dtype of the file."""
-        safetensors = require("safetensors", "text")
+        """A new array of the slice, in the dtype of the file; all values must be finite."""
+        safetensors, what = require("safetensors", "text"), f"{self.file(name)}: tensor {name!r}"
         try:
-            return np.asarray(self._slice(name)[where or ...])
+            return finite(what, np.asarray(self._slice(name)[where or ...]))
         except safetensors.SafetensorError as error:
-            raise CorruptFile(
-                f"{self.file(name)}: tensor {name!r} cannot be read: {error}"
-            ) from error
+            raise CorruptFile(f"{what} cannot be read: {error}") from error
 
     def _slice(self, name: str) -> Any:
         return self[name][1].get_slice(name)

@@ -56,7 +56,7 @@ def framed(tokenizer: Any, path: Path) -> tuple[list[int], list[int]]:
 
 @contextmanager
 def faults(sentence: str, *, private: bool = False) -> Iterator[None]:
-    """Reports what the library raises as `CorruptFile`, with this sentence.
+    """Reports the library's errors as `CorruptFile`, with this sentence.
 
     The library has no exception class of its own, and a panic of its Rust code is no `Exception`.
     If `private`, its own message, which may quote a text, is left out.

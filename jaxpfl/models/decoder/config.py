@@ -150,7 +150,7 @@ class DecoderConfig(Checked):
       head_size: features of a head; 0 means `hidden_size / heads`.
       inner_size: features inside the feed-forward block; 0 means four times `hidden_size`.
       positions: the number of tokens of the longest sequence.
-      activation: of the feed-forward block; "" means "gelu_new" (gpt2), "gelu_pytorch_tanh"
+      activation: the feed-forward block's; "" means "gelu_new" (gpt2), "gelu_pytorch_tanh"
         (gemma3_text) or "silu".
       tied: whether the output layer is the token embedding; None means True for gpt2 and
         gemma3_text only.

@@ -296,7 +296,7 @@ class Decoder(Checked, LossModel):
         positions_BxL: Array | None = None,
         branch_BxL: Array | None = None,
     ) -> tuple[Array, list[tuple[Array, Array | None]]]:
-        """Embedded tokens [B, L, H]; by kind, what is seen [B, L, L] and angles [B, L, D/2]."""
+        """Embedded tokens [B, L, H]; by kind, visible tokens [B, L, L] and angles [B, L, D/2]."""
         batch, length = tokens_BxL.shape
         if positions_BxL is None and length > self.config.positions:
             raise InputError(

@@ -27,7 +27,7 @@ KEY_IMPL, _KEY_WORDS = "threefry2x32", 2
 
 
 class Program(NamedTuple):
-    """What a program is compiled for, in addition to the shapes of its arguments."""
+    """The static settings of a compiled program, beside the shapes of its arguments."""
 
     model: Decoder
     mesh: Mesh | None
@@ -141,8 +141,8 @@ def _run_alone(
         max_tokens=program.max_tokens,
         key_impl=KEY_IMPL,
     )
-    found = continuous_batching.run(sequences, state, batch.requests, last)
-    return jax.tree.map(lambda leaf: leaf[None], found)
+    state, log = continuous_batching.run(sequences, state, batch.requests, last)
+    return jax.tree.map(lambda leaf: leaf[None], (state, log))
 
 
 @lru_cache(maxsize=32)
