@@ -28,13 +28,13 @@ def real(name: str, value: object) -> float:
 
 
 def _in_range(fits: Callable[[float], bool], expected: str) -> Callable[[str, object], float]:
-    def check(name: str, value: object) -> float:
+    def in_range(name: str, value: object) -> float:
         number = real(name, value)
         if not fits(number):
             raise InputError(f"{name} must {expected}, found {value!r}")
         return number
 
-    return check
+    return in_range
 
 
 # Each takes a name and a value, and returns the value as a float.

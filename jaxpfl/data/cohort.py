@@ -154,7 +154,7 @@ class Cohort:
         wanted = np.arange(shards) if blocks is None else np.asarray(blocks, np.int64)
         self._columns = self.population.numeric()
         if not self._columns:
-            columns = self.population.described()
+            columns = self.population.column_types()
             raise InputError(f"a cohort needs a numeric column, found {columns}: encode text first")
         # Those of the wanted blocks are packed.
         places = np.full(shards, -1)

@@ -56,8 +56,7 @@ from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population, collect
 from jaxpfl.data.readers import hugging_face, image_folders, plain_text, table, tff_sqlite
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
-from jaxpfl.data.readers.digits import read_digits
-from jaxpfl.data.readers.docstrings import read_docstrings
+from jaxpfl.data.readers.embedded import read_digits, read_docstrings
 from jaxpfl.data.readers.examples import EACH_ROW, Layout, Read, population_of, stream_of
 from jaxpfl.data.readers.frames import read_frame
 from jaxpfl.data.readers.prose import PIECES

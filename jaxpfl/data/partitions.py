@@ -167,7 +167,7 @@ def _labels(population: Population, by: str) -> tuple[int, np.ndarray]:
     if column.ndim != 1:
         raise InputError(
             f"partition: needs a column {by!r} with one value for each example, found "
-            f"{population.described()}"
+            f"{population.column_types()}"
         )
     # In their order, whatever the order of the examples.
     values, index_N = np.unique(column, return_inverse=True)

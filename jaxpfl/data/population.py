@@ -19,13 +19,14 @@ from jaxpfl.data.columns import (
     concatenated,
     describe,
     is_numeric,
-    rows_of,
+    read,
     take,
     text_array,
     warn_of_numbers,
 )
 from jaxpfl.data.content import content_hash, origin_hash
 from jaxpfl.data.draws import client_uniforms
+from jaxpfl.data.sequences import Padded
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError, named
 
@@ -130,15 +131,15 @@ class Population:
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:
-        return f"Population({self.name!r}, unit={self.unit!r}, columns=({self.described()}))"
+        return f"Population({self.name!r}, unit={self.unit!r}, columns=({self.column_types()}))"
 
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
 
-        values = {"source": self.name, "a client is": self.unit, "columns": self.described()}
+        values = {"source": self.name, "a client is": self.unit, "columns": self.column_types()}
         return facts("Population", values)
 
-    def described(self) -> str:
+    def column_types(self) -> str:
         """Name, type and shape of each column."""
         return ", ".join(f"{name}: {describe(column)}" for name, column in self._stored.items())
 
@@ -190,8 +191,12 @@ class Population:
         return self.rows(slice(int(self.offsets[client]), int(self.offsets[client + 1])))
 
     def rows(self, rows: slice) -> dict[str, Column]:
-        """The columns of neighbouring examples, whichever clients they are of."""
-        return {name: rows_of(column, rows) for name, column in self._stored.items()}
+        """The columns of neighbouring examples, whichever clients they are of, as arrays."""
+        parts = {name: take(column, rows) for name, column in self._stored.items()}
+        return {
+            name: np.asarray(part) if isinstance(part, Padded) else read(part)
+            for name, part in parts.items()
+        }
 
     def select(self, client_indices: Any, name: str | None = None) -> "Population":
         """The clients of these indices, each in range and given once, in this order."""

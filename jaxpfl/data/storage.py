@@ -11,8 +11,9 @@
     FOLDER/vocabulary.json              with token ids: the words that they stand for
 
 Opening checks the manifest, all sizes and the clients. A block of a column is verified when it is
-first read, once while the folder is open; `data.check` verifies all at once. The folder is written
-under a temporary name and then renamed, so that it is complete or absent, and has mode 0700.
+first read, once while the folder is open; `folders.check_folder` verifies all at once. The folder
+is written under a temporary name and then renamed, so that it is complete or absent, and has mode
+0700.
 """
 
 import contextlib

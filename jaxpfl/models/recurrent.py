@@ -18,7 +18,7 @@ from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params, requir
 from jaxpfl.models.layers.embedding import look_up
 from jaxpfl.models.layers.initial import glorot_uniform, uniform
 from jaxpfl.models.layers.output_layer import next_token_loss
-from jaxpfl.models.layers.recurrence import Weights, lstm, run
+from jaxpfl.models.layers.recurrence import Weights, lstm, run_cell
 
 
 class RecurrentNetwork(nnx.Module):
@@ -102,7 +102,7 @@ class LSTMLayer(nnx.Module):
         self.bias = nnx.Param(gates_4xH.reshape(-1))
 
     def __call__(self, x_TxBxI: Array) -> Array:
-        return run(lstm, x_TxBxI, Weights(self.kernel[...], self.bias[...]))
+        return run_cell(lstm, x_TxBxI, Weights(self.kernel[...], self.bias[...]))
 
 
 @dataclass(frozen=True)

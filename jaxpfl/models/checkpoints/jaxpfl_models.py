@@ -85,7 +85,7 @@ def load(folder: str | Path) -> tuple[Any, Params]:
             raise InputError(f"{tensors.file(name)}: tensor {name!r} is not part of the model")
         read = []
         for name, shape in shapes.items():
-            tensors.check(name, shape.shape)
+            tensors.require(name, shape.shape)
             read.append(jnp.array(tensors.finite(name), jnp.float32))
     return model, jax.tree.unflatten(jax.tree.structure(expected), read)
 

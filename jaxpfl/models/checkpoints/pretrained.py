@@ -150,7 +150,7 @@ def _parameters(
     unused = dict(by_short)
     for block in blocks(model):
         name = by_short.get(block.tensor, block.tensor)
-        tensors.check(name, stored_shape(block, shapes[block.leaf].shape))
+        tensors.require(name, stored_shape(block, shapes[block.leaf].shape))
         sources[block.leaf].append((name, block))
         unused.pop(block.tensor, None)
     for short, name in sorted(unused.items()):

@@ -39,7 +39,7 @@ class Tensors(dict[str, tuple[Path, Any]]):
         """The file that holds a tensor."""
         return self[name][0]
 
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
+    def require(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuses a tensor that is missing, not floating point or of another shape."""
         if name not in self:
             raise InputError(f"{self.path}: tensor {name!r} is missing")

@@ -43,7 +43,7 @@ def load(folder: str | Path, model: MultiLabelResNet, key: Array) -> tuple[Any, 
         unused = {name for name in tensors if not name.startswith("fc.")}
 
         def read(name: str, shape: tuple[int, ...]) -> Array:
-            tensors.check(name, shape)
+            tensors.require(name, shape)
             unused.discard(name)
             return jnp.array(tensors.finite(name), jnp.float32)
 
