@@ -11,7 +11,7 @@ _KIND = (
     *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),
 )
 _INSTRUCTIONS = ("flags", "Features")
-# Those that floating-point programs are compiled to. The others change with the system's kernel.
+# Instructions of floating-point programs. The other flags change with the system's kernel.
 _ARITHMETIC = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "fp", "sse", "ssse", "sve", "sme")
 
 

@@ -283,7 +283,7 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
             for name in names:
                 if name not in sizes:
                     raise InputError(f"{path} has no array {name!r}: expected one of {[*sizes]}")
-            # Before anything is allocated: a small file may claim any size.
+            # Checked before anything is allocated: a small file may claim any size.
             size = 2 * sum(sizes[name] for name in {*names})
             checks.fits_memory(f"{path}: its arrays, read and copied once,", size)
             stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)

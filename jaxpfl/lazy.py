@@ -53,7 +53,7 @@ def later(package: str, light: str) -> None:
     """
     spec: Any = importlib.util.find_spec(package)
     if spec is None or package in sys.modules:
-        return  # whoever imports it is told that it is absent
+        return  # if it is absent, the import that needs it says so
     module: Any = importlib.util.module_from_spec(spec)
     loading, begun = threading.RLock(), False
 

@@ -69,7 +69,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
         if self._cell is not None:
-            # No time is left in a notebook that is shared.
+            # A shared notebook must not show the time.
             self._cell("")
 
     def begin(self, done: int, total: int | None = None) -> None:

@@ -156,7 +156,7 @@ class Cohort:
         if not self._columns:
             columns = self.population.column_types()
             raise InputError(f"a cohort needs a numeric column, found {columns}: encode text first")
-        # Those of the wanted blocks are packed.
+        # Only the slots of the wanted blocks are packed.
         places = np.full(shards, -1)
         places[wanted] = np.arange(len(wanted))
         turn, block = np.divmod(np.arange(capacity), shards)

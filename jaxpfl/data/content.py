@@ -99,7 +99,7 @@ class Growing:
                 edges, content = text_buffers(column)
             edges = edges + (self._end - edges[0])
             self._end = edges[-1]
-            # The first edge is the end of the example before.
+            # The first edge was written as the end of the example before.
             self._write([(edges[1:] if self.examples else edges).data, content])
         self.examples += len(column)
 

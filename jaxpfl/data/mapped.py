@@ -25,7 +25,7 @@ def chosen(numbers: range | np.ndarray, rows: Any) -> range | np.ndarray:
         whole = isinstance(selected, np.ndarray) or selected.step == 1
         return selected if whole else np.asarray(selected, np.int64)
     rows = np.asarray(rows, np.int64)
-    # Beside them lie other clients' rows.
+    # Rows out of range would be those of other clients.
     if rows.size and not 0 <= rows.min() <= rows.max() < len(numbers):
         raise IndexError(f"rows must lie in 0 .. {len(numbers) - 1}")
     return rows + numbers.start if isinstance(numbers, range) else numbers[rows]
@@ -157,7 +157,7 @@ class MappedText:
         buffers = pa.py_buffer(edges), pa.py_buffer(content.unverified)
         texts = pa.LargeStringArray.from_buffers(len(self), *buffers)
         try:
-            # Arrow would read beside the content without a question. Its message may quote a text.
+            # Unchecked, Arrow would read beyond the content. Its message may quote a text.
             texts.validate(full=True)
         except ValueError:
             raise content.unfit("they do not begin one after the other, or are not UTF-8") from None

@@ -155,7 +155,7 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
 
 def _require_examples(population: Population, least: int) -> None:
     if population.num_examples < least:
-        # Without the number: how many examples a population has is private.
+        # The message leaves the number out: how many examples a population has is private.
         raise InputError(
             f"partition: so many clients need {least} examples, and {population.name!r} has fewer"
         )
@@ -169,7 +169,7 @@ def _labels(population: Population, by: str) -> tuple[int, np.ndarray]:
             f"partition: needs a column {by!r} with one value for each example, found "
             f"{population.column_types()}"
         )
-    # In their order, whatever the order of the examples.
+    # Sorted, so that the order of the examples does not matter.
     values, index_N = np.unique(column, return_inverse=True)
     return len(values), index_N
 

@@ -378,7 +378,7 @@ def one_per_example(population: Population, name: str, values: Any) -> np.ndarra
     """`values` as bool [examples]."""
     array = np.asarray(values)
     if array.dtype != bool or array.shape != (population.num_examples,):
-        # Without the number: how many examples a selection has is private.
+        # The message leaves the number out: how many examples a selection has is private.
         raise InputError(
             f"{name} must be one boolean for each example, found {array.ndim} axes of {array.dtype}"
             " or another length"

@@ -56,7 +56,7 @@ _NUMBERS = (
     *("float16", "float32", "float64"),
 )
 _NO_IDS, _NO_OFFSETS = text_array([]), np.zeros(0, np.int64)
-# No source has a column of texts of this name: those that are read in one have this library's own.
+# No source has a column of texts of this name, because readers name their columns themselves.
 _TOKENS = "tokens"
 _HEX = 64
 
@@ -160,7 +160,7 @@ def write(
             },
             **{name: column.synced() for name, column in of_clients.items()},
             "block_bytes": blocks.BLOCK,
-            # That of the text, so that texts and tokens are charged to the same ledger.
+            # The text's fingerprint, so that texts and tokens are charged to the same ledger.
             "fingerprint": stream.fingerprint or (_hash(texts, offsets) if encoder else content),
             "content": content,
         }

@@ -87,6 +87,21 @@ class LossModel:
         return self.loss(params, batch, mask)[1]
 
 
+class TokenModel(LossModel):
+    """A model of the column "tokens", whose `config` has its name and its number of token ids."""
+
+    columns = ("tokens",)
+    config: Any
+
+    @property
+    def name(self) -> str:
+        return self.config.model_type
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+
 class NetworkModel(LossModel):
     """A model whose network is a Flax NNX module.
 

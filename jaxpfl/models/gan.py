@@ -156,7 +156,7 @@ class Critic(nnx.Module):
             x = jax.nn.leaky_relu(layer.shifted(x), _LEAK)
         hidden_NxF = x.reshape(groups * batch, -1) @ self.hidden.kernel[...]
         hidden_GxBxF = hidden_NxF.reshape(groups, batch, -1)
-        # Each batch alone: the statistics of a mixed one would tell real from generated images.
+        # Each batch is normalised alone: a mixed one's statistics would tell real from generated.
         normal = [self.normalisation(hidden_BxF, real_B) for hidden_BxF in hidden_GxBxF]
         x = jax.nn.leaky_relu(jnp.concatenate([values for values, _ in normal]), _LEAK)
         score_NxO = self.output.shifted(x @ self.output.kernel[...])

@@ -94,7 +94,7 @@ class OwnModel(LossModel):
             params = jax.eval_shape(self.init, _key())
             jax.eval_shape(jax.grad(self.loss, has_aux=True), params, batch, mask)
         except InputError as error:
-            # Without the note on its traceback that JAX adds to every exception.
+            # Raised anew, without the note on its traceback that JAX adds to every exception.
             raise InputError(str(error)) from error.__cause__
 
     def _own_sums(self, params: Params, batch: Batch, mask: Array) -> Metrics:

@@ -59,7 +59,7 @@ def read_arrays(
             )
     if not total:
         raise InputError(f"{path} has no examples")
-    # Rows may hold nothing, and be any number.
+    # Rows of no bytes may be of any number.
     checks.fits_memory(f"{path}: {total} rows", _ROW_BYTES * total)
     if alone:
         client_of_row = np.arange(total)

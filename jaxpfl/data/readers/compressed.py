@@ -46,7 +46,7 @@ def errors_of(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: there is no such file") from None
     except OSError as error:
         if error.strerror is None:
-            # As the module bz2 reports damaged data.
+            # The module bz2 reports damaged data so.
             raise CorruptFile(f"{path} is not valid: its compressed data is damaged") from None
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 

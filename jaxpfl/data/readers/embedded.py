@@ -43,7 +43,7 @@ def read_docstrings(packages: Sequence[str]) -> Population:
         )
     rows = zip(table["client"].to_pylist(), table["text"].to_pylist(), strict=True)
     clients = [(path, texts) for path, texts in rows if path.partition(".")[0] in packages]
-    # The first of identical clients, in the order of the packages named.
+    # The first of identical clients stays, in the order of the packages named.
     clients.sort(key=lambda client: packages.index(client[0].partition(".")[0]))
     paths: dict[tuple[str, ...], str] = {}
     for path, texts in clients:

@@ -148,7 +148,7 @@ def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:
         taken = pa.array(row_of_text)
         columns = {name: column.take(taken) for name, column in columns.items()}
         columns[_TEXT], ids = texts, ids.take(taken)
-    own = {grouping.CLIENT: ids, grouping.HELD: pa.array(is_example)}
+    own = {grouping.CLIENT: ids, grouping.IS_EXAMPLE: pa.array(is_example)}
     return pa.RecordBatch.from_pydict({**columns, **own})
 
 
@@ -184,13 +184,13 @@ def population_of(read: Read, layout: Layout, name: str) -> Population:
         size += block.nbytes
         # They are copied once, into columns of all blocks.
         checks.fits_memory(f"{name}: its rows, in memory,", 2 * size)
-    if not any(block[grouping.HELD].true_count for block in blocks):
+    if not any(block[grouping.IS_EXAMPLE].true_count for block in blocks):
         raise InputError(f"{name} has no examples")
     columns = {
         column: _of_one_type(name, column, [block[column] for block in blocks])
         for column in blocks[0].schema.names
     }
-    is_example = columns.pop(grouping.HELD)
+    is_example = columns.pop(grouping.IS_EXAMPLE)
     # One dictionary of all blocks, in the order of first appearance.
     ids = columns.pop(grouping.CLIENT).dictionary_encode()
     examples = {column: from_arrow(parts.filter(is_example)) for column, parts in columns.items()}
@@ -220,7 +220,7 @@ def stream_of(read: Read, layout: Layout, name: str, folder: Path | None) -> Ite
     def blocks() -> Iterator[pa.RecordBatch]:
         nonlocal examples
         for rows, block in _blocks(read, layout, fields):
-            examples += block[grouping.HELD].true_count
+            examples += block[grouping.IS_EXAMPLE].true_count
             for field in block.schema:
                 # Rows that are on the disk already cannot become floats.
                 if types.setdefault(field.name, field.type) != field.type:

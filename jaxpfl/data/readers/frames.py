@@ -80,7 +80,7 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch |
             raise unread
         return
     if hasattr(frame, "loc") and hasattr(frame, "columns"):
-        # A column of pandas that nobody asked for may hold what Arrow does not know.
+        # Other columns of pandas are left out, because they may hold objects unknown to Arrow.
         fields.require(name, list(frame.columns))
         frame = frame.loc[:, wanted]
     if not hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "to_frame"):  # one column

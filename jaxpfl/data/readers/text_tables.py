@@ -71,7 +71,7 @@ def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None)
             continue
         row = _object(f"{path}, row {number}", text)
         for name in fields.names:
-            # The names that it has are not said: they may be values of clients.
+            # The message leaves the row's own names out: they may be values of clients.
             if name not in row and not fields.drop:
                 raise InputError(f"{path}, row {number}: there is no field {name!r}")
         yield number, row, len(text)
@@ -91,7 +91,7 @@ def _object(where: str, text: str) -> dict[str, Any]:
         problem = (
             "expected JSON without NaN, infinities, numbers of thousands of digits and deep nesting"
         )
-    # Not while Python's error is handled, which holds the text.
+    # Raised outside of `except`, because Python's error holds the text.
     raise InputError(f"{where}: {problem}")
 
 

@@ -77,7 +77,7 @@ class ExampleDecoder:
             except message.DecodeError:
                 reason = "it is truncated, damaged or no tf.train.Example"
                 raise DefectError(index, reason, corrupt=True) from None
-            # Before anything is made of them: a few bytes may hold millions of entries.
+            # Counted before they are read: a few bytes may hold millions of entries.
             if len(entries) != len(self._kinds):
                 raise DefectError(index, self._other_features(entries))
             values_of = {entry.key: entry.value for entry in entries}

@@ -243,7 +243,7 @@ def _errors_of(path: Path) -> Iterator[None]:
     except sqlite3.DataError:
         raise InputError(f"{path} has a row longer than {MAX_VALUE_BYTES} bytes") from None
     except UnicodeDecodeError:
-        # Python's module reads as UTF-8 what SQLite says of a schema that it cannot parse.
+        # Python's module decodes SQLite's message about a broken schema as UTF-8.
         raise CorruptFile(f"{path} is damaged: its schema is no valid UTF-8") from None
     except sqlite3.DatabaseError as error:
         code = _machine_error(error)

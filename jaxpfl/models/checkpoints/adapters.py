@@ -125,7 +125,7 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
                 for leaf in sizes
                 for layer in range(layers)
             }
-            # All of them before memory is taken for the rank that the settings claim.
+            # All shapes are checked before memory is taken for the rank that the settings claim.
             for (leaf, _), name in names.items():
                 unused.discard(name)
                 tensors.require(name, sizes[leaf][:0:-1])

@@ -80,7 +80,7 @@ def at_hand(name: str) -> Path | None:
     try:
         client = model_files.require("huggingface_hub", "text")
         cached = client.try_to_load_from_cache(repository, "config.json", revision=revision)
-    # Not installed, or a name that is none of the hub's: both are a `ValueError`.
+    # The library is not installed, or the hub has no such names: both are a `ValueError`.
     except ValueError:
         return None
     return Path(cached).parent if isinstance(cached, str) else None

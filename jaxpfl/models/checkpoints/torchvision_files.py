@@ -33,7 +33,7 @@ def load(folder: str | Path, model: MultiLabelResNet, key: Array) -> tuple[Any, 
       InputError: a tensor is missing, unexpected, of another shape or dtype, or not finite.
       CorruptFile: the file is broken.
     """
-    # Nothing else is drawn.
+    # Only the output layer is drawn.
     output = jax.jit(lambda key: {name: model.init(key)[name] for name in ("kernel", "bias")})(key)
     drawn = jax.eval_shape(model.init, key) | output
     leaves, statistics = named_leaves(drawn), []

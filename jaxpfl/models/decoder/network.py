@@ -32,7 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checked import Checked
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, LossModel, Metrics, Params, masked_loss, split
+from jaxpfl.models.base import PAD, Batch, Metrics, Params, TokenModel, masked_loss, split
 from jaxpfl.models.decoder import layers
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
 from jaxpfl.models.decoder.config import PROJECTIONS, DecoderConfig, LoRA
@@ -117,7 +117,7 @@ def _of_kind(second: Array | None, views: list[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Decoder(Checked, LossModel):
+class Decoder(Checked, TokenModel):
     """A decoder language model.
 
     The parameters are {"embed": {"token" [V, H], "position" [positions, H] (gpt2)}, "layers":
@@ -143,16 +143,6 @@ class Decoder(Checked, LossModel):
     int8: bool = False
     compute: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
-
-    columns = ("tokens",)
-
-    @property
-    def name(self) -> str:
-        return self.config.model_type
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
 
     @cached_property
     def _layer(self) -> nnx.GraphDef:

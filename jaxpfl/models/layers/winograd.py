@@ -71,7 +71,7 @@ def _slopes(
         image_HxWxC, slope_HxWxO, winners_TxO = image
         shares_TxO = slope_HxWxO.reshape(-1, outputs)
         shares_TxO = shares_TxO / lax.population_count(winners_TxO).astype(shares_TxO.dtype)
-        # A product: where nothing won, the value is NaN, and so must be the gradient.
+        # Not a selection: where no place won, the value is NaN, and so must be the gradient.
         won = [(winners_TxO >> jnp.uint8(place)) & jnp.uint8(1) for place in range(4)]
         slopes = [won_TxO.astype(shares_TxO.dtype) * shares_TxO for won_TxO in won]
         # The transpose of `_output_tiles`: A y A' of each tile y.

@@ -96,7 +96,7 @@ def top_words(
     complete_CxT = tokens_NxT[np.argmax(tokens_NxT == END, axis=1) > 0]
     distinct_DxT, draws_D = np.unique(complete_CxT, axis=0, return_counts=True)
     log_D = log_probabilities(model, params, distinct_DxT)
-    # `unique` sorts by bytes, with the end after all of them; a stable sort keeps that for ties.
+    # `unique` sorts by bytes, with the end after all of them; a stable sort keeps this order.
     scored = []
     for i in np.argsort(-log_D, kind="stable"):
         raw = complete_word(distinct_DxT[i]) or b""

@@ -11,7 +11,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.progress import Progress
 from jaxpfl.text.columns import text_column
 
-# Handed to an embedder at a time: enough to sort by length, few enough to show how far it has come.
+# Examples in a call of an embedder: enough to sort by length, few enough to show progress.
 _CALL = 4_096
 
 

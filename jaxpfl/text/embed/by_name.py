@@ -79,7 +79,7 @@ class SentenceTransformersEmbedder:
             problem = f"sentence-transformers cannot load {name!r}: {summary(error)}"
             raise InputError(problem) from error
         self.name = f"sentence-transformers:{name}"
-        # Found by an example, because the method for it has another name in every version.
+        # Measured with an example: the library's method for it was renamed several times.
         self.dimension = int(self._encode([""]).shape[1])
 
     def __call__(self, examples: Any) -> np.ndarray:

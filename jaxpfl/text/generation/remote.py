@@ -72,7 +72,7 @@ class RemoteModel(Writer):
     def _text(self, prompt: str, seed: int, decoding: Decoding) -> tuple[str, bool]:
         if not prompt:
             return "", False
-        # The standard library's own message on a newline would show it.
+        # A newline is removed, because the standard library's message on it would show the key.
         secret = "".join(os.environ.get(API_KEY, "").split())
         outcome = f"characters in {API_KEY} or the address that HTTP cannot send"
         # One prompt and one text a request: servers answer several in different forms.

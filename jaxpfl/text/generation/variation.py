@@ -58,7 +58,7 @@ class Continue(Checked):
             tokeniser.decode(row[: int(self.kept * len(row))]).rstrip("\ufffd") for row in rows
         ]
         decoding = replace(self.decoding, max_new_tokens=self.tokens)
-        # A beginning is continued, also by a model that answers messages.
+        # A model that answers messages continues the beginning, too.
         written = self.writer.without_chat().write(starts, key, decoding=decoding).texts
         joined = [self.clean(start + end) for start, (end,) in zip(starts, written, strict=True)]
         cut = self.writer.shortened(joined, self.tokens)

@@ -33,13 +33,13 @@ def fill_in(source: str, variables: Sequence[Mapping[str, Any]]) -> list[str]:
     """The texts that a template writes, one for each set of variables (of JSON's types)."""
     lines = [json.dumps(value).encode() + b"\n" for value in (source, *variables)]
     with subprocess.Popen(
-        # The program's own folder is none of the places where modules are looked for.
+        # -P: Python does not look for modules in the program's own folder.
         [sys.executable, "-P", __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        # Ctrl-C in a terminal is for this process.
+        # Ctrl-C in a terminal reaches this process alone.
         process_group=0,
     ) as child:
         try:
@@ -68,7 +68,7 @@ def _answer_all() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (BYTES, hard))
     source = json.loads(sys.stdin.buffer.readline())
     for line in sys.stdin.buffer:
-        # When it is over, its signal ends the process, whatever the process is doing.
+        # The timer's signal ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         answer = _answer(source, json.loads(line))
         written = json.dumps(answer).encode() + b"\n"
