@@ -148,6 +148,12 @@ def read(column: Column) -> Column:
     return column.whole if isinstance(column, Mapped | MappedText) else column
 
 
+def rows_of(column: Column, rows: slice) -> Column:
+    """Neighbouring rows of a column, as an array where they can be one."""
+    part = take(column, rows)
+    return np.asarray(part) if isinstance(part, Padded) else read(part)
+
+
 def concatenated(parts: list[Column]) -> Column:
     """The examples of several columns of one type; without any, a float32 column of none."""
     if not parts:

@@ -19,14 +19,13 @@ from jaxpfl.data.columns import (
     concatenated,
     describe,
     is_numeric,
-    read,
+    rows_of,
     take,
     text_array,
     warn_of_numbers,
 )
 from jaxpfl.data.content import content_hash, origin_hash
 from jaxpfl.data.draws import client_uniforms
-from jaxpfl.data.sequences import Padded
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError, named
 
@@ -191,12 +190,8 @@ class Population:
         return self.rows(slice(int(self.offsets[client]), int(self.offsets[client + 1])))
 
     def rows(self, rows: slice) -> dict[str, Column]:
-        """The columns of neighbouring examples, whichever clients they are of, as arrays."""
-        parts = {name: take(column, rows) for name, column in self._stored.items()}
-        return {
-            name: np.asarray(part) if isinstance(part, Padded) else read(part)
-            for name, part in parts.items()
-        }
+        """The columns of neighbouring examples, whichever clients they are of."""
+        return {name: rows_of(column, rows) for name, column in self._stored.items()}
 
     def select(self, client_indices: Any, name: str | None = None) -> "Population":
         """The clients of these indices, each in range and given once, in this order."""
@@ -289,7 +284,7 @@ class Population:
         storage.write(files.user_path(folder), lambda _: contextlib.nullcontext(self.stream()))
 
     def stream(self) -> Stream:
-        """The population batch by batch; a mapped column is read as far as the batch."""
+        """The population batch by batch; what is mapped is read as far as the batch."""
         described = (self.name, self.unit, self.splitting, self.fingerprint)
         return Stream(self._batches(), self.num_examples, *described)
 
