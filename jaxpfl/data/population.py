@@ -130,15 +130,15 @@ class Population:
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:
-        return f"Population({self.name!r}, unit={self.unit!r}, columns=({self.described()}))"
+        return f"Population({self.name!r}, unit={self.unit!r}, columns=({self.column_types()}))"
 
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
 
-        held = {"a client is": self.unit, "columns": self.described()}
-        return facts("Population", {"source": self.name, **held})
+        values = {"source": self.name, "a client is": self.unit, "columns": self.column_types()}
+        return facts("Population", values)
 
-    def described(self) -> str:
+    def column_types(self) -> str:
         """Name, type and shape of each column."""
         return ", ".join(f"{name}: {describe(column)}" for name, column in self._stored.items())
 
@@ -177,9 +177,9 @@ class Population:
     def column(self, name: str) -> Column:
         """`columns[name]`, with an `InputError` if there is no such column."""
         if name not in self.columns:
-            found = ", ".join(map(repr, self.columns))
+            names = ", ".join(map(repr, self.columns))
             raise InputError(
-                f"population {self.name!r} must have a column {name!r}, found columns {found}"
+                f"population {self.name!r} must have a column {name!r}, found columns {names}"
             )
         return self.columns[name]
 
@@ -199,10 +199,14 @@ class Population:
         sizes = self.sizes()[chosen]
         offsets = offsets_of(sizes)
         if len(chosen) and np.all(np.diff(chosen) == 1):
-            # Neighbours stay where they are: what is mapped from a file stays mapped.
+            # Neighbours stay where they are, so that a mapped column stays mapped.
             rows: Any = slice(int(self.offsets[chosen[0]]), int(self.offsets[chosen[-1] + 1]))
         else:
-            rows = _rows_from(self.offsets[chosen] - offsets[:-1], sizes)
+            rows = np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
+            # In blocks: there is one large array alone.
+            for start in range(0, len(rows), _BLOCK):
+                block = rows[start : start + _BLOCK]
+                block += np.arange(start, start + len(block))
         columns = {name: take(column, rows) for name, column in self._stored.items()}
         ids = take(self.client_ids, chosen)
         return self._derive(columns, offsets, ids, self.name if name is None else name)
@@ -246,7 +250,7 @@ class Population:
     def with_columns(self, columns: Mapping[str, Any]) -> "Population":
         """The same clients with other columns of the same length, such as tokens of their texts.
 
-        The fingerprint stays, because a release of what was computed from a client's data must be
+        The fingerprint stays, because a release of values computed from a client's data must be
         charged to that client's ledger.
         """
         return self._derive(columns, self.offsets, self.client_ids, self.name)
@@ -369,7 +373,7 @@ def one_per_example(population: Population, name: str, values: Any) -> np.ndarra
     """`values` as bool [examples]."""
     array = np.asarray(values)
     if array.dtype != bool or array.shape != (population.num_examples,):
-        # Without the number: how many examples a selection has is private.
+        # The message leaves the number out: how many examples a selection has is private.
         raise InputError(
             f"{name} must be one boolean for each example, found {array.ndim} axes of {array.dtype}"
             " or another length"
@@ -390,12 +394,3 @@ def check_client_indices(client_indices: Any, clients: int) -> np.ndarray:
     if len(np.unique(chosen)) != len(chosen):
         raise InputError("client indices must be different, found one twice")
     return chosen
-
-
-def _rows_from(shifts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ..., each plus its client's shift: int64 [sum of sizes], the only large array."""
-    rows = np.repeat(shifts, sizes)
-    for start in range(0, len(rows), _BLOCK):
-        block = rows[start : start + _BLOCK]
-        block += np.arange(start, start + len(block))
-    return rows

@@ -48,7 +48,7 @@ class Norm(nnx.Module):
             normal_BxNxGxD = (x_BxNxGxD - mean) * lax.rsqrt(variance + _EPSILON)
             normal_BxHxWxC = normal_BxNxGxD.reshape(x_BxHxWxC.shape)
         else:
-            mean, variance = (np.array(each, np.float32)[None, None, None] for each in self.frozen)
+            mean, variance = (np.array(x, np.float32)[None, None, None] for x in self.frozen)
             normal_BxHxWxC = (x_BxHxWxC - mean) / np.sqrt(variance + np.float32(1e-5))
         scale, shift = self.scale[...], self.shift[...]
         return normal_BxHxWxC * scale[None, None, None, :] + shift[None, None, None, :]

@@ -1,4 +1,4 @@
-"""What writes texts, and a decoder language model with its parameters and its tokeniser."""
+"""The interface of text writers, and a decoder with its parameters and its tokeniser."""
 
 import dataclasses
 import hashlib
@@ -22,10 +22,10 @@ from jaxpfl.text.tokenisers.base import Tokeniser, as_text, check_fits, pad
 
 
 class Generated(NamedTuple):
-    """Texts that a language model wrote, of each prompt several.
+    """Texts that a language model wrote, several for each prompt.
 
     `ended_PxJ` says whether a response ended by itself, with an end-of-text token or a stop string,
-    and not at `Decoding.max_new_tokens`; a text tokenised again does not tell.
+    and not at `Decoding.max_new_tokens`; the text alone does not tell.
     """
 
     texts: list[list[str]]
@@ -33,7 +33,7 @@ class Generated(NamedTuple):
 
 
 class Writer:
-    """What continues prompts, see `LanguageModel.write`; its tokeniser counts their tokens."""
+    """Continues prompts, see `LanguageModel.write`; its tokeniser counts their tokens."""
 
     tokeniser: Tokeniser
     write: Callable[..., Generated]
@@ -129,9 +129,9 @@ class LanguageModel(Writer):
             texts.append([])
             for j, row in enumerate(rows):
                 content = b"".join(token_bytes[i] for i in row if i not in left_out)
-                kept = cut(content, stop)
-                texts[p].append(as_text(kept))
-                ended_PxJ[p, j] = row[-1] in left_out or len(kept) < len(content)
+                written = cut(content, stop)
+                texts[p].append(as_text(written))
+                ended_PxJ[p, j] = row[-1] in left_out or len(written) < len(content)
         return Generated(texts, ended_PxJ)
 
     def digest(self) -> str:
