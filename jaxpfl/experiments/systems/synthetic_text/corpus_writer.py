@@ -140,7 +140,7 @@ class CorpusWriter:
             # Refuses here, before anything is charged, if the model is missing.
             loaded_fill_model(evolution.fill_model, tokens=self.config.corpus.tokens)
         # The same for devices and published models, whose small files alone are read.
-        self._sharing, self._published  # noqa: B018
+        _ = self._sharing, self._published
 
     @cached_property
     def public(self) -> PublicModels:
