@@ -9,7 +9,14 @@ import pytest
 
 from jaxpfl.algorithms.canaries import MomentCanaries, ScoreCanaries, TrainingCanaries
 from jaxpfl.algorithms.fred import FredPlan
-from jaxpfl.experiments.config.sections import AlgorithmConfig, OptimizerConfig, TrainingConfig
+from jaxpfl.experiments.config.sections import (
+    AlgorithmConfig,
+    FedDynConfig,
+    OptimizerConfig,
+    ProximalConfig,
+    ScaffoldConfig,
+    TrainingConfig,
+)
 from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.federated.audits.canaries import Game, Questions
 from jaxpfl.federated.clients.two_parts import TwoParts
@@ -97,7 +104,7 @@ def test_fred_is_bounded_by_what_it_states_and_above_it_with_less_noise():
     assert bound > stated.epsilon()
 
 
-SCAFFOLD = AlgorithmConfig("scaffold", variate_clip=3.0)
+SCAFFOLD = ScaffoldConfig("scaffold", 3.0)
 
 
 def trained(algorithm: AlgorithmConfig, **changes) -> Game:
@@ -111,7 +118,7 @@ def trained(algorithm: AlgorithmConfig, **changes) -> Game:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [SCAFFOLD, AlgorithmConfig("ditto", mu=0.1), AlgorithmConfig("fed_dyn", alpha=0.1)],
+    [SCAFFOLD, ProximalConfig("ditto", 0.1), FedDynConfig("fed_dyn", 0.1)],
     ids=lambda each: each.name,
 )
 def test_a_part_of_a_contribution_shows_who_is_in(algorithm):
@@ -136,8 +143,8 @@ class SecondUnclipped(TwoParts):
         # Clients clip both parts, before the door does.
         (SCAFFOLD, TwoParts, "no clip", False),
         (SCAFFOLD, SecondUnclipped, "no clip", True),
-        (AlgorithmConfig("ditto", mu=0.1), TwoParts, None, False),
-        (AlgorithmConfig("ditto", mu=0.1), TwoParts, "no clip", True),
+        (ProximalConfig("ditto", 0.1), TwoParts, None, False),
+        (ProximalConfig("ditto", 0.1), TwoParts, "no clip", True),
     ],
 )
 def test_an_audit_asks_the_client_function_that_trains(

@@ -139,7 +139,11 @@ def _named_by_user(name: str, valid: Mapping[str, Any]) -> tuple[str, Any] | Non
 
 def to_mapping(config: Any) -> dict[str, Any]:
     """Returns the config as plain data: `from_mapping(to_mapping(c), where, type(c)) == c`."""
-    return files.jsonable(dataclasses.asdict(config))
+    settings = {name: getattr(config, name) for name in _settings(type(config))}
+    return {
+        name: to_mapping(value) if dataclasses.is_dataclass(value) else files.jsonable(value)
+        for name, value in settings.items()
+    }
 
 
 def to_yaml(config: Any) -> str:
@@ -202,14 +206,18 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields every key that a config of this type can have, with its type."""
-    hints = typing.get_type_hints(kind)
-    for each in dataclasses.fields(kind):
-        hint, key = hints[each.name], f"{prefix}{each.name}"
+    for name, hint in _settings(kind).items():
         sections = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
         for section in sections:
-            yield from _keys(section, f"{key}.")
+            yield from _keys(section, f"{prefix}{name}.")
         if not sections:
-            yield key, hint
+            yield f"{prefix}{name}", hint
+
+
+def _settings(kind: Any) -> dict[str, Any]:
+    """The types of the fields that are given to a dataclass; others are fixed (`init=False`)."""
+    hints = typing.get_type_hints(kind)
+    return {each.name: hints[each.name] for each in dataclasses.fields(kind) if each.init}
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -290,16 +298,13 @@ def _convert_scalar(kind: Any, value: Any, where: _Source, key: str) -> Any:
 
 def _choose(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
     """The dataclass among `members` whose field `name` accepts the name in `value`."""
-    if not all("name" in typing.get_type_hints(member) for member in members):
+    if not all("name" in _settings(member) for member in members):
         return _choose_by_keys(members, value, where, key)
-    name = value.get("name") if isinstance(value, Mapping) else None
-    known: list[str] = []
-    for member in members:
-        names = typing.get_args(typing.get_type_hints(member)["name"])
-        if name in names:
-            return member
-        known.extend(names)
-    raise where.must_be(f"one of {', '.join(map(repr, known))}", f"{key}.name", name)
+    given = value.get("name") if isinstance(value, Mapping) else None
+    named = {name: kind for kind in members for name in typing.get_args(_settings(kind)["name"])}
+    if isinstance(given, str) and given in named:
+        return named[given]
+    raise where.must_be(f"one of {', '.join(map(repr, named))}", f"{key}.name", given)
 
 
 def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
@@ -308,10 +313,10 @@ def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str
     required = {member: _required(member) for member in members}
     fitting = [member for member in members if required[member] <= set(given)]
     chosen = max(fitting or members, key=lambda member: len(required[member]))
-    own = typing.get_type_hints(chosen)
+    own = _settings(chosen)
     for other in members:
         for name in given:
-            if name in own or name not in typing.get_type_hints(other):
+            if name in own or name not in _settings(other):
                 continue
             if required[chosen]:
                 because = f"must be absent where {key}.{min(required[chosen])} is given"
@@ -334,21 +339,20 @@ def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
         found = "nothing" if value is None else type(value).__name__
         what = key or "a config"
         raise InputError(f"{where.of(key)}: {what} must be a mapping of keys, found {found}")
-    prefix = f"{key}." if key else ""
-    hints = typing.get_type_hints(kind)
-    valid = [f"{prefix}{name}" for name in hints]
+    prefix, settings = f"{key}." if key else "", _settings(kind)
+    valid = [f"{prefix}{name}" for name in settings]
     for name in value:
-        if name not in hints:
+        if name not in settings:
             wrong = f"{prefix}{name}"
             nearest = _nearest(wrong, valid)
             raise InputError(f"{where.of(wrong)}: there is no key {wrong!r}{nearest}")
     required = _required(kind)
-    missing = [f"{prefix}{name}" for name in hints if name in required and name not in value]
+    missing = [f"{prefix}{name}" for name in settings if name in required and name not in value]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise InputError(f"{where.of(key)}: {' and '.join(missing)} {verb} required, found nothing")
     arguments = {
-        name: _convert(hints[name], inner, where, f"{prefix}{name}")
+        name: _convert(settings[name], inner, where, f"{prefix}{name}")
         for name, inner in value.items()
     }
     try:
@@ -356,6 +360,6 @@ def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
     except InputError as error:
         message = str(error)
         # A field's own check does not know the name of its section.
-        if message.partition(" ")[0] in hints:
+        if message.partition(" ")[0] in settings:
             message = f"{prefix}{message}"
         raise InputError(f"{where.of(key)}: {message}") from error

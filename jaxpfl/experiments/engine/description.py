@@ -24,7 +24,6 @@ from jaxpfl.experiments.config.published import PublishedDecoderConfig, Publishe
 from jaxpfl.experiments.config.sections import (
     CharacterModelConfig,
     DataConfig,
-    FeatureModelConfig,
     LanguageModelConfig,
     ModelConfig,
     MultiLabelConfig,
@@ -149,15 +148,15 @@ def shapes_of(model: Any) -> Any:
     return jax.eval_shape(model.init, KEY)
 
 
-def example_columns(settings: ModelConfig | PublishedDecoderConfig) -> dict[str, np.ndarray]:
-    if isinstance(settings, LanguageModelConfig | CharacterModelConfig | PublishedDecoderConfig):
-        return {"tokens": column((settings.sequence_length + 1,), np.int32)}
-    if isinstance(settings, FeatureModelConfig):
-        return {"features": column((settings.features,), np.float32), "label": column((), np.int32)}
-    if isinstance(settings, MultiLabelConfig):
-        labels = column((settings.classes,), np.uint8)
-        return {"image": column(settings.image_shape, np.uint8), "labels": labels}
-    return {"image": column(settings.image_shape, np.float32), "label": column((), np.int32)}
+def example_columns(section: ModelConfig | PublishedDecoderConfig) -> dict[str, np.ndarray]:
+    """Columns without examples, of the shapes and types that a section's model is trained on."""
+    if isinstance(section, LanguageModelConfig | CharacterModelConfig | PublishedDecoderConfig):
+        return {"tokens": column((section.sequence_length + 1,), np.int32)}
+    inputs, labels = section.columns
+    if isinstance(section, MultiLabelConfig):
+        shape = (section.classes,)
+        return {inputs: column(section.input_shape, np.uint8), labels: column(shape, np.uint8)}
+    return {inputs: column(section.input_shape, np.float32), labels: column((), np.int32)}
 
 
 cached_plan = lru_cache(maxsize=256)(build_plan)
