@@ -23,8 +23,6 @@ from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Budget
 from jaxpfl.privacy.secret import ReproducibleSeed
-from jaxpfl.text.metrics.baselines import scored_counts
-from jaxpfl.text.tokenisers.vocabulary import EOS
 
 
 def run(
@@ -160,10 +158,14 @@ def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) 
     if scored and scored[0]["round"] == 0:
         rows.append({"model": algorithm.begins_as, "private": True, **scored[0]["evaluation"]})
     vocabulary, tokens = evaluator.vocabulary, evaluator.columns.get("tokens")
-    if vocabulary is not None and vocabulary.counts[EOS] and tokens is not None:
-        unigram = asdict(scored_counts(vocabulary.counts, tokens))
-        frequencies = f"{vocabulary.source} (declared public)"
-        rows.append({"model": "unigram", "private": True, "frequencies": frequencies, **unigram})
+    if vocabulary is not None and tokens is not None:
+        from jaxpfl.text.metrics.baselines import scored_counts
+        from jaxpfl.text.tokenisers.vocabulary import EOS
+
+        if vocabulary.counts[EOS]:
+            row = {"model": "unigram", "private": True}
+            row["frequencies"] = f"{vocabulary.source} (declared public)"
+            rows.append({**row, **asdict(scored_counts(vocabulary.counts, tokens))})
     if not rows:
         return result
     path = Path(result.out) / "result.json"

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.cohort import CohortSpec, batches
 from jaxpfl.data.population import Population
-from jaxpfl.experiments.central.training import batches
 from jaxpfl.federated.clients.client import Examples, computed, first_state, kept
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import Personalising

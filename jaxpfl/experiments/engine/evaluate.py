@@ -8,23 +8,23 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxpfl import checks
+from jaxpfl.data.cohort import batches
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.training import batches
 from jaxpfl.experiments.engine.by_client import ClientScores
 from jaxpfl.federated.clients.static import Static
 from jaxpfl.models.base import Checking, Model, require_model, summarise
 from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
-from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.sentences import generate_sentences
-from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from jaxpfl.text.generation.language_model import LanguageModel
+    from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Evaluator:
         *,
         max_examples: int = 2_000,
         batch_size: int = 128,
-        vocabulary: Vocabulary | None = None,
+        vocabulary: "Vocabulary | None" = None,
     ) -> None:
         if not isinstance(public, DeclaredPublic):
             raise InputError(
@@ -93,8 +93,10 @@ class Evaluator:
                 f"{type(public).__name__}: a metric on private clients is an uncharged release"
             )
         require_model(model)
-        vocabularies = (Vocabulary, type(None))
-        checks.instance("vocabulary", vocabulary, vocabularies, "a jaxpfl.text.Vocabulary")
+        if vocabulary is not None:
+            from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
+            checks.instance("vocabulary", vocabulary, Vocabulary, "a jaxpfl.text.Vocabulary")
         self.model, self.vocabulary = model, vocabulary
         self.name = public.described
         self._max_examples = checks.positive_int("max_examples", max_examples)
@@ -187,13 +189,17 @@ def _sums(
 
 def sentences_of(
     model: Any,
-    words: Vocabulary | LanguageModel,
+    words: "Vocabulary | LanguageModel",
     *,
     seed: int,
     number: int = 5,
     max_tokens: int = 20,
 ) -> Callable[[Any, int], list[str]]:
     """Returns `(params, round) -> sentences`, which generates from the model and reads no data."""
+    # Many runs write no text and need not load what does.
+    from jaxpfl.text.generation.decoding import Decoding
+    from jaxpfl.text.generation.sentences import generate_sentences
+    from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
     def sentences(params: Any, round: int) -> list[str]:
         key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)
