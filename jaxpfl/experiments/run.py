@@ -12,7 +12,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import shared_run
-from jaxpfl.experiments.engine.evaluate import Evaluator, sentences_of
+from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_of
@@ -110,6 +110,8 @@ def run(
             private, name = PrivateContent(clients), evaluation.name
             evaluation = evaluation.on(private.refuse_clients(evaluation.population, name))
             if evaluation.vocabulary is not None:
+                from jaxpfl.text.generation.language_model import sentences_of
+
                 sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
         directory = out

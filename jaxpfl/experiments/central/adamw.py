@@ -5,16 +5,14 @@ it is Adam. As usual, weight decay acts on kernels only, not on biases, norms an
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import optax
 
 from jaxpfl.checked import Checked, NonNegative, Positive, PositiveInt
 from jaxpfl.models.base import Params
-
-if TYPE_CHECKING:
-    from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.config import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,8 @@ class DecoderModelConfig(Checked):
         super().__post_init__()
         self.network(vocab_size=1, positions=self.sequence_length)
 
-    def network(self, vocab_size: int, positions: int) -> "DecoderConfig":
+    def network(self, vocab_size: int, positions: int) -> DecoderConfig:
         """Returns the network's config for a vocabulary and sequences of up to `positions`."""
-        from jaxpfl.models.decoder.config import DecoderConfig
-
         names = "hidden_size", "layers", "heads", "inner_size"
         sizes = {name: getattr(self, name) for name in names}
         sizes |= {"vocab_size": vocab_size, "positions": positions}

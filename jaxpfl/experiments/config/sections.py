@@ -235,15 +235,10 @@ class FedBuffConfig(Checked):
     longest_delay: PositiveInt
 
 
-AlgorithmConfig = (
-    FedAvgConfig
-    | ProximalConfig
-    | ApflConfig
-    | AdaFedProxConfig
-    | ScaffoldConfig
-    | FedDynConfig
-    | FedBuffConfig
-)
+ConstantRateConfig = AdaFedProxConfig | ScaffoldConfig | FedDynConfig | FedBuffConfig
+"""Algorithms for which the clients' learning rate must be the same in all rounds."""
+
+AlgorithmConfig = FedAvgConfig | ProximalConfig | ApflConfig | ConstantRateConfig
 """What clients do differently from FedAvg, see docs/algorithms.md."""
 
 
@@ -282,8 +277,7 @@ class TrainingConfig(Checked):
                 f"training.algorithm scaffold needs training.client.name sgd, found "
                 f"{self.client.name}"
             )
-        constant = ("scaffold", "ada_fed_prox", "fed_dyn", "fed_buff")
-        if name in constant and self.schedule != "constant":
+        if isinstance(self.algorithm, ConstantRateConfig) and self.schedule != "constant":
             raise InputError(
                 f"training.algorithm {name} needs training.schedule constant, found {self.schedule}"
             )

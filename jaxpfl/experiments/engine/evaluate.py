@@ -1,10 +1,9 @@
-"""Evaluation of a model on clients, or a corpus, declared public; and sentences that it writes.
+"""Evaluation of a model on clients, or a corpus, that are declared public.
 
 A metric on private validation data is a release like any other. Nothing here charges for one, so
 data that is not declared public is refused.
 """
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,10 +19,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.by_client import ClientScores
 from jaxpfl.federated.clients.static import Static
 from jaxpfl.models.base import Checking, Model, require_model, summarise
-from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
 
 if TYPE_CHECKING:
-    from jaxpfl.text.generation.language_model import LanguageModel
     from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -185,28 +182,3 @@ def _sums(
 ) -> dict[str, jax.Array]:
     """Compiled once for all evaluators and runs with the same model."""
     return model.function.evaluate(params, batch, mask)
-
-
-def sentences_of(
-    model: Any,
-    words: "Vocabulary | LanguageModel",
-    *,
-    seed: int,
-    number: int = 5,
-    max_tokens: int = 20,
-) -> Callable[[Any, int], list[str]]:
-    """Returns `(params, round) -> sentences`, which generates from the model and reads no data."""
-    # Many runs write no text and need not load what does.
-    from jaxpfl.text.generation.decoding import Decoding
-    from jaxpfl.text.generation.sentences import generate_sentences
-    from jaxpfl.text.tokenisers.vocabulary import Vocabulary
-
-    def sentences(params: Any, round: int) -> list[str]:
-        key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)
-        if isinstance(words, Vocabulary):
-            return generate_sentences(model, params, words, key, number, max_tokens=max_tokens)
-        decoding = Decoding(max_new_tokens=max_tokens)
-        writer = words.replaced(model, params)
-        return writer.write([""], key, decoding=decoding, responses=number).texts[0]
-
-    return sentences

@@ -269,18 +269,7 @@ class FixedPoint:
 
     @staticmethod
     def require_room(plan: Plan) -> None:
-        """Refuses steps in which everyone's values, or four rounds' indicators, could overflow.
-
-        So could exact noise of too many bands.
-        """
-        if plan.correlated:
-            from jaxpfl.privacy.correlated_noise import MOST_BANDS
-
-            if plan.bands > MOST_BANDS:
-                raise InputError(
-                    f"noise = {plan.noise_kind!r} needs at most {MOST_BANDS:,} rounds per epoch, "
-                    f"found {plan.bands:,}"
-                )
+        """Refuses steps in which everyone's values, or four rounds' indicators, could overflow."""
         least = max(plan.population / 2**26, 2**-9)
         few, std = plan.clients_per_round / 1000, plan.indicator_noise_std
         for name, found, needed in (

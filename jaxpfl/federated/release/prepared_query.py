@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,9 +29,6 @@ from jaxpfl.federated.release.information_flow import check_release
 from jaxpfl.federated.release.query import Query, read_columns, require_room
 from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.participation import shuffled
-
-if TYPE_CHECKING:
-    from jaxpfl.privacy.correlated_noise import NoiseStream
 
 Kept = tuple[Path | None, int, bytes]
 """Where the states of clients are, after which round, and the key of their names there. SECRET."""
@@ -83,7 +80,7 @@ class PreparedQuery:
     content: str
     broadcast: OwnBroadcast
     states: Any = None  # `client_states.ClientStates`
-    noise: "NoiseStream | None" = None  # once one is drawn
+    noise: Any = None  # `correlated_noise.NoiseStream`, once one is drawn
     _asked: list[np.ndarray] = field(default_factory=list)
 
     @classmethod
@@ -238,7 +235,7 @@ class PreparedQuery:
         rows = jax.tree.map(lambda *leaves: np.concatenate(leaves)[real], *jax.device_get(kept))
         self.states.write(round, slots[real], rows)
 
-    def _stream(self, work: Work) -> "NoiseStream":
+    def _stream(self, work: Work) -> Any:
         from jaxpfl.privacy.correlated_noise import NoiseStream
 
         if self.noise is None:
