@@ -87,8 +87,9 @@ def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]
     if mapping is not None and not isinstance(mapping, Mapping):
         raise InputError(f"{where} is in no section of the config, found {mapping!r} instead")
     first, _, rest = key.partition(".")
-    held = dict(mapping or {})
-    return {**held, first: with_value(held.get(first), rest, value, where) if rest else value}
+    section = dict(mapping or {})
+    inner = with_value(section.get(first), rest, value, where) if rest else value
+    return {**section, first: inner}
 
 
 def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
     for argument in arguments:
         if argument != argument.encode("utf-8", "replace").decode():
             raise InputError(f"{_COMMAND_LINE}: {argument!r} is not valid UTF-8")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -121,10 +122,10 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
             text = rest.pop(0)
         if set(_members(valid[key])) <= {str, type(None)} and text != "null":
             # Text is taken literally, because the shell removed the quotes that YAML would need.
-            found[key] = text
+            values[key] = text
         else:
-            found[key] = _parse_yaml(text, f"{_COMMAND_LINE}: --{name}")
-    return found
+            values[key] = _parse_yaml(text, f"{_COMMAND_LINE}: --{name}")
+    return values
 
 
 def _named_by_user(name: str, valid: Mapping[str, Any]) -> tuple[str, Any] | None:
@@ -178,12 +179,12 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            found = super().construct_object(node, deep)
-            if isinstance(found, int) and found.bit_length() > 1_023:
+            value = super().construct_object(node, deep)
+            if isinstance(value, int) and value.bit_length() > 1_023:
                 raise ValueError("a number that no float can hold")
-            if isinstance(found, str):
-                found.encode()
-            return found
+            if isinstance(value, str):
+                value.encode()
+            return value
         except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError) as error:
             # A date such as 2020-13-45, !!bool "x", a number of hundreds of digits, half of a
             # surrogate pair.
@@ -217,7 +218,7 @@ def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _settings(kind: Any) -> dict[str, Any]:
     """The types of the fields that are given to a dataclass; others are fixed (`init=False`)."""
     hints = typing.get_type_hints(kind)
-    return {each.name: hints[each.name] for each in dataclasses.fields(kind) if each.init}
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -243,7 +244,7 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
         (kind,) = members
     elif str in members:
         # A source, or a mapping of sources to their shares.
-        kind = next(each for each in members if (each is str) != isinstance(value, Mapping))
+        kind = next(kind for kind in members if (kind is str) != isinstance(value, Mapping))
     else:
         kind = _choose(members, value, where, key)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -264,7 +265,7 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
                 "a list of one or more" if any_length else f"a list of {len(inner)}", key, value
             )
         return tuple(
-            _convert(part, each, where, key) for part, each in zip(inner, parts, strict=True)
+            _convert(kind, part, where, key) for kind, part in zip(inner, parts, strict=True)
         )
     if typing.get_origin(kind) is dict:
         return _convert_names(typing.get_args(kind)[1], value, where, key)
@@ -281,7 +282,7 @@ def _convert_names(kind: Any, value: Any, where: _Source, key: str) -> dict[str,
                 f"{where.of(key)}: {key} has the name {name!r}, expected up to 60 letters, digits, "
                 'spaces or . _ % + -, in quotes where YAML reads something else ("70%")'
             )
-    return {name: _convert(kind, each, where, f"{key}.{name}") for name, each in value.items()}
+    return {name: _convert(kind, part, where, f"{key}.{name}") for name, part in value.items()}
 
 
 def _convert_scalar(kind: Any, value: Any, where: _Source, key: str) -> Any:
@@ -328,17 +329,17 @@ def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str
 
 def _required(kind: Any) -> set[str]:
     return {
-        each.name
-        for each in dataclasses.fields(kind)
-        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
 
 
 def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
     if not isinstance(value, Mapping):
-        found = "nothing" if value is None else type(value).__name__
-        what = key or "a config"
-        raise InputError(f"{where.of(key)}: {what} must be a mapping of keys, found {found}")
+        kind_of_value = "nothing" if value is None else type(value).__name__
+        what = f"{key or 'a config'} must be a mapping of keys, found {kind_of_value}"
+        raise InputError(f"{where.of(key)}: {what}")
     prefix, settings = f"{key}." if key else "", _settings(kind)
     valid = [f"{prefix}{name}" for name in settings]
     for name in value:

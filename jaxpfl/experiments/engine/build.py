@@ -83,7 +83,7 @@ def build_model(section: sections.ModelConfig, vocabulary: Vocabulary | None) ->
         prior["output_bias_prior"] = vocabulary.log_prior(section.vocab_size)
     for kind in (CIFGLanguageModel, LSTMLanguageModel, MultiLabelResNet):
         if isinstance(section, kind):
-            names = [each.name for each in dataclasses.fields(kind)]
+            names = [field.name for field in dataclasses.fields(kind)]
             return kind(**{name: getattr(section, name) for name in names} | prior)
     return section
 

@@ -169,7 +169,7 @@ def moments_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
     centre = jax.ShapeDtypeStruct((dimension,), np.float32)
     columns = {"embedding": column((dimension,), np.float32)}
     queries = [ask(query, centre, columns)[0] for query in algorithm.queries]
-    return Rehearsed(sum(each.up for each in queries), tuple(queries))
+    return Rehearsed(sum(query.up for query in queries), tuple(queries))
 
 
 def published_shapes(
@@ -184,7 +184,7 @@ def published_shapes(
         return None, None, Sized(f"{settings.path}, NOT AVAILABLE: its shapes are not checked")
     model = described(settings, folder, section)
     if isinstance(model, Encoder):
-        # Whether it has one is known by its weights alone.
+        # Its weights alone say whether it has one.
         model = replace(model, head=True)
     narrow = settings.dtype == "bfloat16" and not trained
     dtype = model_files.DTYPES["bfloat16" if narrow else "float32"]

@@ -111,12 +111,12 @@ class Evaluator:
         left_out = self.population.num_examples - population.num_examples
         if not left_out:
             return self
-        found = copy(self)
-        found.population = population
-        found.name = f"{self.name}, without {left_out} examples that clients who train hold"
+        evaluator = copy(self)
+        evaluator.population = population
+        evaluator.name = f"{self.name}, without {left_out} examples that clients who train hold"
         for cached in ("columns", "_batches"):
-            vars(found).pop(cached, None)
-        return found
+            vars(evaluator).pop(cached, None)
+        return evaluator
 
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
@@ -156,24 +156,25 @@ class Evaluator:
             own = params(client) if callable(params) else params
             rows_SxB, mask_SxB = batches(np.arange(*offsets[client : client + 2]), self._batch_size)
             sums = [
-                _sums(model, own, {name: each[rows] for name, each in columns.items()}, mask)
+                _sums(model, own, {name: column[rows] for name, column in columns.items()}, mask)
                 for rows, mask in zip(rows_SxB, mask_SxB, strict=True)
             ]
             pending.append(Pending(sums))
-        found = [each.result() for each in pending]
-        return ClientScores(clients, {k: np.array([each[k] for each in found]) for k in found[0]})
+        scores = [sums.result() for sums in pending]
+        by_metric = {name: np.array([score[name] for score in scores]) for name in scores[0]}
+        return ClientScores(clients, by_metric)
 
 
 def check_examples(model: Model, population: Population, name: str) -> None:
     """Refuses examples that the model cannot read; messages contain no values of the data."""
-    held, found = population.numeric(), population.columns
+    numeric, columns = population.numeric(), population.columns
     for column in model.columns or ():
-        if column not in held:
-            hint = ": encode the text by the clients' vocabulary" if "text" in found else ""
-            has = f"{name} has only {', '.join(found) or 'none'}"
+        if column not in numeric:
+            hint = ": encode the text by the clients' vocabulary" if "text" in columns else ""
+            has = f"{name} has only {', '.join(columns) or 'none'}"
             raise InputError(f"the model reads a column {column!r}, but {has}{hint}")
     if isinstance(model, Checking):
-        model.check(held)
+        model.check(numeric)
 
 
 @partial(jax.jit, static_argnames="model")
