@@ -132,7 +132,8 @@ def _examples(population: Population, names: list[str]) -> np.ndarray:
 def _rows(values: Any) -> list[Any]:
     """Examples as values that can be hashed."""
     if isinstance(values, Padded | Sequences):
-        return [row.tobytes() for row in _ids_of(values).to_list()]
+        ids = values.sequences if isinstance(values, Padded) else values
+        return [row.tobytes() for row in ids.to_list()]
     if not isinstance(values, np.ndarray):
         return values.to_pylist()
     if values.dtype.kind == "f":
@@ -166,10 +167,6 @@ def contents(population: Population, column: str) -> tuple[np.ndarray, np.ndarra
 
 def _mostly(some: np.ndarray, others: np.ndarray) -> bool:
     return len(np.intersect1d(some, others, assume_unique=True)) > _TOO_MUCH * len(some)
-
-
-def _ids_of(column: Padded | Sequences) -> Sequences:
-    return column.sequences if isinstance(column, Padded) else column
 
 
 def _runs(texts: list[str]) -> np.ndarray:

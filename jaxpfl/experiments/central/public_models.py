@@ -88,15 +88,26 @@ class PublicModels:
     @cached_property
     def tokeniser(self) -> FastTokeniser:
         """The byte-level BPE that is learned from all corpora."""
-
-        def learned() -> Artifact:
-            return Artifact({"tokenizer": _learned(self.texts(), self.vocab_size)})
-
         name = f"tokeniser-{self._hash(tuple(self.sources), {})}"
-        text = self._cached(name, learned).record["tokenizer"]
+        text = self._cached(name, self._learned).record["tokenizer"]
         tokenizer = require("tokenizers", "text").Tokenizer.from_str(text)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return FastTokeniser(tokenizer, name=f"tokeniser {digest[:12]}", end_of_text=0, ends=(0,))
+
+    def _learned(self) -> Artifact:
+        """The tokenizer.json of a byte-level BPE of all texts, whose token 0 is end-of-text."""
+        tokenizer = require("tokenizers", "text").ByteLevelBPETokenizer()
+        special, shown = [_END_OF_TEXT], {"show_progress": False}
+        tokenizer.train_from_iterator(
+            self.texts(), self.vocab_size, 0, special_tokens=special, **shown
+        )
+        learned = tokenizer.get_vocab_size()
+        if learned != self.vocab_size:
+            raise InputError(
+                f"vocab_size must be at most {learned}, the most tokens that can be learned from "
+                f"the corpora, found {self.vocab_size}"
+            )
+        return Artifact({"tokenizer": tokenizer.to_str()})
 
     def decoder(self, name: str, settings: DecoderModelConfig, positions: int) -> LanguageModel:
         """The decoder of these settings for `positions` tokens; pretrained if it is not cached."""
@@ -174,17 +185,3 @@ def data_mesh(batch: int | None = None, model: int = 1) -> Mesh | None:
     if model == 1 and (len(devices) == 1 or (batch is not None and batch % len(devices))):
         return None
     return grid(devices, "data", model)
-
-
-def _learned(texts: Sequence[str], vocab_size: int) -> str:
-    """The tokenizer.json of a byte-level BPE of these texts, whose token 0 is end-of-text."""
-    tokenizer = require("tokenizers", "text").ByteLevelBPETokenizer()
-    special, shown = [_END_OF_TEXT], {"show_progress": False}
-    tokenizer.train_from_iterator(texts, vocab_size, 0, special_tokens=special, **shown)
-    learned = tokenizer.get_vocab_size()
-    if learned != vocab_size:
-        raise InputError(
-            f"vocab_size must be at most {learned}, the most tokens that can be learned from the "
-            f"corpora, found {vocab_size}"
-        )
-    return tokenizer.to_str()

@@ -138,48 +138,43 @@ def build_fed_avg(
     frozen: Any = None,
 ) -> Algorithm:
     """Builds what a section `training` names; `start`, `frozen` as in `algorithms.fed_avg`."""
-    section, client = training.algorithm, build_optimizer(training.client)
-    shared: dict[str, Any] = {
+    section, optimiser = training.algorithm, build_optimizer(training.client)
+    if section.name in ("scaffold", "ada_fed_prox", "fed_buff") and frozen is not None:
+        raise InputError(f"training.algorithm {section.name} trains whole models, no adapters")
+    schedule = None
+    if training.schedule == "linear":
+        schedule = optax.linear_schedule(1.0, 0.0, training.rounds)
+    elif training.schedule == "cosine":
+        schedule = optax.cosine_decay_schedule(1.0, training.rounds)
+    local: Any = {"adapters": frozen is not None, "schedule": schedule}
+    shared: Any = {
         "server": build_optimizer(training.server),
         "plan": plan,
         "cohort": build_cohort(training),
         "execution": build_execution(training),
         "start": start,
     }
-    if section.name in ("scaffold", "ada_fed_prox", "fed_buff") and frozen is not None:
-        raise InputError(f"training.algorithm {section.name} trains whole models, no adapters")
     match section:
         case sections.ScaffoldConfig(variate_clip=clip):
             rate = training.client.learning_rate
             return scaffold(model, learning_rate=rate, variate_clip=clip, **shared)
         case sections.AdaFedProxConfig(rise_clip=clip):
-            return ada_fed_prox(model, client=client, rise_clip=clip, **shared)
+            return ada_fed_prox(model, client=optimiser, rise_clip=clip, **shared)
         case sections.FedBuffConfig(longest_delay=longest):
-            return fed_buff(model, client=client, longest=longest, **shared)
+            return fed_buff(model, client=optimiser, longest=longest, **shared)
         case sections.FedDynConfig(alpha=alpha):
-            return fed_dyn(model, client=client, alpha=alpha, frozen=frozen, **shared)
-    client = _build_client(model, training, adapters=frozen is not None)
+            return fed_dyn(model, client=optimiser, alpha=alpha, frozen=frozen, **shared)
+        case sections.ProximalConfig("ditto", mu):
+            client = Ditto(model, optimiser, pull=mu, **local)
+        case sections.ProximalConfig("fed_prox", mu):
+            client = LocalTraining(model, optimiser, penalty=Proximal(mu), **local)
+        case sections.ApflConfig(mix=mix):
+            client = APFL(model, optimiser, mix=mix, **local)
+        case _:
+            transform = per_step if section.name == "fed_nova" else None
+            client = LocalTraining(model, optimiser, transform=transform, **local)
     algorithm = fed_avg(model, client=client, frozen=frozen, **shared)
     return algorithm._replace(name=section.name)
-
-
-def _build_client(model: Model, training: sections.TrainingConfig, adapters: bool) -> LocalTraining:
-    rounds, schedule = training.rounds, None
-    if training.schedule == "linear":
-        schedule = optax.linear_schedule(1.0, 0.0, rounds)
-    elif training.schedule == "cosine":
-        schedule = optax.cosine_decay_schedule(1.0, rounds)
-    shared: Any = (model, build_optimizer(training.client), adapters)
-    match training.algorithm:
-        case sections.ProximalConfig("ditto", mu):
-            return Ditto(*shared, schedule=schedule, pull=mu)
-        case sections.ProximalConfig("fed_prox", mu):
-            return LocalTraining(*shared, penalty=Proximal(mu), schedule=schedule)
-        case sections.ApflConfig(mix=mix):
-            return APFL(*shared, schedule=schedule, mix=mix)
-        case sections.FedAvgConfig("fed_nova"):
-            return LocalTraining(*shared, transform=per_step, schedule=schedule)
-    return LocalTraining(*shared, schedule=schedule)
 
 
 def build_cohort(training: sections.TrainingConfig) -> CohortSpec:

@@ -45,10 +45,6 @@ class DeclaredPublic:
         return f"{self.name or self.population.name} (declared public)"
 
 
-def _added(*parts: Any) -> Any:
-    return np.sum(np.array(parts, np.float64), axis=0)
-
-
 class Pending(NamedTuple):
     """The metric sums of several batches, which the device may still be computing."""
 
@@ -58,7 +54,9 @@ class Pending(NamedTuple):
         """What `models.summarise` makes of the sums of all batches; waits for them."""
         fetched = jax.device_get(self.sums)
         # Added on the host in float64, because a float32 count is exact only up to 2^24.
-        return summarise(jax.tree.map(_added, *fetched))
+        return summarise(
+            jax.tree.map(lambda *parts: np.sum(np.array(parts, np.float64), axis=0), *fetched)
+        )
 
 
 class Evaluator:
