@@ -112,8 +112,8 @@ class PublicModels:
     def decoder(self, name: str, settings: DecoderModelConfig, positions: int) -> LanguageModel:
         """The decoder of these settings for `positions` tokens; pretrained if it is not cached."""
         names = settings.corpora or tuple(self.sources)
-        described = {**asdict(settings), "positions": positions, "seed": self.seed}
-        stored_as = f"{name}-{self._hash(names, described)}"
+        identity = {**asdict(settings), "positions": positions, "seed": self.seed}
+        stored_as = f"{name}-{self._hash(names, identity)}"
         model = Decoder(settings.network(self.vocab_size, positions))
         folder = self.cache / "training" / stored_as
         stored = self._cached(stored_as, partial(self._pretrained, model, settings, names, folder))
@@ -170,8 +170,8 @@ class PublicModels:
 
     def _hash(self, names: Sequence[str], settings: Mapping[str, Any]) -> str:
         """A hash of the settings, the names, and all corpora: the tokeniser reads every one."""
-        described = [list(names), self._texts_hashes, self.vocab_size, dict(settings)]
-        text = json.dumps(files.jsonable(described), sort_keys=True)
+        identity = [list(names), self._texts_hashes, self.vocab_size, dict(settings)]
+        text = json.dumps(files.jsonable(identity), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -42,10 +42,10 @@ class PublishedModel:
     tokeniser: FastTokeniser = field(repr=False)
 
     @classmethod
-    def found(cls, settings: PublishedModelConfig, name: str, *, trained: bool = False) -> Self:
+    def of(cls, settings: PublishedModelConfig, name: str, *, trained: bool = False) -> Self:
         """Finds the model of a section, whose own weights may be trained; reads its small files."""
         folder = hub.resolve(settings.path)
-        model = described(settings, folder, name)
+        model = architecture_of(settings, folder, name)
         if trained and settings.int8:
             trains = "the model is trained, and int8 weights cannot be"
             raise InputError(f"{name}.int8 must be false, found true: {trains}")
@@ -91,7 +91,7 @@ class PublishedModel:
         return LanguageModel(cast(Decoder, model), params, self.tokeniser, mesh=data_mesh())
 
 
-def described(settings: PublishedModelConfig, folder: Path, name: str) -> Decoder | Encoder:
+def architecture_of(settings: PublishedModelConfig, folder: Path, name: str) -> Decoder | Encoder:
     """The model that a folder's config.json describes, made causal if the section says so."""
     model = pretrained.read_config(folder / "config.json")
     if isinstance(model, Decoder):

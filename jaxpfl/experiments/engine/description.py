@@ -19,7 +19,7 @@ from jaxpfl.algorithms.canaries import MomentCanaries
 from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.published import PublishedModel, described
+from jaxpfl.experiments.central.published import PublishedModel, architecture_of
 from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedModelConfig
 from jaxpfl.experiments.config.sections import (
     CharacterModelConfig,
@@ -182,7 +182,7 @@ def published_shapes(
     folder = hub.at_hand(settings.path)
     if folder is None:
         return None, None, Sized(f"{settings.path}, NOT AVAILABLE: its shapes are not checked")
-    model = described(settings, folder, section)
+    model = architecture_of(settings, folder, section)
     if isinstance(model, Encoder):
         # Its weights alone say whether it has one.
         model = replace(model, head=True)
