@@ -41,7 +41,7 @@ class DeclaredPublic:
         checks.instance("its name", self.name, str, "a text")
 
     @property
-    def label(self) -> str:
+    def described(self) -> str:
         return f"{self.name or self.population.name} (declared public)"
 
 
@@ -93,7 +93,7 @@ class Evaluator:
 
             checks.instance("vocabulary", vocabulary, Vocabulary, "a jaxpfl.text.Vocabulary")
         self.model, self.vocabulary = model, vocabulary
-        self.name = public.label
+        self.name = public.described
         self._max_examples = checks.positive_int("max_examples", max_examples)
         self._batch_size = checks.positive_int("batch_size", batch_size)
         self.population = public.population
