@@ -15,6 +15,7 @@ from flax import nnx
 from jax import Array
 
 from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
+from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Classifier, NetworkModel, Params
 from jaxpfl.models.layers.convolution import Form, Padding, check_images, convolve
@@ -122,8 +123,10 @@ class CNN(Checked, NetworkModel, Classifier):
         features, hidden = _SIZES.get(self.name, ((), 0))
         object.__setattr__(self, "features", self.features or features)
         object.__setattr__(self, "hidden", self.hidden or hidden)
-        if not self.hidden:
-            raise InputError(f"hidden must be given where name is {self.name!r}, found 0")
+        if not self.features or not self.hidden:
+            raise InputError(f"features and hidden must be given where name is {self.name!r}")
+        for outputs, _ in self.features:
+            positive_int("features", outputs)
 
     def _network(self, key: Array) -> Network:
         return Network(self, key)
