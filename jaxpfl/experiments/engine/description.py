@@ -66,7 +66,7 @@ class PlannedRelease:
 
     Attributes:
       times: how often, in words.
-      plans: each is asked once in every round, and together they cost the guarantee.
+      plans: one for each query of a round; all rounds together cost the guarantee.
       questions: how an audit asks the client functions themselves; None = canaries train a model of
         their own.
     """
@@ -99,8 +99,8 @@ class PlannedRelease:
 class Description:
     """What a run would be; public.
 
-    `sources` are the system's own, by the key that names them; `together` has by name what several
-    releases cost together; `notes` are sentences on what was not checked.
+    `sources` are the system's own, by the key that names them; `together` is what several releases
+    cost together, by name; `notes` are sentences on what was not checked.
     """
 
     models: Mapping[str, Sized] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Description:
 
 
 class Clients(NamedTuple):
-    """How many clients a dry run is for; of `ASSUMED` if not declared, `train` in expectation."""
+    """How many clients a dry run is for: the declared number or `ASSUMED`; `train` is expected."""
 
     all: int
     train: int
