@@ -291,3 +291,12 @@ def gather(column: Column, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
     np.take(column, rows, axis=0, out=values, mode="clip")
     values[~mask] = 0
     return values
+
+
+def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Splits rows into batches: rows int32 and mask bool, [steps, size]; the last is padded."""
+    steps = -(-len(rows) // size)
+    padded = np.zeros(steps * size, np.int32)
+    padded[: len(rows)] = rows
+    real = np.arange(steps * size) < len(rows)
+    return padded.reshape(steps, size), real.reshape(steps, size)

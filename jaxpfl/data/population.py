@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks, files
-from jaxpfl.data import storage
 from jaxpfl.data.columns import (
     Column,
     ReadColumns,
@@ -25,9 +24,10 @@ from jaxpfl.data.columns import (
     warn_of_numbers,
 )
 from jaxpfl.data.content import content_hash, origin_hash
-from jaxpfl.data.draws import client_uniforms
-from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError, named
+
+if TYPE_CHECKING:
+    from jaxpfl.data.stream import Batch, Stream
 
 _BLOCK = 2**20
 _EXAMPLES = 2**15  # of a batch
@@ -230,6 +230,8 @@ class Population:
         Raises:
           InputError: a fraction is negative or not a number, or the sum is 0 or exceeds 1.
         """
+        from jaxpfl.data.draws import client_uniforms
+
         seed = checks.non_negative_int("seed", seed)
         checks.instance("fractions", fractions, Mapping, 'a mapping, as {"train": 0.8}')
         shares = [checks.non_negative(f"fractions[{k!r}]", v) for k, v in fractions.items()]
@@ -279,16 +281,22 @@ class Population:
 
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`), which must not exist."""
+        from jaxpfl.data import storage
+
         checks.instance("folder", folder, (str, Path), "the path of a new folder")
         warn_of_numbers(self.numeric())
         storage.write(files.user_path(folder), lambda _: contextlib.nullcontext(self.stream()))
 
-    def stream(self) -> Stream:
+    def stream(self) -> "Stream":
         """The population batch by batch; what is mapped is read as far as the batch."""
+        from jaxpfl.data.stream import Stream
+
         described = (self.name, self.unit, self.splitting, self.fingerprint)
         return Stream(self._batches(), self.num_examples, *described)
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> "Iterator[Batch]":
+        from jaxpfl.data.stream import Batch
+
         ids, sizes, seen = self.client_ids, self.sizes(), 0
         for start in range(0, max(self.num_examples, 1), _EXAMPLES):
             rows = slice(start, min(start + _EXAMPLES, self.num_examples))
@@ -304,6 +312,8 @@ class Population:
           InputError: the folder holds no population.
           CorruptFile: a file is missing, truncated or altered, or the files make no population.
         """
+        from jaxpfl.data import storage
+
         stored = storage.read(files.user_path(folder))
         with named(folder, CorruptFile):
             population = cls(*stored[:-2])
@@ -346,7 +356,7 @@ def from_rows(
     return Population(ready, offsets_of(sizes), client_ids, name, unit, dropped=dropped)
 
 
-def collect(stream: Stream) -> Population:
+def collect(stream: "Stream") -> Population:
     """The stream's population in memory."""
     pieces: dict[str, list[Column]] = {}
     client_ids: list[str] = []

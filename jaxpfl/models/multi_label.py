@@ -8,7 +8,7 @@ changes or sends; without them there is group norm.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,8 @@ class MultiLabelResNet(ResNet):
     classes: PositiveInt = 17
     crop: PositiveInt = 224
     groups: PositiveInt = 32
-    name: str = "multi_label_resnet18"
+    # Each model has a name of its own, by which a config chooses it.
+    name: Literal["multi_label_resnet18"] = "multi_label_resnet18"  # pyright: ignore
     statistics: tuple[tuple, ...] = field(default=(), repr=False)
 
     columns = ("image", "labels")

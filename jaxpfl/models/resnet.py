@@ -11,7 +11,7 @@ While a client trains, the crop is random and half of the images are flipped, an
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -157,7 +157,7 @@ class ResNet(Checked, NetworkModel, Classifier):
     width: PositiveInt = 64
     stages: tuple[PositiveInt, ...] = (2, 2, 2, 2)
     groups: PositiveInt = 2
-    name: str = "resnet18"
+    name: Literal["resnet18"] = "resnet18"
 
     post = False  # whether norms follow convolutions, and stages from the second halve the image
 

@@ -212,7 +212,7 @@ class CorpusWriter:
         models = {}
         for name, settings in self.config.models.items():
             if isinstance(settings, PublishedModelConfig):
-                found = PublishedModel.found(settings, name, trained=name == "downstream")
+                found = PublishedModel.of(settings, name, trained=name == "downstream")
                 check_published(self.config, found)
                 models[name] = found
         return models
