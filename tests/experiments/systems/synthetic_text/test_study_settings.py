@@ -116,15 +116,13 @@ def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_p
     for number, (limit, changed) in enumerate(settings):
         changes = ("--training.max_examples", str(limit), *changed)
         study = synthetic_text.prepare(synthetic_config("popri", *changes))
-        run = TextStudy(study, Workspace(study.config, tmp_path / str(number), memory=memory))
-        with run.releases(scorer(study.config, study.plan)) as releases:
-            assert releases.releaser is not None
-            held = releases.releaser._population
-        few = run.clients.keeping(at_most(run.clients, limit, study.config.data.split_seed))
-        assert max(few.sizes()) == limit < max(run.clients.sizes())
+        texts = TextStudy(study, Workspace(study.config, tmp_path / str(number), memory=memory))
+        asked = texts.embedded(scorer(study.config, study.plan))
+        few = texts.clients.keeping(at_most(texts.clients, limit, study.config.data.split_seed))
+        assert max(few.sizes()) == limit < max(texts.clients.sizes())
         vectors = np.asarray(embedder(study.config.embedder)(few.columns["text"].to_pylist()))
-        np.testing.assert_array_equal(held.columns["embedding"], vectors)
-        np.testing.assert_array_equal(held.offsets, few.offsets)
+        np.testing.assert_array_equal(asked.columns["embedding"], vectors)
+        np.testing.assert_array_equal(asked.offsets, few.offsets)
 
 
 def test_votes_have_the_cap_as_their_clip_norm(synthetic_config):
