@@ -68,24 +68,24 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
     """
     require_one_process("an audit", "start it in one, because several make the same releases")
     releases = system_of(config.system).describe(config).releases
-    private = [(name, each) for name, each in releases.items() if each.guarantee.private]
+    private = [(name, planned) for name, planned in releases.items() if planned.guarantee.private]
     if not private:
         raise InputError("the config releases nothing with noise: there is no epsilon to audit")
-    # Of all releases together, as is said in the text and by the exit status.
+    # The text and the exit status are about all releases together.
     confidence = 1 - (1 - settings.confidence) / len(private)
-    found: dict[str, dict[str, Any]] = {}
+    bounds: dict[str, dict[str, Any]] = {}
     for name, release in track(private, "audit", progress=progress):
         game = game_of(release, settings)
         played = game.play(settings.runs, seed=settings.seed)
         rounds = {"rounds": game.rounds, "planned_rounds": game.plans[0].rounds}
-        found[name] = rounds | judged(played.trials, played.stated, confidence)
-    exceeded = any(each["exceeded"] for each in found.values())
+        bounds[name] = rounds | judged(played.trials, played.stated, confidence)
+    exceeded = any(row["exceeded"] for row in bounds.values())
     record = {
         "simulation": SIMULATED,
         "system": config.system,
         "settings": dataclasses.asdict(settings),
-        "releases": found,
-        "not_private": [name for name in releases if name not in found],
+        "releases": bounds,
+        "not_private": [name for name in releases if name not in bounds],
         "exceeded": exceeded,
         "found": (_EXCEEDED if exceeded else _FITS).format(confidence=settings.confidence),
     }

@@ -45,16 +45,16 @@ def by_ray(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
         address = ray.get(on(0, _address).remote())
         joined = [["--distributed", f"{address},{index}/{hosts}"] for index in range(hosts)]
         started = [
-            on(index, _done).remote([*_JAXPFL, *arguments, *each], os.getcwd())
-            for index, each in enumerate(joined)
+            on(index, _done).remote([*_JAXPFL, *arguments, *options], os.getcwd())
+            for index, options in enumerate(joined)
         ]
-        found = []
-        for each in started:
+        ended = []
+        for process in started:
             try:
-                found.append(ray.get(each))
+                ended.append(ray.get(process))
             except ray.exceptions.RayError:
-                found.append((1, ""))  # The node is lost, which the other processes say.
-        return max(code for code, _ in found), found[0][1]
+                ended.append((1, ""))  # The other processes say that the node is lost.
+        return max(code for code, _ in ended), ended[0][1]
 
 
 @contextmanager
@@ -96,6 +96,6 @@ def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:
 def _address() -> str:
     import ray  # pyright: ignore[reportMissingImports]
 
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"

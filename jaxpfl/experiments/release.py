@@ -74,9 +74,9 @@ def release(
         with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
             given: Any = {"run": run, "queries": (query,), "others": others}
             releaser = Releaser(clients, opened, secret, **given)
-            found = releaser.release(query, broadcast, round=1)
+            released = releaser.release(query, broadcast, round=1)
             total = guarantee_of(opened.charges, plan.delta, plan.unit)
-        return OneRelease(jax.device_get(found.value), plan.statement(), total.statement())
+        return OneRelease(jax.device_get(released.value), plan.statement(), total.statement())
 
     if not several():
         return ask(None)

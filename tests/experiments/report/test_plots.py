@@ -67,7 +67,7 @@ def test_a_page_has_each_value_of_a_curve_where_the_curve_is(tmp_path):
     found = re.findall(r'<i style="left:(.*?)%;top:(.*?)%;.*?" data-value="(.*?)"', html)
     values = ["this run, round 1: 30", "this run, round 2: 0.25", "this run, round 3: 4"]
     assert [value for _, _, value in found] == values
-    picture = imread(tmp_path / "pictures" / "loss.png")[..., :3]
+    picture = imread(tmp_path / "plots" / "loss.png")[..., :3]
     accent = [int(plots.ACCENT[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     for left, top, value in found:
         place = np.array([float(top), float(left)]) / 100 * picture.shape[:2]
