@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -89,14 +88,12 @@ class RunFiles:
         """The statement of the run, also while it is not finished."""
         return self.result.get("privacy", f"{self.start['statement']}; the run is not finished")
 
-    @cached_property
+    @property
     def language(self) -> bool:
         """Whether the model's metric is perplexity."""
-        return (
-            "sequence_length" in self.start["config"].get("model", {})
-            or any("sentences" in record for record in self.records)
-            or any("perplexity" in row for row in self.result.get("table") or ())
-        )
+        reads_text = "sequence_length" in self.start["config"].get("model", {})
+        writes_text = any("sentences" in record for record in self.records)
+        return self.result.get("language") or reads_text or writes_text
 
     @property
     def metric(self) -> str:
