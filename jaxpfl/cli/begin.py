@@ -1,4 +1,4 @@
-"""Where to begin: `jaxpfl configs`, and `jaxpfl init` for a table of one's own."""
+"""Where to begin: `jaxpfl configs`, and `jaxpfl init` for a user's own table."""
 
 import argparse
 import textwrap
@@ -31,7 +31,7 @@ def configs(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         return {"path": str(path), "config": text, "text": text.rstrip("\n")}
     abouts = {name: shipped.about(name) for name in shipped.names()}
     lines = []
-    # First those that need nothing.
+    # Configs that need nothing stand first.
     for name, about in sorted(abouts.items(), key=lambda item: bool(item[1].needs)):
         own = ", or the command at its head" if about.without_data else ""
         needs = f"  (needs {', '.join(about.needs)}{own})" if about.needs else ""
@@ -55,7 +55,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     path = Path(arguments.file.partition("?")[0])
-    # Of a path with *, the folder has a name.
+    # A path with * is named by its folder.
     name = path.parent.name or "table" if "*" in path.name else path.name
     out = arguments.out or Path(name.partition(".")[0] + ".yaml")
     if out.exists():

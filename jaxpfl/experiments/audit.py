@@ -1,8 +1,8 @@
 """Audits everything that a config would release, on canaries in place of its clients.
 
 The plans are those that a dry run finds (`engine.description`): no client is read, nothing is
-fetched, charged to a ledger of the user's, or written. What is played, and what a bound means, is
-said in `federated.audits.canaries` and `privacy.auditing`.
+fetched, charged to a ledger of the user's, or written. `federated.audits.canaries` says what is
+played, and `privacy.auditing` what a bound means.
 """
 
 import dataclasses
@@ -23,7 +23,8 @@ from jaxpfl.privacy.plan import Plan
 from jaxpfl.progress import track
 
 MOST_DIMENSIONS = 384
-"""Of embeddings, and so canaries of a run, where a system's own client functions are asked."""
+"""The most dimensions of embeddings, and so the most canaries of a run, where a system's own client
+functions are audited."""
 
 SIMULATED = "SIMULATED: canaries in place of clients; no client was read, and no ledger charged"
 

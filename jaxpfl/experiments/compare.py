@@ -1,19 +1,17 @@
 """`jaxpfl compare RUN RUN ...`: a page of the settings that differ, the scores and the curves.
 
-It is made from public files of the runs alone, which others may have written. What a run with a
-certificate costs is computed again, and a run is refused whose files state less.
+It is made from public files of the runs alone, which others may have written. The cost of a run
+with a certificate is computed again, and a run is refused whose files state less.
 """
 
-import math
 import os
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.cost import OWN, SHARED
-from jaxpfl.experiments.records.cautions import OURS, number, score
+from jaxpfl.experiments.records.cautions import OURS, mean_and_deviation, number, score
 from jaxpfl.experiments.records.lines import leaves
 from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table, some_are
 from jaxpfl.experiments.report.run_page import RELEASED, RunFiles, figures_of
@@ -146,8 +144,5 @@ def _shown(metric: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """The score of one row; of several, their mean and standard deviation."""
     if any(metric not in row for row in rows):
         return ""
-    values = [math.nan if row[metric] is None else row[metric] for row in rows]
-    if len(values) == 1 or not all(map(math.isfinite, values)):
-        return score(metric, sum(values))
-    mean, deviation = statistics.fmean(values), statistics.stdev(values)
-    return f"{score(metric, mean)} ± {score(metric, deviation)}"
+    mean, deviation = mean_and_deviation([row[metric] for row in rows])
+    return score(metric, mean) + ("" if deviation is None else f" ± {score(metric, deviation)}")

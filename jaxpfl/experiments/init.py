@@ -55,7 +55,7 @@ def init(file: str, **columns: str | None) -> str:
     split = {"train": train, "valid": scored, "test": scored, "public": public}
     declared = None if classes else population.split(split, seed=0)["public"]
     config = files.template(__package__ or "", "init.yaml.jinja").render(
-        # JSON's strings are YAML's, too.
+        # A string of JSON is one of YAML, too.
         source=json.dumps(source, ensure_ascii=False),
         clients=clients,
         classes=classes,
@@ -68,6 +68,6 @@ def init(file: str, **columns: str | None) -> str:
         # Above the mean, so that most clients keep all; a power of two.
         most=min(64, 2 ** math.ceil(math.log2(2 * examples / clients + 1))),
     )
-    # Nothing is written that `jaxpfl run` would refuse.
+    # Refuses a config that `jaxpfl run` would refuse.
     from_mapping(yaml.safe_load(config), "the config for the table")
     return config

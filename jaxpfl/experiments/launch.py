@@ -18,7 +18,7 @@ _JAXPFL = [sys.executable, "-m", "jaxpfl"]
 
 def by_slurm(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
     """Runs `jaxpfl ARGUMENTS` on nodes by `srun`: the largest exit code, stdout of process 0."""
-    # Each process that lives says why it ends, for which it needs up to 30 seconds.
+    # The processes that live need up to 30 seconds to say why they end.
     start = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--output=0", "--kill-on-bad-exit=0"]
     try:
         return _done([*start, *_JAXPFL, *arguments, "--distributed", "auto"])
@@ -34,7 +34,7 @@ def by_ray(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
         )
 
         gpus = max(node["Resources"].get("GPU", 0) for node in ray.nodes())
-        # On different nodes, as long as there are enough.
+        # Processes run on different nodes, as long as there are enough.
         group = ray.util.placement_group([{"CPU": 1, "GPU": gpus}] * hosts, strategy="SPREAD")
 
         def on(index: int, function: Callable) -> Any:
@@ -87,7 +87,7 @@ def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:
         try:
             printed, _ = process.communicate()
         except KeyboardInterrupt as error:
-            # It stops after its round.
+            # The command stops after its round.
             process.send_signal(number := getattr(error, "number", signal.SIGINT))
             return 128 + number, process.communicate()[0]
     return abs(process.returncode), printed

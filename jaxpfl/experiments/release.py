@@ -80,7 +80,7 @@ def release(
 
     if not several():
         return ask(None)
-    # Seldom used, and therefore loaded here.
+    # Loaded here, because few use it.
     from jaxpfl.experiments.engine import shared_run
 
     return shared_run.one_release(ask, query, clients)

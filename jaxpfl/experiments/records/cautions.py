@@ -5,6 +5,7 @@ shown as on pages and terminals.
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -116,3 +117,15 @@ def percent(share: float | None) -> str:
 def score(metric: str, value: float | None) -> str:
     """The value of a metric: an accuracy as a percentage, any other as a number."""
     return percent(value) if metric == "accuracy" else number(value)
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """The mean and the standard deviation of a sample.
+
+    Without a mean where a value is not finite, or None, as JSON has it; without a deviation where
+    there are fewer than two values.
+    """
+    sample = [value for value in values if value is not None and math.isfinite(value)]
+    if not sample or len(sample) < len(values):
+        return None, None
+    return statistics.fmean(sample), statistics.stdev(sample) if len(sample) > 1 else None

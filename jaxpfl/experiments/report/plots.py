@@ -23,7 +23,7 @@ def axes(
 
     A text stands in small print below the title; the middle of a long one is left out.
     """
-    # Not pyplot, which keeps every figure and needs a window system.
+    # Pyplot would keep every figure, and needs a window system.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=144, layout="constrained")

@@ -47,7 +47,7 @@ def run_sweep(
     total = len(sweep.points)
     left, before = dict(enumerate(sweep.points, 1)), total + 1
     with Progress(f"sweep {sweep.title}", total=total, progress=progress, step="point") as bar:
-        # What another process was carrying out is looked at again, in case that process was killed.
+        # Points of other processes are tried again, in case such a process was killed.
         while len(left) < before:
             before = len(left)
             for number, point in list(left.items()):
@@ -59,7 +59,7 @@ def run_sweep(
                 del left[number]
                 state = folder.state()
                 if state.result is not None:
-                    # That there is no such metric is said after the first point, not after all.
+                    # Refuses an unknown metric after the first point, not after all.
                     value_of(state.result, sweep.metric)
                 elif state.error:
                     bar.message(f"failed: {point.name}: {state.error}")

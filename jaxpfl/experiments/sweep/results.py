@@ -8,7 +8,6 @@ report.html, plots/
 import csv
 import io
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.setting import mark_of
-from jaxpfl.experiments.records.cautions import of_points
+from jaxpfl.experiments.records.cautions import mean_and_deviation, of_points
 from jaxpfl.experiments.report.page import joined
 from jaxpfl.experiments.sweep.config import CASE, SEED, Point, Sweep
 from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
@@ -144,11 +143,11 @@ def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
     rows = []
     for group in _repetitions(sweep, SEED):
         done = [points[index] for index in group if "value" in points[index]]
-        mean, deviation = _mean_and_deviation([point["value"] for point in done])
+        mean, deviation = mean_and_deviation([point["value"] for point in done])
         row = {name: sweep.points[group[0]].values[name] for name in sweep.fields}
         row |= {"mean": mean, "deviation": deviation, "runs": len(done), "points": len(group)}
         if closed is not None:
-            row["gap"], row["gap_deviation"] = _mean_and_deviation([closed[i] for i in group])
+            row["gap"], row["gap_deviation"] = mean_and_deviation([closed[i] for i in group])
         mark = joined(point["mark"] for point in done)
         rows.append({**row, "private": not mark, "mark": mark})
     return rows
@@ -180,11 +179,3 @@ def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | Non
             if value is not None and start is not None and end is not None and start != end:
                 closed[index] = 100 * ((value - start) / (end - start))
     return closed
-
-
-def _mean_and_deviation(values: list[float | None]) -> tuple[float | None, float | None]:
-    """The mean and the standard deviation of a sample; None where one is None, or too few are."""
-    sample = [value for value in values if value is not None]
-    if not sample or len(sample) < len(values):
-        return None, None
-    return statistics.fmean(sample), statistics.stdev(sample) if len(sample) > 1 else None

@@ -12,8 +12,8 @@ from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import COLOURS, axes, curve, labelled
 
 REPEATS = "private/repeats.json"
-"""What the corpus repeats of clients' own texts: exact, so that no statement covers it."""
-# The shares of texts that the page of repeats shows.
+"""Exact counts of what the corpus repeats of clients' own texts: no statement covers them."""
+# The page of repeats shows the shares of texts with so many words.
 _LEAST_WORDS = (5, 10, 20)
 
 
