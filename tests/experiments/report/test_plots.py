@@ -77,11 +77,9 @@ def test_a_page_has_each_value_of_a_curve_where_the_curve_is(tmp_path):
 
 
 def test_a_page_says_whom_its_statement_does_not_cover(tmp_path):
-    config = "data: {split: {train: 0.6, valid: 0.1, test: 0, public: 0.3}}\n"
+    data = "data: {split: {train: 0.6, valid: 0.1, test: 0, public: 0.3}}\n"
     for declared, parts in (("true", "valid (10 %), public (30 %)"), ("false", "public (30 %)")):
-        (tmp_path / "config.yaml").write_text(
-            f"{config}evaluation: {{declared_public: {declared}}}"
-        )
+        (tmp_path / "config.yaml").write_text(f"{data}evaluation: {{declared_public: {declared}}}")
         page = write_page(tmp_path, Page("A run", "", "", "epsilon = 1", (), (), []))
         said = f"NOT protected: the clients of {parts}, and whatever else was declared public."
         assert said in page.read_text()
@@ -93,7 +91,7 @@ def test_a_page_says_whom_its_statement_does_not_cover(tmp_path):
 def test_perplexity_is_the_score_of_language_models_alone(tmp_path, language, metric):
     texts = ("label", "population", "unit", "run", "seed", "devices", "backend", "statement")
     plan = {"rounds": 1, "clients_per_round": 2, "population": 3, "unit": "client"}
-    start = dict.fromkeys(texts, "") | {key: {} for key in ("config", "captured", "versions")}
+    start = dict.fromkeys(texts, "") | {"config": {}, "captured": {}, "versions": {}}
     start |= {"stamp": "", "private": True, "queries": [], "evaluation": "tests", "plan": plan}
     scores = {"loss": 0.5, "perplexity": 1.649, "accuracy": 0.75, "private": True}
     table = [{"model": "first", **scores, metric: 0.4}, {"model": "this run", **scores}]
