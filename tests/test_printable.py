@@ -71,9 +71,8 @@ def test_a_page_holds_no_control_characters(tmp_path):
 def test_a_name_in_a_picture_is_no_formula():
     """Of which matplotlib would make a picture, or an error that ends the command."""
     words = "$\\frac{$ \x1b[2K"
-    panel = plots.axes(words)
+    panel = plots.axes(words, words)
     plots.labelled(panel, words, words)
-    plots.subtitle(panel, words, words)
     panel.plot([1, 2], label=words)
     panel.legend()
     with pytest.raises(ValueError, match="frac"):

@@ -42,8 +42,8 @@ class _Command(NamedTuple):
     """A command of the command line.
 
     `run` takes the parsed and the unknown arguments, which set keys of a config if the command
-    `takes_overrides`. Of its result the entry "text" is printed, or with --json all other entries;
-    "exit_code" is not printed, and 0 if absent.
+    `takes_overrides`. The entry "text" of its result is printed, or with --json all others, but for
+    "exit_code", which is 0 if absent.
     """
 
     add: Callable[[argparse.ArgumentParser], None]

@@ -1,4 +1,4 @@
-"""Where to begin: `jaxpfl configs`, and `jaxpfl init` for a table of one's own."""
+"""Where to begin: `jaxpfl configs`, and `jaxpfl init` for a user's own table."""
 
 import argparse
 import textwrap
@@ -29,17 +29,17 @@ def configs(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         path = shipped.find(arguments.name)
         text = path.read_text("utf-8")
         return {"path": str(path), "config": text, "text": text.rstrip("\n")}
-    found = {name: shipped.about(name) for name in shipped.names()}
+    abouts = {name: shipped.about(name) for name in shipped.names()}
     lines = []
-    # First those that need nothing.
-    for name, about in sorted(found.items(), key=lambda item: bool(item[1].needs)):
+    # Configs that need nothing stand first.
+    for name, about in sorted(abouts.items(), key=lambda item: bool(item[1].needs)):
         own = ", or the command at its head" if about.without_data else ""
         needs = f"  (needs {', '.join(about.needs)}{own})" if about.needs else ""
         lines.append(f"jaxpfl {about.command} {name}{needs}")
         lines.append(f"    {textwrap.shorten(about.sentence, 90, placeholder=' ...')}")
     lines.append("\n`jaxpfl configs NAME` prints one, to be changed.")
     return {
-        "configs": {name: about._asdict() for name, about in found.items()},
+        "configs": {name: about._asdict() for name, about in abouts.items()},
         "text": "\n".join(lines),
     }
 
@@ -55,7 +55,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     path = Path(arguments.file.partition("?")[0])
-    # Of a path with *, the folder has a name.
+    # A path with * is named by its folder.
     name = path.parent.name or "table" if "*" in path.name else path.name
     out = arguments.out or Path(name.partition(".")[0] + ".yaml")
     if out.exists():

@@ -92,7 +92,7 @@ def add_path(parser: argparse.ArgumentParser, name: str, metavar: str, text: str
 def unused_directory(name: str) -> Path:
     """Returns `runs/NAME` or, where that exists, the first free one of `runs/NAME-2`, -3 and on."""
     others = (f"{name}-{number}" for number in itertools.count(2))
-    paths = (Path("runs", each) for each in itertools.chain([name], others))
+    paths = (Path("runs", folder) for folder in itertools.chain([name], others))
     return next(path for path in paths if not path.exists())
 
 

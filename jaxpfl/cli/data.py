@@ -48,20 +48,20 @@ def _listed() -> dict[str, Any]:
     from jaxpfl.experiments.config import shipped
 
     users = {
-        name: [each for each in shipped.names() if any(map(data_set.holds, shipped.sources(each)))]
-        for name, data_set in data_sets().items()
+        name: [c for c in shipped.names() if any(map(entry.holds, shipped.sources(c)))]
+        for name, entry in data_sets().items()
     }
     records = {
         name: {
-            "state": each.state(),
-            "clients": each.clients,
-            "licence": each.licence,
-            "folder": each.variable and f"${each.variable}",
-            "files": list(each.files) if each.variable else [],
-            "fetched_by_get": bool(each.downloads or each.hub),
+            "state": entry.state(),
+            "clients": entry.clients,
+            "licence": entry.licence,
+            "folder": entry.variable and f"${entry.variable}",
+            "files": list(entry.files) if entry.variable else [],
+            "fetched_by_get": bool(entry.downloads or entry.hub),
             "used_by": users[name],
         }
-        for name, each in data_sets().items()
+        for name, entry in data_sets().items()
     }
     width = max(map(len, records))
     lines = []
@@ -90,48 +90,48 @@ def _checked(folder: Path) -> dict[str, Any]:
 def _get(arguments: argparse.Namespace) -> dict[str, Any]:
     from jaxpfl.data.catalogue import find
 
-    found = find(arguments.name)
-    if arguments.revision is not None and not found.hub:
-        raise InputError(f"--revision is for data sets of the Hugging Face hub, not {found.name}")
-    if not found.variable:
-        raise InputError(f"{found.name} {found.origin}: there is nothing to fetch")
-    if not found.downloads and not found.hub:
-        folder = arguments.folder or Path(f"${found.variable}")
-        paths = " and ".join(str(folder / file) for file in found.files)
+    entry = find(arguments.name)
+    if arguments.revision is not None and not entry.hub:
+        raise InputError(f"--revision is for data sets of the Hugging Face hub, not {entry.name}")
+    if not entry.variable:
+        raise InputError(f"{entry.name} {entry.origin}: there is nothing to fetch")
+    if not entry.downloads and not entry.hub:
+        folder = arguments.folder or Path(f"${entry.variable}")
+        paths = " and ".join(str(folder / file) for file in entry.files)
         text = (
-            f"{found.name} is at no public address in the form that jaxpfl reads. It is made of: "
-            f"{found.origin}. Licence: {found.licence}. What is expected: {found.form}. Put it at "
+            f"{entry.name} is at no public address in the form that jaxpfl reads. It is made of: "
+            f"{entry.origin}. Licence: {entry.licence}. What is expected: {entry.form}. Put it at "
             f"{paths}; docs/data_sets.md says more of its form."
         )
-        return {"name": found.name, "fetched": [], "text": text.replace("`", "")}
-    folder = found.folder(arguments.folder)
-    missing = [file for file in found.files if not (folder / file).exists()]
+        return {"name": entry.name, "fetched": [], "text": text.replace("`", "")}
+    folder = entry.folder(arguments.folder)
+    missing = [file for file in entry.files if not (folder / file).exists()]
     if not missing:
         raise InputError(
-            f"{found.name} is here already: {', '.join(str(folder / file) for file in found.files)}"
+            f"{entry.name} is here already: {', '.join(str(folder / file) for file in entry.files)}"
         )
     fetched: dict[str, Any] = {}
-    if found.hub:
+    if entry.hub:
         from jaxpfl.data.folders import convert
         from jaxpfl.data.readers.hugging_face import newest_commit
 
-        commit = arguments.revision or newest_commit(found.hub)
+        commit = arguments.revision or newest_commit(entry.hub)
         folder.mkdir(parents=True, exist_ok=True)
         for file in missing:
-            source = found.sources[file].format(revision=commit)
+            source = entry.sources[file].format(revision=commit)
             fetched[str(folder / file)] = {**convert(source, folder / file), "source": source}
         where = [f"{path}: {record['source']}" for path, record in fetched.items()]
     else:
         from jaxpfl.data.fetch import fetch
 
         for file in missing:
-            fetched[str(folder / file)] = fetch(found.downloads[file], folder / file)
+            fetched[str(folder / file)] = fetch(entry.downloads[file], folder / file)
         where = [
             f"{path}: {record['bytes']} bytes of {record['url']}, SHA-256 {record['sha256']}"
             for path, record in fetched.items()
         ]
-    lines = [*where, f"Licence: {found.licence}. Configs find it where {found.variable} = {folder}"]
-    return {"name": found.name, "fetched": fetched, "text": "\n".join(lines)}
+    lines = [*where, f"Licence: {entry.licence}. Configs find it where {entry.variable} = {folder}"]
+    return {"name": entry.name, "fetched": fetched, "text": "\n".join(lines)}
 
 
 def add_convert(parser: argparse.ArgumentParser) -> None:

@@ -15,10 +15,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, required=True)
     unit = "what is protected: a client with all it holds (default), or one example"
     parser.add_argument("--unit", choices=("client", "example"), default="client", help=unit)
-    known = (
+    population = (
         "how many clients (or examples) there are, if that is public: more exact if they are few"
     )
-    parser.add_argument("--population", type=int, metavar="N", help=known)
+    parser.add_argument("--population", type=int, metavar="N", help=population)
     embedder = "hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ..."
     parser.add_argument("--embedder", metavar="NAME", default="hashed", help=embedder)
     parser.add_argument("--clip-norm", type=float, default=1.0, help="of embeddings (default: 1)")

@@ -29,9 +29,9 @@ def budget(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
     ledgers = [Ledger.read(path) for path in arguments.ledgers]
     records = [
-        {"ledger": str(each.path), **each.summary(delta, arguments.accountant)} for each in ledgers
+        {"ledger": str(file.path), **file.summary(delta, arguments.accountant)} for file in ledgers
     ]
-    first, number = records[0], sum(each["charges"] for each in records)
+    first, number = records[0], sum(record["charges"] for record in records)
     terms = f"unit = {first['unit']}, adjacency = {first['adjacency']}"
     if len(records) == 1:
         cost = f"epsilon = {first['epsilon']:.4g} at delta = {delta:g}, {number} releases, {terms}"

@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         from jaxpfl.experiments.dry_run import dry_run
 
         return dry_run(config)
-    if (found := common.launched(arguments)) is not None:
-        return found
+    if (launched := common.launched(arguments)) is not None:
+        return launched
     keeps_files = common.join(arguments.distributed)
     out = arguments.out or common.unused_directory(path.stem)
     if keeps_files:
@@ -58,8 +58,8 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
 
 
 def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
-    if (found := common.launched(arguments)) is not None:
-        return found
+    if (launched := common.launched(arguments)) is not None:
+        return launched
     common.use_run(arguments.directory)
     common.join(arguments.distributed)
     from jaxpfl.experiments import carry_out
@@ -110,12 +110,12 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     if arguments.texts is not None:
         checks.positive_int("--texts", arguments.texts)
-    # Of a run from Python there is no config.
+    # A run from Python has no config.
     if (arguments.directory / "config.yaml").exists():
         common.use_run(arguments.directory)
     from jaxpfl.experiments.export import export as written
 
-    found = written(arguments.directory, arguments.folder, texts=arguments.texts)
-    lines = [f"{arguments.folder}/{name}" for name in found["files"]]
-    lines += [*filter(None, [found["stamp"]]), found["privacy"]]
-    return {**found, "text": "\n".join(lines)}
+    record = written(arguments.directory, arguments.folder, texts=arguments.texts)
+    lines = [f"{arguments.folder}/{name}" for name in record["files"]]
+    lines += [*filter(None, [record["stamp"]]), record["privacy"]]
+    return {**record, "text": "\n".join(lines)}

@@ -58,8 +58,8 @@ def _result(sweep: Any, outcome: Any) -> dict[str, Any]:
 
     record, report = outcome.record, str(outcome.out / "report.html")
     text = [f"report: {report}", "", *lines(sweep, record), ""]
-    text += [f"caution: {each}" for each in record["cautions"]]
-    # Those that failed for one reason together.
+    text += [f"caution: {caution}" for caution in record["cautions"]]
+    # Points that failed for the same reason share a line.
     reasons: dict[str, list[str]] = {}
     for name, error in outcome.failed.items():
         reasons.setdefault(error, []).append(name)

@@ -1,8 +1,8 @@
 """Audits everything that a config would release, on canaries in place of its clients.
 
 The plans are those that a dry run finds (`engine.description`): no client is read, nothing is
-fetched, charged to a ledger of the user's, or written. What is played, and what a bound means, is
-said in `federated.audits.canaries` and `privacy.auditing`.
+fetched, charged to a ledger of the user's, or written. `federated.audits.canaries` says what is
+played, and `privacy.auditing` what a bound means.
 """
 
 import dataclasses
@@ -23,7 +23,8 @@ from jaxpfl.privacy.plan import Plan
 from jaxpfl.progress import track
 
 MOST_DIMENSIONS = 384
-"""Of embeddings, and so canaries of a run, where a system's own client functions are asked."""
+"""The most dimensions of embeddings, and so the most canaries of a run, where a system's own client
+functions are audited."""
 
 SIMULATED = "SIMULATED: canaries in place of clients; no client was read, and no ledger charged"
 
@@ -68,24 +69,24 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
     """
     require_one_process("an audit", "start it in one, because several make the same releases")
     releases = system_of(config.system).describe(config).releases
-    private = [(name, each) for name, each in releases.items() if each.guarantee.private]
+    private = [(name, planned) for name, planned in releases.items() if planned.guarantee.private]
     if not private:
         raise InputError("the config releases nothing with noise: there is no epsilon to audit")
-    # Of all releases together, as is said in the text and by the exit status.
+    # The text and the exit status are about all releases together.
     confidence = 1 - (1 - settings.confidence) / len(private)
-    found: dict[str, dict[str, Any]] = {}
+    bounds: dict[str, dict[str, Any]] = {}
     for name, release in track(private, "audit", progress=progress):
         game = game_of(release, settings)
         played = game.play(settings.runs, seed=settings.seed)
         rounds = {"rounds": game.rounds, "planned_rounds": game.plans[0].rounds}
-        found[name] = rounds | judged(played.trials, played.stated, confidence)
-    exceeded = any(each["exceeded"] for each in found.values())
+        bounds[name] = rounds | judged(played.trials, played.stated, confidence)
+    exceeded = any(row["exceeded"] for row in bounds.values())
     record = {
         "simulation": SIMULATED,
         "system": config.system,
         "settings": dataclasses.asdict(settings),
-        "releases": found,
-        "not_private": [name for name in releases if name not in found],
+        "releases": bounds,
+        "not_private": [name for name in releases if name not in bounds],
         "exceeded": exceeded,
         "found": (_EXCEEDED if exceeded else _FITS).format(confidence=settings.confidence),
     }

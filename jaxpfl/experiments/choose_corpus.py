@@ -101,8 +101,8 @@ def choose_corpus(
             released.save(directory / "moments.npz")
             statement = both_statements(charged, [charged.charges[-1].run], plan.delta)
         rows = [
-            {"rank": rank, "candidate": each.name, "source": sources[each.name], **each.row()}
-            for rank, each in enumerate(score(released, corpora, progress=progress), 1)
+            {"rank": rank, "candidate": near.name, "source": sources[near.name], **near.row()}
+            for rank, near in enumerate(score(released, corpora, progress=progress), 1)
         ]
         record = files.jsonable(
             {
@@ -138,8 +138,8 @@ def _moments(corpus: Population, function: Embedder, clip_norm: float, progress:
     except OSError:
         return compute()  # a home that cannot be written
     cache = Artifacts(folder, "public")
-    found = cache.load_or_compute(key, lambda: Artifact(arrays=vars(compute()))).arrays
-    return Moments(float(found["count"]), found["mean_D"], found["covariance_DxD"])
+    arrays = cache.load_or_compute(key, lambda: Artifact(arrays=vars(compute()))).arrays
+    return Moments(float(arrays["count"]), arrays["mean_D"], arrays["covariance_DxD"])
 
 
 def _key(population: Population, function: Embedder, *settings: float) -> str:
@@ -171,6 +171,7 @@ def _short(source: str) -> str:
 
 
 def table(record: Mapping[str, Any]) -> str:
+    """The ranking for a terminal, and what it cost."""
     titles = {"distance": "FreD", "corrected": "corrected", "low": "from", "high": "to"}
     rows = [
         (
@@ -181,12 +182,12 @@ def table(record: Mapping[str, Any]) -> str:
         for row in record["candidates"]
     ]
     ranking = Table(("public corpus", *titles.values(), ""), rows, numbers=(1, 2, 3, 4))
-    said = f"Frechet distance (FreD) to what the clients of {record['clients']} hold:"
-    ends = "", record["statement"], f"ledger: {record['ledger']}", f"chart: {record['chart']}"
-    found = [str(BestMixture(**record["best_mixture"]))]
+    lines = [f"Frechet distance (FreD) to what the clients of {record['clients']} hold:"]
+    lines += [*text_lines(ranking), str(BestMixture(**record["best_mixture"]))]
     if len(rows) > 1 and all(row["tied"] for row in record["candidates"][:-1]):
-        found.append(
+        lines.append(
             "All are tied: the noise hides which is nearest. A smaller embedder, as hashed:16, "
             "or a larger epsilon tells more, and is charged anew."
         )
-    return "\n".join([said, *text_lines(ranking), *found, *ends])
+    lines += ["", record["statement"], f"ledger: {record['ledger']}", f"chart: {record['chart']}"]
+    return "\n".join(lines)

@@ -1,20 +1,19 @@
 """`jaxpfl compare RUN RUN ...`: a page of the settings that differ, the scores and the curves.
 
-It is made from public files of the runs alone, which others may have written. What a run with a
-certificate costs is computed again, and a run is refused whose files state less.
+It is made from public files of the runs alone, which others may have written. The cost of a run
+with a certificate is computed again, and a run is refused whose files state less.
 """
 
-import math
 import os
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.cost import OWN, SHARED
-from jaxpfl.experiments.records.cautions import OURS, number, percent
-from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
+from jaxpfl.experiments.records.cautions import OURS, mean_and_deviation, number, score
+from jaxpfl.experiments.records.lines import leaves
+from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table, some_are
 from jaxpfl.experiments.report.run_page import RELEASED, RunFiles, figures_of
 from jaxpfl.privacy import verify
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
@@ -32,115 +31,109 @@ _ONCE = (
 
 def compared(directories: Sequence[Path], out: Path) -> Page:
     """The page of two runs or more, finished or not, to be written to `out`, where links begin."""
-    if len({each.resolve() for each in directories}) < max(2, len(directories)):
+    if len({path.resolve() for path in directories}) < max(2, len(directories)):
         raise InputError(
             "a comparison needs two runs or more, each in a directory of its own, found "
             f"{' and '.join(map(str, directories))}"
         )
-    names = [str(each) for each in directories]
-    runs = dict(zip(names, map(RunFiles.read, directories), strict=True))
-    settings = {name: dict(_settings(run)) for name, run in runs.items()}
-    keys = dict.fromkeys(key for each in settings.values() for key in each)
-    rows = [(key, *(each.get(key, "") for each in settings.values())) for key in keys]
-    rows.append(("seed", *(str(run.run["seed"]) for run in runs.values())))
-    rows = [row for row in rows if len(set(row[1:])) > 1]
-    alike: dict[str, list[str]] = {}
-    for name, each in settings.items():
-        alike.setdefault(repr(sorted(each.items())), []).append(name)
-    once = [group[0] for group in alike.values() if len(group) == 1]
+    runs = {str(path): RunFiles.read(path) for path in directories}
+    settings = {name: _settings(run) for name, run in runs.items()}
+    # Runs of the same settings differ in their seed alone.
+    same: dict[str, list[str]] = {}
+    for name, values in settings.items():
+        same.setdefault(repr(sorted(values.items())), []).append(name)
+    repeated = [group for group in same.values() if len(group) > 1]
+    once = [group[0] for group in same.values() if len(group) == 1]
+    keys = dict.fromkeys(key for values in settings.values() for key in values)
+    rows = [(key, *(values.get(key, "") for values in settings.values())) for key in keys]
+    rows.append(("seed", *(str(run.start["seed"]) for run in runs.values())))
+    table = Table(("setting", *runs), [row for row in rows if len(set(row[1:])) > 1])
+    sections = [Section("Settings that differ", table=table)]
     scores = {name: _scores(run) for name, run in runs.items()}
-    sections = [Section("Settings that differ", table=Table(("setting", *names), rows))]
-    for data in dict.fromkeys(data for each in scores.values() for data in each):
-        found = {name: each[data] for name, each in scores.items() if data in each}
-        table = _table(found, runs, [*alike.values()], out)
+    for data in dict.fromkeys(data for sets in scores.values() for data in sets):
+        on_data = {name: sets[data] for name, sets in scores.items() if data in sets}
+        table = _table(on_data, runs, repeated, out)
         sections.append(Section(f"Scored on {data}", table=table))
     for data in dict.fromkeys(run.evaluated_on for run in runs.values()):
-        same = {name: run for name, run in runs.items() if run.evaluated_on == data}
-        figures = figures_of(next(iter(same.values())).kinds, same, data)
+        evaluated = {name: run for name, run in runs.items() if run.evaluated_on == data}
+        figures = figures_of(next(iter(evaluated.values())).kinds, evaluated, data)
         sections.append(Section("Round by round", figures=figures))
     sections.append(Section("", figures=figures_of(RELEASED, runs)))
     costs = [(name, line) for name, run in runs.items() for line in _costs(run)]
     sections.append(Section("Each run alone", table=Table(("run", "its privacy"), costs)))
-    marks = " and ".join(dict.fromkeys(run.mark for run in runs.values() if run.mark))
+    *names, last = runs
     return Page(
-        title=f"{', '.join(names[:-1])} and {names[-1]} compared",
-        lead="; ".join(dict.fromkeys(run.run["population"] for run in runs.values())),
-        stamp=f"Some results are {marks}; the tables state which" if marks else "",
+        title=f"{', '.join(names)} and {last} compared",
+        lead="; ".join(dict.fromkeys(run.start["population"] for run in runs.values())),
+        stamp=some_are(run.mark for run in runs.values()),
         privacy=NOTE,
-        privacy_notes=[NOTE] if marks else [],
-        facts=[(str(len(runs)), "runs"), (str(len(alike)), "different settings")],
-        cautions=[_ONCE.format(", ".join(once))] if once and len(alike) > 1 else [],
+        facts=[(str(len(runs)), "runs"), (str(len(same)), "different settings")],
+        cautions=[_ONCE.format(", ".join(once))] if once and len(same) > 1 else [],
         sections=sections,
     )
 
 
 def _costs(run: RunFiles) -> list[str]:
-    """What the releases on a run's ledgers cost, computed again; of no certificate, its words."""
+    """What the releases on a run's ledgers cost, computed again if the run has a certificate."""
     path = run.directory / CERTIFICATE
     if not path.exists():
         return [f"not checked, for it has no certificate; its files say: {run.privacy}"]
-    stated = run.result.get("epsilons") or {}
-    numbers = [each for each in stated.values() if each is not None]
+    epsilons = [e for e in (run.result.get("epsilons") or {}).values() if e is not None]
     try:
         with verify.at(verify.shown(path)):
             certificate = verify.parsed(path.read_bytes())
-            delta = min((each["delta"] for each in certificate["ledgers"]), default=0.5)
-            also = [f"(epsilon = {each:.17g}, delta = {delta:.17g})" for each in numbers]
+            delta = min((ledger["delta"] for ledger in certificate["ledgers"]), default=0.5)
+            also = [f"(epsilon = {e:.17g}, delta = {delta:.17g})" for e in epsilons]
             return [line.strip() for line in verify.check(certificate, [run.privacy, *also])]
     except verify.Unfit as error:
         raise InputError(str(error)) from None
 
 
-def _settings(run: RunFiles) -> Iterator[tuple[str, str]]:
+def _settings(run: RunFiles) -> dict[str, str]:
     """The settings of a run except its seed: its config or, of `jaxpfl.run`, its plans."""
-    config, held = run.run["config"], run.run
+    start, config = run.start, run.start["config"]
     if "system" not in config:
-        queries = {query["label"]: query for query in held["queries"]}
-        config = {"algorithm": held["label"], "clients": held["population"], **config, **queries}
-    yield from ((key, value) for key, value in _flat(config) if key != "run.seed")
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", "" if value is None else str(value)
+        queries = {query["label"]: query for query in start["queries"]}
+        config = {"algorithm": start["label"], "clients": start["population"], **config, **queries}
+    settings = leaves(config, ".")
+    return {k: "" if v is None else str(v) for k, v in settings.items() if k != "run.seed"}
 
 
 def _scores(run: RunFiles) -> dict[str, Mapping[str, Any]]:
     """The scores of the run's model by the data that they were measured on."""
-    rounds = [each["evaluation"] for each in run.records if each.get("evaluation")]
+    rounds = [record["evaluation"] for record in run.records if record.get("evaluation")]
     last = (run.result.get("metrics") or {}).get("evaluation") or (rounds or [{}])[-1]
-    ours = [row for row in run.result.get("table") or () if row["model"] == OURS]
-    found = {run.evaluated_on: last} if last else {}
-    return found | {run.result["tested_on"]: ours[0]} if ours else found
+    scores = {run.evaluated_on: last} if last else {}
+    for row in run.result.get("table") or ():
+        if row["model"] == OURS:
+            scores[run.result["tested_on"]] = row
+    return scores
 
 
 def _table(
     scores: Mapping[str, Mapping[str, Any]],
     runs: Mapping[str, RunFiles],
-    alike: Sequence[Sequence[str]],
+    repeated: Sequence[Sequence[str]],
     out: Path,
 ) -> Table:
     """The scores on one data set, run by run, then over runs that differ in the seed alone."""
-    known = dict.fromkeys(path for name in scores for *_, path, _ in runs[name].kinds)
-    found = {name for each in scores.values() for name in each}
-    metrics = [name for path in known if (name := path.partition("/")[2]) in found]
+    paths = dict.fromkeys(path for name in scores for *_, path, _ in runs[name].kinds)
+    measured = {metric for values in scores.values() for metric in values}
+    metrics = [metric for path in paths if (metric := path.partition("/")[2]) in measured]
     rows: list[tuple[Any, ...]] = []
-    for name in scores:
+    for name, values in scores.items():
         run, cost = runs[name], runs[name].result.get("epsilons") or {}
+        if run.mark or not (run.directory / CERTIFICATE).exists():
+            cost = {}  # nobody checked it
         link = Path(os.path.relpath(run.directory, out), REPORT).as_posix()
         cell = Cell(name, link=link, stamps=[run.mark] if run.mark else [])
         done = max((record["round"] for record in run.records), default=0)
-        measured = [_shown(each, [scores[name]]) for each in metrics]
-        if run.mark or not (run.directory / CERTIFICATE).exists():
-            cost = {}  # nobody checked it
-        costing = [number(cost[of]) if of in cost else "" for of in (OWN, SHARED)]
-        rows.append((cell, f"{run.run['seed']}", f"{done}", *measured, *costing))
-    for group in ([name for name in names if name in scores] for names in alike):
+        epsilons = [number(cost[whose]) if whose in cost else "" for whose in (OWN, SHARED)]
+        texts = [_shown(metric, [values]) for metric in metrics]
+        rows.append((cell, f"{run.start['seed']}", f"{done}", *texts, *epsilons))
+    for group in ([name for name in names if name in scores] for names in repeated):
         if len(group) > 1:
-            means = [_shown(each, [scores[name] for name in group]) for each in metrics]
+            means = [_shown(metric, [scores[name] for name in group]) for metric in metrics]
             cell = Cell(", ".join(group), note="mean and standard deviation over seeds")
             rows.append((cell, "", "", *means, "", ""))
     columns = ("run", "seed", "rounds", *metrics, f"epsilon of {OWN}", f"epsilon of {SHARED}")
@@ -149,10 +142,7 @@ def _table(
 
 def _shown(metric: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """The score of one row; of several, their mean and standard deviation."""
-    text = percent if metric == "accuracy" else number
     if any(metric not in row for row in rows):
         return ""
-    values = [math.nan if row[metric] is None else row[metric] for row in rows]
-    if len(values) == 1 or not all(map(math.isfinite, values)):
-        return text(sum(values))
-    return f"{text(statistics.fmean(values))} ± {text(statistics.stdev(values))}"
+    mean, deviation = mean_and_deviation([row[metric] for row in rows])
+    return score(metric, mean) + ("" if deviation is None else f" ± {score(metric, deviation)}")

@@ -96,8 +96,8 @@ def _write(folder: Path, made: Made, card: Mapping[str, Any], certificate: Path)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     files.fsync_path(folder.parent)
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [path.relative_to(folder).as_posix() for path in found]
+    written = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path.relative_to(folder).as_posix() for path in written]
 
 
 def _write_model(folder: Path, trained: TrainedModel) -> None:

@@ -1,7 +1,7 @@
-"""`jaxpfl init FILE`: a config for a table of one's own.
+"""`jaxpfl init FILE`: a config for a user's own table.
 
-Names of columns and the numbers of clients, features and classes go into it, and of a text the
-number of words of the part that it declares public; no other value does.
+It holds the names of columns, the numbers of clients, features and classes, and the number of words
+of the part of a text that it declares public; no other value.
 """
 
 import json
@@ -24,19 +24,20 @@ def init(file: str, **columns: str | None) -> str:
 
     Args:
       file: the table, as `data.open` takes it, perhaps with options, such as its encoding.
-      columns: "client", "text", "label" and "features" of `data.open`: of a word language model a
-        text, of a classifier a label and features. None: the default.
+      columns: "client", "text", "label" and "features" of `data.open`: a word language model needs
+        a text, a classifier a label and features. None: the default.
     """
     given = {name: column for name, column in columns.items() if column is not None}
     table, *options = file.split("?", 1)
     options += [f"{name}={quote(column, safe=', *|')}" for name, column in given.items()]
     source = f"{table}?{'&'.join(options)}" if options else file
     population = open_population(source)
-    held, classes, features = population.columns, 0, 0
-    if ("text" in held) == ("features" in held) or ("label" in held) != ("features" in held):
+    table_columns, classes, features = population.columns, 0, 0
+    texts, labels, inputs = (name in table_columns for name in ("text", "label", "features"))
+    if texts == inputs or labels != inputs:
         raise InputError(
             f"{source}: expected a text, or a label and features that it is predicted from, found "
-            f"{', '.join(held)}; of images, `jaxpfl configs digits_cnn` prints a config"
+            f"{', '.join(table_columns)}; of images, `jaxpfl configs digits_cnn` prints a config"
         )
     clients, examples = len(population), population.num_examples
     if clients < _FEWEST:
@@ -44,9 +45,9 @@ def init(file: str, **columns: str | None) -> str:
             f"{source}: has fewer than {_FEWEST} clients, which cannot be divided into those that "
             "train and those that test"
         )
-    if "label" in held:
-        classes = max(2, int(held["label"].max()) + 1)
-        features = held["features"].shape[1]
+    if labels:
+        classes = max(2, int(table_columns["label"].max()) + 1)
+        features = table_columns["features"].shape[1]
     # Few clients may leave a small part without any.
     scored = 0.1 if classes or clients < 200 else 0.05
     public = 0.0 if classes else 0.1
@@ -54,7 +55,7 @@ def init(file: str, **columns: str | None) -> str:
     split = {"train": train, "valid": scored, "test": scored, "public": public}
     declared = None if classes else population.split(split, seed=0)["public"]
     config = files.template(__package__ or "", "init.yaml.jinja").render(
-        # JSON's strings are YAML's, too.
+        # A string of JSON is one of YAML, too.
         source=json.dumps(source, ensure_ascii=False),
         clients=clients,
         classes=classes,
@@ -67,6 +68,6 @@ def init(file: str, **columns: str | None) -> str:
         # Above the mean, so that most clients keep all; a power of two.
         most=min(64, 2 ** math.ceil(math.log2(2 * examples / clients + 1))),
     )
-    # Nothing is written that `jaxpfl run` would refuse.
+    # Refuses a config that `jaxpfl run` would refuse.
     from_mapping(yaml.safe_load(config), "the config for the table")
     return config

@@ -18,7 +18,7 @@ _JAXPFL = [sys.executable, "-m", "jaxpfl"]
 
 def by_slurm(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
     """Runs `jaxpfl ARGUMENTS` on nodes by `srun`: the largest exit code, stdout of process 0."""
-    # Each process that lives says why it ends, for which it needs up to 30 seconds.
+    # The processes that live need up to 30 seconds to say why they end.
     start = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--output=0", "--kill-on-bad-exit=0"]
     try:
         return _done([*start, *_JAXPFL, *arguments, "--distributed", "auto"])
@@ -34,7 +34,7 @@ def by_ray(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
         )
 
         gpus = max(node["Resources"].get("GPU", 0) for node in ray.nodes())
-        # On different nodes, as long as there are enough.
+        # Processes run on different nodes, as long as there are enough.
         group = ray.util.placement_group([{"CPU": 1, "GPU": gpus}] * hosts, strategy="SPREAD")
 
         def on(index: int, function: Callable) -> Any:
@@ -45,16 +45,16 @@ def by_ray(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
         address = ray.get(on(0, _address).remote())
         joined = [["--distributed", f"{address},{index}/{hosts}"] for index in range(hosts)]
         started = [
-            on(index, _done).remote([*_JAXPFL, *arguments, *each], os.getcwd())
-            for index, each in enumerate(joined)
+            on(index, _done).remote([*_JAXPFL, *arguments, *options], os.getcwd())
+            for index, options in enumerate(joined)
         ]
-        found = []
-        for each in started:
+        ended = []
+        for process in started:
             try:
-                found.append(ray.get(each))
+                ended.append(ray.get(process))
             except ray.exceptions.RayError:
-                found.append((1, ""))  # The node is lost, which the other processes say.
-        return max(code for code, _ in found), found[0][1]
+                ended.append((1, ""))  # The other processes say that the node is lost.
+        return max(code for code, _ in ended), ended[0][1]
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:
         try:
             printed, _ = process.communicate()
         except KeyboardInterrupt as error:
-            # It stops after its round.
+            # The command stops after its round.
             process.send_signal(number := getattr(error, "number", signal.SIGINT))
             return 128 + number, process.communicate()[0]
     return abs(process.returncode), printed
@@ -96,6 +96,6 @@ def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:
 def _address() -> str:
     import ray  # pyright: ignore[reportMissingImports]
 
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"

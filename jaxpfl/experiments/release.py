@@ -69,13 +69,13 @@ def release(
     def ask(others: Others | None) -> OneRelease:
         with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
             releaser = Releaser(clients, opened, queries=(query,), others=others)
-            found = releaser.release(query, broadcast, round=1)
+            released = releaser.release(query, broadcast, round=1)
             total = guarantee_of(opened.charges, plan.delta, plan.unit)
-        return OneRelease(jax.device_get(found.value), plan.statement(), total.statement())
+        return OneRelease(jax.device_get(released.value), plan.statement(), total.statement())
 
     if not several():
         return ask(None)
-    # Seldom used, and therefore loaded here.
+    # Loaded here, because few use it.
     from jaxpfl.experiments.engine import shared_run
 
     return shared_run.one_release(ask, query, clients)

@@ -174,7 +174,9 @@ def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) 
     record = files.read_record(path, {"private": bool})
     ours = result.metrics.get("evaluation") or {}
     rows.append({"model": OURS, "private": record["private"], **ours})
-    files.write_json(path, record | {"tested_on": evaluator.name, "table": rows})
-    metric = "perplexity" if "perplexity" in ours else "loss"
-    worse = of_table(rows, metric, evaluator.name)
+    # A classifier has a perplexity, too, which nobody asks for.
+    language = tokens is not None and "perplexity" in ours
+    record |= {"tested_on": evaluator.name, "table": rows, "language": language}
+    files.write_json(path, record)
+    worse = of_table(rows, "perplexity" if language else "loss", evaluator.name)
     return replace(result, table=tuple(rows), cautions=(*worse, *result.cautions))

@@ -5,6 +5,7 @@ shown as on pages and terminals.
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +22,9 @@ def worse_than(table: Sequence[Mapping[str, Any]], metric: str) -> dict[str, tup
     ours = next((row for row in table if row["model"] == OURS), None)
     if ours is None:
         return {}
-    score = _number(ours.get(metric))
-    found = {row["model"]: _number(row.get(metric)) for row in table if row is not ours}
-    return {name: (score, other) for name, other in found.items() if score > other}
+    own = _number(ours.get(metric))
+    others = {row["model"]: _number(row.get(metric)) for row in table if row is not ours}
+    return {name: (own, other) for name, other in others.items() if own > other}
 
 
 def of_table(table: Sequence[Mapping[str, Any]], metric: str, tested_on: str) -> list[str]:
@@ -31,9 +32,9 @@ def of_table(table: Sequence[Mapping[str, Any]], metric: str, tested_on: str) ->
     worse = worse_than(table, metric)
     if not worse:
         return []
-    score = next(iter(worse.values()))[0]
+    own = next(iter(worse.values()))[0]
     others = " and ".join(f"{name} ({number(other)})" for name, (_, other) in worse.items())
-    return [f"The run ends worse than {others}: {metric} {number(score)} on {tested_on}."]
+    return [f"The run ends worse than {others}: {metric} {number(own)} on {tested_on}."]
 
 
 def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[str]:
@@ -47,7 +48,7 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
       records: the lines of `metrics.jsonl`, up to the round whose model is the result.
       evaluated_on: the data of the "evaluation" in them.
     """
-    found = []
+    warnings = []
     losses = [
         (record["round"], _number(record["evaluation"].get("loss")))
         for record in records
@@ -55,13 +56,15 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
     ]
     if len(losses) > 1 and losses[-1][1] > losses[0][1]:
         (first, before), (last, after) = losses[0], losses[-1]
-        found.append(
+        warnings.append(
             f"The loss on {evaluated_on} rose from {number(before)} at round {first} to "
             f"{number(after)} at round {last}: try a lower learning rate, or a smaller clip norm."
         )
     if losses and records[-1].get("kept"):
         last = losses[-1][0]
-        found.append(f"Round {last} was kept for its results: scores on {evaluated_on} flatter it.")
+        warnings.append(
+            f"Round {last} was kept for its results: scores on {evaluated_on} flatter it."
+        )
     values = [loss for _, loss in losses]
     learned = bool(values) and values[-1] < min(0.95 * values[0], 1.05 * min(values))
     # A mean of clipped updates is no longer than the clip norm, so what exceeds it is noise.
@@ -72,12 +75,12 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
     ]
     long = sum(norm > clip_norm for norm, clip_norm in norms)
     if long * 2 > len(norms) and not learned:
-        found.append(
+        warnings.append(
             f"In {long} of {len(norms)} rounds the noisy mean update is longer than the clip norm, "
             "which the mean of clipped updates never is: it is mostly noise. More clients per "
             "round, fewer parameters or a larger epsilon help."
         )
-    return found
+    return warnings
 
 
 def of_points(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -109,3 +112,20 @@ def number(value: float | None) -> str:
 def percent(share: float | None) -> str:
     """A share as a percentage; "" for a share of nothing."""
     return "" if share is None else f"{100 * share:.2f} %"
+
+
+def score(metric: str, value: float | None) -> str:
+    """The value of a metric: an accuracy as a percentage, any other as a number."""
+    return percent(value) if metric == "accuracy" else number(value)
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """The mean and the standard deviation of a sample.
+
+    Without a mean where a value is not finite, or None, as JSON has it; without a deviation where
+    there are fewer than two values.
+    """
+    sample = [value for value in values if value is not None and math.isfinite(value)]
+    if not sample or len(sample) < len(values):
+        return None, None
+    return statistics.fmean(sample), statistics.stdev(sample) if len(sample) > 1 else None

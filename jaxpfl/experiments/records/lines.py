@@ -34,15 +34,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The floats of a record, nested ones under `name/inner`."""
-    numbers: dict[str, float] = {}
+def leaves(record: Mapping[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
+    """The values of a record that hold no others, by the path of names that leads to them."""
+    values: dict[str, Any] = {}
     for name, value in record.items():
-        if isinstance(value, dict):
-            numbers.update(flat(value, f"{prefix}{name}/"))
-        elif isinstance(value, float):
-            numbers[f"{prefix}{name}"] = value
-    return numbers
+        if isinstance(value, Mapping):
+            values |= leaves(value, separator, f"{prefix}{name}{separator}")
+        else:
+            values[f"{prefix}{name}"] = value
+    return values
+
+
+def flat(record: Mapping[str, Any]) -> dict[str, float]:
+    """The floats of a record, nested ones under `name/inner`."""
+    return {name: x for name, x in leaves(record, "/").items() if isinstance(x, float)}
 
 
 class MetricsFile:

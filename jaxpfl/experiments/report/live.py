@@ -37,8 +37,8 @@ def served(directory: Path) -> Iterator[str]:
         timeout = 10
 
         def do_GET(self) -> None:
-            asked = f"http://{self.headers.get('Host')}{self.path}"
-            if not secrets.compare_digest(asked.encode(), address.encode()):
+            requested = f"http://{self.headers.get('Host')}{self.path}"
+            if not secrets.compare_digest(requested.encode(), address.encode()):
                 self.send_error(HTTPStatus.FORBIDDEN)
                 return
             with drawing:
@@ -55,7 +55,7 @@ def served(directory: Path) -> Iterator[str]:
             """A terminal shows the run's progress."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        # Of a browser that left, too; the run goes on, whatever happens here.
+        # Errors of a request, as of a browser that left, must not disturb the run.
         server.handle_error = lambda request, client_address: None
         address = f"http://127.0.0.1:{server.server_port}/{secrets.token_urlsafe(16)}"
         sys.stderr.write(f"live page: {address}\n")
@@ -69,8 +69,8 @@ def served(directory: Path) -> Iterator[str]:
 @lru_cache(1)
 def _drawn(directory: Path, _: float) -> str:
     """The page of the run in a directory that is not finished, else of the last one."""
-    begun = sorted(path.parent for path in directory.rglob("run.json"))
-    found = [each for each in begun if not (each / "result.json").exists()] or begun
-    if not found:
+    runs = sorted(path.parent for path in directory.rglob("run.json"))
+    if not runs:
         return f"<!doctype html><meta http-equiv='refresh' content='2'><p>{_STATUS}"
-    return page_html(found[-1], run_page(RunFiles.read(found[-1])), live=_STATUS)
+    latest = ([run for run in runs if not (run / "result.json").exists()] or runs)[-1]
+    return page_html(latest, run_page(RunFiles.read(latest)), live=_STATUS)

@@ -1,15 +1,15 @@
-"""`report.html`: one self-contained page, made from a run's public files."""
+"""The one builder of pages: it is handed texts, tables and figures, and writes HTML or lines."""
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.experiments.records.cautions import OURS, number, percent
+from jaxpfl.experiments.records.cautions import OURS, score
 from jaxpfl.experiments.records.lines import attempts as attempts_of
 from jaxpfl.experiments.report.plots import plain
 from jaxpfl.printable import in_one_line, printable
@@ -86,39 +86,36 @@ class Page:
     """The content of a page.
 
     Attributes:
-      stamp: the warning on a page that is not private, else "".
+      stamp: the warning on a page that is not private, above what would be its statement; else "".
       privacy: the statement on all releases of one world; "" for a page that no statement covers,
-        which shows `warning` instead; beside a statement, `warning` stands above it. Below are
-        `privacy_notes`, and `cautions` of what the results may be mistaken for.
+        which shows `warning` instead. Below are `privacy_notes`, and `cautions` of what the
+        results may be mistaken for.
       facts: (value, what it is).
       runs: names of the runs in `runs/`, each with its own report.
-      simulation: whether the results are those of a simulation, not of a deployment.
+      warning: says that the results are those of a simulation, above the statement; "" for those
+        of a deployment.
       details: (summary, text) at the end, after the config.
     """
 
     title: str
-    lead: str
-    stamp: str
-    privacy: str
-    privacy_notes: Sequence[str]
-    facts: Sequence[tuple[str, str]]
-    sections: Sequence[Section]
+    lead: str = ""
+    stamp: str = ""
+    privacy: str = ""
+    privacy_notes: Sequence[str] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    sections: Sequence[Section] = ()
     cautions: Sequence[str] = ()
     runs: Sequence[str] = ()
-    simulation: bool = False
     warning: str = ""
     details: Sequence[tuple[str, str]] = ()
-    pictures: str = "pictures"
     name: str = REPORT
     further: "Sequence[Page]" = ()
 
     @property
     def marks(self) -> list[str]:
         """The warnings in the banner and after the title."""
-        found = ["SIMULATION"] if self.simulation else []
-        if self.stamp.startswith(SIMULATED):
-            return [*found, SIMULATED]
-        return [*found, "NOT PRIVATE"] if self.stamp else found
+        mark = SIMULATED if self.stamp.startswith(SIMULATED) else "NOT PRIVATE"
+        return ["SIMULATION"] * bool(self.warning) + [mark] * bool(self.stamp)
 
 
 def page_lines(page: Page) -> list[str]:
@@ -133,12 +130,22 @@ def page_lines(page: Page) -> list[str]:
         cells = [cell for row in section.table.rows for cell in row if isinstance(cell, Cell)]
         notes = [f"{cell.text}: {cell.note}" for cell in cells if cell.note]
         lines += [f"{heading}:", *text_lines(section.table), *notes, ""]
-    lines += [f"caution: {each}" for each in page.cautions]
+    lines += [f"caution: {caution}" for caution in page.cautions]
     if page.privacy:
         lines.append(f"privacy of this run: {page.privacy}")
     for further in page.further:
         lines += ["", *page_lines(further)]
     return [printable(line) for line in lines]
+
+
+def joined(marks: Iterable[str]) -> str:
+    """The different marks, such as NOT PRIVATE, in one text; "" without any."""
+    return " and ".join(dict.fromkeys(mark for mark in marks if mark))
+
+
+def some_are(marks: Iterable[str]) -> str:
+    """The stamp of a page of several runs, by the marks of these."""
+    return f"Some results are {text}; the tables state which" if (text := joined(marks)) else ""
 
 
 def no_protection(epsilon: float | None) -> list[str]:
@@ -153,16 +160,16 @@ def no_protection(epsilon: float | None) -> list[str]:
 
 
 def write_page(directory: Path, page: Page) -> Path:
-    """Writes the page, and its pictures as PNG files, to a directory; returns the page's path."""
-    path, pictures = directory / page.name, directory / page.pictures
-    files.write_atomically(path, page_html(directory, page, pictures))
+    """Writes the page and its pictures, `plots/*.png`, to a directory; returns the page's path."""
+    path = directory / page.name
+    files.write_atomically(path, page_html(directory, page, directory / "plots"))
     for further in page.further:
         write_page(directory, further)
     return path
 
 
-def page_html(directory: Path, page: Page, pictures: Path | None = None, live: str = "") -> str:
-    """The page as HTML; its figures are written to the folder `pictures`, too, if there is one.
+def page_html(directory: Path, page: Page, plots: Path | None = None, live: str = "") -> str:
+    """The page as HTML; its figures are written to the folder `plots`, too, if there is one.
 
     With `live`, HTML that says where a run under way is, the page renews itself.
     """
@@ -170,7 +177,7 @@ def page_html(directory: Path, page: Page, pictures: Path | None = None, live: s
 
     folder = "jaxpfl.experiments.report"
     details, config = list(page.details), directory / "config.yaml"
-    # What is said of the whole run, its own page says.
+    # The run's own page shows what concerns the whole run.
     own = page.name == REPORT
     sections = list(page.sections)
     if own and (directory / AUDIT).exists():
@@ -182,7 +189,7 @@ def page_html(directory: Path, page: Page, pictures: Path | None = None, live: s
         style=Markup(package_files(folder).joinpath("page.css").read_text("utf-8")),
         page=page,
         sections=[
-            (section, [_saved_figure(pictures, *figure) for figure in section.figures])
+            (section, [_saved_figure(plots, *figure) for figure in section.figures])
             for section in sections
         ],
         details=details,
@@ -195,11 +202,11 @@ def page_html(directory: Path, page: Page, pictures: Path | None = None, live: s
 
 
 def _not_protected(config: str) -> str:
-    """Whom and what the statement of a run's page does not cover, by its config as YAML, if any."""
+    """Says which clients and data the statement does not cover, by the config as YAML, if any."""
     import yaml
 
-    found: dict[str, Any] = yaml.safe_load(config) or {}
-    split, evaluation = found.get("data", {}).get("split", {}), found.get("evaluation", {})
+    settings: dict[str, Any] = yaml.safe_load(config) or {}
+    split, evaluation = settings.get("data", {}).get("split", {}), settings.get("evaluation", {})
     held_out = ("valid", "test") if evaluation.get("declared_public") else ()
     shares = [f"{p} ({100 * split[p]:g} %)" for p in (*held_out, "public") if split.get(p)]
     whose = f"the clients of {', '.join(shares)}, and whatever else" if shares else "whatever"
@@ -220,7 +227,7 @@ def _saved_figure(folder: Path | None, name: str, title: str, figure: Any) -> di
 
 
 def _points(figure: Any) -> Iterator[tuple[float, float, str]]:
-    """Of each point of each curve of a drawn figure: % from the left, % from the top, its value."""
+    """Yields (% from the left, % from the top, value) of the points on a drawn figure's curves."""
     for line in [line for axes in figure.axes for line in axes.lines]:
         label, along, values = line.get_label(), line.axes.get_xlabel(), line.get_xydata()
         if label.startswith("_") or len(values) > 500:  # which would overlap
@@ -231,29 +238,28 @@ def _points(figure: Any) -> Iterator[tuple[float, float, str]]:
 
 
 def audited(record: Mapping[str, Any]) -> Section:
-    """The bounds of an audit beside what is stated, of a record of `experiments.audit`."""
-    stated, bound = "epsilon is at most", "epsilon is at least"
+    """The bounds of an audit beside the stated epsilons, from a record of `experiments.audit`."""
+    columns = ("release", "rounds", "delta", "epsilon is at most", "epsilon is at least", "trials")
     rows = [
         (
             name,
-            f"{each['rounds']:,} of {each['planned_rounds']:,}",
-            f"{each['delta']:g}",
-            rounded_up(each["epsilon"]),
-            f"{each['bound']:.4g}" + (" EXCEEDS IT" if each["exceeded"] else ""),
-            f"{each['trials']:,}",
+            f"{row['rounds']:,} of {row['planned_rounds']:,}",
+            f"{row['delta']:g}",
+            rounded_up(row["epsilon"]),
+            f"{row['bound']:.4g}" + " EXCEEDS IT" * row["exceeded"],
+            f"{row['trials']:,}",
         )
-        for name, each in record["releases"].items()
+        for name, row in record["releases"].items()
     ]
-    columns = ("release", "rounds", "delta", stated, bound, "trials")
     text = f"{record['simulation']}. {record['found']}"
     return Section("What an audit shows", text, table=Table(columns, rows, (1, 2, 3, 4, 5)))
 
 
-_KNOWN = {"model", "private", "frequencies", "count", "loss", "perplexity", "accuracy"}
+_NO_OTHER = {"model", "private", "frequencies", "count", "loss", "perplexity", "accuracy"}
 
 
 def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> Section:
-    """The table of a page, of rows with "model", "private" and scores.
+    """The table of models, of rows with "model", "private" and scores.
 
     Word frequencies have "frequencies", the data that they were counted on.
     """
@@ -261,17 +267,14 @@ def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language
     titles = {metric: metric}
     if any("accuracy" in row for row in table):
         titles["accuracy"] = "next-token accuracy" if language else "accuracy"
-    # Metrics of models of one's own, under whatever names.
-    for name, value in table[0].items():
-        if name not in _KNOWN and isinstance(value, int | float):
-            titles[name] = name
+    # A user's own model has metrics of other names.
+    numbers = [name for name, value in table[0].items() if isinstance(value, int | float)]
+    titles |= {name: name for name in numbers if name not in _NO_OTHER}
     rows = []
     for row in table:
         note = f"word frequencies of {row['frequencies']}" if "frequencies" in row else ""
         model = Cell(row["model"], note=note, stamps=[] if row["private"] else ["NOT PRIVATE"])
-        shown = {name: percent if name == "accuracy" else number for name in titles}
-        rows.append((model, *(f(row[name]) if name in row else "" for name, f in shown.items())))
-    columns = ("model", *titles.values())
+        rows.append((model, *(score(name, row[name]) if name in row else "" for name in titles)))
     ours = [row["model"] for row in table].index(OURS)
-    numbers = tuple(range(1, len(columns)))
-    return Section(f"Compared on {tested_on}", table=Table(columns, rows, numbers, ours))
+    compared = Table(("model", *titles.values()), rows, tuple(range(1, len(rows[0]))), ours)
+    return Section(f"Compared on {tested_on}", table=compared)

@@ -16,26 +16,46 @@ _WATERMARK: dict[str, Any] = dict(
 COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#db2777", "#475569")
 
 
-def axes(title: str, *, width: float = 4.8, height: float = 3.1, stamp: str = "") -> Any:
-    """One set of axes on a figure of its own, with a stamp such as NOT PRIVATE across it."""
-    # Not pyplot, which keeps every figure and needs a window system.
+def axes(
+    title: str, text: str = "", *, width: float = 4.8, height: float = 3.1, stamp: str = ""
+) -> Any:
+    """One set of axes on a figure of its own, with a stamp such as NOT PRIVATE across it.
+
+    A text stands in small print below the title; the middle of a long one is left out.
+    """
+    # Pyplot would keep every figure, and needs a window system.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=144, layout="constrained")
-    found = figure.add_subplot()
-    found.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
-    found.grid(True, color="#e5e7eb", linewidth=0.8)
-    found.set_axisbelow(True)
-    found.spines[["top", "right"]].set_visible(False)
-    found.tick_params(colors=INK, labelsize=10)
+    panel = figure.add_subplot()
+    if text:
+        text = f"{text[:92]} ... {text[-52:]}" if len(text) > 150 else text
+        panel.set_title(textwrap.fill(text, 72), loc="left", fontsize=8, color="#6b7280")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    else:
+        panel.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+    panel.grid(True, color="#e5e7eb", linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(colors=INK, labelsize=10)
     if stamp:
-        watermark(found, stamp)
-    return found
+        watermark(panel, stamp)
+    return panel
 
 
-def labelled(axes: Any, x: str, y: str) -> Any:
+def curve(axes: Any, points: Sequence[tuple[float, float]], index: int, **style: Any) -> None:
+    """Draws (x, y) points as the curve with this index among several, whose colours differ."""
+    marker = "o" if len(points) < 25 else None
+    usual = dict(color=COLOURS[index % len(COLOURS)], linewidth=2, marker=marker, markersize=3.5)
+    axes.plot(*zip(*points, strict=True), **usual | style)
+
+
+def labelled(axes: Any, x: str, y: str, *, legend: bool = False) -> Any:
+    """The figure of the axes, which get names and, if wanted, a legend."""
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
+    if legend:
+        axes.legend(frameon=False, fontsize=8.5)
     return axes.figure
 
 
@@ -46,12 +66,8 @@ def logarithmic(axes: Any) -> None:
 
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    even = (
-        MaxNLocator(5)
-        if high < 10 * low
-        else LogLocator(subs=(1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,))
-    )
-    axes.yaxis.set_major_locator(even)
+    logs = LogLocator(subs=(1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,))
+    axes.yaxis.set_major_locator(MaxNLocator(5) if high < 10 * low else logs)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_locator(NullLocator())
 
@@ -60,13 +76,9 @@ def plain(figure: Any) -> Any:
     """The figure with texts, which may be names of others, in which `$` begins no formula."""
     from matplotlib.text import Text
 
-    ticks = [
-        each
-        for panel in figure.axes
-        for axis in (panel.xaxis, panel.yaxis)
-        for each in axis.get_ticklabels(which="both")
-    ]
-    for text in {*figure.findobj(Text)} - {*ticks}:
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
+    ticks = {label for axis in axes for label in axis.get_ticklabels(which="both")}
+    for text in {*figure.findobj(Text)} - ticks:
         text.set(parse_math=False, text=printable(text.get_text(), "\n"))
     return figure
 
@@ -88,39 +100,17 @@ def watermark(axes: Any, stamp: str) -> None:
     axes.text(0.5, 0.5, stamp, transform=axes.transAxes, fontsize=30, **_WATERMARK)
 
 
-def subtitle(axes: Any, title: str, text: str) -> None:
-    """Sets a title and below it a smaller text, which is shortened in the middle if too long."""
-    if len(text) > 150:
-        text = f"{text[:92]} ... {text[-52:]}"
-    axes.set_title(textwrap.fill(text, 72), loc="left", fontsize=8, color="#6b7280")
-    axes.figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
-
-
-def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamp: str = "") -> Any:
-    """Grids of `side` x `side` uint8 images [N, H, W, C], each with a title; gray 0 is white."""
-    from matplotlib.figure import Figure
-
-    rows, columns = len(blocks), max(len(row) for row in blocks)
-    figure = Figure(figsize=(4.2 * columns, 4.5 * rows), dpi=120, layout="constrained")
-    for row, contents in enumerate(blocks):
-        for column, (title, images) in enumerate(contents):
-            panel = figure.add_subplot(rows, columns, row * columns + column + 1)
-            # Of three colours, matplotlib ignores the other arguments.
-            panel.imshow(_mosaic(images[: side * side], side), cmap="gray_r", vmin=0, vmax=255)
-            panel.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
-            panel.set_axis_off()
-    if stamp:
-        figure.text(0.5, 0.5, stamp, fontsize=44, **_WATERMARK)
-    return figure
-
-
-def _mosaic(images_NxHxWxC: np.ndarray, side: int) -> np.ndarray:
-    """Images side by side with a grey line between them: uint8 [rows, columns, C]."""
+def grid(title: str, images_NxHxWxC: np.ndarray, *, side: int, stamp: str = "") -> Any:
+    """`side` x `side` uint8 images with a grey line between them; gray 0 is white."""
     missing = -len(images_NxHxWxC) % side
     framed = np.pad(images_NxHxWxC, ((0, missing), (1, 1), (1, 1), (0, 0)), constant_values=128)
     _, height, width, channels = framed.shape
     tiles = framed.reshape(-1, side, height, width, channels).transpose(0, 2, 1, 3, 4)
-    return tiles.reshape(-1, side * width, channels)
+    panel = axes(title, width=4.2, height=4.5, stamp=stamp)
+    # matplotlib ignores the colour map for images of three colours.
+    panel.imshow(tiles.reshape(-1, side * width, channels), cmap="gray_r", vmin=0, vmax=255)
+    panel.set_axis_off()
+    return panel.figure
 
 
 def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
@@ -132,18 +122,16 @@ def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
     places, values = range(len(rows)), [row["distance"] for row in rows]
     panel.barh(places, values, color="#e5e7eb", height=0.66, label="made by the noise alone")
     corrected = [max(row["corrected"], 0.0) for row in rows]
-    colours = [ACCENT if place == 0 else PALE for place in places]
-    panel.barh(places, corrected, color=colours, height=0.66)
-    for place, row in zip(places, rows, strict=True):
-        label = "interval of the distance without noise" if place == 0 else None
-        panel.plot([row["low"], row["high"]], [place, place], color=INK, lw=1.4, label=label)
-        at = max(row["distance"], 0.0), place
-        panel.annotate(f" {row['distance']:.4g}", at, va="center", fontsize=8.5, color=INK)
+    panel.barh(places, corrected, color=[ACCENT] + [PALE] * (len(rows) - 1), height=0.66)
+    intervals = [row["low"] for row in rows], [row["high"] for row in rows]
+    label = "interval of the distance without noise"
+    panel.hlines(places, *intervals, color=INK, linewidth=1.4, label=label)
+    for place, value in enumerate(values):
+        at = max(value, 0.0), place
+        panel.annotate(f" {value:.4g}", at, va="center", fontsize=8.5, color=INK)
     panel.figure.legend(frameon=False, fontsize=8.5, loc="outside lower center", ncols=2)
-    names = [printable(row["candidate"]) for row in rows]
-    panel.set_yticks(list(places), names, parse_math=False)
+    panel.set_yticks(places, [printable(row["candidate"]) for row in rows], parse_math=False)
     panel.invert_yaxis()
     panel.margins(x=0.14)
-    panel.set_xlabel("FreD (less is nearer)", color=INK)
     panel.grid(False, axis="y")
-    return panel.figure
+    return labelled(panel, "FreD (less is nearer)", "")

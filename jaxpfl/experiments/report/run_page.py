@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,10 +45,15 @@ Figure = tuple[str, str, Any]
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The public files of a run: `run.json`, `metrics.jsonl`, `result.json` (empty if absent)."""
+    """The public files of a run, as it is after its start in `run.json`.
+
+    Attributes:
+      records: the lines of `metrics.jsonl`.
+      result: `result.json`; empty if absent.
+    """
 
     directory: Path
-    run: Mapping[str, Any] = field(repr=False)
+    start: Mapping[str, Any] = field(repr=False)
     records: Sequence[Mapping[str, Any]] = field(repr=False)
     result: Mapping[str, Any] = field(repr=False)
 
@@ -69,25 +73,26 @@ class RunFiles:
     @property
     def evaluated_on(self) -> str:
         """The data on which the metrics of the rounds were evaluated."""
-        return self.run.get("evaluation") or "data that was declared public"
+        return self.start.get("evaluation") or "data that was declared public"
 
     @property
     def mark(self) -> str:
         """The warning across every picture of the run; "" for a private run."""
-        if self.run["stamp"]:
-            return mark_of(self.run["stamp"])
-        return "SIMULATION" if self.run.get("note") else ""
+        if self.start["stamp"]:
+            return mark_of(self.start["stamp"])
+        return "SIMULATION" if self.start.get("note") else ""
 
     @property
     def privacy(self) -> str:
         """The statement of the run, also while it is not finished."""
-        return self.result.get("privacy", f"{self.run['statement']}; the run is not finished")
+        return self.result.get("privacy", f"{self.start['statement']}; the run is not finished")
 
-    @cached_property
+    @property
     def language(self) -> bool:
         """Whether the model's metric is perplexity."""
-        known = "sequence_length" in self.run["config"].get("model", {})
-        return known or any("sentences" in record for record in self.records)
+        reads_text = "sequence_length" in self.start["config"].get("model", {})
+        writes_text = any("sentences" in record for record in self.records)
+        return self.result.get("language") or reads_text or writes_text
 
     @property
     def metric(self) -> str:
@@ -95,20 +100,20 @@ class RunFiles:
 
     @property
     def kinds(self) -> list[tuple[str, str, str, str, bool]]:
-        """The kinds of plots of what was evaluated, metrics of models of one's own included."""
-        known = {path.removeprefix("evaluation/") for *_, path, _ in _EVALUATED} | {"count"}
+        """The kinds of plots of evaluated metrics, those of a user's own model included."""
+        ours = {path for *_, path, _ in _EVALUATED} | {"evaluation/count"}
         names = {name: None for record in self.records for name in record.get("evaluation") or ()}
         own = [
             (re.sub(r"\W+", "_", name), name, "mean per example", f"evaluation/{name}", False)
             for name in names
-            if name not in known
+            if f"evaluation/{name}" not in ours
         ]
         return [*(_EVALUATED if self.language else _EVALUATED[1:]), *own]
 
     def curve(self, path: str) -> list[tuple[int, float]]:
         """The values at this path of the rounds' records that have it, with their rounds."""
-        seen = [(record["round"], flat(record)) for record in self.records]
-        return [(round, values[path]) for round, values in seen if path in values]
+        records = [(record["round"], flat(record)) for record in self.records]
+        return [(round, values[path]) for round, values in records if path in values]
 
 
 @contextmanager
@@ -124,133 +129,113 @@ def page_of_run(directory: Path) -> Iterator[None]:
 
 def write_run_page(directory: Path) -> Path:
     """Writes `report.html` and `plots/*.png` to a run's directory and returns the page's path."""
-    found = RunFiles.read(directory)
-    table, tested_on = found.result.get("table"), found.result.get("tested_on") or ""
-    if not table:
-        return write_page(directory, run_page(found))
-    language = any("perplexity" in row for row in table)
-    warned = of_table(table, "perplexity" if language else "loss", tested_on)
-    compared = [compared_models(table, tested_on, language)]
-    return write_page(directory, run_page(found, compared=compared, cautions=warned))
+    return write_page(directory, run_page(RunFiles.read(directory)))
 
 
 def run_page(
-    found: RunFiles,
-    *,
-    about: Sequence[tuple[Any, ...]] = (),
-    compared: Sequence[Section] = (),
-    cautions: Sequence[str] = (),
+    run: RunFiles, *, about: Sequence[tuple[Any, ...]] = (), more: Sequence[Section] = ()
 ) -> Page:
     """Builds the page of one run.
 
-    `about` has further rows for the table that describes the figures, and `compared` the sections
+    `about` has further rows for the table that describes the figures, and `more` the sections
     before those of the rounds.
     """
-    run, records = found.run, found.records
-    stamps = [found.mark] if found.mark else []
-    scored = figures_of(found.kinds, {OURS: found}, found.evaluated_on)
-    figures = scored + figures_of(RELEASED, {OURS: found})
+    start, records, result = run.start, run.records, run.result
+    best, vocabulary = result.get("kept"), run.directory / "vocabulary.json"
+    scored = figures_of(run.kinds, {OURS: run}, run.evaluated_on)
+    figures = scored + figures_of(RELEASED, {OURS: run})
     rows: list[tuple[Any, ...]] = []
+    sections, cautions = [], []
     if scored:
-        rows.append(("scored during the rounds", f"on {found.evaluated_on}"))
-    kept = found.result.get("kept")
-    until = None if kept is None else kept + 1
-    if kept is not None:
-        rows.append(("the model", f"that of round {kept}, which was kept (ringed below)"))
-    if found.result.get("stopped"):
+        rows.append(("scored during the rounds", f"on {run.evaluated_on}"))
+    if best is not None:
+        rows.append(("the model", f"that of round {best}, which was kept (ringed below)"))
+    if result.get("stopped"):
         rows.append(("ended early", "by what was known after each round"))
-    vocabulary = found.directory / "vocabulary.json"
     if vocabulary.exists():
         from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
         source = Vocabulary.load(vocabulary).source
         rows.append(("vocabulary", f"the words of {source} (declared public)"))
-    sections = list(compared)
+    if table := result.get("table"):
+        tested_on = result["tested_on"]
+        rows.append(("scored at the end", f"on {tested_on}"))
+        sections.append(compared_models(table, tested_on, run.language))
+        cautions += of_table(table, run.metric, tested_on)
     if rows or about:
         table = Table((), [*rows, *about], style="about")
         sections.insert(0, Section("What the figures are about", table=table))
+    sections += more
     if figures:
         sections.append(Section("Round by round", figures=figures))
     sentences = [
-        (
-            f"{record['round']}" + " (kept)" * (record["round"] == kept),
-            Cell(paragraphs=record["sentences"]),
-        )
-        for record in records
-        if "sentences" in record
+        (f"{r['round']}{' (kept)' * (r['round'] == best)}", Cell(paragraphs=r["sentences"]))
+        for r in records
+        if "sentences" in r
     ]
     if sentences:
         table = Table(("after round", "drawn from the model"), sentences, style="sentences")
+        stamps = [run.mark] if run.mark else []
         sections.append(Section("Generated sentences", table=table, stamps=stamps))
+    cautions += of_rounds(records[: None if best is None else best + 1], run.evaluated_on)
     return Page(
-        title=run["label"],
-        lead=run["population"],
-        stamp=run["stamp"],
-        privacy=found.privacy,
-        privacy_notes=[
-            found.privacy if run["stamp"] else f"A client here: {run['unit']}. {_COVERED}"
-        ],
-        facts=_facts(found),
+        title=start["label"],
+        lead=start["population"],
+        stamp=start["stamp"],
+        privacy=run.privacy,
+        privacy_notes=[] if start["stamp"] else [f"A client here: {start['unit']}. {_COVERED}"],
+        facts=_facts(run),
         sections=sections,
-        cautions=[*cautions, *of_rounds(records[:until], found.evaluated_on)],
-        simulation=bool(run.get("note")) and not run["stamp"],
-        warning=run.get("note") or "",
-        details=_details(
-            {**run, "captured": {**run["captured"], **found.result.get("captured", {})}}
-        ),
-        pictures="plots",
+        cautions=cautions,
+        warning=start.get("note") or "",
+        details=_details(start, {**start["captured"], **result.get("captured", {})}),
     )
 
 
-def _facts(found: RunFiles) -> list[tuple[str, str]]:
-    run, records, plan = found.run, found.records, found.run["plan"]
+def _facts(run: RunFiles) -> list[tuple[str, str]]:
+    start, records, plan = run.start, run.records, run.start["plan"]
     done = max((record["round"] for record in records), default=0)
+    clients = f"{plan['clients_per_round']:,} of {plan['population']:,}"
     facts = [
         (f"{done} / {plan['rounds']}", "rounds"),
-        (
-            f"{plan['clients_per_round']:,} of {plan['population']:,}",
-            f"{plan['unit']}s per round (planned)",
-        ),
+        (clients, f"{plan['unit']}s per round (planned)"),
     ]
     spent = [record["epsilon"] for record in records if record.get("epsilon") is not None]
-    whole = found.result.get("epsilons", {}).get(SHARED)
-    if spent and not run["stamp"]:
+    if spent and not start["stamp"]:
         facts.append((f"{spent[-1]:.3g}", f"epsilon of {OWN}"))
-        if whole is not None and whole > spent[-1]:
-            facts.append((f"{whole:.4g}", f"epsilon of {SHARED}"))
-    for query in run["queries"]:
+        everything = run.result.get("epsilons", {}).get(SHARED)
+        if everything is not None and everything > spent[-1]:
+            facts.append((f"{everything:.4g}", f"epsilon of {SHARED}"))
+    for query in start["queries"]:
         plan = query["plan"]
-        which = f" of the {query['label']}" if len(run["queries"]) > 1 else ""
-        if not run["stamp"]:
+        which = f" of the {query['label']}" if len(start["queries"]) > 1 else ""
+        if not start["stamp"]:
             facts.append((f"{plan['noise_multiplier']:.3g}", f"noise multiplier{which}"))
-        start = " (start)" if plan["adaptive_clip"] else ""
-        facts.append((f"{plan['clip_norm']:.3g}", f"clip norm{which}{start}"))
+        adaptive = " (start)" if plan["adaptive_clip"] else ""
+        facts.append((f"{plan['clip_norm']:.3g}", f"clip norm{which}{adaptive}"))
     return facts
 
 
-def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    versions = [f"{name} {number}" for name, number in run["versions"].items()]
-    head = f"run {run['run']}, seed {run['seed']}, {run['devices']} device(s), {run['backend']}"
-    plans = [
-        (f"plan of the {query['label']}", json.dumps(query["plan"], indent=2))
-        for query in run["queries"]
+def _details(start: Mapping[str, Any], captured: Mapping[str, Any]) -> list[tuple[str, str]]:
+    details = [
+        (f"plan of the {q['label']}", json.dumps(q["plan"], indent=2)) for q in start["queries"]
     ]
-    held = [
-        (
-            f"what the client function of the {label} captures, and the lines where numbers enter "
-            "its program, public by declaration",
-            "\n".join(captured),
-        )
-        for label, captured in run["captured"].items()
-        if captured
+    text = (
+        "what the client function of the {} captures, and the lines where numbers enter its "
+        "program, public by declaration"
+    )
+    details += [
+        (text.format(label), "\n".join(lines)) for label, lines in captured.items() if lines
     ]
-    return [*plans, *held, ("versions", "\n".join([head, *versions]))]
+    head = "run {run}, seed {seed}, {devices} device(s), {backend}".format_map(start)
+    versions = [f"{name} {number}" for name, number in start["versions"].items()]
+    return [*details, ("versions", "\n".join([head, *versions]))]
 
 
 def figures_of(
-    kinds: Sequence[tuple[str, str, str, str, bool]], runs: Mapping[str, RunFiles], of: str = ""
+    kinds: Sequence[tuple[str, str, str, str, bool]], runs: Mapping[str, RunFiles], data: str = ""
 ) -> list[Figure]:
-    """Pictures of values, which were measured on `of`, with a curve for each run by its name."""
+    """Pictures of values, which were measured on `data`, with a curve for each run by its name."""
     figures = []
     for name, title, axis, path, logarithmic in kinds:
         curves = {label: points for label, run in runs.items() if (points := run.curve(path))}
@@ -258,22 +243,15 @@ def figures_of(
         # A fixed clip norm is one of the facts, and no curve.
         if not values or (name == "clip_norm" and len(set(values)) == 1):
             continue
-        axes = plots.axes("" if of else title)
-        if of:
-            plots.subtitle(axes, title, f"on {of}")
-        for place, (label, points) in enumerate(curves.items()):
-            private, colour = runs[label].run["private"], plots.COLOURS[place % len(plots.COLOURS)]
-            axes.plot(
-                *zip(*points, strict=True),
-                label=label if private else f"{label} (NOT PRIVATE)",
-                color=colour if private or len(runs) > 1 else plots.RED,
-                linestyle="-" if private else "--",
-                linewidth=2,
-                marker="o" if len(points) < 25 else None,
-                markersize=3.5,
-            )
+        axes = plots.axes(title, data and f"on {data}")
+        for index, (label, points) in enumerate(curves.items()):
+            style: dict[str, Any] = {"label": label}
+            if not runs[label].start["private"]:
+                style = {"label": f"{label} (NOT PRIVATE)", "linestyle": "--"}
+                style |= {"color": plots.RED} if len(runs) == 1 else {}
+            plots.curve(axes, points, index, **style)
             for point in points:
-                if of and point[0] == runs[label].result.get("kept"):
+                if data and point[0] == runs[label].result.get("kept"):
                     axes.plot(*point, "o", color=plots.INK, fillstyle="none", ms=10, label="_kept")
                     above = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
                     axes.annotate("kept", point, fontsize=8.5, color=plots.INK, **above)
@@ -284,11 +262,10 @@ def figures_of(
             # The margin above is of the whole axis, also where the values hardly differ.
             axes.set_ylim(min(0.0, low), high + 0.05 * (high - min(0.0, low)))
         axes.locator_params(axis="x", integer=True)
-        plots.labelled(axes, "round", axis)
-        if len(runs) > 1 or not all(run.run["private"] for run in runs.values()):
-            axes.legend(frameon=False, fontsize=8.5)
-        # Of curves with different marks, the legend says which.
+        legend = len(runs) > 1 or not all(run.start["private"] for run in runs.values())
+        plots.labelled(axes, "round", axis, legend=legend)
+        # The legend says which curves have marks, where these differ.
         if len(marks := {run.mark for run in runs.values()}) == 1:
             plots.watermark(axes, *marks)
-        figures.append((name, f"{title} on {of}" if of else title, axes.figure))
+        figures.append((name, f"{title} on {data}" if data else title, axes.figure))
     return figures

@@ -69,12 +69,12 @@ class Sweep:
     def x(self) -> str | None:
         """The field on the figure's horizontal axis: the first that varies in positive numbers."""
         for name in self.varied:
-            if all(type(each) in (int, float) and each > 0 for each in self._values(name)):
+            if all(type(value) in (int, float) and value > 0 for value in self._values(name)):
                 return name
         return None
 
     def _values(self, name: str) -> list[Any]:
-        return list({repr(each.values[name]): each.values[name] for each in self.points}.values())
+        return list({repr(p.values[name]): p.values[name] for p in self.points}.values())
 
 
 def load_sweep(
@@ -145,7 +145,7 @@ def _points(
 ) -> tuple[Point, ...]:
     if math.prod(map(len, grid.values())) * max(1, len(cases)) > MOST_POINTS:
         raise InputError(f"{where}: a sweep must have at most {MOST_POINTS} points, found more")
-    varied = [CASE, *(name for name, each in grid.items() if len(each) > 1)]
+    varied = [CASE, *(name for name, values in grid.items() if len(values) > 1)]
     points: dict[str, Point] = {}
     for case, *combination in itertools.product(cases or [None], *grid.values()):
         fields = dict(cases[case]) if case is not None else {}

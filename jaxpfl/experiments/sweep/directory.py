@@ -56,10 +56,10 @@ def begin(sweep: Sweep, out: Path) -> None:
     with files.lock(out / LOCK, wait=True):
         if path.exists() and path.read_text(encoding="utf-8") == text:
             return
-        for each in map(PointFolder, points.glob("*")):
-            with each.claimed() as free:
+        for folder in map(PointFolder, points.glob("*")):
+            with folder.claimed() as free:
                 # A point that was refused has no run.
-                if not free or each.has_run or (each.path / RESULT).exists():
+                if not free or folder.has_run or (folder.path / RESULT).exists():
                     raise InputError(
                         f"{path}: the directory holds another sweep; choose another --out"
                     )
@@ -146,8 +146,8 @@ class PointFolder:
 
 
 def _sentence(error: BaseException) -> str:
-    """Why a point failed; of a fault of the program its kind alone, because its text may say more
-    of the clients than is public."""
+    """Why a point failed. A fault of the program is named by its kind alone, because its text may
+    say more of the clients than is public."""
     if isinstance(error, (InputError, BudgetExhausted)):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

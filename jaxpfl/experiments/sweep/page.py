@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.experiments.records.cautions import number
+from jaxpfl.experiments.report import page as report
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
-from jaxpfl.experiments.report.plots import COLOURS, INK, axes, ticks
+from jaxpfl.experiments.report.plots import COLOURS, INK, axes, labelled, ticks
 from jaxpfl.experiments.sweep.config import Sweep
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -19,11 +20,10 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     """Draws the figure and writes the page of the content of `sweep.json`; returns its path."""
     rows, points = record["rows"], record["points"]
     finished = [point for point in points if point["state"] == "finished"]
-    marks = " and ".join(dict.fromkeys(p["mark"] for p in finished if p["mark"]))
     measured = _measured_on(sweep, points)
     repeated = any(row["points"] > 1 for row in rows)
     counted = f"{len(finished)} of {len(points)}" if len(finished) < len(points) else len(points)
-    each = "repeated over seeds" if repeated else "one run each"
+    how_often = "repeated over seeds" if repeated else "one run each"
     spread = "Error bars: the standard deviation over the runs." if repeated else ""
     sections = []
     if drawn := [row for row in rows if row["runs"]]:
@@ -41,10 +41,9 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     sections.append(Section("Table", about, table=_table(sweep, rows)))
     page = Page(
         title=f"Sweep: {sweep.title}",
-        lead=f"{measured} at {counted} points, {each}",
-        stamp=f"Some results are {marks}; the tables state which" if marks else "",
+        lead=f"{measured} at {counted} points, {how_often}",
+        stamp=report.some_are(point["mark"] for point in finished),
         privacy=record["note"],
-        privacy_notes=[record["note"]] if marks else [],
         facts=[(str(len(points)), "points")],
         cautions=record["cautions"],
         sections=[*sections, _points(sweep, points)],
@@ -70,12 +69,11 @@ def _table(sweep: Sweep, rows: Rows) -> Table:
     columns: list[tuple[str, Sequence[str]]] = [
         (short(name), [str(row[name]) for row in rows]) for name in names
     ]
-    # Nothing where no run is finished.
+    # The cell is empty where no run is finished.
     columns.append((sweep.metric, [_score(row["mean"]) if row["runs"] else "" for row in rows]))
-    deviations = [row["deviation"] for row in rows]
-    if any(each is not None for each in deviations):
-        texts = ["" if each is None else f"{each:.2g}" for each in deviations]
-        columns.append(("standard deviation", texts))
+    deviations = ["" if (d := row["deviation"]) is None else f"{d:.2g}" for row in rows]
+    if any(deviations):
+        columns.append(("standard deviation", deviations))
     if any(row["points"] > 1 or row["runs"] == 0 for row in rows):
         columns.append(("runs", [f"{row['runs']} of {row['points']}" for row in rows]))
     if sweep.gap:
@@ -112,12 +110,12 @@ def _gap(row: Mapping[str, Any]) -> str:
 
 def _points(sweep: Sweep, points: Rows) -> Section:
     text, cells = "Each point has a ledger of its own.", []
-    for each in points:
-        name, values = each["point"], ("", "", each.get("error", "not finished yet"))
-        if each["state"] == "finished":
-            values = _score(each["value"]), each["scored_on"], each["privacy"] or NOT_PRIVATE
+    for point in points:
+        name, values = point["point"], ("", "", point.get("error", "not finished yet"))
+        if point["state"] == "finished":
+            values = _score(point["value"]), point["scored_on"], point["privacy"] or NOT_PRIVATE
         else:
-            name = Cell(name, stamps=[each["state"].upper()])
+            name = Cell(name, stamps=[point["state"].upper()])
         cells.append((name, *values))
     if any(point["state"] != "finished" for point in points):
         text += " What a point charged before it failed or stopped stays on it."
@@ -132,14 +130,14 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row[axis]):
         lines.setdefault(label(others, row), []).append(row)
-    for index, (text, found) in enumerate(lines.items()):
+    for index, (text, line) in enumerate(lines.items()):
         # The line has a hole where the metric is not finite.
-        holes = [f"{row[axis]:,}" for row in found if row["mean"] is None]
-        text = stamped(text, *(row["mark"] for row in found))
+        holes = [f"{row[axis]:,}" for row in line if row["mean"] is None]
+        text = stamped(text, *(row["mark"] for row in line))
         panel.errorbar(
-            [row[axis] for row in found],
-            [math.nan if row["mean"] is None else row["mean"] for row in found],
-            yerr=[row["deviation"] or 0.0 for row in found],
+            [row[axis] for row in line],
+            [math.nan if row["mean"] is None else row["mean"] for row in line],
+            yerr=[row["deviation"] or 0.0 for row in line],
             label=f"{text}, {number(None)} at {', '.join(holes)}" if holes else text,
             color=COLOURS[index % len(COLOURS)], marker="o", markersize=4, capsize=3, linewidth=1.6,
         )  # fmt: skip
@@ -147,22 +145,19 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
     if values[-1] >= 8 * values[0]:
         panel.set_xscale("log")
         panel.minorticks_off()
-    panel.set_xlabel(short(axis))
-    panel.set_ylabel(sweep.metric)
-    panel.legend(fontsize=8, frameon=False)
+    labelled(panel, short(axis), sweep.metric, legend=True)
     ticks(panel, values)
     return panel
 
 
 def _bars(sweep: Sweep, rows: Rows) -> Any:
     panel = axes(sweep.metric, width=7.2, height=1.0 + 0.36 * len(rows))
-    labels = [stamped(label(sweep.varied, row), row["mark"]) for row in rows]
-    panel.barh(
-        [text if row["mean"] is not None else f"{text}: {number(None)}"
-         for text, row in zip(labels, rows, strict=True)],
-        [row["mean"] or 0.0 for row in rows], xerr=[row["deviation"] or 0.0 for row in rows],
-        color=COLOURS[0], capsize=3, error_kw={"ecolor": INK, "elinewidth": 1.2},
-    )  # fmt: skip
+    names = [stamped(label(sweep.varied, row), row["mark"]) for row in rows]
+    for index, row in enumerate(rows):
+        names[index] += f": {number(None)}" if row["mean"] is None else ""
+    widths, errors = ([row[key] or 0.0 for row in rows] for key in ("mean", "deviation"))
+    line = {"ecolor": INK, "elinewidth": 1.2}
+    panel.barh(names, widths, xerr=errors, color=COLOURS[0], capsize=3, error_kw=line)
     panel.invert_yaxis()
     panel.set_xlabel(sweep.metric)
     return panel
@@ -170,15 +165,14 @@ def _bars(sweep: Sweep, rows: Rows) -> Any:
 
 def label(names: Sequence[str], values: Mapping[str, Any]) -> str:
     """The values of some fields as text; of a case, or another text, the value alone."""
-    shown = {name: f"{short(name)} {values[name]}" for name in names}
-    shown |= {name: values[name] for name in names if isinstance(values[name], str)}
-    return ", ".join(shown.values()) or "all"
+    texts = [(name, values[name]) for name in names]
+    texts = [x if isinstance(x, str) else f"{short(name)} {x}" for name, x in texts]
+    return ", ".join(texts) or "all"
 
 
 def stamped(text: str, *marks: str) -> str:
     """A label that says where something is not private."""
-    found = " and ".join(dict.fromkeys(mark for mark in marks if mark))
-    return f"{text} ({found})" if found else text
+    return f"{text} ({report.joined(marks)})" if any(marks) else text
 
 
 def short(name: str) -> str:

@@ -42,24 +42,24 @@ def run_sweep(
     mesh.require_one_process("a sweep", "--launcher and --hosts share each point among several")
     out = files.user_path(out)
     begin(sweep, out)
-    known = {point.name: PointFolder.of(point, out).failure for point in sweep.points}
+    earlier = {point.name: PointFolder.of(point, out).failure for point in sweep.points}
     carry = carry or partial(here, {})
     total = len(sweep.points)
     left, before = dict(enumerate(sweep.points, 1)), total + 1
     with Progress(f"sweep {sweep.title}", total=total, progress=progress, step="point") as bar:
-        # What another process was carrying out is looked at again, in case that process was killed.
+        # Points of other processes are tried again, in case such a process was killed.
         while len(left) < before:
             before = len(left)
             for number, point in list(left.items()):
                 bar.message(f"point {number} of {total}: {point.name}")
                 folder = PointFolder.of(point, out)
-                if not carry_out_point(point, folder, known[point.name], carry):
+                if not carry_out_point(point, folder, earlier[point.name], carry):
                     bar.message("another process is carrying it out")
                     continue
                 del left[number]
                 state = folder.state()
                 if state.result is not None:
-                    # That there is no such metric is said after the first point, not after all.
+                    # Refuses an unknown metric after the first point, not after all.
                     value_of(state.result, sweep.metric)
                 elif state.error:
                     bar.message(f"failed: {point.name}: {state.error}")
@@ -67,16 +67,16 @@ def run_sweep(
     return collect(sweep, out)
 
 
-def carry_out_point(point: Point, folder: PointFolder, known: bytes | None, carry: Carry) -> bool:
+def carry_out_point(point: Point, folder: PointFolder, earlier: bytes | None, carry: Carry) -> bool:
     """Carries out one point of a sweep, unless it is finished; False if another process has it.
 
     An error is recorded and goes no further; but an interrupt does, because the point can be
-    resumed. If another failure than the `known` one of before is recorded, it is not tried again.
+    resumed. If another failure than the `earlier` one is recorded, it is not tried again.
     """
     with folder.claimed() as free:
         if not free:
             return False
-        if folder.finished or folder.failure not in (None, known):
+        if folder.finished or folder.failure not in (None, earlier):
             return True
         folder.begin()
         try:
@@ -132,9 +132,9 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
         begin(sweep, out)
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
-        for each in [task.remote(sweep, out, devices, os.getcwd()) for _ in range(workers)]:
+        for worker in [task.remote(sweep, out, devices, os.getcwd()) for _ in range(workers)]:
             try:
-                ray.get(each)
+                ray.get(worker)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
             except ray.exceptions.RayError:

@@ -2,13 +2,12 @@
 
 sweep.json   every point, and every combination of values over its repetitions
 table.csv    the latter
-report.html, pictures/
+report.html, plots/
 """
 
 import csv
 import io
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.setting import mark_of
-from jaxpfl.experiments.records.cautions import of_points
+from jaxpfl.experiments.records.cautions import mean_and_deviation, of_points
+from jaxpfl.experiments.report.page import joined
 from jaxpfl.experiments.sweep.config import CASE, SEED, Point, Sweep
 from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
 from jaxpfl.experiments.sweep.page import NOT_PRIVATE, outside, write_sweep_page
@@ -45,13 +45,13 @@ class SweepOutcome:
     def failed(self) -> dict[str, str]:
         """The points whose last attempt failed, and why."""
         points = self.record["points"]
-        return {each["point"]: each["error"] for each in points if each["state"] == "failed"}
+        return {point["point"]: point["error"] for point in points if point["state"] == "failed"}
 
     @property
     def unfinished(self) -> list[str]:
         """The names of the points that are neither finished nor failed."""
         points = self.record["points"]
-        return [each["point"] for each in points if each["state"] == "unfinished"]
+        return [point["point"] for point in points if point["state"] == "unfinished"]
 
 
 def collect(sweep: Sweep, out: Path) -> SweepOutcome:
@@ -88,14 +88,14 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
 
 
 def _point(point: Point, state: PointState, metric: str) -> dict[str, Any]:
-    known: dict[str, Any] = {"point": point.name, **point.values, "state": state.state}
+    about: dict[str, Any] = {"point": point.name, **point.values, "state": state.state}
     if state.result is None:
-        return {**known, "error": state.error} if state.error else known
+        return {**about, "error": state.error} if state.error else about
     result = state.result
-    # What stands with its numbers; "" where it states that it is private.
+    # The mark stands beside its numbers; "" where the result states that it is private.
     mark = mark_of(result.get("stamp") or ("" if result.get("private") else NOT_PRIVATE))
     return {
-        **known,
+        **about,
         "value": value_of(result, metric),
         "scored_on": _scored_on(result, metric),
         "private": not mark,
@@ -110,17 +110,17 @@ def value_of(result: Mapping[str, Any], metric: str) -> float | None:
     None where the value is not finite, as after training that diverged; JSON has null for it.
     """
     metrics = result.get("metrics", {})
-    known = {
+    values = {
         name: None if value is None or not math.isfinite(value) else float(value)
         for name, value in {**metrics, **(metrics.get("evaluation") or {})}.items()
         if value is None or type(value) in (int, float)
     }
-    if metric not in known:
+    if metric not in values:
         raise InputError(
-            f"metric must be a number in the points' results, one of {', '.join(sorted(known))}, "
+            f"metric must be a number in the points' results, one of {', '.join(sorted(values))}, "
             f"found {metric!r}"
         )
-    return known[metric]
+    return values[metric]
 
 
 def _scored_on(result: Mapping[str, Any], metric: str) -> str:
@@ -143,23 +143,23 @@ def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
     rows = []
     for group in _repetitions(sweep, SEED):
         done = [points[index] for index in group if "value" in points[index]]
-        mean, deviation = _mean_and_deviation([point["value"] for point in done])
+        mean, deviation = mean_and_deviation([point["value"] for point in done])
         row = {name: sweep.points[group[0]].values[name] for name in sweep.fields}
         row |= {"mean": mean, "deviation": deviation, "runs": len(done), "points": len(group)}
         if closed is not None:
-            row["gap"], row["gap_deviation"] = _mean_and_deviation([closed[i] for i in group])
-        mark = " and ".join(dict.fromkeys(each["mark"] for each in done if each["mark"]))
+            row["gap"], row["gap_deviation"] = mean_and_deviation([closed[i] for i in group])
+        mark = joined(point["mark"] for point in done)
         rows.append({**row, "private": not mark, "mark": mark})
     return rows
 
 
 def _repetitions(sweep: Sweep, field: str) -> list[list[int]]:
     """The numbers of the points that differ in this field alone, group by group."""
-    found: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for index, point in enumerate(sweep.points):
-        others = {name: each for name, each in point.values.items() if name != field}
-        found.setdefault(repr(others), []).append(index)
-    return list(found.values())
+        others = {name: value for name, value in point.values.items() if name != field}
+        groups.setdefault(repr(others), []).append(index)
+    return list(groups.values())
 
 
 def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | None]:
@@ -179,11 +179,3 @@ def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | Non
             if value is not None and start is not None and end is not None and start != end:
                 closed[index] = 100 * ((value - start) / (end - start))
     return closed
-
-
-def _mean_and_deviation(values: list[float | None]) -> tuple[float | None, float | None]:
-    """The mean and the standard deviation of a sample; None where one is None, or too few are."""
-    found = [value for value in values if value is not None]
-    if not found or len(found) < len(values):
-        return None, None
-    return statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None

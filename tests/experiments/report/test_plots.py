@@ -11,6 +11,7 @@ from matplotlib.image import imread
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, write_page
 from jaxpfl.experiments.report.plots import bars
+from jaxpfl.experiments.report.run_page import RunFiles, run_page
 from tests.browser import CHROMIUM, seen
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -67,7 +68,7 @@ def test_a_page_has_each_value_of_a_curve_where_the_curve_is(tmp_path):
     found = re.findall(r'<i style="left:(.*?)%;top:(.*?)%;.*?" data-value="(.*?)"', html)
     values = ["this run, round 1: 30", "this run, round 2: 0.25", "this run, round 3: 4"]
     assert [value for _, _, value in found] == values
-    picture = imread(tmp_path / "pictures" / "loss.png")[..., :3]
+    picture = imread(tmp_path / "plots" / "loss.png")[..., :3]
     accent = [int(plots.ACCENT[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     for left, top, value in found:
         place = np.array([float(top), float(left)]) / 100 * picture.shape[:2]
@@ -76,15 +77,29 @@ def test_a_page_has_each_value_of_a_curve_where_the_curve_is(tmp_path):
 
 
 def test_a_page_says_whom_its_statement_does_not_cover(tmp_path):
-    config = "data: {split: {train: 0.6, valid: 0.1, test: 0, public: 0.3}}\n"
+    data = "data: {split: {train: 0.6, valid: 0.1, test: 0, public: 0.3}}\n"
     for declared, parts in (("true", "valid (10 %), public (30 %)"), ("false", "public (30 %)")):
-        evaluation = f"evaluation: {{declared_public: {declared}}}"
-        (tmp_path / "config.yaml").write_text(config + evaluation)
+        (tmp_path / "config.yaml").write_text(f"{data}evaluation: {{declared_public: {declared}}}")
         page = write_page(tmp_path, Page("A run", "", "", "epsilon = 1", (), (), []))
         said = f"NOT protected: the clients of {parts}, and whatever else was declared public."
         assert said in page.read_text()
     page = write_page(tmp_path, Page("A run", "", "NOT PRIVATE", "epsilon = 1", (), (), []))
     assert "NOT protected" not in page.read_text()
+
+
+@pytest.mark.parametrize(("language", "metric"), [(True, "perplexity"), (False, "loss")])
+def test_perplexity_is_the_score_of_language_models_alone(tmp_path, language, metric):
+    texts = ("label", "population", "unit", "run", "seed", "devices", "backend", "statement")
+    plan = {"rounds": 1, "clients_per_round": 2, "population": 3, "unit": "client"}
+    start = dict.fromkeys(texts, "") | {"config": {}, "captured": {}, "versions": {}}
+    start |= {"stamp": "", "private": True, "queries": [], "evaluation": "tests", "plan": plan}
+    scores = {"loss": 0.5, "perplexity": 1.649, "accuracy": 0.75, "private": True}
+    table = [{"model": "first", **scores, metric: 0.4}, {"model": "this run", **scores}]
+    run = RunFiles(tmp_path, start, [{"round": 1, "evaluation": scores}],
+                   {"table": table, "tested_on": "tests", "language": language})  # fmt: skip
+    html = write_page(tmp_path, run_page(run)).read_text()
+    assert f"worse than first (0.4): {metric}" in html and f">{metric}</th>" in html
+    assert f'alt="{metric.capitalize()} on tests"' in html and ("erplexity" in html) == language
 
 
 @pytest.mark.long

@@ -13,8 +13,8 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.experiments.records.artifacts import RECORD
-from jaxpfl.experiments.records.cautions import number, of_table
-from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table, compared_models
+from jaxpfl.experiments.records.cautions import number
+from jaxpfl.experiments.report.page import Cell, Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import bars
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
 from jaxpfl.experiments.systems import ARTIFACTS, SIMULATION
@@ -23,44 +23,36 @@ from jaxpfl.experiments.systems.federated_training.stages import SCORES
 Scores = Mapping[str, float]
 
 _NOT_PRIVATE, _MARK = "NOT PRIVATE", "SIMULATION"
+_STAGES = {"before": "after prefinetuning, before the rounds", "after": "after the rounds"}
 
 
 def page(directory: Path, record: Mapping[str, Any]) -> Page:
     """`report.html`, and `simulation.html` if the directory contains simulations of the run."""
-    found = RunFiles.read(directory)
-    tested_on = record.get("tested_on") or "clients that were declared public"
-    fred = record.get("fred")
-    scores, simulated = directory / ARTIFACTS / SCORES / RECORD, directory / SIMULATION
+    run = dataclasses.replace(RunFiles.read(directory), result=record)
+    fred, scores = record.get("fred"), directory / ARTIFACTS / SCORES / RECORD
     if fred is None and scores.exists():
         # The run is not finished: there are distances, but no models yet.
         stored = files.read_record(scores, {"scores": list})
         fred = {**stored, **ranking(stored["scores"], {"before": {}})}
-    about: list[tuple[Any, ...]] = []
-    compared: list[Section] = []
-    if record.get("table"):
-        about.append(("scored at the end", f"on {tested_on}"))
-        compared.append(compared_models(record["table"], tested_on, found.language))
-    if simulated.exists():
-        note = "Further runs on the same clients, which the privacy stated above does not cover."
-        link = Cell("a page of their own", link="simulation.html", note=note)
-        about.append(("simulations", link))
+    ranked = []
     if fred is not None:
         stamp = "" if fred["private"] else _NOT_PRIVATE
-        compared += _ranked(fred, tested_on, found, stamp)
-    warned = of_table(record.get("table") or (), found.metric, tested_on)
-    made = run_page(found, about=about, compared=compared, cautions=warned)
+        ranked = _ranked(fred, record.get("tested_on"), run.metric, stamp)
+    simulated = directory / SIMULATION
     if not simulated.exists():
-        return made
-    return dataclasses.replace(made, further=[_simulation(found, files.read_record(simulated))])
+        return run_page(run, more=ranked)
+    note = "Further runs on the same clients, which the privacy stated above does not cover."
+    link = Cell("a page of their own", link="simulation.html", note=note)
+    report = run_page(run, about=[("simulations", link)], more=ranked)
+    return dataclasses.replace(report, further=[_simulation(run, files.read_record(simulated))])
 
 
-def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles, stamp: str) -> list[Section]:
-    """How FreD chose the public corpus: a table, an explanation and pictures."""
-    metric, candidates = found.metric, fred["candidates"]
-    titles = {"before": "after prefinetuning, before the rounds", "after": "after the rounds"}
-    stages = [each for each in titles if any(row.get(each) for row in candidates)]
-    columns = ["rank", "candidate", "FreD", "without the noise's bias", "interval"]
-    columns += [f"{metric} {titles[stage]}" for stage in stages]
+def _ranked(
+    fred: Mapping[str, Any], tested_on: str | None, metric: str, stamp: str
+) -> list[Section]:
+    """How FreD chose the public corpus: a table, an explanation and a picture."""
+    candidates, figures = fred["candidates"], []
+    stages = [stage for stage in _STAGES if any(row.get(stage) for row in candidates)]
     rows = [
         (
             row["rank"],
@@ -73,58 +65,51 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles, stamp: str
         )
         for row in candidates
     ]
+    columns = ["rank", "candidate", "FreD", "without the noise's bias", "interval"]
+    columns += [f"{metric} {_STAGES[stage]}" for stage in stages]
     measured = "FreD: from each candidate to what the private clients hold, as released with noise."
     if stages:
         measured += f" {metric.capitalize()}: on {tested_on}."
-    tied = [
-        f"{near['candidate']} and {far['candidate']}"
-        for near, far in itertools.pairwise(candidates)
-        if near["tied"]
-    ]
+    texts = [_correlations(fred, metric)]
+    if tied := [pair for pair in itertools.pairwise(candidates) if pair[0]["tied"]]:
+        pairs = "; ".join(f"{near['candidate']} and {far['candidate']}" for near, far in tied)
+        texts.append(f"The noise does not tell which is nearer: {pairs}.")
     title = "The public corpus, chosen by Frechet distance (FreD)"
-    said, figures = [_correlations(fred, metric)], []
-    if tied:
-        said.append(f"The noise does not tell which is nearer: {'; '.join(tied)}.")
     if "statement" in fred:
         figures.append(("fred", title, bars(candidates, stamp)))
-        said.append(
+        texts.append(
             f"FreD alone: {fred['statement']}. It is part of the privacy stated above. Scoring "
             "candidates and prefinetuning read public text only."
         )
     table = Table((*columns, ""), rows, (0, *range(2, len(columns))), 0)
     return [
         Section(title, measured, table=table, stamps=[stamp] if stamp else []),
-        Section("", " ".join(filter(None, said)), figures),
+        Section("", " ".join(filter(None, texts)), figures),
     ]
 
 
-def _simulation(found: RunFiles, record: Mapping[str, Any]) -> Page:
-    stamp = _NOT_PRIVATE if found.run["stamp"] else ""
-    tested_on = record["tested_on"] or "clients declared public"
+def _simulation(run: RunFiles, record: Mapping[str, Any]) -> Page:
+    stamp, tested_on = _NOT_PRIVATE if run.start["stamp"] else "", record["tested_on"]
     sections, runs = [], []
     for row in record["table"]:
-        folder = row["folder"]
-        stamps = [*([_MARK] if folder else []), *([] if row["private"] else [_NOT_PRIVATE])]
-        cell = Cell(row["model"], link=f"{folder}/{REPORT}" if folder else "", stamps=stamps)
-        runs.append((cell, row["privacy"]))
-    if record["tested_on"]:
-        sections.append(compared_models(record["table"], tested_on, found.language))
+        link = row["folder"] and f"{row['folder']}/report.html"
+        stamps = [*([_MARK] if link else []), *([] if row["private"] else [_NOT_PRIVATE])]
+        runs.append((Cell(row["model"], link=link, stamps=stamps), row["privacy"]))
+    if tested_on:
+        sections.append(compared_models(record["table"], tested_on, run.language))
     sections.append(Section("The runs", table=Table(("run", "what this run alone costs"), runs)))
     if "fred" in record:
-        sections += _ranked(record["fred"], tested_on, found, stamp or _MARK)
+        sections += _ranked(record["fred"], tested_on, run.metric, stamp or _MARK)
     return Page(
-        title=f"Simulations of {found.run['label']}",
-        lead=found.run["population"],
+        title=f"Simulations of {run.start['label']}",
+        lead=run.start["population"],
         stamp=stamp,
-        privacy="",
         privacy_notes=[
             "This page shows further runs on the same clients, for comparison. Each has its own "
             "ledger, as if no other run had taken place. In fact, whoever sees this page learns "
             "what all of these runs reveal about the clients together. Do not publish any of it."
         ],
-        facts=[],
         sections=sections,
-        simulation=True,
         warning="Nothing on this page is covered by the statement of report.html.",
         name="simulation.html",
     )
@@ -165,11 +150,9 @@ def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
 
 def _correlations(fred: Mapping[str, Any], metric: str) -> str:
     """Whether FreD's order is that of the models, in a sentence; "" where nothing is known."""
-    found = [
-        f"{value:.2f} {stage} the private rounds"
-        for stage, value in fred["spearman"].items()
-        if value is not None
-    ]
-    how_many = f"{len(fred['candidates'])} candidates; 1 = the same order"
-    start = f"Spearman's rank correlation of FreD with {metric}: "
-    return f"{start}{', '.join(found)} ({how_many})." if found else ""
+    ranks = {stage: rank for stage, rank in fred["spearman"].items() if rank is not None}
+    texts = ", ".join(f"{rank:.2f} {stage} the private rounds" for stage, rank in ranks.items())
+    return texts and (
+        f"Spearman's rank correlation of FreD with {metric}: {texts} "
+        f"({len(fred['candidates'])} candidates; 1 = the same order)."
+    )

@@ -13,6 +13,7 @@ from jaxpfl.experiments.systems import ARTIFACTS
 from jaxpfl.experiments.systems.gan_inversion.run import IMAGES
 from jaxpfl.experiments.systems.gan_inversion.study import PHASES, SIDES
 
+_PUBLIC = {"public": "public images", "public_inverted": "the same, inverted"}
 _PHASES = {"bug": "with the bug", "fixed": "after the fix"}
 _SIDES = {
     "client": {"low": "low-accuracy clients", "high": "high-accuracy clients"},
@@ -22,37 +23,38 @@ _SIDES = {
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
     """Draws the pictures from the record and the public files of the study."""
-    sides = _SIDES[record["selection"]["by"]]
+    sides, runs, stamp = _SIDES[record["selection"]["by"]], record["runs"], record["stamp"]
     gans = {f"{p}_{s}": f"{sides[s]}, {_PHASES[p]}" for p in PHASES for s in SIDES}
     images = files.read_npz(directory / ARTIFACTS / IMAGES / "arrays.npz")
-    names = {**gans, "public": "public images", "public_inverted": "the same, inverted"}
-    shown = [(described, images[name]) for name, described in names.items()]
-    drawn = plots.grids([shown[:2], shown[2:4]], side=8, stamp=mark_of(record["stamp"]))
-    public = plots.grids([shown[4:]], side=8)
+    grids = []
+    for name, title in (gans | _PUBLIC).items():
+        mark = mark_of(stamp) if name in gans else ""
+        grids.append((name, title, plots.grid(title, images[name][:64], side=8, stamp=mark)))
     rows = [
         (gans[name], f"{100 * run['inverted_share']:.1f} %", f"{run['classifier_score']:.2f}")
-        for name, run in record["runs"].items()
+        for name, run in runs.items()
     ]
-    guarantee, everything = record["composed_guarantee"], "everything on its ledger"
-    accuracy, plan = 100 * record["classifier"]["accuracy"], record["runs"]["bug_low"]["plan"]
+    columns = ("the GAN trained on", "classified as inverted", "classifier score")
+    guarantee, accuracy = record["composed_guarantee"], record["classifier"]["accuracy"]
+    plan = runs["bug_low"]["plan"]
     return Page(
         title="What is wrong with the images? Two federated GANs",
         lead=f"{record['population']} · a client: {record['unit']}",
-        stamp=record["stamp"],
-        privacy=f"{guarantee['statement']}, {everything}",
+        stamp=stamp,
+        privacy=f"{guarantee['statement']}, everything on its ledger",
         privacy_notes=[
             *no_protection(guarantee["epsilon"]),
             "This is the composed guarantee of all releases on this page, which are from the same "
             "clients: both histograms of users' accuracy and all four GANs.",
-            *(f"the GAN of {gans[name]}: {run['privacy']}" for name, run in record["runs"].items()),
-            *(f"{name}: {said}" for name, said in record["at_scale"].items()),
+            *(f"the GAN of {gans[name]}: {run['privacy']}" for name, run in runs.items()),
+            *(f"{name}: {statement}" for name, statement in record["at_scale"].items()),
         ],
         facts=[
             (f"{plan['rounds']}", "rounds for each GAN"),
             (f"{record['selected_per_round']}", "matching clients in a round (expected)"),
             (f"{plan['noise_multiplier']:.3g}", "noise multiplier"),
             (f"{plan['clip_norm']:g}", "clip norm"),
-            (f"{accuracy:.1f} %", f"accuracy of the classifier on {record['judged_by']}"),
+            (f"{100 * accuracy:.1f} %", f"accuracy of the classifier on {record['judged_by']}"),
             (f"{100 * record['bug']['probability']:g} %", "of clients have the bug"),
         ],
         sections=[
@@ -63,17 +65,12 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
                 "scores are those of models that were trained on the images of "
                 f"{record['judged_by']}: the classifier, and a model that tells inverted images "
                 "from normal ones.",
-                [("gans", "drawn by the GANs", drawn), ("public", "public images", public)],
-                Table(
-                    ("the GAN trained on", "classified as inverted", "classifier score"),
-                    rows,
-                    (1, 2),
-                ),
-                wide=True,
+                grids,
+                Table(columns, rows, (1, 2)),
             ),
             Section("Who is selected", figures=[("accuracy", "of users", _histograms(record))]),
         ],
-        runs=list(record["runs"]),
+        runs=list(runs),
     )
 
 
@@ -81,16 +78,14 @@ def _histograms(record: dict[str, Any]) -> Any:
     """Both released histograms, as densities: the area is the number of users."""
     title = "Accuracy of users, as released with noise"
     axes = plots.axes(title, stamp=mark_of(record["stamp"]))
-    names = {"before": "before the bug", "bug": _PHASES["bug"]}
-    for number, (name, label) in enumerate(names.items()):
+    for index, (name, label) in enumerate((("before", "before the bug"), ("bug", _PHASES["bug"]))):
         released = record["accuracy"][name]
-        edges = np.asarray(released["plan"]["edges"])
-        density = np.asarray(released["histogram"]) / (100 * np.diff(edges))
-        axes.stairs(density, 100 * edges, label=label, color=plots.COLOURS[number], linewidth=2)
-    for (side, value), style in zip(
-        (record["thresholds"] or {}).items(), ("-.", ":"), strict=False
+        percents = 100 * np.asarray(released["plan"]["edges"])
+        density = np.asarray(released["histogram"]) / np.diff(percents)
+        axes.stairs(density, percents, label=label, color=plots.COLOURS[index], linewidth=2)
+    for style, (side, value) in zip(
+        ("-.", ":"), (record["thresholds"] or {}).items(), strict=False
     ):
         label = f"{side}: {100 * value:.1f} %"
         axes.axvline(100 * value, color=plots.GREY, linestyle=style, label=label)
-    axes.legend(frameon=False, fontsize=8.5)
-    return plots.labelled(axes, "accuracy of a user, %", "users per 1 %")
+    return plots.labelled(axes, "accuracy of a user, %", "users per 1 %", legend=True)

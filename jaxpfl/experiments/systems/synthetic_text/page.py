@@ -1,6 +1,6 @@
 """The page of one study of synthetic text."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,11 @@ import numpy as np
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
-from jaxpfl.experiments.report.plots import COLOURS, axes, labelled
+from jaxpfl.experiments.report.plots import COLOURS, axes, curve, labelled
 
 REPEATS = "private/repeats.json"
-"""What the corpus repeats of clients' own texts: exact, so that no statement covers it."""
-# The shares of texts that the page of repeats shows.
+"""Exact counts of what the corpus repeats of clients' own texts: no statement covers them."""
+# The page of repeats shows the shares of texts with so many words.
 _LEAST_WORDS = (5, 10, 20)
 
 
@@ -47,12 +47,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     if record.get("texts"):
         table = Table(("text",), [(text,) for text in record["texts"]], style="sentences")
         sections.append(Section("From the synthetic corpus", table=table))
-    if "corpora" in record:
-        sections.append(_corpora(record["corpora"], record["trained_on"]))
-    if "tried" in record:
-        sections.append(_tried(record["tried"], record["trained_on"]))
-    if "distances" in record.get("checkpoint", {}):
-        sections.append(_checkpoints(record))
+    sections += _choices(record)
     cautions = of_table(record["table"], "perplexity", tested_on)
     if "api" in (about := record["public_models"].get("generator", {})):
         where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
@@ -63,7 +58,6 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         lead="How much a downstream language model improved by private clients' text.",
         stamp=stamp,
         privacy=record["privacy"],
-        privacy_notes=[],
         facts=[
             (f"{100 * metrics['accuracy']:.2f} %", f"next-token accuracy on {tested_on}"),
             (f"{gain:+.2f}", f"points over the public model on {tested_on}"),
@@ -76,17 +70,17 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     )
 
 
-def repeats_page(found: Mapping[str, Any], method: str, clients: str, stamp: str) -> Page:
+def repeats_page(record: Mapping[str, Any], method: str, clients: str, stamp: str) -> Page:
     """What a corpus repeats of these clients, by the content of `repeats.json`; PRIVATE."""
     rows = [
         (model, f"{len(words):,}", str(max(words)), f"{np.mean(words):.2f}", *_shares(words))
-        for model, words in found["words"].items()
+        for model, words in record["words"].items()
     ]
     shares = tuple(f"{least} words or more" for least in _LEAST_WORDS)
     columns = ("texts of", "texts", "longest, in words", "mean, in words", *shares)
     text = (
         "The most words in a row that a written text has in common with one of "
-        f"{found['clients_texts']:,} texts of the {clients}, and the share of texts "
+        f"{record['clients_texts']:,} texts of the {clients}, and the share of texts "
         "that have so many. Common phrases repeat, too: what the untuned generator repeats, it has "
         "from no client. One run."
     )
@@ -95,11 +89,8 @@ def repeats_page(found: Mapping[str, Any], method: str, clients: str, stamp: str
         title=f"What the corpus repeats of clients: {method}",
         lead="Exact counts of clients' own texts.",
         stamp=stamp,
-        privacy="",
         privacy_notes=["Whoever sees this page learns of the clients what no noise hides."],
-        facts=[],
         sections=[Section("Words in a row", text, table=table)],
-        simulation=True,
         warning="Nothing on this page is covered by the statement of report.html.",
         name=str(Path(REPEATS).with_suffix(".html")),
     )
@@ -109,48 +100,49 @@ def _shares(words: list[int]) -> list[str]:
     return [f"{100 * np.mean(np.array(words) >= least):.1f} %" for least in _LEAST_WORDS]
 
 
-def _corpora(scores: dict[str, list[Any]], source: str) -> Section:
-    values = zip(*(scores[kind] for kind in ("names", "corrected", "low", "high")), strict=True)
-    rows = [(name, f"{near:.4f}", f"{low:.4f} to {high:.4f}") for name, near, low, high in values]
-    text = (
-        "Prompts are made of the first one, a choice that cost nothing more. Frechet distances "
-        f"from the {source}, by the moments that were released:"
-    )
-    table = Table(("corpus", "distance", "interval"), rows, numbers=(1, 2), ours=0)
-    return Section("The nearest public corpus", text, table=table)
-
-
-def _tried(found: dict[str, Any], source: str) -> Section:
-    names = list(found["choices"][0])
-    rows = [
-        (*(str(x[0] if isinstance(x, list) else x) for x in each.values()), f"{distance:.4f}")
-        for each, distance in zip(found["choices"], found["distances"], strict=True)
-    ]
-    text = (
-        "How the generator writes was chosen before the first round, at no further cost, by the "
-        f"Frechet distance of its texts from the released moments of the {source}:"
-    )
-    table = Table((*names, "distance"), rows, numbers=(len(names),), ours=found["chosen"])
-    return Section("What was tried", text, table=table)
-
-
-def _checkpoints(record: dict[str, Any]) -> Section:
-    found, source = record["checkpoint"], f"the {record['validated_on']}"
-    if found["chosen"] == "judged":
-        source = f"the {record['trained_on']}, by moments that no reward saw"
-    rows = [(str(number), f"{each:.4f}") for number, each in enumerate(found["distances"])]
-    text = (
-        "The adapters whose texts are nearest wrote the corpus. Frechet distances of their texts "
-        f"from {source}:"
-    )
-    table = Table(("after round", "distance"), rows, (0, 1), ours=found["round"])
-    return Section("When to stop", text, table=table)
+def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
+    """What was chosen by a distance, and from what, with the chosen row as `ours`."""
+    released = f"the {record['trained_on']}"
+    if scores := record.get("corpora"):
+        values = zip(*map(scores.get, ("names", "corrected", "low", "high")), strict=True)
+        rows = [
+            (name, f"{near:.4f}", f"{low:.4f} to {high:.4f}") for name, near, low, high in values
+        ]
+        text = (
+            "Prompts are made of the first one, a choice that cost nothing more. Frechet distances "
+            f"from {released}, by the moments that were released:"
+        )
+        table = Table(("corpus", "distance", "interval"), rows, (1, 2), 0)
+        yield Section("The nearest public corpus", text, table=table)
+    if tried := record.get("tried"):
+        names = list(tried["choices"][0])
+        rows = [
+            (*(str(x[0] if isinstance(x, list) else x) for x in choice.values()), f"{distance:.4f}")
+            for choice, distance in zip(tried["choices"], tried["distances"], strict=True)
+        ]
+        text = (
+            "How the generator writes was chosen before the first round, at no further cost, by "
+            f"the Frechet distance of its texts from the released moments of {released}:"
+        )
+        table = Table((*names, "distance"), rows, (len(names),), tried["chosen"])
+        yield Section("What was tried", text, table=table)
+    stop = record.get("checkpoint", {})
+    if "distances" in stop:
+        source = f"the {record['validated_on']}"
+        if stop["chosen"] == "judged":
+            source = f"{released}, by moments that no reward saw"
+        rows = [(str(round), f"{distance:.4f}") for round, distance in enumerate(stop["distances"])]
+        text = (
+            "The adapters whose texts are nearest wrote the corpus. Frechet distances of their "
+            f"texts from {source}:"
+        )
+        table = Table(("after round", "distance"), rows, (0, 1), stop["round"])
+        yield Section("When to stop", text, table=table)
 
 
 def _fid(history: list[dict[str, Any]], mark: str) -> Any:
     panel = axes("Frechet distance to validation texts", stamp=mark)
-    rounds = [entry["round"] for entry in history]
-    panel.plot(rounds, [entry["fid"] for entry in history], color=COLOURS[0], marker="o")
+    curve(panel, [(entry["round"], entry["fid"]) for entry in history], 0)
     panel.locator_params(axis="x", integer=True)
     return labelled(panel, "round", "Frechet distance")
 
@@ -160,6 +152,5 @@ def _plane(plane: dict[str, list[list[float]]], mark: str) -> Any:
     for colour, name in zip(COLOURS, ("validation", "synthetic"), strict=False):
         xs, ys = zip(*plane[name], strict=True)
         panel.scatter(xs, ys, s=7, alpha=0.55, color=colour, label=name, linewidths=0)
-    panel.legend(fontsize=8, frameon=False)
     panel.grid(False)
-    return panel.figure
+    return labelled(panel, "", "", legend=True)
