@@ -36,8 +36,8 @@ def give_back_after_compiling() -> None:
     for limit in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
         set_limit(limit, _SHARED_PAGES)
 
-    def measured(event: str, seconds: float, **_: str | int) -> None:
-        if event.endswith("backend_compile_duration") and seconds >= _LEAST_SECONDS:
+    def measured(event: str, duration_secs: float, **_: str | int) -> None:
+        if event.endswith("backend_compile_duration") and duration_secs >= _LEAST_SECONDS:
             give_back(0)
 
     jax.monitoring.register_event_duration_secs_listener(measured)
