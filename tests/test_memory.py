@@ -13,28 +13,16 @@ import pytest
 from jaxpfl import memory
 
 _HEAD = """
-import ctypes
-import resource
-from pathlib import Path
-
+import ctypes, resource
 import jax
-
 from jaxpfl import memory
-
 library = ctypes.CDLL(None)
 library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 library.free.argtypes = [ctypes.c_void_p]
-
-
-def resident():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmRSS:")))
-
-
-def compiled():
-    jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 1.0)
-
-
+resident = lambda: resource.getpagesize() * int(open("/proc/self/statm").read().split()[1])
+compiled = lambda: jax.monitoring.record_event_duration_secs(
+    "/jax/core/compile/backend_compile_duration", 1.0
+)
 memory.give_back_after_compiling()
 """
 
@@ -63,12 +51,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.g
 _COMPILES = """
 import ctypes
 from types import SimpleNamespace
-
-import jax
-import jax.numpy as jnp
-
+import jax, jax.numpy as jnp
 from jaxpfl import memory
-
 trims = []
 fake = SimpleNamespace(malloc_trim=trims.append, mallopt=lambda limit, size: None)
 ctypes.CDLL = lambda name: fake

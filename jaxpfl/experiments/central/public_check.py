@@ -54,7 +54,7 @@ class PrivateContent:
             self._content(column),
             contents(corpus, column),
         )
-        # Of a larger corpus only a part is compared, which need not hold half of the clients' data.
+        # Only a part of a larger corpus is compared, which need not hold half of the clients' data.
         whole = corpus.num_examples <= _MOST
         if _mostly(public, all_private) or (whole and _mostly(private, all_public)):
             raise _refused(what)
@@ -89,12 +89,12 @@ def _copied(private: Population, public: Population) -> np.ndarray:
     copied = np.zeros(public.num_examples, bool)
     if not names or not private.num_examples:
         return copied
-    rows, own_rows = (_examples(each, names) for each in (public, private))
-    held, own = (np.unique(each, axis=0) for each in (rows, own_rows))
-    sizes, own_sizes = (np.bincount(each[:, 0]) for each in (held, own))
-    # Those with equal sets of examples: the sums of hashes modulo 2^64.
+    rows = _examples(public, names)
+    distinct, own = np.unique(rows, axis=0), np.unique(_examples(private, names), axis=0)
+    sizes, own_sizes = np.bincount(distinct[:, 0]), np.bincount(own[:, 0])
+    # Clients with equal sets of examples have equal sums of hashes modulo 2^64.
     totals, own_totals = np.zeros(len(sizes), np.int64), np.zeros(len(own_sizes), np.int64)
-    np.add.at(totals, held[:, 0], held[:, 1])
+    np.add.at(totals, distinct[:, 0], distinct[:, 1])
     np.add.at(own_totals, own[:, 0], own[:, 1])
     copied |= np.isin(totals[rows[:, 0]], own_totals[own_sizes > 0])
     hashes, first, holders = np.unique(own[:, 1], return_index=True, return_counts=True)
@@ -107,25 +107,25 @@ def _copied(private: Population, public: Population) -> np.ndarray:
         return np.where(hashes[place] == hash_E, owners[place], -1)
 
     def pairs(examples: np.ndarray) -> np.ndarray:
-        """One number for who holds an example and who owns it; a multiple where nobody does."""
+        """A number for each example, of its holder and its owner; a multiple without an owner."""
         return examples[:, 0] * (len(private) + 1) + owner(examples[:, 1]) + 1
 
-    shared, times = np.unique(pairs(held), return_counts=True)
+    shared, times = np.unique(pairs(distinct), return_counts=True)
     client, owned_by = np.divmod(shared, len(private) + 1)
     least = np.minimum(sizes[client], own_sizes[owned_by - 1])
     return copied | np.isin(pairs(rows), shared[(owned_by > 0) & (2 * times >= least)])
 
 
 def _examples(population: Population, names: list[str]) -> np.ndarray:
-    """int64 [examples, 2]: whose an example is, and its hash, valid in this process only."""
-    found = np.zeros((population.num_examples, 2), np.int64)
-    found[:, 0] = np.repeat(np.arange(len(population)), population.sizes())
+    """Each example's client and its hash, int64 [examples, 2], valid in this process only."""
+    rows = np.zeros((population.num_examples, 2), np.int64)
+    rows[:, 0] = np.repeat(np.arange(len(population)), population.sizes())
     for name in names:
         column = population.columns[name]
-        for start in range(0, len(found), _BLOCK):
+        for start in range(0, len(rows), _BLOCK):
             block = slice(start, start + _BLOCK)
-            found[block, 1] = found[block, 1] * 31 + list(map(hash, _rows(take(column, block))))
-    return found
+            rows[block, 1] = rows[block, 1] * 31 + list(map(hash, _rows(take(column, block))))
+    return rows
 
 
 def _rows(values: Any) -> list[Any]:
@@ -143,7 +143,7 @@ def contents(population: Population, column: str) -> tuple[np.ndarray, np.ndarra
     """Sorted distinct int64 hashes of a column's content, valid in this process only. PRIVATE.
 
     Returns:
-      Of texts, those of the runs within lines, and of all runs; of other columns the same twice.
+      The hashes of texts' runs within lines, and of all their runs; other columns' hashes twice.
     """
     values = population.columns[column]
     if not len(values):
@@ -151,15 +151,15 @@ def contents(population: Population, column: str) -> tuple[np.ndarray, np.ndarra
     if len(values) > _MOST:
         values = take(values, np.linspace(0, len(values) - 1, _MOST).astype(np.int64))
     if isinstance(values, np.ndarray | Padded | Sequences):
-        found = np.unique(np.fromiter(map(hash, _rows(values)), np.int64, len(values)))
-        return found, found
-    found = []
+        hashes = np.unique(np.fromiter(map(hash, _rows(values)), np.int64, len(values)))
+        return hashes, hashes
+    blocks = []
     for start in range(0, len(values), _BLOCK):
         texts = values.slice(start, _BLOCK).to_pylist()
         lines = [line for text in texts for line in text.split("\n")]
         runs = _runs(texts)
-        found.append((runs if len(lines) == len(texts) else _runs(lines), runs))
-    within, everywhere = (np.unique(np.concatenate(each)) for each in zip(*found, strict=True))
+        blocks.append((runs if len(lines) == len(texts) else _runs(lines), runs))
+    within, everywhere = (np.unique(np.concatenate(parts)) for parts in zip(*blocks, strict=True))
     return within, everywhere
 
 
@@ -192,7 +192,7 @@ def _compared(corpus: Population, clients: Population, *, alone: bool = True) ->
     shared = corpus.columns.keys() & clients.columns.keys()
     columns = corpus.columns.items() if alone else ()
     arrays = sorted(
-        name for name, each in columns if isinstance(each, np.ndarray) and each.ndim > 1
+        name for name, column in columns if isinstance(column, np.ndarray) and column.ndim > 1
     )
     return next((name for name in (*_COLUMNS, *arrays) if name in shared), None)
 

@@ -63,10 +63,10 @@ class PublicModels:
 
     @cached_property
     def corpora(self) -> dict[str, Population]:
-        found = {name: open_population(source) for name, source in self.sources.items()}
-        for population in found.values():
+        populations = {name: open_population(source) for name, source in self.sources.items()}
+        for population in populations.values():
             text_column(population)
-        return found
+        return populations
 
     def documents(self, names: Sequence[str] | None = None) -> list[list[str]]:
         """The texts of the named corpora, or of all, grouped by document: a client of a corpus."""
@@ -75,7 +75,7 @@ class PublicModels:
             population = self.corpora[name]
             column, offsets = population.columns["text"], population.offsets
             share = min(1.0, self.limit / max(1, int(offsets[-1])))
-            # Texts taken by the end of each document; by the last one, the limit up to rounding.
+            # The number of texts taken up to each document's end; at the last, about the limit.
             taken = np.round(offsets * share).astype(np.int64)
             for start, used in zip(offsets[:-1], np.diff(taken), strict=True):
                 texts = column.slice(int(start), int(used)).to_pylist()
@@ -105,9 +105,9 @@ class PublicModels:
         stored_as = f"{name}-{self._hash(names, described)}"
         model = Decoder(settings.network(self.vocab_size, positions))
         folder = self.cache / "training" / stored_as
-        found = self._cached(stored_as, partial(self._pretrained, model, settings, names, folder))
+        stored = self._cached(stored_as, partial(self._pretrained, model, settings, names, folder))
         shapes = jax.eval_shape(model.init, jax.random.key(0))
-        params = jax.device_put(tree_of(found.arrays, shapes, f"{self.cache / stored_as}"))
+        params = jax.device_put(tree_of(stored.arrays, shapes, f"{self.cache / stored_as}"))
         return LanguageModel(model, params, self.tokeniser, mesh=data_mesh())
 
     def _pretrained(
@@ -124,7 +124,7 @@ class PublicModels:
                 f"the corpora {', '.join(names)} are too small to pretrain on: they fill "
                 f"{len(rows)} rows of {settings.sequence_length} tokens, expected at least 10"
             )
-        found = fit(
+        fitted = fit(
             model,
             initialised(model, jax.random.key(self.seed)),
             {"tokens": rows[held_out:]},
@@ -135,27 +135,27 @@ class PublicModels:
             folder=folder,
             progress=self.progress,
         )
-        record = {**found.record, "corpora": list(names), "tokens": int(np.sum(rows != PAD))}
-        return Artifact(record, tree_arrays(found.params))
+        record = {**fitted.record, "corpora": list(names), "tokens": int(np.sum(rows != PAD))}
+        return Artifact(record, tree_arrays(fitted.params))
 
     def _cached(self, name: str, compute: Callable[[], Artifact]) -> Artifact:
         """The artifact of this name, which one process makes while others wait for it."""
         # Names say what each model follows from, so all studies share the models.
         store = Artifacts(self.cache, run="public models")
-        if (found := store.find(name)) is not None:
-            return found
+        if (artifact := store.find(name)) is not None:
+            return artifact
         self.cache.mkdir(parents=True, exist_ok=True)
         with files.lock(self.cache / f"{name}.lock", wait=True):
             return store.load_or_compute(name, compute)
 
     @cached_property
     def _texts_hashes(self) -> dict[str, str]:
-        found = {}
+        hashes = {}
         for name in self.sources:
             # No text holds a newline.
             ended = ("\n".join(document) + "\n\n" for document in self.documents([name]))
-            found[name] = hashlib.sha256("".join(ended).encode()).hexdigest()
-        return found
+            hashes[name] = hashlib.sha256("".join(ended).encode()).hexdigest()
+        return hashes
 
     def _hash(self, names: Sequence[str], settings: Mapping[str, Any]) -> str:
         """A hash of the settings, the names, and all corpora: the tokeniser reads every one."""
@@ -181,10 +181,10 @@ def _learned(texts: Sequence[str], vocab_size: int) -> str:
     tokenizer = require("tokenizers", "text").ByteLevelBPETokenizer()
     special, shown = [_END_OF_TEXT], {"show_progress": False}
     tokenizer.train_from_iterator(texts, vocab_size, 0, special_tokens=special, **shown)
-    found = tokenizer.get_vocab_size()
-    if found != vocab_size:
+    learned = tokenizer.get_vocab_size()
+    if learned != vocab_size:
         raise InputError(
-            f"vocab_size must be at most {found}, the most tokens that can be learned from the "
+            f"vocab_size must be at most {learned}, the most tokens that can be learned from the "
             f"corpora, found {vocab_size}"
         )
     return tokenizer.to_str()

@@ -1,4 +1,4 @@
-"""Published models that a config names: found, checked before anything is charged, and loaded."""
+"""Finds the published models that a config names, checks them before a charge, and loads them."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -20,8 +20,8 @@ from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers import chat
 from jaxpfl.text.tokenisers.fast import FastTokeniser, hugging_face
 
-# Published embedding tables are padded, to a multiple of 128 or a little further: below 2 % in all
-# that are known. A tokeniser that leaves more of the model's ids unused is another model's.
+# Published embedding tables are padded to a multiple of 128 or a little further, by less than 2 %.
+# A tokeniser that leaves more of the model's ids unused is another model's.
 _MOST_UNUSED = 0.05
 
 
@@ -30,9 +30,9 @@ class PublishedModel:
     """A published model before its weights are read.
 
     Attributes:
-      name: of the config section, with which messages begin.
-      model: what its config.json describes; an encoder's head is known once it is loaded.
-      tokeniser: its own, whose name ends with a hash of all that it follows from.
+      name: of the config section; messages begin with it.
+      model: as config.json describes it; an encoder's head is read with its weights.
+      tokeniser: the model's own; its name ends with a hash of all that it is made of.
     """
 
     name: str
@@ -108,9 +108,9 @@ def described(settings: PublishedModelConfig, folder: Path, name: str) -> Decode
             f"is_decoder: true in section {name} (BERT and RoBERTa): it predicts no next token"
         )
     for option, default in (("dtype", "float32"), ("int8", False), ("adapters", None)):
-        if (found := getattr(settings, option)) != default:
+        if (value := getattr(settings, option)) != default:
             raise InputError(
-                f"{name}.{option} must be absent for a {model.name}, found {found!r}: it is for "
+                f"{name}.{option} must be absent for a {model.name}, found {value!r}: it is for "
                 "decoders only"
             )
     return model
@@ -120,25 +120,25 @@ def _own_tokeniser(
     settings: PublishedModelConfig, folder: Path, expected: int, name: str
 ) -> FastTokeniser:
     """A model's tokeniser, of `expected` ids; its name ends with a hash of all that it reads."""
-    found = hugging_face(folder)
-    if not (1 - _MOST_UNUSED) * expected <= found.vocab_size <= expected:
+    tokeniser = hugging_face(folder)
+    if not (1 - _MOST_UNUSED) * expected <= tokeniser.vocab_size <= expected:
         raise InputError(
-            f"{name}: {folder / 'tokenizer.json'} has {found.vocab_size} token ids, expected the "
-            f"{expected} of config.json (vocab_size), or a few less: it is another model's "
+            f"{name}: {folder / 'tokenizer.json'} has {tokeniser.vocab_size} token ids, expected "
+            f"the {expected} of config.json (vocab_size), or a few less: it is another model's "
             "tokeniser"
         )
     # The template by which prompts become messages; None leaves prompts as they are.
     wanted = getattr(settings, "chat", False)
-    found.chat = None if wanted is False else chat.read_template(folder)
-    if wanted and found.chat is None:
+    tokeniser.chat = None if wanted is False else chat.read_template(folder)
+    if wanted and tokeniser.chat is None:
         raise InputError(
             f"{name}.chat must be absent or false for {settings.path!r}, found true: the folder "
             "has no chat template"
         )
-    described = files.sha256_file(folder / "tokenizer.json")
-    described += repr((found.start, found.end_of_text, found.ends))
-    if found.chat is not None:
-        described += repr((found.chat.source, found.chat.tokens))
+    content = files.sha256_file(folder / "tokenizer.json")
+    content += repr((tokeniser.start, tokeniser.end_of_text, tokeniser.ends))
+    if tokeniser.chat is not None:
+        content += repr((tokeniser.chat.source, tokeniser.chat.tokens))
     label = Path(settings.path.partition("@")[0]).name or folder.resolve().name
-    found.name = f"{label} {hashlib.sha256(described.encode()).hexdigest()[:12]}"
-    return found
+    tokeniser.name = f"{label} {hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    return tokeniser

@@ -22,8 +22,8 @@ def worse_than(table: Sequence[Mapping[str, Any]], metric: str) -> dict[str, tup
     if ours is None:
         return {}
     score = _number(ours.get(metric))
-    found = {row["model"]: _number(row.get(metric)) for row in table if row is not ours}
-    return {name: (score, other) for name, other in found.items() if score > other}
+    others = {row["model"]: _number(row.get(metric)) for row in table if row is not ours}
+    return {name: (score, other) for name, other in others.items() if score > other}
 
 
 def of_table(table: Sequence[Mapping[str, Any]], metric: str, tested_on: str) -> list[str]:
@@ -47,7 +47,7 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
       records: the lines of `metrics.jsonl`, up to the round whose model is the result.
       evaluated_on: the data of the "evaluation" in them.
     """
-    found = []
+    warnings = []
     losses = [
         (record["round"], _number(record["evaluation"].get("loss")))
         for record in records
@@ -55,13 +55,14 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
     ]
     if len(losses) > 1 and losses[-1][1] > losses[0][1]:
         (first, before), (last, after) = losses[0], losses[-1]
-        found.append(
+        warnings.append(
             f"The loss on {evaluated_on} rose from {number(before)} at round {first} to "
             f"{number(after)} at round {last}: try a lower learning rate, or a smaller clip norm."
         )
     if losses and records[-1].get("kept"):
         last = losses[-1][0]
-        found.append(f"Round {last} was kept for its results: scores on {evaluated_on} flatter it.")
+        flattered = f"scores on {evaluated_on} flatter it"
+        warnings.append(f"Round {last} was kept for its results: {flattered}.")
     values = [loss for _, loss in losses]
     learned = bool(values) and values[-1] < min(0.95 * values[0], 1.05 * min(values))
     # A mean of clipped updates is no longer than the clip norm, so what exceeds it is noise.
@@ -72,12 +73,12 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
     ]
     long = sum(norm > clip_norm for norm, clip_norm in norms)
     if long * 2 > len(norms) and not learned:
-        found.append(
+        warnings.append(
             f"In {long} of {len(norms)} rounds the noisy mean update is longer than the clip norm, "
             "which the mean of clipped updates never is: it is mostly noise. More clients per "
             "round, fewer parameters or a larger epsilon help."
         )
-    return found
+    return warnings
 
 
 def of_points(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -95,7 +96,7 @@ def of_points(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _number(value: Any) -> float:
-    """A score, where None, as JSON has what is not finite, and NaN are the worst."""
+    """A score; NaN, and None, which JSON has for numbers that are not finite, are the worst."""
     return math.inf if value is None or math.isnan(value) else float(value)
 
 
