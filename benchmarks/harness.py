@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxpfl import cores
+from jaxpfl import cores, memory
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 # Where `record` appends instead, if this variable names a folder.
@@ -22,10 +22,14 @@ _PAUSE = 0.1
 
 
 def use_cpu_devices(count: int | None) -> None:
-    """Asks JAX for `count` virtual CPU devices (default: one a core); call before any JAX work."""
+    """Sets this process as a command does, with `count` virtual CPU devices (default: one a core).
+
+    Call it before any JAX work.
+    """
     import jax
 
     jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
+    memory.give_back_after_compiling()
 
 
 def interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:

@@ -33,6 +33,7 @@ MOST_IN_TREE = {
 }
 
 LEAVES = {"errors", "checks", "checked", "compilation_cache", "cores", "files", "lazy"} | {
+    "memory",
     "notebook",
     "printable",
     "progress",
@@ -119,6 +120,11 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "draws noise": (
         r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$|(^|\.)exact_(normal|cells)$",
         NOISE,
+    ),
+    "opens the C library": (r"(^|\.)CDLL$", {"memory.py"}),
+    "sets malloc": (
+        r"(^|\.)give_back_after_compiling$",
+        {"cli/common.py", "cli/fred.py", "experiments/sweep/points.py"},
     ),
 }
 IMPORTS: dict[str, set[str]] = {

@@ -355,11 +355,8 @@ def _checkpoint(folder: Path) -> dict[str, np.ndarray]:
     import jax
     import orbax.checkpoint as ocp
 
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        held = reader.metadata(folder / "state").item_metadata
-        as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-        wanted = jax.tree.map(lambda _: as_numpy, dict(held.tree))
-        state = reader.restore(folder / "state", args=ocp.args.PyTreeRestore(restore_args=wanted))
+    handler: Any = ocp.PyTreeCheckpointHandler()
+    state = handler.restore(folder / "state")
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)

@@ -6,7 +6,7 @@
 Each program saves float32 leaves of equal size, verified by SHA-256 where it says so, synced and
 renamed:
 
-    jaxpfl                  `Checkpoints`: Orbax's StandardCheckpointer in the background, manifest
+    jaxpfl                  `Checkpoints`: arrays by Orbax in the background, manifest
     in the foreground       the same, waited for
     Orbax alone             StandardCheckpointer, waited for: no hashes, no sync of ours
     plain file              one .npz file, hashed, synced and renamed: nothing can be faster that

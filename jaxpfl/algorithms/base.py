@@ -15,7 +15,7 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn
-from jaxpfl.federated.clients.optimizers import require_optimizer, updated
+from jaxpfl.federated.clients.optimizers import require_optimizer
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Release, Releaser
 from jaxpfl.models.base import (
@@ -25,6 +25,7 @@ from jaxpfl.models.base import (
     require_model,
     require_same_leaves,
     schema,
+    updated,
 )
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan

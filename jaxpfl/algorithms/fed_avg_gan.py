@@ -31,8 +31,8 @@ from jaxpfl.algorithms.fed_avg import used_clip_norm
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.client import Batch, PyTree
-from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.federated.release.query import Execution, Query
+from jaxpfl.models.base import updated
 from jaxpfl.models.gan import GAN, to_range, with_statistics
 from jaxpfl.privacy.keys import GENERATOR_IMAGES
 from jaxpfl.privacy.plan import Plan

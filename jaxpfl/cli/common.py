@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import checks, cores, files
+from jaxpfl import checks, cores, files, memory
 from jaxpfl.errors import InputError
 
 
@@ -75,6 +75,7 @@ def use_devices(config: Any) -> Any:
         limit = f"at most {64 * here} on this machine, which has {here} cores"
         raise InputError(f"run.devices must be {limit}, found {devices}")
     jax.config.update("jax_num_cpu_devices", devices)
+    memory.give_back_after_compiling()
     return dataclasses.replace(config, run=dataclasses.replace(config.run, devices=devices))
 
 

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from jaxpfl import memory
 from jaxpfl.cli import common
 
 
@@ -37,6 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     common.join(arguments.distributed)
+    memory.give_back_after_compiling()
     from jaxpfl.algorithms.fred import FredPlan
     from jaxpfl.experiments.choose_corpus import choose_corpus, table
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jax import Array
 from jax.core import Tracer
@@ -316,6 +317,37 @@ def initialised(model: Model, key: Array) -> Params:
     if not is_traced(key):
         require_room(model)
     return model.init(key)
+
+
+def updated(optimizer: Any, gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    """`optimizer.update`: optax mixes integers and floats in places; its results are float32."""
+    with jax.numpy_dtype_promotion("standard"):
+        return optimizer.update(gradients, state, params)
+
+
+def descended(
+    settings: Any,
+    steps: int,
+    params: Params,
+    moments: Any,
+    gradients: Any,
+    scale: Array | float = 1.0,
+) -> tuple[Params, Any]:
+    """Returns parameters and the optimiser's state after one of `steps` steps.
+
+    Args:
+      settings: have `optimizer(steps)`, and the bound `clip_norm` of the L2 norm of `scale` times
+        the gradients; None for no bound.
+    """
+    # Scale and clipping in one factor: XLA fuses one product with the moments' update, while
+    # clipping as a step of its own passes over all parameters twice more.
+    factor = scale
+    if settings.clip_norm is not None:
+        norm = optax.tree.norm(gradients) * scale
+        factor = scale * settings.clip_norm / jnp.maximum(norm, settings.clip_norm)
+    gradients = jax.tree.map(lambda leaf: leaf * factor, gradients)
+    updates, moments = updated(settings.optimizer(steps), gradients, moments, params)
+    return optax.apply_updates(params, updates), moments
 
 
 def is_traced(tree: Any) -> bool:

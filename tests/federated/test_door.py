@@ -250,30 +250,6 @@ def test_one_compilation_serves_every_cohort_clip_norm_and_noise():
     assert len(traces) == 1
 
 
-def test_memory_that_the_compiler_freed_is_given_back_once_before_clients_are_summed(monkeypatch):
-    """A program is compiled once for each shape of buckets, and its memory is given back then."""
-    happened = []
-
-    def counted(event, duration_secs, **found):
-        which = str(found.get("fun_name"))
-        if event.endswith("backend_compile_duration") and "accumulate" in which:
-            happened.append("compiled")
-
-    monkeypatch.setattr(
-        "jaxpfl.federated.release.door.give_back_memory", lambda: happened.append("given back")
-    )
-    jax.monitoring.register_event_duration_secs_listener(counted)
-    try:
-        opened = door(lambda *given: held_vector(*given), no_noise(), SHAPE)
-        first, second = bucket_of(vectors(8)), bucket_of(vectors(8), 16)
-        through(opened, ZERO, [first, first])
-        assert happened == ["compiled", "given back"]
-        through(opened, ZERO, [first, second, second])
-        assert happened == ["compiled", "given back"] * 2
-    finally:
-        jax.monitoring.unregister_event_duration_listener(counted)
-
-
 @pytest.mark.parametrize(
     ("slots", "chunk", "message"), [(3, None, "3 clients"), (8, 3, "chunk = 3")]
 )

@@ -12,6 +12,7 @@ CLEAN = {
     "__init__.py": "import jaxpfl.cli\n",
     "errors.py": "",
     "files.py": "from jaxpfl.errors import InputError\n",
+    "memory.py": "library = ctypes.CDLL(None)\n",
     "data/__init__.py": "from jaxpfl.data.population import Population\n",
     "data/population.py": "from jaxpfl import files\n",
     "data/readers/one.py": "",
@@ -60,8 +61,11 @@ CLEAN = {
     "experiments/systems/second/__init__.py": "NAME = 'second'\n",
     "experiments/registry.py": "SYSTEMS = {'first': 'jaxpfl.experiments.systems.first'}\n",
     "experiments/carry_out.py": "from jaxpfl.experiments.registry import SYSTEMS\n",
-    "experiments/sweep/points.py": "from jaxpfl.experiments.carry_out import run\n",
-    "cli.py": "def main():\n    from jaxpfl.experiments import carry_out\n",
+    "experiments/sweep/points.py": "from jaxpfl.experiments.carry_out import run\n"
+    "memory.give_back_after_compiling()\n",
+    "cli/__init__.py": "def main():\n    from jaxpfl.experiments import carry_out\n",
+    "cli/common.py": "memory.give_back_after_compiling()\n",
+    "cli/fred.py": "memory.give_back_after_compiling()\n",
 }
 
 
@@ -174,6 +178,8 @@ PLANTED = {
         ("import jaxpfl.federated.release.door\n", 1, "imports federated.release"),
         ("import jaxpfl.federated.release.prepared_query\n", 1, "release.prepared_query"),
         ("self._others.sum(query, broadcast, work)\n", 1, "sums clients"),
+        ("library = ctypes.CDLL(None)\n", 1, "opens the C library"),
+        ("def f():\n    give_back_after_compiling()\n", 2, "sets malloc"),
     ],
     "experiments/run.py": [("shared_rounds.SharedRounds(group)\n", 1, "shares rounds")],
     "federated/clients/scores.py": [("", 1, "clients/scores.py no longer draws noise")],

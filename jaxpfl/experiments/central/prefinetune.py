@@ -9,7 +9,7 @@ momentum, the learning rate from a sweep, selection by validation data of the PU
     return the parameters of least validation loss
 
 Nothing here reads a client's data, so it costs no privacy, and everything may be published. One
-epoch is one dispatch: the corpus is on the device, and a scan goes over its minibatches.
+epoch is one dispatch of `training.run`.
 """
 
 import math
@@ -26,10 +26,23 @@ import optax
 from jaxpfl.data.cohort import batches
 from jaxpfl.data.draws import generator_of
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.training import Columns, Fitted, validate
+from jaxpfl.experiments.central import training
+from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.experiments.central.training import Columns, Fitted, TrainState
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
-from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.models.base import Model, summarise
+
+
+@dataclass(frozen=True)
+class _Momentum(Training):
+    """SGD with momentum; the optimiser's state has the rate, so that one program serves all."""
+
+    clip_norm: None = None
+    momentum: float = 0.9
+
+    def optimizer(self, steps: int) -> optax.GradientTransformation:
+        del steps
+        return optax.inject_hyperparams(optax.sgd)(learning_rate=1.0, momentum=self.momentum)
 
 
 @dataclass(frozen=True)
@@ -65,49 +78,51 @@ def prefinetune(
     Returns:
       Parameters, and a record with "learning_rate", "best_epoch", "valid_loss", "trials" (learning
       rate and validation loss of each) and "epochs" (training and validation loss of each epoch of
-      the chosen trial). Losses are in nats per target.
+      the chosen trial). Losses are means over all targets of an epoch, in nats.
     """
-    place = partial(jax.device_put, device=jax.local_devices()[0])
+    device = jax.local_devices()[0]
+    place = partial(jax.device_put, device=device)
     train, valid = (place(dict(columns)) for columns in (corpus.train, corpus.valid))
     examples = len(next(iter(corpus.train.values())))
-    held_out = place(batches(np.arange(len(next(iter(corpus.valid.values())))), 128))
-
+    valid_order = place(batches(np.arange(len(next(iter(corpus.valid.values())))), 128))
+    descent = _Momentum(momentum=settings.momentum)
     best, best_loss, best_epoch, done = start, math.inf, 0, 0
 
-    def epoch(params: Any, trace: Any, rate: float, number: int) -> tuple[Any, Any, dict, bool]:
-        """Parameters, momentum and losses after an epoch, and whether they are the best so far."""
+    def epoch(state: TrainState, number: int) -> tuple[TrainState, dict[str, float], bool]:
+        """The state and losses after an epoch, and whether its parameters are the best so far."""
         nonlocal best, best_loss, best_epoch, done
         rows = generator_of(f"prefinetune {seed} epoch {number}").permutation(examples)
         order = place(batches(rows, settings.batch_size))
-        params, trace, loss = _epoch(
-            model, settings.momentum, params, trace, train, order, place(np.float32(rate))
-        )
-        valid_loss = summarise(jax.device_get(validate(model, params, valid, held_out)))["loss"]
+        ends = place((np.int32(0), np.int32(len(order[0]))))
+        state, _ = training.run(model, descent, 1, state, None, train, order, *ends)
+        state, mean = training.epoch_ended(state)
+        metrics = training.validate(model, state.params, valid, valid_order)
+        valid_loss = summarise(jax.device_get(metrics))["loss"]
         # The loss of a diverged trial is NaN, for which this is false.
         better = valid_loss < best_loss
         if better:
-            best, best_loss, best_epoch = params, valid_loss, number
+            best, best_loss, best_epoch = jax.tree.map(jnp.copy, state.params), valid_loss, number
         done += 1
         callback(done, best_loss)
-        return params, trace, {"train_loss": float(loss), "valid_loss": valid_loss}, better
+        return state, {"train_loss": float(mean), "valid_loss": valid_loss}, better
 
-    start = place(start)
-    no_momentum = place(optax.sgd(1.0, settings.momentum).init(start))
     trials, chosen = [], None
     for rate in learning_rates(settings, seed):
-        params, trace, losses, better = epoch(start, no_momentum, rate, 1)
+        first = training.start(start, descent, 1, device)
+        first.moments.hyperparams["learning_rate"] = place(np.float32(rate))
+        state, losses, better = epoch(first, 1)
         trials.append({"learning_rate": rate, "valid_loss": losses["valid_loss"]})
         if better:
-            chosen = params, trace, rate, [losses]
+            chosen = state, rate, [losses]
     if chosen is None:
         low, high = settings.learning_rates
         raise InputError(
             f"prefinetune: no learning rate in [{low:g}, {high:g}] gave a finite loss on "
             f"candidate {corpus.name!r}; choose lower ones"
         )
-    params, trace, rate, epochs = chosen
+    state, rate, epochs = chosen
     for number in range(2, settings.epochs + 1):
-        params, trace, losses, _ = epoch(params, trace, rate, number)
+        state, losses, _ = epoch(state, number)
         epochs.append(losses)
     record = {
         "learning_rate": rate,
@@ -117,26 +132,3 @@ def prefinetune(
         "epochs": epochs,
     }
     return Fitted(jax.device_get(best), record)
-
-
-@partial(jax.jit, static_argnames=("model", "momentum"))
-def _epoch(
-    model: Model, momentum: float, params: Any, trace: Any, columns: Any, order: Any, rate: Any
-) -> tuple[Any, Any, jax.Array]:
-    """One epoch of SGD: parameters, momentum, mean training loss. One program serves all rates."""
-    rows_SxB, mask_SxB = order
-    optimizer = optax.sgd(rate, momentum)
-
-    def step(carry, batch):
-        (params, trace), (rows_B, mask_B) = carry, batch
-        examples = {name: column[rows_B] for name, column in columns.items()}
-
-        def loss(params):
-            return model.loss(params, examples, mask_B)[0]
-
-        value, gradients = jax.value_and_grad(loss)(params)
-        updates, trace = updated(optimizer, gradients, trace, params)
-        return (optax.apply_updates(params, updates), trace), value
-
-    (params, trace), losses = jax.lax.scan(step, (params, trace), (rows_SxB, mask_SxB))
-    return params, trace, jnp.mean(losses)

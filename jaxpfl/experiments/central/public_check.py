@@ -107,7 +107,7 @@ def _copied(private: Population, public: Population) -> np.ndarray:
         return np.where(hashes[place] == hash_E, owners[place], -1)
 
     def pairs(examples: np.ndarray) -> np.ndarray:
-        """One number for who holds an example and who owns it; a multiple where nobody does."""
+        """A number for each example, of its holder and its owner; a multiple without an owner."""
         return examples[:, 0] * (len(private) + 1) + owner(examples[:, 1]) + 1
 
     shared, times = np.unique(pairs(distinct), return_counts=True)
@@ -145,7 +145,7 @@ def contents(population: Population, column: str) -> tuple[np.ndarray, np.ndarra
     """Sorted distinct int64 hashes of a column's content, valid in this process only. PRIVATE.
 
     Returns:
-      Of texts, those of the runs within lines, and of all runs; of other columns the same twice.
+      The hashes of texts' runs within lines, and of all their runs; other columns' hashes twice.
     """
     values = population.columns[column]
     if not len(values):

@@ -75,7 +75,7 @@ class PublicModels:
             population = self.corpora[name]
             column, offsets = population.columns["text"], population.offsets
             share = min(1.0, self.limit / max(1, int(offsets[-1])))
-            # Texts taken by the end of each document; by the last one, the limit up to rounding.
+            # The number of texts taken up to each document's end; at the last, about the limit.
             taken = np.round(offsets * share).astype(np.int64)
             for start, used in zip(offsets[:-1], np.diff(taken), strict=True):
                 texts = column.slice(int(start), int(used)).to_pylist()

@@ -1,4 +1,4 @@
-"""Published models that a config names: found, checked before anything is charged, and loaded."""
+"""Finds the published models that a config names, checks them before a charge, and loads them."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -20,8 +20,8 @@ from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers import chat
 from jaxpfl.text.tokenisers.fast import FastTokeniser, hugging_face
 
-# Published embedding tables are padded, to a multiple of 128 or a little further: below 2 % in all
-# that are known. A tokeniser that leaves more of the model's ids unused is another model's.
+# Published embedding tables are padded to a multiple of 128 or a little further, by less than 2 %.
+# A tokeniser that leaves more of the model's ids unused is another model's.
 _MOST_UNUSED = 0.05
 
 
@@ -30,9 +30,9 @@ class PublishedModel:
     """A published model before its weights are read.
 
     Attributes:
-      name: of the config section, with which messages begin.
-      model: what its config.json describes; an encoder's head is known once it is loaded.
-      tokeniser: its own, whose name ends with a hash of all that it follows from.
+      name: of the config section; messages begin with it.
+      model: as config.json describes it; an encoder's head is read with its weights.
+      tokeniser: the model's own; its name ends with a hash of all that it is made of.
     """
 
     name: str

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -25,9 +24,16 @@ from jaxpfl.data.cohort import batches
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.records.checkpoint import Checkpoints
-from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.models import adapter_trees
-from jaxpfl.models.base import Metrics, Model, Params, columns_read, initialised, summarise
+from jaxpfl.models.base import (
+    Metrics,
+    Model,
+    Params,
+    columns_read,
+    descended,
+    initialised,
+    summarise,
+)
 from jaxpfl.progress import Progress
 
 Columns = Mapping[str, np.ndarray]
@@ -106,10 +112,10 @@ def fit(
     steps_per_epoch = -(-examples // settings.batch_size)
     steps = steps_per_epoch * settings.epochs
 
-    held, held_out = place(columns), {}
+    placed, valid_columns = place(columns), {}
     if valid is not None:
         valid, count = _checked(model, valid, "valid")
-        held_out = place(valid)
+        valid_columns = place(valid)
         # A batch size that fits into memory in training fits here, too.
         valid_order = jax.device_put(batches(np.arange(count), settings.batch_size), dealt)
     if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
@@ -123,7 +129,7 @@ def fit(
     )
 
     def validated(state: _State) -> _State:
-        metrics = validate(model, state.train.params, held_out, valid_order, frozen)
+        metrics = validate(model, state.train.params, valid_columns, valid_order, frozen)
         loss = summarise(jax.device_get(metrics))["loss"]
         # The loss of a diverged run is NaN, for which this is false.
         if loss < np.nanmin(np.asarray(state.valid_losses), initial=np.inf):
@@ -149,17 +155,14 @@ def fit(
                 rows = batches(generator.permutation(examples), settings.batch_size)
                 order = jax.device_put(rows, dealt)
             last = min(done + _DISPATCHED, (epoch + 1) * steps_per_epoch)
-            here = (place(np.int32(at - epoch * steps_per_epoch)) for at in (done, last))
-            train, loss = run(model, settings, steps, state.train, frozen, held, order, *here)
+            ends = (place(np.int32(at - epoch * steps_per_epoch)) for at in (done, last))
+            train, loss = run(model, settings, steps, state.train, frozen, placed, order, *ends)
             state = state._replace(train=train)
             loss, done = float(loss), last
             if done % steps_per_epoch == 0:
-                seen = state.train.seen
-                mean = seen["loss_sum"] / jnp.maximum(seen["count"], 1.0)
-                state = state._replace(
-                    train=state.train._replace(seen=jax.tree.map(jnp.zeros_like, seen)),
-                    train_losses=state.train_losses.at[epoch].set(mean),
-                )
+                train, mean = epoch_ended(train)
+                losses = state.train_losses.at[epoch].set(mean)
+                state = state._replace(train=train, train_losses=losses)
                 state = state if valid is None else validated(state)
                 if checkpoints:
                     checkpoints.save(done, state)
@@ -218,7 +221,6 @@ def run(
     `steps` are those of the whole training, for the schedule; `order` is made by `batches`.
     """
     rows_SxB, real_SxB = order
-    optimizer = settings.optimizer(steps)
 
     def loss_sum(params: Params, rows_B: Array, real_B: Array) -> tuple[Array, Array]:
         if frozen is not None:
@@ -233,19 +235,18 @@ def run(
         state, _ = carry
         batch = rows_SxB[index], real_SxB[index]
         (total, count), gradients = differentiate(state.params, *batch)
-        # Mean and clipping in one factor: XLA fuses one product with the moments' update, while
-        # clipping as a step of its own passes over all parameters twice more.
-        mean = factor = 1.0 / jnp.maximum(count, 1.0)
-        if settings.clip_norm is not None:
-            norm = optax.tree.norm(gradients) * mean
-            factor = mean * settings.clip_norm / jnp.maximum(norm, settings.clip_norm)
-        gradients = jax.tree.map(lambda leaf: leaf * factor, gradients)
-        updates, moments = updated(optimizer, gradients, state.moments, state.params)
+        mean = 1.0 / jnp.maximum(count, 1.0)
+        params, moments = descended(settings, steps, state.params, state.moments, gradients, mean)
         seen = jax.tree.map(jnp.add, state.seen, {"loss_sum": total, "count": count})
-        params = optax.apply_updates(state.params, updates)
         return TrainState(params, moments, seen), total * mean
 
     return lax.fori_loop(first, last, step, (state, jnp.float32(0.0)))
+
+
+def epoch_ended(state: TrainState) -> tuple[TrainState, Array]:
+    """The state before the next epoch, and the mean loss of the one that `run` has carried out."""
+    mean = state.seen["loss_sum"] / jnp.maximum(state.seen["count"], 1.0)
+    return state._replace(seen=jax.tree.map(jnp.zeros_like, state.seen)), mean
 
 
 @partial(jax.jit, static_argnames="model")
@@ -270,11 +271,11 @@ def validate(
 
 
 def _checked(model: Model, columns: Columns, what: str) -> tuple[dict[str, np.ndarray], int]:
-    found = {name: np.asarray(columns[name]) for name in columns_read(model, columns)}
-    examples = len(next(iter(found.values())))
+    arrays = {name: np.asarray(columns[name]) for name in columns_read(model, columns)}
+    examples = len(next(iter(arrays.values())))
     if not examples:
         raise InputError(f"{what}: has no examples, expected at least one")
-    return found, examples
+    return arrays, examples
 
 
 def shardings(mesh: Mesh | None) -> tuple[Any, Any]:

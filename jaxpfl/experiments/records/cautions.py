@@ -98,7 +98,7 @@ def of_points(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _number(value: Any) -> float:
-    """A score, where None, as JSON has what is not finite, and NaN are the worst."""
+    """A score; NaN, and None, which JSON has for numbers that are not finite, are the worst."""
     return math.inf if value is None or math.isnan(value) else float(value)
 
 

@@ -92,15 +92,15 @@ class MetricsFile:
 def record_attempt(directory: Path, command: str) -> None:
     """Adds to `attempts.jsonl` that the run is begun or resumed now, by a command as typed."""
     line = {"begun": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "command": command}
-    lines = [json.dumps(each) + "\n" for each in [*read_lines(directory / _ATTEMPTS), line]]
+    lines = [json.dumps(record) + "\n" for record in [*read_lines(directory / _ATTEMPTS), line]]
     files.write_atomically(directory / _ATTEMPTS, "".join(lines))
 
 
 def attempts(directory: Path) -> list[tuple[str, str]]:
     """The run's name, and for each attempt its date and command, as (what, text) pairs."""
-    found = read_lines(directory / _ATTEMPTS)
-    named = [("run", directory.resolve().name)] if found else []
+    records = read_lines(directory / _ATTEMPTS)
+    named = [("run", directory.resolve().name)] if records else []
     return named + [
-        (f"{'resumed' if number else 'begun'} {each['begun']}", each["command"])
-        for number, each in enumerate(found)
+        (f"{'resumed' if number else 'begun'} {record['begun']}", record["command"])
+        for number, record in enumerate(records)
     ]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import compilation_cache, errors, files
+from jaxpfl import compilation_cache, errors, files, memory
 from jaxpfl.errors import RunLocked
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_yaml
@@ -150,4 +150,5 @@ def _work(sweep: Sweep, out: Path, devices: int, here: str) -> None:
     os.chdir(here)
     compilation_cache.enable()
     jax.config.update("jax_num_cpu_devices", devices)
+    memory.give_back_after_compiling()
     run_sweep(sweep, out, progress=False)

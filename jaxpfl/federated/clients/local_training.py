@@ -16,10 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch, PyTree, of_one_client
-from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.models import adapter_trees
-from jaxpfl.models.base import Augmenting, Checking, Model, traced_platform
+from jaxpfl.models.base import Augmenting, Checking, Model, traced_platform, updated
 
 # A batch is not computed on fewer rows than this: each width is compiled.
 _FEWEST_ROWS = 8

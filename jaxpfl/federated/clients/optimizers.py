@@ -5,9 +5,7 @@ An algorithm takes any optax optimiser. These are the ones of McMahan et al. 201
 """
 
 import functools
-from typing import Any
 
-import jax
 import optax
 
 from jaxpfl import checks
@@ -19,12 +17,6 @@ def require_optimizer(name: str, value: object) -> None:
     """Raises `InputError`, before anything is compiled, if `value` is no optimiser of optax."""
     hint = "an optimiser of optax, such as optax.sgd(0.1)"
     checks.instance(name, value, optax.GradientTransformation, hint)
-
-
-def updated(optimizer: Any, gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
-    """`optimizer.update`: optax mixes integers and floats in places; its results are float32."""
-    with jax.numpy_dtype_promotion("standard"):
-        return optimizer.update(gradients, state, params)
 
 
 @functools.cache

@@ -20,8 +20,6 @@ of two releases always has noise.
 Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, Algorithm 2.
 """
 
-import contextlib
-import ctypes
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -155,9 +153,6 @@ def _noised(
     return value_W, below
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # in glibc's malloc.h
-
-
 def shape_of(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
@@ -191,25 +186,6 @@ def next_clip_norm(plan: Plan, clip_norm: jax.Array, noisy_below: jax.Array) -> 
     below = jnp.clip(noisy_below / plan.denominator + 0.5, 0.0, 1.0)
     step = jnp.exp(-adaptive.learning_rate * (below - adaptive.target_quantile))
     return jnp.clip(clip_norm * step, _SMALLEST, _LARGEST)
-
-
-def give_back_memory() -> None:
-    """Gives freed memory back to the system, from now on too, where the C library is glibc.
-
-    The compiler frees almost all that it took, but glibc keeps these pages for whatever is
-    allocated next, and arrays are too large for them: the process would hold both.
-
-    Arrays of over 32 MiB get pages of their own. Because this limit is fixed, the process does not
-    grow over its rounds. With a limit of 1 MiB it needs less memory, but rounds of few clients take
-    up to 1.9 times as long, because the system clears new pages for each array. For the same reason
-    up to 32 MiB that are free again are kept: by glibc's rule, 128 KiB, a round of 10 clients asked
-    for 15,000 pages anew.
-    """
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        library = ctypes.CDLL(None)
-        library.malloc_trim(0)
-        for limit in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
-            library.mallopt(limit, 1 << 25)
 
 
 class Door:
@@ -317,7 +293,7 @@ class Door:
         """What adds buckets of this shape to the sums."""
         shape = bucket.mask.shape
         if shape not in self._programs and not self._sealed:
-            self._programs[shape] = Program(self.trace(broadcast, bucket), give_back_memory)
+            self._programs[shape] = Program(self.trace(broadcast, bucket))
         return self._programs[shape]
 
     def trace(self, broadcast: PyTree, bucket: Bucket) -> jax.stages.Traced:

@@ -5,7 +5,6 @@ one. What was read before would then not be what runs. A `Program` is traced for
 dtypes, and afterwards only that trace counts: other types are refused when it is called.
 """
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -19,11 +18,10 @@ class Program:
 
     Args:
       traced: of shapes with the places of their arrays.
-      after: is called when the program was compiled.
     """
 
-    def __init__(self, traced: jax.stages.Traced, after: Callable[[], None] = lambda: None) -> None:
-        self._traced, self._after = traced, after
+    def __init__(self, traced: jax.stages.Traced) -> None:
+        self._traced = traced
 
     @cached_property
     def _lowered(self) -> jax.stages.Lowered:
@@ -31,9 +29,7 @@ class Program:
 
     @cached_property
     def _compiled(self) -> jax.stages.Compiled:
-        compiled = self._lowered.compile()
-        self._after()
-        return compiled
+        return self._lowered.compile()
 
     @property
     def jaxpr(self) -> Any:

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.checked import Checked, NonNegative, Positive, PositiveFraction, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models import adapter_trees
-from jaxpfl.models.base import PAD, Params
+from jaxpfl.models.base import PAD, Params, descended
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.layers import packed_on_cpu
 from jaxpfl.models.decoder.network import Decoder
@@ -85,14 +85,11 @@ class PreferenceSettings(Checked):
         return self.epochs * -(-groups // self.batch_size)
 
     def optimizer(self, steps: int) -> optax.GradientTransformation:
-        """AdamW for `steps` steps, after clipping."""
+        """AdamW for `steps` steps, without the clipping, which `descended` does."""
         schedule = optax.cosine_decay_schedule(
             self.learning_rate, max(steps - 1, 1), self.final_learning_rate / self.learning_rate
         )
-        adamw = optax.adamw(schedule, weight_decay=self.weight_decay)
-        if self.clip_norm is None:
-            return adamw
-        return optax.chain(optax.clip_by_global_norm(self.clip_norm), adamw)
+        return optax.adamw(schedule, weight_decay=self.weight_decay)
 
 
 class Carried(NamedTuple):
@@ -206,7 +203,7 @@ def tune(
             total = part if total is None else _sum(total, part)
         assert total is not None
         (_, metrics), gradients = total
-        adapters, state = _apply(settings, scheduled, adapters, state, gradients)
+        adapters, state = _descended(settings, scheduled, adapters, state, gradients)
         history.append(metrics)
 
     record: dict[str, Any] = {
@@ -238,11 +235,4 @@ def _gradients(
 _sum = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
-def _apply(
-    settings: PreferenceSettings, steps: int, adapters: Params, state: Any, gradients: Params
-) -> tuple[Params, Any]:
-    # Optax mixes integer and float types in places, with float32 results.
-    with jax.numpy_dtype_promotion("standard"):
-        updates, state = settings.optimizer(steps).update(gradients, state, adapters)
-    return optax.apply_updates(adapters, updates), state
+_descended = jax.jit(descended, static_argnums=(0, 1), donate_argnums=(2, 3))
