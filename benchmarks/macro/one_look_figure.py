@@ -1,4 +1,4 @@
-"""docs/one_look.png from the rows of `benchmarks.macro.one_look` with the noise of 72,000 clients.
+"""docs/one_look.png from the rows of one_look.jsonl with the noise of 72,000 clients.
 
 python -m benchmarks.macro.one_look_figure docs/one_look.png
 """

@@ -168,9 +168,8 @@ def ran(what: str, devices: int, repeats: int) -> dict[str, Any]:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import RunSecret, client_mesh
-    from jaxpfl.federated.release.door import Keys
+    from benchmarks.rounds import door_keys, whole_bucket
+    from jaxpfl.federated import client_mesh
 
     mesh = client_mesh()
     cohort = CLIENTS * devices
@@ -186,17 +185,8 @@ def ran(what: str, devices: int, repeats: int) -> dict[str, Any]:
         round_ = functools.partial(drjax_round(mesh), params, jax.device_put(columns, dealt))
     else:
         door = door_of(mesh, what == "ours, private")
-        bucket = Bucket(
-            columns,
-            np.ones(shape, bool),
-            np.full(cohort, STEPS, np.int32),
-            np.ones(cohort, np.float32),
-            np.zeros((cohort, 2), np.uint32),
-        )
-        bucket = jax.device_put(bucket, dealt)
-        secret = RunSecret.reproducible(0)
+        bucket, keys = whole_bucket(columns, dealt), door_keys()
         clip_norm = jnp.float32(door.query.plan.clip_norm)
-        keys = Keys(secret.key("train", ""), np.tile(secret.words_of("noise", ""), 2))
 
         def round_():
             found = door(params, (bucket,), clip_norm, keys)
