@@ -16,7 +16,6 @@ once they have the square.
 """
 
 import dataclasses
-import json
 import pathlib
 import tempfile
 import time
@@ -24,7 +23,7 @@ import time
 import numpy as np
 import tyro
 
-from benchmarks import harness
+from benchmarks import comparison, harness
 from benchmarks.macro.algorithms import BATCH, EPOCHS, RATE, dealt, network, test_images
 
 FACTORS = {"flip": -1.0, "flip x 10": -10.0, "backdoor": 10.0}
@@ -46,8 +45,7 @@ class Config:
 
 def main(config: Config) -> None:
     if config.figure is not None:
-        lines = (harness.RESULTS / "adversaries.jsonl").open()
-        drawn([json.loads(line) for line in lines]).savefig(config.figure)
+        drawn(comparison.read(harness.RESULTS / "adversaries.jsonl")).savefig(config.figure)
         return
     harness.use_cpu_devices(1)
     for seed in config.seeds:

@@ -19,7 +19,6 @@ these. IFCA's accuracy is of the best of its models. Rows are stored as each alg
 
 import dataclasses
 import itertools
-import json
 import os
 import pathlib
 import tempfile
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from benchmarks import harness
+from benchmarks import comparison, harness
 
 IMAGES, HIDDEN, CLASSES, BATCH, EPOCHS, RATE = 28 * 28, 64, 10, 10, 2, 0.1
 IMAGES_TRAINED, WRITERS = 60_000, 539
@@ -56,8 +55,8 @@ class Config:
 
 def main(config: Config) -> list[dict]:
     if config.figure is not None:
-        lines = (pathlib.Path(__file__).parents[1] / "results" / "algorithms.jsonl").open()
-        drawn([json.loads(line) for line in lines], config.writers).savefig(config.figure)
+        rows = comparison.read(harness.RESULTS / "algorithms.jsonl")
+        drawn(rows, config.writers).savefig(config.figure)
         return []
     harness.use_cpu_devices(config.devices)
     import jax

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from benchmarks import harness
+from benchmarks import comparison, harness
 
 CLIENTS, STEPS, BATCH = 32, 5, 20  # of a device, of a client, of a step
 FEATURES, CLASSES, HIDDEN = 784, 62, 200
@@ -248,8 +248,7 @@ def main(config: Config) -> None:
 
 def stored() -> list[dict[str, Any]]:
     """The newest row of each program on each number of chips or devices."""
-    text = (harness.RESULTS / "weak_scaling.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = comparison.read(harness.RESULTS / "weak_scaling.jsonl")
     return list({(row["what"], row.get("chips"), row.get("devices")): row for row in rows}.values())
 
 
