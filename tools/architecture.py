@@ -29,8 +29,8 @@ MOST_PARAMETERS = 10
 MOST_IN_TREE = {
     "jaxpfl": (48_020, 31_280),
     "tests": (42_800, 32_810),
-    "benchmarks": (13_150, 9_610),
-    "tools": (4_100, 3_060),
+    "benchmarks": (11_500, 8_330),
+    "tools": (3_500, 2_590),
 }
 
 LEAVES = {"errors", "checks", "checked", "compilation_cache", "cores", "files", "lazy"} | {

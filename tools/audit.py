@@ -28,7 +28,6 @@ from jaxpfl.federated import Query, Released, Releaser, RunSecret
 from jaxpfl.federated.audits.canaries import Game, MakeAsking
 from jaxpfl.privacy import Clip, Ledger, Noise, Plan, Poisson
 from jaxpfl.privacy.auditing import lower_bound
-from tools.audits import worse_table
 
 PLAN = Plan(
     rounds=2,
@@ -161,6 +160,8 @@ def audited(seed: int, asking_of: MakeAsking | None = None, runs: int = RUNS) ->
 
 
 def main() -> int:
+    from tools.audits import worse_table
+
     parser = argparse.ArgumentParser(
         description="Audits the release, and ones that were made worse."
     )

@@ -144,10 +144,10 @@ SYSTEMS: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, ...]]] = {
     "fred, prefinetuning, fed_avg": (_PIPELINE, REPRODUCIBLE),
     "gan_inversion": (_GAN, ()),
     "oov_concatenation": (_OOV, ()),
-    "popri": (_SYNTHETIC, REPRODUCIBLE),
-    "private_evolution": (_SYNTHETIC, REPRODUCIBLE),
-    "pe_sft": (_SYNTHETIC, REPRODUCIBLE),
-    "fed_avg, then synthetic text": (_SYNTHETIC, REPRODUCIBLE),
+    **dict.fromkeys(
+        ("popri", "private_evolution", "pe_sft", "fed_avg, then synthetic text"),
+        (_SYNTHETIC, REPRODUCIBLE),
+    ),
 }
 
 
