@@ -53,7 +53,7 @@ SCALED = {
 def models() -> dict[str, torch.nn.Module]:
     """One tiny model of every kind."""
     t, llama = transformers, SIZES | dict(num_key_value_heads=2)
-    plain, scaled = (llama | dict(rope_parameters=each) for each in (PLAIN, SCALED))
+    plain, scaled = (llama | dict(rope_parameters=rope) for rope in (PLAIN, SCALED))
     gemma = llama | dict(
         num_hidden_layers=3,
         query_pre_attn_scalar=24,

@@ -127,11 +127,11 @@ def _run_tff(jobs: Path) -> None:
 
 def _session(leader: int) -> list[int]:
     """The processes of a session but its leader."""
-    found = []
+    members = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError):
-            found += [pid] if pid != leader and os.getsid(pid) == leader else []
-    return found
+            members += [pid] if pid != leader and os.getsid(pid) == leader else []
+    return members
 
 
 def _same(job: dict) -> bool:

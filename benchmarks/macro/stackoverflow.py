@@ -108,10 +108,10 @@ def _memory(pid: int) -> tuple[float, float]:
     resident = anonymous = 0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
-            found = each.memory_info()
-            resident += found.rss
-            anonymous += found.rss - found.shared
+        for member in (process, *process.children(recursive=True)):
+            memory = member.memory_info()
+            resident += memory.rss
+            anonymous += memory.rss - memory.shared
     return resident / 2**20, anonymous / 2**20
 
 

@@ -75,11 +75,11 @@ def load(file: str) -> tuple[Arrays, Arrays]:
 
 def by_layer(arrays: Arrays) -> dict[str, Arrays]:
     """Parameters as the models of `jaxpfl` have them: those of each layer by name."""
-    found: dict[str, Arrays] = {}
+    layers: dict[str, Arrays] = {}
     for name, array in arrays.items():
         layer, leaf = name.split(".")
-        found.setdefault(layer, {})[leaf] = array
-    return found
+        layers.setdefault(layer, {})[leaf] = array
+    return layers
 
 
 def save(file: str, count: int, ragged: bool) -> None:
