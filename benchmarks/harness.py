@@ -9,7 +9,7 @@ import platform
 import random
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jaxpfl import cores, memory
@@ -32,7 +32,7 @@ def use_cpu_devices(count: int | None) -> None:
     memory.give_back_after_compiling()
 
 
-def interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def interleaved(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Returns the best wall time in seconds of each function; see `turns`."""
     taken = turns(functions, repeats)
     return {name: min(turn.seconds for turn in found) for name, found in taken.items()}
@@ -49,7 +49,7 @@ class Elsewhere(float):
     """The processor time, in seconds, of a call whose work another process did."""
 
 
-def turns(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[Turn]]:
+def turns(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[Turn]]:
     """Returns what each function took in each of its turns.
 
     All are warmed up first (compilation stays out), then they take turns in ever new order, so

@@ -15,7 +15,7 @@ class Peer:
     Args:
       python: the interpreter, or the folder of its environment.
       script: it is given the path of an .npz file; it answers its start with a JSON object, and
-        every later line with a number.
+        every later line with a number, or what else `ask` expects.
       arrays: what the file holds.
 
     Attributes:
@@ -38,9 +38,13 @@ class Peer:
 
     def turn(self) -> float:
         """Makes a turn; returns the number that the script answers with."""
+        return float(self.ask(""))
+
+    def ask(self, line: str) -> str:
+        """The script's answer to a line."""
         assert self._process.stdin is not None
-        print(file=self._process.stdin, flush=True)
-        return float(self._read())
+        print(line, file=self._process.stdin, flush=True)
+        return self._read()
 
     def peak_memory_mb(self) -> float:
         """The process's peak resident memory so far, in MB (Linux)."""

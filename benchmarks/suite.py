@@ -42,7 +42,7 @@ SUITE: dict[str, Benchmark] = {
     "generate": _of("macro.generate"),
     "decoder_step": _of("micro.decoder_step"),
     "finetune": _of("macro.finetune"),
-    "popri_cost": _of("macro.popri_cost", "--paper-clients"),
+    "popri_cost": _of("macro.popri_cost"),
 }
 
 

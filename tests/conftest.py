@@ -28,10 +28,13 @@ _QUICK = (
 # XLA ends a process whose devices do not meet within 40 s, as on a machine that is too busy.
 _PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=1200"
 # Cohorts and noise follow from a run's identity, and so from processor, flags and versions: a test
-# may hold on one machine and fail on another. A salt is another machine, as far as that goes.
-if "JAXPFL_TEST_SALT" in os.environ:
-    os.environ["LIBTPU_INIT_ARGS"] = "--salt=" + os.environ["JAXPFL_TEST_SALT"]
+# may hold on one machine and fail on another. A salt is another machine, as far as that goes: a
+# flag of dumps, which has no effect without them, and which is in no key of JAX's cache.
 _flags = os.environ.get("XLA_FLAGS", "")
+if "JAXPFL_TEST_SALT" in os.environ:
+    _salt = f"--xla_dump_max_hlo_modules={os.environ['JAXPFL_TEST_SALT']}"
+    if _salt not in _flags.split():
+        os.environ["XLA_FLAGS"] = _flags = f"{_flags} {_salt}".strip()
 _FULL = os.environ.get("JAXPFL_TEST_XLA") == "full"
 if _PATIENT not in _flags:
     wanted = _PATIENT if _FULL else f"{_PATIENT} {_QUICK}"

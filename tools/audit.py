@@ -160,6 +160,8 @@ def audited(seed: int, asking_of: MakeAsking | None = None, runs: int = RUNS) ->
 
 
 def main() -> int:
+    from tools.audits import worse_table
+
     parser = argparse.ArgumentParser(
         description="Audits the release, and ones that were made worse."
     )
@@ -171,8 +173,7 @@ def main() -> int:
     arguments = parser.parse_args()
     seeds, names = arguments.seeds, arguments.names or ["correct", *WORSE]
     print(f"{seeds} audits each; the plan has {PLAN.statement()}")
-    print("| release | trials | stated epsilon | bounds, least to largest | flagged | CPU s |")
-    print("|---|---|---|---|---|---|", flush=True)
+    print(worse_table([]), flush=True)
     wrong = False
     for name in names:
         asking_of, runs = WORSE.get(name), MORE_RUNS.get(name, RUNS)
@@ -198,12 +199,7 @@ def main() -> int:
         }
         if arguments.store:
             harness.record("audits", [row])
-        print(
-            f"| {name} | {runs * GAME.canaries:,} | {found[0].stated:.3f} | "
-            f"{min(bounds):.3f} .. {max(bounds):.3f} | "
-            f"{flagged} of {seeds} | {row['cpu_s']:.0f} |",
-            flush=True,
-        )
+        print(worse_table([row]).splitlines()[-1], f"{row['cpu_s']:.0f} s", flush=True)
     return int(wrong)
 
 

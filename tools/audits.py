@@ -13,7 +13,6 @@ played: they ask what the others ask. Rows are appended to benchmarks/results/au
 
 import argparse
 import itertools
-import json
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpfl as jp
-from benchmarks import harness
+from benchmarks import comparison, harness
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.audit import AuditSettings, game_of, judged
 from jaxpfl.experiments.config import shipped
@@ -34,6 +33,7 @@ from jaxpfl.experiments.report import plots
 from jaxpfl.federated.audits.canaries import LENGTH, Played, of_one_row
 from jaxpfl.privacy.auditing import Trials
 from jaxpfl.privacy.ledger import guarantee_of
+from tools.defects import between, markdown
 
 RESULTS = "audits"
 PAGE = Path(__file__).parents[1] / "docs" / "auditing.md"
@@ -185,28 +185,19 @@ def audited(audit: Audit, seconds: float) -> dict[str, Any]:
 
 def stored() -> list[dict[str, Any]]:
     """The last row of each release, by system."""
-    path = harness.RESULTS / f"{RESULTS}.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = comparison.read(harness.RESULTS / f"{RESULTS}.jsonl")
     last = {(row["audit"], row.get("system"), row["release"]): row for row in rows}
     return sorted(last.values(), key=lambda row: row.get("system", ""))
 
 
 def systems_table(rows: list[dict[str, Any]]) -> str:
     """The rows of systems as a table in Markdown."""
-    titles = ("config", "release", "rounds", "stated epsilon", "at least", "trials")
-    lines = [_line(titles), _line(("---",) * len(titles))]
+    cells = [("config", "release", "rounds", "stated epsilon", "at least", "trials"), ("---",) * 6]
     for row in rows:
         own = " (own clients)" if row.get("own_client_function") else ""
-        cells = (
-            row["system"],
-            row["release"] + own,
-            f"{row['rounds']:,}",
-            f"{row['epsilon']:.4g}",
-            f"{row['bound']:.3g}",
-            f"{row['trials']:,}",
-        )
-        lines.append(_line(cells))
-    return "\n".join(lines)
+        numbers = f"{row['epsilon']:.4g}", f"{row['bound']:.3g}", f"{row['trials']:,}"
+        cells.append((row["system"], row["release"] + own, f"{row['rounds']:,}", *numbers))
+    return markdown(cells)
 
 
 def drawn(rows: list[dict[str, Any]]) -> Any:
@@ -228,31 +219,20 @@ def drawn(rows: list[dict[str, Any]]) -> Any:
 def worse_table(rows: list[dict[str, Any]]) -> str:
     """The rows of tools/audit.py as a table in Markdown."""
     titles = ("release", "trials", "stated epsilon", "bounds, least to largest", "flagged")
-    lines = [_line(titles), _line(("---",) * len(titles))]
+    cells = [titles, ("---",) * 5]
     for row in rows:
-        cells = (
-            row["release"],
-            f"{row['trials']:,}",
-            f"{row['epsilon']:.3f}",
-            f"{row['least']:.2f} .. {row['largest']:.2f}",
-            f"{row['flagged']} of {row['seeds']}",
+        bounds = f"{row['least']:.2f} .. {row['largest']:.2f}"
+        flagged = f"{row['flagged']} of {row['seeds']}"
+        cells.append(
+            (row["release"], f"{row['trials']:,}", f"{row['epsilon']:.3f}", bounds, flagged)
         )
-        lines.append(_line(cells))
-    return "\n".join(lines)
-
-
-def _line(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return markdown(cells)
 
 
 def written(page: str, rows: list[dict[str, Any]]) -> str:
     """The page with the tables of these rows in their places."""
     for kind, table in (("system", systems_table), ("worse", worse_table)):
-        begin, end = MARKS[kind]
-        before, rest = page.split(begin)
-        after = rest[rest.index(end) :]
-        made = table([row for row in rows if row["audit"] == kind])
-        page = f"{before}{begin}\n\n{made}\n\n{after}"
+        page = between(page, *MARKS[kind], table([row for row in rows if row["audit"] == kind]))
     return page
 
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -105,13 +106,23 @@ def table(promises: list[Promise]) -> str:
         first = ("", "") if case == before else case
         rows.append((*first, each.promise, held_by, f"`{each.defect.name}`"))
         before = case
+    return markdown(rows)
+
+
+def markdown(rows: Iterable[tuple[str, ...]]) -> str:
+    """A table of rows of cells."""
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def between(page: str, begin: str, end: str, text: str) -> str:
+    """The page with a text between its two marks."""
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{text}\n\n{rest[rest.index(end) :]}"
 
 
 def written(page: str, promises: list[Promise]) -> str:
     """The page with the table of the promises in its place."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table(promises)}\n\n{rest[rest.index(END) :]}"
+    return between(page, BEGIN, END, table(promises))
 
 
 def copy_of_the_tree(target: Path) -> None:

@@ -31,10 +31,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import tyro
 from rich.progress import track
@@ -108,85 +109,56 @@ class System:
     devices: int
 
 
-def _fed_avg(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    path = folder / "tiny.yaml"
-    path.write_text(studies.TINY.format(folder=folder))
-    studies.write_lines(folder / "public.jsonl", studies.NEAR, 40, 5)
-    studies.write_lines(folder / "clients.jsonl", studies.NEAR, 60, 3, "canarytext{}")
-    return path, ()
-
-
-def _dp_ftrl(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    path, _ = _fed_avg(folder)
-    return path, ("--privacy.sampling", "cyclic", "--privacy.noise", "banded")
-
-
-def _exact(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    path, _ = _fed_avg(folder)
-    return path, ("--privacy.noise", "exact")
-
-
-def _scaffold(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    path, overrides = _exact(folder)
-    more = ("--training.algorithm.name", "scaffold", "--training.algorithm.variate_clip", "1.0")
-    return path, (*overrides, *more)
-
-
-def _ditto(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    path, _ = _fed_avg(folder)
-    return path, ("--training.algorithm.name", "ditto", "--training.algorithm.mu", "0.5")
-
-
-def _stages(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    studies.write_lines(folder / "clients.jsonl", studies.NEAR, 300, 3, "canarytext{}")
-    studies.write_lines(folder / "near.jsonl", studies.NEAR, 30, 4)
-    studies.write_lines(folder / "far.jsonl", studies.FAR, 30, 4)
-    studies.write_lines(folder / "vocabulary.jsonl", studies.NEAR + studies.FAR, 40, 5)
-    path = folder / "pipeline.yaml"
-    path.write_text(studies.PIPELINE.format(folder=folder))
-    return path, REPRODUCIBLE
-
-
-def _gan_inversion(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    path = folder / "gan.yaml"
-    path.write_text(GAN_INVERSION)
-    return path, ()
-
-
-def _oov_concatenation(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    studies.write_lines(folder / "clients.jsonl", studies.NEAR + studies.FAR, 60, 3, "canary{}")
-    studies.write_lines(folder / "public.jsonl", studies.NEAR, 30, 4, "publicword{}")
-    path = folder / "oov.yaml"
-    path.write_text(OOV_CONCATENATION.format(folder=folder))
-    return path, ()
-
-
-def _synthetic_text(method: str) -> Callable[[Path], tuple[Path, tuple[str, ...]]]:
-    def make(folder: Path) -> tuple[Path, tuple[str, ...]]:
-        studies.write_lines(folder / "clients.jsonl", studies.NEAR, 60, 3, "canarytext{}")
-        studies.write_lines(folder / "near.jsonl", studies.NEAR, 30, 4)
-        studies.write_lines(folder / "far.jsonl", studies.FAR, 30, 4)
-        path = folder / f"{method}.yaml"
-        path.write_text(studies.SYNTHETIC.format(folder=folder, method=method))
-        return path, REPRODUCIBLE
-
-    return make
-
-
-SYSTEMS: dict[str, Callable[[Path], tuple[Path, tuple[str, ...]]]] = {
-    "fed_avg": _fed_avg,
-    "dp_ftrl": _dp_ftrl,
-    "exact": _exact,
-    "scaffold": _scaffold,
-    "ditto": _ditto,
-    "fred, prefinetuning, fed_avg": _stages,
-    "gan_inversion": _gan_inversion,
-    "oov_concatenation": _oov_concatenation,
-    "popri": _synthetic_text("popri"),
-    "private_evolution": _synthetic_text("private_evolution"),
-    "pe_sft": _synthetic_text("pe_sft"),
-    "fed_avg, then synthetic text": _synthetic_text("fed_avg"),
+# A config, and the files of sentences beside it: words, clients, rows and a word of each client.
+_CLIENTS = (studies.NEAR, 60, 3, "canarytext{}")
+_CORPORA = {"near": (studies.NEAR, 30, 4), "far": (studies.FAR, 30, 4)}
+_TINY = (studies.TINY, {"public": (studies.NEAR, 40, 5), "clients": _CLIENTS})
+_PIPELINE = (
+    studies.PIPELINE,
+    {
+        **_CORPORA,
+        "clients": (studies.NEAR, 300, 3, "canarytext{}"),
+        "vocabulary": (studies.NEAR + studies.FAR, 40, 5),
+    },
+)
+_OOV = (
+    OOV_CONCATENATION,
+    {
+        "clients": (studies.NEAR + studies.FAR, 60, 3, "canary{}"),
+        "public": (studies.NEAR, 30, 4, "publicword{}"),
+    },
+)
+_GAN = (GAN_INVERSION.replace("{", "{{").replace("}", "}}"), {})
+_SYNTHETIC = (studies.SYNTHETIC, {**_CORPORA, "clients": _CLIENTS})
+_EXACT = ("--privacy.noise", "exact")
+_DP_FTRL = ("--privacy.sampling", "cyclic", "--privacy.noise", "banded")
+_ALGORITHM = "--training.algorithm"
+_SCAFFOLD = (*_EXACT, f"{_ALGORITHM}.name", "scaffold", f"{_ALGORITHM}.variate_clip", "1.0")
+_DITTO = (f"{_ALGORITHM}.name", "ditto", f"{_ALGORITHM}.mu", "0.5")
+SYSTEMS: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, ...]]] = {
+    "fed_avg": (_TINY, ()),
+    "dp_ftrl": (_TINY, _DP_FTRL),
+    "exact": (_TINY, _EXACT),
+    "scaffold": (_TINY, _SCAFFOLD),
+    "ditto": (_TINY, _DITTO),
+    "fred, prefinetuning, fed_avg": (_PIPELINE, REPRODUCIBLE),
+    "gan_inversion": (_GAN, ()),
+    "oov_concatenation": (_OOV, ()),
+    **dict.fromkeys(
+        ("popri", "private_evolution", "pe_sft", "fed_avg, then synthetic text"),
+        (_SYNTHETIC, REPRODUCIBLE),
+    ),
 }
+
+
+def _written(name: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """The config of a system in its folder, with its data, and what is overridden."""
+    (text, files), overrides = SYSTEMS[name]
+    for file, given in files.items():
+        studies.write_lines(folder / f"{file}.jsonl", *given)
+    path = folder / "config.yaml"
+    path.write_text(text.format(folder=folder, method=name.split(",")[0]))
+    return path, overrides
 
 
 def main(config: Config) -> None:
@@ -250,7 +222,7 @@ def _whole(name: str, folder: Path, devices: int) -> System:
     """Runs a system without interruption, twice: the second time, all programs are compiled."""
     own = folder / name.replace(" ", "_").replace(",", "")
     own.mkdir()
-    path, overrides = SYSTEMS[name](own)
+    path, overrides = _written(name, own)
     seconds, operations = 0.0, 0
     for number in range(2):
         began = time.perf_counter()
@@ -305,17 +277,26 @@ def _trial(damage: bool, system: System, out: Path, seed: int, times: int) -> di
             continue
         kills += 1
         damaged += damage and _damage(out, generator)
-    last = _start(system.config, system.overrides, out, 0, devices=system.devices)
-    try:
-        _, errors = last.communicate(timeout=_RESUME_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        last.kill()
-        return _row(system, seed, kills, [f"not resumed within {_RESUME_LIMIT_S} s"])
-    if last.returncode:
-        return _row(system, seed, kills, [f"not resumed: {errors[-500:]}"])
-    differences = [*_differences(out, system.straight), *_kept_differences(out, system.straight)]
+    last = [_start(system.config, system.overrides, out, 0, devices=system.devices)]
+    differences = list(_faults_of_resuming(last))
+    if differences:
+        return _row(system, seed, kills, differences)
+    differences += [*_differences(out, system.straight), *_kept_differences(out, system.straight)]
     shutil.rmtree(out)
     return {**_row(system, seed, kills, differences), "damaged": damaged}
+
+
+def _faults_of_resuming(children: list[subprocess.Popen]) -> Iterator[str]:
+    """What hinders processes that resume a run."""
+    for child in children:
+        try:
+            _, errors = child.communicate(timeout=_RESUME_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            yield f"not resumed within {_RESUME_LIMIT_S} s"
+        else:
+            if child.returncode:
+                yield f"not resumed: {errors[-500:]}"
 
 
 def _damage(out: Path, generator: random.Random) -> bool:
@@ -357,10 +338,7 @@ def _shared_trial(system: System, out: Path, seed: int, times: int) -> dict:
         pair[victim].communicate()
     one = generator.random() < 0.5
     last = [_start(system.config, system.overrides, out, 0, devices=2)] if one else []
-    for child in last or _pair(system, out):
-        _, errors = child.communicate(timeout=_RESUME_LIMIT_S)
-        if child.returncode:
-            differences.append(f"not resumed: {errors[-500:]}")
+    differences += _faults_of_resuming(last or _pair(system, out))
     differences += _differences(out, system.straight)
     shutil.rmtree(out)
     more = {"survived": survived, "of 0": zeros, "by one": int(one)}

@@ -1,7 +1,6 @@
 """Runs the notebooks and stores their outputs, so that a reader sees them without running anything.
 
     python tools/notebooks.py [NAME ...]      all of notebooks/, or those named, at full size
-    python tools/notebooks.py --check         exit status 1 where outputs are of other code
 
 What is stored is what a reader needs: results and pictures. Progress, temporary paths and times of
 execution are left out, pictures have at most 256 colours. The metadata holds a hash of the code
@@ -96,25 +95,18 @@ def _text(value: str | list[str]) -> str:
     return value if isinstance(value, str) else "".join(value)
 
 
-def main() -> int:
-    """Runs or checks the notebooks."""
+def main() -> None:
+    """Runs the notebooks."""
     parser = argparse.ArgumentParser(description="Runs the notebooks and stores their outputs.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="such as quickstart; default: all")
-    parser.add_argument("--check", action="store_true", help="run nothing, say which are outdated")
     arguments = parser.parse_args()
-    known = {path.stem: path for path in sorted(FOLDER.glob("*.ipynb"))}
-    if unknown := set(arguments.names) - set(known):
-        parser.error(f"there is no notebook {min(unknown)}; there are {', '.join(known)}")
-    outdated = []
-    for name in arguments.names or known:
-        if not arguments.check:
-            print(f"running {name}", file=sys.stderr)
-            execute(known[name])
-        elif not is_current(known[name]):
-            outdated.append(name)
-            print(f"{name}: its outputs are of other code; make notebooks NAMES={name}")
-    return 1 if outdated else 0
+    paths = {path.stem: path for path in sorted(FOLDER.glob("*.ipynb"))}
+    if unknown := set(arguments.names) - set(paths):
+        parser.error(f"there is no notebook {min(unknown)}; there are {', '.join(paths)}")
+    for name in arguments.names or paths:
+        print(f"running {name}", file=sys.stderr)
+        execute(paths[name])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -398,47 +398,45 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[str
                 found.append(f"failed {side}: {record['failed'][-600:]}")
         if found:
             continue
-        left = Counter(new["arrays"].values())
-        for name, digest in old["arrays"].items():
-            left[digest] -= 1
-            if left[digest] < 0:
-                found.append(f"array {name}")
-        found += _of_rounds(old["rounds"], new["rounds"])
-        left = Counter(_values(new["records"]))
-        for file, numbers in old["records"].items():
-            for name, value in numbers.items():
-                left[float(value)] -= 1
-                if left[float(value)] < 0:
-                    found.append(f"{file}: {name} = {value}")
+        found += [
+            f"array {name}" for name in _missing(old["arrays"].items(), new["arrays"].values())
+        ]
+        rounds = [(name, _as_text(rows)) for name, rows in old["rounds"].items()]
+        for name in _missing(rounds, map(_as_text, new["rounds"].values())):
+            first = _first_difference(old["rounds"][name], new["rounds"].get(name))
+            found.append(f"metrics of {name}: {first}")
+        found += _missing(_named(old["records"]), (value for _, value in _named(new["records"])))
     return faults
 
 
-def _of_rounds(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    left = Counter(json.dumps(_only_numbers(rows)) for rows in new.values())
-    found = []
-    for name, rows in old.items():
-        left[json.dumps(_only_numbers(rows))] -= 1
-        if left[json.dumps(_only_numbers(rows))] < 0:
-            found.append(f"metrics of {name}: {_first_difference(rows, new.get(name))}")
-    return found
+def _missing(old: Iterable[tuple[str, Any]], new: Iterable[Any]) -> Iterator[str]:
+    """The names of the old values that the new ones do not have as often."""
+    left = Counter(new)
+    for name, value in old:
+        left[value] -= 1
+        if left[value] < 0:
+            yield name
+
+
+def _named(records: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Every number of some records, with what to call it."""
+    for file, numbers in records.items():
+        for name, value in numbers.items():
+            yield f"{file}: {name} = {value}", float(value)
 
 
 def _first_difference(old: list[Any], new: list[Any] | None) -> str:
     if new is None:
         return "no such file"
     for one, other in zip(old, new, strict=False):
-        if _only_numbers([one]) != _only_numbers([other]):
+        if _as_text([one]) != _as_text([other]):
             return f"{one} is {other}"
     return f"{len(old)} rows are {len(new)}"
 
 
-def _only_numbers(rows: list[Any]) -> list[list[float]]:
-    return [sorted(float(value) for value in _numbers(row).values()) for row in rows]
-
-
-def _values(records: dict[str, dict[str, Any]]) -> Iterator[float]:
-    for numbers in records.values():
-        yield from (float(value) for value in numbers.values())
+def _as_text(rows: list[Any]) -> str:
+    """The numbers of some rows, whatever their names are."""
+    return json.dumps([sorted(float(value) for value in _numbers(row).values()) for row in rows])
 
 
 def main() -> int:
@@ -463,15 +461,8 @@ def main() -> int:
             print(f"{config}: {'equal' if not found else f'{len(found)} differ'}")
             print("".join(f"    {fault}\n" for fault in found), end="")
         return int(any(faults.values()))
-    return int(
-        not run_all(
-            arguments.tree.resolve(),
-            arguments.names,
-            arguments.noise,
-            arguments.out,
-            arguments.verify,
-        )
-    )
+    tree, out = arguments.tree.resolve(), arguments.out
+    return int(not run_all(tree, arguments.names, arguments.noise, out, arguments.verify))
 
 
 if __name__ == "__main__":

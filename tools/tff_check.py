@@ -10,6 +10,7 @@ bit of the values. With --golden, what TFF reads of the fixtures is kept in FOLD
 Needs .venv-tff (`make tff-check` makes it).
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import numpy as np
+import psutil
 
 from jaxpfl.data.population import collect
 from jaxpfl.data.readers.tff_examples import Feature
@@ -124,16 +126,12 @@ def _run_tff(jobs: Path) -> None:
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session but its leader, where /proc lists them."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == leader and int(stat.parent.name) != leader and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+    """The processes of a session but its leader."""
+    members = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            members += [pid] if pid != leader and os.getsid(pid) == leader else []
+    return members
 
 
 def _same(job: dict) -> bool:

@@ -11,24 +11,9 @@ import json
 import pathlib
 import subprocess
 import sys
-from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[1]
 PINS = "constraints.txt"
-
-
-def said_of(audited: list[dict[str, Any]]) -> list[str]:
-    """A line for each vulnerability.
-
-    Args:
-      audited: `dependencies` of pip-audit's JSON.
-    """
-    return [
-        f"{each['name']} {each['version']}: {found['id']}, fixed in "
-        f"{', '.join(found['fix_versions']) or 'no version'}"
-        for each in audited
-        for found in each.get("vulns", [])
-    ]
 
 
 def main(service: str) -> None:
@@ -45,7 +30,12 @@ def main(service: str) -> None:
             f"nothing is known of the versions in {PINS}: the database {service!r} cannot be asked "
             f"from here: {last}"
         ) from None
-    lines = said_of(audited)
+    lines = [
+        f"{package['name']} {package['version']}: {fault['id']}, fixed in "
+        f"{', '.join(fault['fix_versions']) or 'no version'}"
+        for package in audited
+        for fault in package.get("vulns", [])
+    ]
     for line in lines:
         print(line)
     unknown = [each["name"] for each in audited if "skip_reason" in each]

@@ -16,8 +16,6 @@ once they have the square.
 """
 
 import dataclasses
-import json
-import os
 import pathlib
 import tempfile
 import time
@@ -25,8 +23,8 @@ import time
 import numpy as np
 import tyro
 
-from benchmarks import harness
-from benchmarks.macro.algorithms import BATCH, EPOCHS, RATE, dealt, network
+from benchmarks import comparison, harness
+from benchmarks.macro.algorithms import BATCH, EPOCHS, RATE, dealt, network, test_images
 
 FACTORS = {"flip": -1.0, "flip x 10": -10.0, "backdoor": 10.0}
 ARMS = ("no clip", "clip", "clip and noise")
@@ -47,8 +45,7 @@ class Config:
 
 def main(config: Config) -> None:
     if config.figure is not None:
-        lines = (harness.RESULTS / "adversaries.jsonl").open()
-        drawn([json.loads(line) for line in lines]).savefig(config.figure)
+        drawn(comparison.read(harness.RESULTS / "adversaries.jsonl")).savefig(config.figure)
         return
     harness.use_cpu_devices(1)
     for seed in config.seeds:
@@ -109,9 +106,7 @@ def measured(config: Config, attack: str, arm: str, share: float, seed: int) -> 
     clients = population(config, attack, share, seed)
     with tempfile.TemporaryDirectory() as out:
         made = jp.run(algorithm, clients, ledger=f"{out}/ledger.jsonl", out=f"{out}/run", seed=seed)
-    folder = pathlib.Path(os.environ["JAXPFL_DATA"]) / "handwriting_mnist_test"
-    with np.load(folder / "mnist_test.npz") as stored:
-        image, label = stored["images"], stored["labels"]
+    image, label = test_images()
     guess, marked = (
         np.asarray(logits(made.params, jnp.asarray(each)).argmax(1))
         for each in (image, with_square(image[label != 0]))

@@ -19,16 +19,16 @@ these. IFCA's accuracy is of the best of its models. Rows are stored as each alg
 
 import dataclasses
 import itertools
-import json
 import os
 import pathlib
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 import tyro
 
-from benchmarks import harness
+from benchmarks import comparison, harness
 
 IMAGES, HIDDEN, CLASSES, BATCH, EPOCHS, RATE = 28 * 28, 64, 10, 10, 2, 0.1
 IMAGES_TRAINED, WRITERS = 60_000, 539
@@ -55,8 +55,8 @@ class Config:
 
 def main(config: Config) -> list[dict]:
     if config.figure is not None:
-        lines = (pathlib.Path(__file__).parents[1] / "results" / "algorithms.jsonl").open()
-        drawn([json.loads(line) for line in lines], config.writers).savefig(config.figure)
+        rows = comparison.read(harness.RESULTS / "algorithms.jsonl")
+        drawn(rows, config.writers).savefig(config.figure)
         return []
     harness.use_cpu_devices(config.devices)
     import jax
@@ -66,15 +66,10 @@ def main(config: Config) -> list[dict]:
     import jaxpfl as jp
     from jaxpfl.federated import APFL, Ditto, LocalTraining, PersonalParts, Proximal, per_step
 
-    folder = pathlib.Path(os.environ["JAXPFL_DATA"])
-    with np.load(folder / "handwriting_mnist_test" / "mnist_test.npz") as stored:
-        test = {"image": jnp.asarray(stored["images"]), "label": jnp.int32(stored["labels"])}
-
+    image, label = map(jnp.asarray, test_images())
     init, logits, loss = network()
     model = jp.models.from_functions(init, loss)
-    accuracy = jax.jit(
-        lambda params: jnp.mean(logits(params, test["image"]).argmax(1) == test["label"])
-    )
+    accuracy = jax.jit(lambda params: jnp.mean(logits(params, image).argmax(1) == label))
     number = WRITERS if config.writers else config.clients
     # Of a client with the mean number of images, which is public.
     steps = EPOCHS * IMAGES_TRAINED // number // BATCH
@@ -116,7 +111,7 @@ def main(config: Config) -> list[dict]:
             plan = jp.Plan.calibrated(epsilon=config.epsilon, delta=1e-4, clip=clip, **settings)
         found, on_own, began = [], [], time.perf_counter()
         for seed in range(config.first_seed, config.first_seed + config.seeds):
-            clients = written() if config.writers else dealt(number, config.alpha, seed)
+            clients = mnist("writer") if config.writers else dealt(number, config.alpha, seed)
             kept = np.ones(clients.num_examples, bool)
             personal = hasattr(client, "own_model")
             kept[4::5] = not personal
@@ -195,23 +190,26 @@ def network():
     return init, logits, loss
 
 
-def dealt(clients: int, alpha: float, seed: int):
-    """The training images, dealt to clients."""
+def mnist(client: str, **options: Any) -> Any:
+    """The training images, dealt to clients, or by "writer"."""
     import jaxpfl as jp
 
-    folder = pathlib.Path(os.environ["JAXPFL_DATA"]) / "handwriting_mnist_writers"
-    columns = "client=*&image=images&label=labels&partition=dirichlet&by=label&min_examples=0"
-    return jp.data.open(
-        f"{folder}/mnist_by_writer.npz?{columns}&clients={clients}&alpha={alpha}&seed={seed}"
-    )
+    path = "$JAXPFL_DATA/handwriting_mnist_writers/mnist_by_writer.npz"
+    columns = {"client": client, "image": "images", "label": "labels", **options}
+    return jp.data.open(f"{path}?{'&'.join(f'{k}={v}' for k, v in columns.items())}")
 
 
-def written():
-    """The training images, by their writers."""
-    import jaxpfl as jp
+def test_images() -> tuple[np.ndarray, np.ndarray]:
+    """The test images uint8 [10,000, 28, 28], and their labels."""
+    folder = pathlib.Path(os.environ["JAXPFL_DATA"]) / "handwriting_mnist_test"
+    with np.load(folder / "mnist_test.npz", allow_pickle=False) as stored:
+        return stored["images"], stored["labels"].astype(np.int32)
 
-    folder = pathlib.Path(os.environ["JAXPFL_DATA"]) / "handwriting_mnist_writers"
-    return jp.data.open(f"{folder}/mnist_by_writer.npz?client=writer&image=images&label=labels")
+
+def dealt(clients: int, alpha: float, seed: int) -> Any:
+    """The training images, dealt to clients by a Dirichlet distribution over digits."""
+    by_label = {"partition": "dirichlet", "by": "label", "min_examples": 0}
+    return mnist("*", **by_label, clients=clients, alpha=alpha, seed=seed)
 
 
 def drawn(rows: list[dict], writers: bool):

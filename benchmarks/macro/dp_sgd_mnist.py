@@ -11,8 +11,6 @@ for DP-SGD.
 """
 
 import dataclasses
-import os
-import pathlib
 import tempfile
 import time
 
@@ -20,6 +18,7 @@ import numpy as np
 import tyro
 
 from benchmarks import harness
+from benchmarks.macro.algorithms import mnist, test_images
 
 CLASSES, DIRECTIONS, CELL = 10, 8, 4
 
@@ -74,11 +73,8 @@ def accuracy(config: Config, epsilon: float) -> float:
 
     import jaxpfl as jp
 
-    folder = pathlib.Path(os.environ["JAXPFL_DATA"])
-    with np.load(folder / "handwriting_mnist_test" / "mnist_test.npz") as stored:
-        test, label = edges(stored["images"]), stored["labels"]
-    source = folder / "handwriting_mnist_writers" / "mnist_by_writer.npz"
-    clients = jp.data.open(f"{source}?client=writer&image=images&label=labels")
+    images, label = test_images()
+    test, clients = edges(images), mnist("writer")
     columns = {
         "x": edges(np.asarray(clients.columns["image"])),
         "label": np.array(clients.columns["label"], np.int32),

@@ -18,8 +18,7 @@ were not dropped, because their number is private.
 """
 
 import dataclasses
-import pathlib
-import tempfile
+import itertools
 import time
 
 import numpy as np
@@ -94,8 +93,8 @@ def trained(
     import optax
 
     import jaxpfl as jp
-    from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import LocalTraining, Proximal, RunSecret
+    from benchmarks.rounds import rounds
+    from jaxpfl.federated import LocalTraining, Proximal
 
     held = devices(data, seed)
     kept = [{name: rows[: int(0.9 * len(rows))] for name, rows in each.items()} for each in held]
@@ -136,16 +135,11 @@ def trained(
         ),
     )
     clients, curve = jp.data.from_clients({str(k): each for k, each in enumerate(kept)}), []
-    with tempfile.TemporaryDirectory() as out:
-        ledger = jp.Ledger(pathlib.Path(out) / "ledger.jsonl", clients)
-        secret = RunSecret.reproducible(seed)
-        releaser = releaser_of(algorithm, clients, ledger, secret, run="fedprox_synthetic")
-        state = algorithm.init(jax.random.key(seed))
-        for number in range(1, config.rounds + 1):
-            state, _ = releaser.step(algorithm.step, state, number)
-            if number % config.every == 0:
-                found = jax.device_get(scores(state.params))
-                curve.append({name: round(float(value), 4) for name, value in found.items()})
+    states = itertools.islice(rounds(algorithm, clients, seed), config.rounds)
+    for number, (state, _) in enumerate(states, 1):
+        if number % config.every == 0:
+            found = jax.device_get(scores(state.params))
+            curve.append({name: round(float(value), 4) for name, value in found.items()})
     return curve
 
 

@@ -6,22 +6,26 @@
 Few clients, a real encoder and much noise: `--embedder minilm --clients 7000 --max-examples 3
 --candidate-examples 1200 --trials 5`.
 
-Clients and candidates are those of `fred_order`. Each trial is a release with noise of its own. A
-claim is a pair of neighbours in the order of FreD that are not marked as tied; it is right if the
-order without noise is the same. "nearest right" is of the released distance, "by corrected" of the
-one without the noise's bias, by which `score` orders candidates. As in `fred_order`, every trial
-has a ledger of its own: this measures a mechanism and is no sequence of releases that anybody
-should make.
+Clients are the nicks of #ubuntu IRC (JAXPFL_DATA), candidates those of configs/fred_pipeline.yaml.
+Each trial is a release with noise of its own, on a ledger of its own: this measures a mechanism and
+is no sequence of releases that anybody should make. A claim is a pair of neighbours in the order of
+FreD that are not marked as tied; it is right if the order without noise is the same. "nearest
+right" is of the released distance, "by corrected" of the one without the noise's bias, by which
+`score` orders candidates. The sweep `sweeps/fred_order` has the same orders in whole runs.
 """
 
 import dataclasses
 import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tyro
 
 from benchmarks import harness
-from benchmarks.macro.fred_order import candidate_moments, release
+from jaxpfl.experiments.config import shipped
+from jaxpfl.experiments.config.reader import read_mapping
 from jaxpfl.privacy.plan import Unit
 
 
@@ -40,12 +44,16 @@ class Config:
 
 def main(config: Config) -> list[dict]:
     harness.use_cpu_devices(None)
-    from jaxpfl.algorithms.fred import FredPlan, score, used_examples
+    from jaxpfl.algorithms.fred import FredPlan, public_moments, score, used_examples
     from jaxpfl.data import open as open_population
     from jaxpfl.text.embed import embed, embedder
 
     function = embedder(config.embedder)
-    corpora = candidate_moments(function, config.candidate_examples)
+    candidates = read_mapping(shipped.find("fred_pipeline"))["fred"]["candidates"]
+    corpora = {
+        name: public_moments(one_client(open_population(path), config.candidate_examples), function)
+        for name, path in candidates.items()
+    }
     population = open_population(config.private)
     if config.clients is not None:
         chosen = np.random.default_rng(0).choice(len(population), config.clients, replace=False)
@@ -102,6 +110,26 @@ def main(config: Config) -> list[dict]:
     )
     print(f"recorded in {harness.record('fred_intervals', rows)}")
     return rows
+
+
+def one_client(population: Any, number: int) -> Any:
+    """At most `number` examples, drawn at random, as one client."""
+    from jaxpfl.data import Population
+
+    rows = np.sort(np.random.default_rng(0).permutation(population.num_examples)[:number])
+    texts = population.columns["text"].to_pylist()
+    return Population({"text": [texts[row] for row in rows]}, np.array([0, len(rows)]), ["public"])
+
+
+def release(clients: Any, plan: Any) -> Any:
+    """One release on a ledger of its own."""
+    from jaxpfl.algorithms.fred import private_moments
+    from jaxpfl.privacy import Ledger
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        with Ledger(path, clients, unit=plan.unit) as ledger:
+            return private_moments(clients, plan, ledger=ledger)
 
 
 if __name__ == "__main__":

@@ -37,19 +37,13 @@ class Config:
     devices: int | None = None  # virtual CPU devices; default one a core
 
 
-@functools.cache
-def _sgd(learning_rate: float):
-    import optax
-
-    return optax.sgd(learning_rate)
-
-
 def programs(width: float, clients: int, folder: Path):
     """Functions that run one round, or a part of it, each: name -> function."""
     import jax
     import jax.numpy as jnp
 
     import jaxpfl as jp
+    from benchmarks.rounds import rounds, sgd
     from jaxpfl.algorithms.base import releaser_of, server_step
     from jaxpfl.algorithms.fed_avg_gan import train_generator
     from jaxpfl.federated import RunSecret
@@ -66,9 +60,9 @@ def programs(width: float, clients: int, folder: Path):
     )
     algorithm = jp.algorithms.fed_avg_gan(
         gan,
-        client=_sgd(CRITIC_RATE),
-        generator=_sgd(GENERATOR_RATE),
-        server=_sgd(1.0),
+        client=sgd(CRITIC_RATE),
+        generator=sgd(GENERATOR_RATE),
+        server=sgd(1.0),
         plan=plan,
         cohort=jp.CohortSpec(batch_size=BATCH, max_examples=BATCH * STEPS, clients_per_bucket=16),
     )
@@ -78,25 +72,17 @@ def programs(width: float, clients: int, folder: Path):
         {f"client {i}": {"image": image.reshape(-1, *SHAPE)} for i, image in enumerate(stacked)}
     )
     ledger = jp.Ledger(folder / f"{width}.jsonl", data)
-    for_full, for_plain = (
-        releaser_of(algorithm, data, ledger, RunSecret.reproducible(0), run=run)
-        for run in ("full", "plain")
-    )
-    key, rounds = jax.random.key(0), itertools.count(1)
-    full, plain, alone = (algorithm.init(key) for _ in range(3))
+    releaser = releaser_of(algorithm, data, ledger, RunSecret.reproducible(0), run="plain")
+    key, numbers = jax.random.key(0), itertools.count(1)
+    plain, alone = algorithm.init(key), algorithm.init(key)
     (update,) = algorithm.queries
-
-    def full_round():
-        nonlocal full
-        full, _ = for_full.step(algorithm.step, full, next(rounds))
-        return full
 
     def plain_round():
         nonlocal plain
         broadcast = {"generator": plain.generator, "critic": plain.critic}
-        found = for_plain.release(update, broadcast, round=next(rounds))
+        found = releaser.release(update, broadcast, round=next(numbers))
         critic, server, _ = server_step(
-            _sgd(1.0), plain.critic, plain.server, found.value, -plan.denominator
+            sgd(1.0), plain.critic, plain.server, found.value, -plan.denominator
         )
         plain = plain._replace(critic=critic, server=server)
         return plain
@@ -105,14 +91,14 @@ def programs(width: float, clients: int, folder: Path):
         nonlocal alone
         generator, optimizer, *_ = train_generator(
             gan,
-            _sgd(GENERATOR_RATE),
+            sgd(GENERATOR_RATE),
             BATCH,
             alone.generator,
             alone.generator_optimizer,
             alone.critic,
             np.int32(6),
             alone.draws,
-            np.uint32(next(rounds)),
+            np.uint32(next(numbers)),
         )
         alone = alone._replace(generator=generator, generator_optimizer=optimizer)
         return alone
@@ -121,10 +107,10 @@ def programs(width: float, clients: int, folder: Path):
     params, image = gan.init(key), jnp.asarray(stacked)
 
     def handwritten_round():
-        return by_hand(params, image, everyone, jax.random.key(next(rounds)))
+        return by_hand(params, image, everyone, jax.random.key(next(numbers)))
 
     return {
-        "a full round": full_round,
+        "a full round": functools.partial(next, rounds(algorithm, data)),
         "b critic's plain round": plain_round,
         "c generator's steps": generator_alone,
         "d critic's round by hand": handwritten_round,

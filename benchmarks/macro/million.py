@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import numpy as np
 import tyro
 
-from benchmarks import harness
+from benchmarks import comparison, harness
 from benchmarks.macro.large_population import OPEN, forget, written
 from benchmarks.macro.stackoverflow import watched
 from jaxpfl.data.stream import Batch, Stream
@@ -117,8 +117,7 @@ def generate(config: Config) -> Stream:
 
 def main(config: Config) -> None:
     if config.figure is not None:
-        path = harness.RESULTS / "million.jsonl"
-        draw([json.loads(line) for line in path.read_text().splitlines()], config.figure)
+        draw(comparison.read(harness.RESULTS / "million.jsonl"), config.figure)
         return
     config.folder.mkdir(parents=True, exist_ok=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="million-", dir=config.folder))

@@ -23,10 +23,9 @@ import json
 import os
 import pathlib
 import shutil
-import sqlite3
 import sys
 import tempfile
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 import numpy as np
 import tyro
@@ -35,7 +34,7 @@ from benchmarks import harness
 from benchmarks.macro.large_population import forget, written
 from benchmarks.macro.million import Config, generate
 from benchmarks.macro.stackoverflow import watched
-from benchmarks.micro.tff import entry, field, varint
+from benchmarks.micro.tff import entry, field, varint, write_sqlite
 
 OURS = """
 import jax
@@ -237,39 +236,27 @@ def arrays(folder: pathlib.Path, config: Config) -> int:
 
 
 def table(path: pathlib.Path, config: Config) -> None:
-    """Writes TFF's database."""
-    with sqlite3.connect(path) as base:
-        # As TFF's own saver makes them; and an index, without which a client is a scan of all.
-        base.execute("PRAGMA synchronous = OFF")
-        base.execute(
-            "CREATE TABLE examples (split_name TEXT NOT NULL, client_id TEXT NOT NULL, "
-            "serialized_example_proto BLOB NOT NULL)"
-        )
-        base.execute(
-            "CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL, "
-            "num_examples INTEGER NOT NULL)"
-        )
-        users = (
-            (user, size)
-            for batch in generate(config).batches
-            for user, size in zip(batch.client_ids, batch.sizes, strict=True)
-        )
-        user, rest = next(users)
-        counts = [(user, rest)]
+    """Writes TFF's database, with an index: without one, a client is a scan of all."""
+    users = (
+        (user, size)
+        for batch in generate(config).batches
+        for user, size in zip(batch.client_ids, batch.sizes, strict=True)
+    )
+    counts: list[tuple[str, int]] = []
+
+    def examples() -> Iterator[tuple[str, bytes]]:
+        user, rest = "", 0
         for batch in generate(config).batches:
             rows, classes = batch.columns["x"], np.asarray(batch.columns["label"])
-            examples = []
             for pixels, label in zip(np.asarray(rows), classes.tolist(), strict=True):
                 if not rest:
                     user, rest = next(users)
                     counts.append((user, rest))
                 rest -= 1
                 features = entry("x", 1, pixels.tobytes()) + entry("label", 3, varint(label))
-                examples.append((user, field(1, features)))
-            base.executemany("INSERT INTO examples VALUES ('train', ?, ?)", examples)
-        base.executemany("INSERT INTO client_metadata VALUES (?, 'train', ?)", counts)
-        base.execute("CREATE INDEX idx_examples_client_id ON examples (client_id)")
-        base.execute("CREATE INDEX idx_metadata_client_id ON client_metadata (client_id)")
+                yield user, field(1, features)
+
+    write_sqlite(path, examples(), counts, index=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""docs/one_look.png from the rows of `benchmarks.macro.one_look` with the noise of 72,000 clients.
+"""docs/one_look.png from the rows of one_look.jsonl with the noise of 72,000 clients.
 
 python -m benchmarks.macro.one_look_figure docs/one_look.png
 """
 
-import json
 import sys
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks import comparison
 from benchmarks.harness import RESULTS
 from jaxpfl.experiments.report.plots import ACCENT, INK
 
@@ -29,8 +29,7 @@ ARMS = {
 def rows() -> dict[tuple[str, int], dict[int, dict[str, Any]]]:
     """The last row of each arm and seed, by round; round 0 is the untuned model."""
     found: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
-    for line in (RESULTS / "one_look.jsonl").read_text("utf-8").splitlines():
-        row = json.loads(line)
+    for row in comparison.read(RESULTS / "one_look.jsonl"):
         if row["simulate"] == 72_000 and row.get("tuned_by") == "dpo" and row["epsilon"] == 7:
             found.setdefault((row["arm"], row["seed"]), {})[row["round"]] = row
     return found

@@ -19,9 +19,6 @@ over what its real examples cost at the equal round's price per example.
 
 import dataclasses
 import functools
-import itertools
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,73 +65,27 @@ def population(clients: int, ragged: bool, examples: int):
     )
 
 
-def handwritten(form: Form, over: str, mesh):
-    """Returns a jitted round on stacked data: (params, image, label, key) -> params."""
-    import jax
+def handwritten(form: Form, over: Any, mesh):
+    """A jitted round on stacked data: (params, (image, label), key) -> params, norm."""
     import jax.numpy as jnp
-    from jax.sharding import PartitionSpec
 
+    from benchmarks.rounds import by_hand
     from jaxpfl.models.cnn import emnist_cnn
 
-    model = emnist_cnn(form=form)
-    everyone = jnp.ones((BATCH,), bool)
+    model, everyone = emnist_cnn(form=form), jnp.ones((BATCH,), bool)
 
     def loss(params, image, label):
         return model.loss(params, {"image": image, "label": label}, everyone)[0]
 
-    def client(params, image_SxB, label_SxB):
-        def step(local, batch):
-            gradients = jax.grad(loss)(local, *batch)
-            return jax.tree.map(lambda p, g: p - LEARNING_RATE * g, local, gradients), None
-
-        trained, _ = jax.lax.scan(step, params, (image_SxB, label_SxB))
-        delta = jax.tree.map(jnp.subtract, trained, params)
-        norm = jnp.sqrt(sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(delta)))
-        return jax.tree.map(lambda leaf: leaf * jnp.minimum(1.0, CLIP_NORM / norm), delta)
-
-    def device_sum(params, image, label):
-        if over == "vmap":
-            deltas = jax.vmap(client, (None, 0, 0))(params, image, label)
-            total = jax.tree.map(lambda leaf: jnp.sum(leaf, 0), deltas)
-        else:
-
-            def add(total, data):
-                return jax.tree.map(jnp.add, total, client(params, *data)), None
-
-            zeros = jax.tree.map(jnp.zeros_like, params)
-            total, _ = jax.lax.scan(add, zeros, (image, label))
-        return jax.lax.psum(total, "clients")
-
-    spec = PartitionSpec("clients")
-    summed = jax.shard_map(
-        device_sum,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), spec, spec),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
-
-    @jax.jit
-    def round_(params, image, label, key):
-        total, clients = summed(params, image, label), image.shape[0]
-        leaves, structure = jax.tree.flatten(total)
-        keys = jax.random.split(key, len(leaves))
-        noise = [
-            NOISE * CLIP_NORM * jax.random.normal(k, leaf.shape)
-            for k, leaf in zip(keys, leaves, strict=True)
-        ]
-        total = jax.tree.map(jnp.add, total, jax.tree.unflatten(structure, noise))
-        return jax.tree.map(lambda p, leaf: p + leaf / clients, params, total)
-
-    return round_
+    rates = {"learning_rate": LEARNING_RATE, "clip_norm": CLIP_NORM, "noise": NOISE}
+    return by_hand(loss, mesh, over=over, **rates)
 
 
-def ours(form: Form, chunk: int, data, mesh, ledger: Path):
-    """Returns a function that runs one round of the library on all clients of `data`."""
-    import jax
-
+def ours(form: Form, chunk: int, data, mesh):
+    """A function that runs one round of the library on all clients, and its waste by padding."""
     import jaxpfl as jp
-    from jaxpfl.federated import Execution, Releaser, RunSecret
+    from benchmarks.rounds import rounds, sgd
+    from jaxpfl.federated import Execution
 
     clients = len(data)
     plan = jp.Plan(
@@ -146,36 +97,15 @@ def ours(form: Form, chunk: int, data, mesh, ledger: Path):
     )
     algorithm = jp.algorithms.fed_avg(
         jp.models.emnist_cnn(form=form),
-        client=_sgd(LEARNING_RATE),
-        server=_sgd(1.0),
+        client=sgd(LEARNING_RATE),
+        server=sgd(1.0),
         plan=plan,
         cohort=jp.CohortSpec(BATCH, EXAMPLES, clients_per_bucket=max(64, chunk * mesh.size)),
         execution=Execution(mesh, chunk or None),
     )
     observed: dict[str, Any] = {}
-    releaser = Releaser(
-        data,
-        jp.Ledger(ledger, data),
-        RunSecret.reproducible(0),
-        run="benchmark",
-        queries=algorithm.queries,
-        observe=observed.update,
-    )
-    state, rounds = algorithm.init(jax.random.key(0)), itertools.count(1)
-
-    def one_round():
-        nonlocal state
-        state, _ = releaser.step(algorithm.step, state, next(rounds))
-        return state
-
-    return one_round, lambda: observed["padding_waste"]
-
-
-@functools.cache
-def _sgd(learning_rate: float):
-    import optax
-
-    return optax.sgd(learning_rate)
+    states = rounds(algorithm, data, observe=observed.update)
+    return functools.partial(next, states), lambda: observed["padding_waste"]
 
 
 def stack(data, clients: int):
@@ -186,11 +116,6 @@ def stack(data, clients: int):
 
 
 def main(config: Config) -> list[dict]:
-    with tempfile.TemporaryDirectory() as folder:
-        return _measured(config, Path(folder))
-
-
-def _measured(config: Config, folder: Path) -> list[dict]:
     harness.use_cpu_devices(config.devices)
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
@@ -209,15 +134,14 @@ def _measured(config: Config, folder: Path) -> list[dict]:
                 label = f"form {form}, chunk {chunk or 'default'}"
                 for kind, data in (("equal", equal), ("ragged", ragged)):
                     name = f"jaxpfl {kind}, {label}"
-                    ledger = folder / f"{clients} {name}.jsonl"
-                    runs[name], wastes[name] = ours(form, chunk, data, everything, ledger)
+                    runs[name], wastes[name] = ours(form, chunk, data, everything)
             if clients > config.handwritten_up_to:
                 continue
             for mesh in meshes:
                 if clients % mesh.size:
                     continue
                 dealt = NamedSharding(mesh, PartitionSpec("clients"))
-                image, label = jax.device_put(stack(equal, clients), dealt)
+                columns = jax.device_put(stack(equal, clients), dealt)
                 everywhere = NamedSharding(mesh, PartitionSpec())
                 params = jax.device_put(emnist_cnn().init(jax.random.key(0)), everywhere)
                 # An accelerator is idle with one client at a time, a CPU is not.
@@ -225,7 +149,7 @@ def _measured(config: Config, folder: Path) -> list[dict]:
                 for over in ("scan", "vmap") if both else ("scan",):
                     round_ = handwritten(form, over, mesh)
                     runs[f"handwritten {over}, form {form}, {mesh.size} devices"] = (
-                        functools.partial(round_, params, image, label, jax.random.key(1))
+                        functools.partial(round_, params, columns, jax.random.key(1))
                     )
         # Small cohorts: some rounds are dispatched before the first is waited for, as in a run.
         rounds = max(1, config.in_flight // clients)

@@ -1,4 +1,4 @@
-"""Stack Overflow's size in ordinary memory: convert, open, train, sample.
+"""Stack Overflow's size in ordinary memory: convert and train.
 
     python -m benchmarks.macro.stackoverflow --clients 3000 --sentences 200000 --folder /tmp/small
     python -m benchmarks.macro.stackoverflow --folder DISK
@@ -8,24 +8,21 @@ order, no index, all six features, as many users, heavy-tailed numbers of senten
 Zipf words; and its word counts. Then, each in a process of its own:
 
 - `jaxpfl convert FILE FOLDER --vocabulary COUNTS`, to token ids;
-- what a run does before its rounds: open the folder, choose the clients, encode them for the model,
-  and identify them for a release;
-- `sample`: cohorts are drawn and packed, from the map and from the same clients as an array in
-  memory, taking turns; "cold" is the first cohort after the file left the page cache;
 - `jaxpfl run` of the word model of Augenstein et al. 2020 (1.4 M parameters), 3 rounds.
 
+What opening, identifying and packing such a folder costs: `benchmarks.macro.large_population`.
 The peak is of a process's resident memory with its children's, pages of mapped files included,
 which the system may drop at any time; "anonymous" is the part that it may not. The folder needs
 twice the file's size on the disk, and is removed at the end.
 """
 
+import contextlib
 import dataclasses
 import io
 import json
 import os
 import pathlib
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -35,10 +32,11 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import tyro
 
 from benchmarks import harness
-from benchmarks.micro.tff import entry, field, varint
+from benchmarks.micro.tff import entry, field, varint, write_sqlite
 
 WORDS, VOCAB_SIZE, LENGTH, MEAN_WORDS = 60_000, 10_004, 20, 13
 CONFIG = """
@@ -56,59 +54,6 @@ training:
 evaluation: {{every: 0}}
 run: {{checkpoint_every: {rounds}}}
 """
-OPEN = """
-import json, sys, time
-from jaxpfl.data import open
-from jaxpfl.data.content import origin_hash
-from jaxpfl.text.tokenisers.public_words import public_words
-began = time.perf_counter()
-clients = open(sys.argv[1])
-opened = time.perf_counter()
-part = clients.split({"train": 1.0}, seed=0)["train"]
-encoded = public_words(sys.argv[1], None).encode(part, int(sys.argv[2]))
-chosen = time.perf_counter()
-origin_hash(encoded.numeric(), encoded.offsets)
-hashed = time.perf_counter()
-print(json.dumps({"open": opened - began, "split": chosen - opened, "hash": hashed - chosen}))
-"""
-SAMPLE = """
-import json, os, pathlib, sys, time
-import numpy as np
-from jaxpfl.data import CohortSpec, Population, open, Cohort
-from jaxpfl.text.tokenisers.public_words import public_words
-folder, length, cohort, most, repeats = sys.argv[1], *map(int, sys.argv[2:])
-mapped = public_words(folder, None).encode(open(folder), length)
-# As many of the clients as fit into memory as an array of padded rows.
-inside = int(np.searchsorted(mapped.offsets, most, "right")) - 1
-part = mapped.select(np.arange(inside))
-rows = np.asarray(part.columns["tokens"])
-population = {"mapped": part, "memory": Population({"tokens": rows}, part.offsets, part.client_ids)}
-spec = CohortSpec(batch_size=16, max_examples=256)
-
-def seconds(name, round):
-    generator = np.random.default_rng(round)
-    began = time.perf_counter()
-    chosen = np.flatnonzero(generator.random(inside) < cohort / inside)
-    buckets = Cohort(population[name], chosen, spec, seed=1, round=round)
-    examples = sum(int(bucket.mask.sum()) for bucket in buckets)
-    return time.perf_counter() - began, examples
-
-taken = {"mapped": [], "memory": []}
-for round in range(repeats + 2):
-    order = ("mapped", "memory") if round % 2 else ("memory", "mapped")
-    found = {name: seconds(name, round) for name in order}
-    assert found["mapped"][1] == found["memory"][1]
-    for name in order if round >= 2 else ():
-        taken[name].append(found[name][0])
-whole = mapped.select(np.arange(len(mapped)))
-population["mapped"], inside = whole, len(whole)
-files = [os.open(path, os.O_RDONLY) for path in pathlib.Path(folder).iterdir()]
-del rows, population["memory"], part, mapped
-for file in files:
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-result = {name: float(np.median(each)) for name, each in taken.items()}
-print(json.dumps({**result, "cold": seconds("mapped", 99)[0]}))
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +64,6 @@ class Config:
     cohort: int = 200
     rounds: int = 3
     hidden: int = 670
-    in_memory: int = 10_000_000  # sentences of the population in memory; 84 bytes each
-    repeats: int = 40
     seed: int = 0
 
 
@@ -138,14 +81,14 @@ def watched(*command: str) -> Watched:
     """Runs a command, and reads its and its children's resident memory 20 times a second."""
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    peaks = {"VmRSS": 0.0, "RssAnon": 0.0}
+    peak = anonymous = 0.0
     ended = threading.Event()
 
     def watch() -> None:
+        nonlocal peak, anonymous
         while not ended.wait(0.05):
-            held = [_memory(pid) for pid in _with_children(process.pid)]
-            for name in peaks:
-                peaks[name] = max(peaks[name], sum(each.get(name, 0.0) for each in held))
+            now = _memory(process.pid)
+            peak, anonymous = max(peak, now[0]), max(anonymous, now[1])
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -157,28 +100,19 @@ def watched(*command: str) -> Watched:
     if process.returncode:
         raise SystemExit(f"{' '.join(command[:4])} ended with exit code {process.returncode}")
     seconds = time.perf_counter() - began
-    return Watched(output, seconds, peaks["VmRSS"], peaks["RssAnon"])
+    return Watched(output, seconds, peak, anonymous)
 
 
-def _with_children(pid: int) -> Iterator[int]:
-    yield pid
-    try:
-        tasks = list(pathlib.Path(f"/proc/{pid}/task").iterdir())
-        children = [child for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:
-        return
-    for child in children:
-        yield from _with_children(int(child))
-
-
-def _memory(pid: int) -> dict[str, float]:
-    """The lines of a process's status that are sizes, in MB; none of one that has ended."""
-    try:
-        lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    parts = [line.split() for line in lines if line.endswith(" kB")]
-    return {name.rstrip(":"): float(value) / 1024 for name, value, _ in parts}
+def _memory(pid: int) -> tuple[float, float]:
+    """Resident memory of a process and its children, and the anonymous part of it, in MB."""
+    resident = anonymous = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            memory = member.memory_info()
+            resident += memory.rss
+            anonymous += memory.rss - memory.shared
+    return resident / 2**20, anonymous / 2**20
 
 
 def _words() -> list[str]:
@@ -238,25 +172,11 @@ def generate(config: Config, path: pathlib.Path, counts: pathlib.Path) -> int:
             before, behind = fixed[(place * 7 + size) % len(fixed)]
             yield field(1, before + entry("tokens", 1, text) + behind)
 
-    with sqlite3.connect(path) as connection:
-        for pragma in ("synchronous = OFF", "journal_mode = OFF", "page_size = 4096"):
-            connection.execute(f"PRAGMA {pragma}")
-        connection.execute(
-            "CREATE TABLE examples (split_name TEXT NOT NULL, client_id TEXT NOT NULL, "
-            "serialized_example_proto BLOB NOT NULL)"
-        )
-        connection.execute(
-            "CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL, "
-            "num_examples INTEGER NOT NULL)"
-        )
-        for client, size in zip(ids, sizes.tolist(), strict=True):
-            rows = (("train", client, blob) for blob in sentences(size))
-            connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
-        metadata = [
-            (client, "train", size) for client, size in zip(ids, sizes.tolist(), strict=True)
-        ]
-        connection.executemany("INSERT INTO client_metadata VALUES (?, ?, ?)", metadata)
-    connection.close()
+    write_sqlite(
+        path,
+        ((user, blob) for user, size in zip(ids, sizes, strict=True) for blob in sentences(size)),
+        zip(ids, sizes.tolist(), strict=True),
+    )
     expected = np.maximum(1, shares / shares.sum() * 1e9).astype(np.int64)
     lines = "".join(f"{word} {count}\n" for word, count in zip(words, expected, strict=True))
     with tarfile.open(counts, "w:bz2") as archive:
@@ -299,16 +219,6 @@ def measure(config: Config, folder: pathlib.Path) -> list[dict]:
     stored = sum(entry.stat().st_size for entry in os.scandir(tokens))
     add("convert", done, **{"file MB": size / 2**20, "folder MB": stored / 2**20})
     file.unlink()
-
-    done = watched(python, "-c", OPEN, str(tokens), str(LENGTH))
-    add("open", done, **json.loads(done.output))
-
-    numbers = (LENGTH, config.cohort, config.in_memory, config.repeats)
-    done = watched(python, "-c", SAMPLE, str(tokens), *map(str, numbers))
-    found = json.loads(done.output)
-    rates = {f"{name} clients/s": config.cohort / found[name] for name in ("mapped", "memory")}
-    add("sample", done, **rates, **{"mapped / memory": found["memory"] / found["mapped"]})
-    rows[-1]["cold seconds"] = found["cold"]
 
     path = folder / "config.yaml"
     settings = {"vocab_size": VOCAB_SIZE, "length": LENGTH, "hidden": config.hidden}

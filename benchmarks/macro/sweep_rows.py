@@ -6,10 +6,10 @@ A row has what differs between the points and what came out, with device, versio
 which the point was finished. A sweep that was stopped gives the rows of the points it finished.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+import tyro
 import yaml
 
 from benchmarks.harness import record, table
@@ -66,18 +66,18 @@ def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Append the points of a sweep.")
-    parser.add_argument("sweep", type=Path, help="the directory of the sweep")
-    parser.add_argument("name", help="of the file in benchmarks/results, without its suffix")
-    arguments = parser.parse_args()
-    rows = without_common(rows_of(arguments.sweep))
-    table(
-        [{"what": row["what"], "accuracy": row["metrics"]["accuracy"]} for row in rows],
-        ["what", "accuracy"],
-    )
-    print(record(arguments.name, rows))
+def main(sweep: tyro.conf.Positional[Path], name: tyro.conf.Positional[str]) -> None:
+    """Appends the points of a sweep.
+
+    Args:
+      sweep: the directory of the sweep.
+      name: of the file in benchmarks/results, without its suffix.
+    """
+    rows = without_common(rows_of(sweep))
+    shown = [{"what": row["what"], "accuracy": row["metrics"]["accuracy"]} for row in rows]
+    table(shown, ["what", "accuracy"])
+    print(record(name, rows))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from benchmarks import harness
+from benchmarks import comparison, harness
 
 CLIENTS, STEPS, BATCH = 32, 5, 20  # of a device, of a client, of a step
 FEATURES, CLASSES, HIDDEN = 784, 62, 200
@@ -168,9 +168,8 @@ def ran(what: str, devices: int, repeats: int) -> dict[str, Any]:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import RunSecret, client_mesh
-    from jaxpfl.federated.release.door import Keys
+    from benchmarks.rounds import door_keys, whole_bucket
+    from jaxpfl.federated import client_mesh
 
     mesh = client_mesh()
     cohort = CLIENTS * devices
@@ -186,17 +185,8 @@ def ran(what: str, devices: int, repeats: int) -> dict[str, Any]:
         round_ = functools.partial(drjax_round(mesh), params, jax.device_put(columns, dealt))
     else:
         door = door_of(mesh, what == "ours, private")
-        bucket = Bucket(
-            columns,
-            np.ones(shape, bool),
-            np.full(cohort, STEPS, np.int32),
-            np.ones(cohort, np.float32),
-            np.zeros((cohort, 2), np.uint32),
-        )
-        bucket = jax.device_put(bucket, dealt)
-        secret = RunSecret.reproducible(0)
+        bucket, keys = whole_bucket(columns, dealt), door_keys()
         clip_norm = jnp.float32(door.query.plan.clip_norm)
-        keys = Keys(secret.key("train", ""), np.tile(secret.words_of("noise", ""), 2))
 
         def round_():
             found = door(params, (bucket,), clip_norm, keys)
@@ -258,8 +248,7 @@ def main(config: Config) -> None:
 
 def stored() -> list[dict[str, Any]]:
     """The newest row of each program on each number of chips or devices."""
-    text = (harness.RESULTS / "weak_scaling.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = comparison.read(harness.RESULTS / "weak_scaling.jsonl")
     return list({(row["what"], row.get("chips"), row.get("devices")): row for row in rows}.values())
 
 

@@ -22,9 +22,7 @@ their sums of clipped changes, differ. GFLOP/s count the matrix products alone.
 
 import dataclasses
 import functools
-import itertools
 import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -77,74 +75,18 @@ def plain_loss(params: Any, tokens_BxL: Any) -> Any:
     return -jnp.mean(jnp.take_along_axis(log_probabilities, tokens_BxL[:, 1:].T[..., None], -1))
 
 
-def handwritten(mesh: Any) -> Callable[..., Any]:
-    """Returns a jitted round on tokens [clients, steps, B, L + 1] dealt over the mesh:
-    (params, tokens, key) -> (params, norm of the sum)."""
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import PartitionSpec
-
-    def client(params, tokens_SxBxL):
-        def step(local, tokens_BxL):
-            gradients = jax.grad(plain_loss)(local, tokens_BxL)
-            return jax.tree.map(lambda p, g: p - LEARNING_RATE * g, local, gradients), None
-
-        trained, _ = jax.lax.scan(step, params, tokens_SxBxL)
-        delta = jax.tree.map(jnp.subtract, trained, params)
-        factor = jnp.minimum(1.0, CLIP_NORM / _norm(delta))
-        return jax.tree.map(lambda leaf: leaf * factor, delta)
-
-    def device_sum(params, tokens_CxSxBxL):
-        def add(total, tokens_SxBxL):
-            return jax.tree.map(jnp.add, total, client(params, tokens_SxBxL)), None
-
-        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), tokens_CxSxBxL)
-        return jax.lax.psum(total, "clients")
-
-    summed = jax.shard_map(
-        device_sum,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec("clients")),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
-
-    @jax.jit
-    def round_(params, tokens_CxSxBxL, key):
-        total, clients = summed(params, tokens_CxSxBxL), tokens_CxSxBxL.shape[0]
-        norm = _norm(total)
-        leaves, structure = jax.tree.flatten(total)
-        keys = jax.random.split(key, len(leaves))
-        noise = [
-            NOISE * CLIP_NORM * jax.random.normal(k, leaf.shape)
-            for k, leaf in zip(keys, leaves, strict=True)
-        ]
-        total = jax.tree.map(jnp.add, total, jax.tree.unflatten(structure, noise))
-        return jax.tree.map(lambda p, leaf: p + leaf / clients, params, total), norm
-
-    return round_
-
-
-def _norm(tree: Any) -> Any:
-    import optax
-
-    return optax.tree.norm(tree)
-
-
 def ours(
-    params: Any, data: Any, mesh: Any, chunk: int, ledger: pathlib.Path, *, noisy: bool, steps: int
+    params: Any, data: Any, mesh: Any, chunk: int, *, noisy: bool, steps: int
 ) -> Callable[[], Any]:
-    """Returns a function that runs one round of the library and returns the step's metrics.
+    """Returns a function that runs one round of the library: its state and the step's metrics.
 
     Args:
       data: the clients, all of whom take part.
       steps: at most so many batches of a client are used.
     """
-    import jax
-
     import jaxpfl as jp
-    from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import Execution, RunSecret
+    from benchmarks.rounds import rounds, sgd
+    from jaxpfl.federated import Execution
 
     clients = len(data)
     plan = jp.Plan(
@@ -156,38 +98,19 @@ def ours(
     )
     algorithm = jp.algorithms.fed_avg(
         jp.models.CIFGLanguageModel(),
-        client=_sgd(LEARNING_RATE),
-        server=_sgd(1.0),
+        client=sgd(LEARNING_RATE),
+        server=sgd(1.0),
         plan=plan,
         cohort=jp.CohortSpec(BATCH, steps * BATCH, clients_per_bucket=max(64, chunk * mesh.size)),
         execution=Execution(mesh, chunk or None),
         start=params,
     )
-    releaser = releaser_of(
-        algorithm, data, jp.Ledger(ledger, data), RunSecret.reproducible(0), run="benchmark"
-    )
-    state, rounds = algorithm.init(jax.random.key(0)), itertools.count(1)
-
-    def one_round():
-        nonlocal state
-        state, metrics = releaser.step(algorithm.step, state, next(rounds))
-        return state, metrics
-
-    return one_round
-
-
-@functools.cache
-def _sgd(learning_rate: float) -> Any:
-    import optax
-
-    return optax.sgd(learning_rate)
+    return functools.partial(next, rounds(algorithm, data))
 
 
 def main(config: Config) -> list[dict]:
     harness.use_cpu_devices(config.devices)
-    with tempfile.TemporaryDirectory() as folder:
-        measured = _stack_overflow if config.stack_overflow else _measured
-        rows = measured(config, pathlib.Path(folder))
+    rows = _stack_overflow(config) if config.stack_overflow else _measured(config)
     harness.table(rows, list(dict.fromkeys(column for row in rows for column in row)))
     print(f"recorded in {harness.record('word_lm', rows)}")
     return rows
@@ -199,7 +122,7 @@ def drawn_tokens(rng: np.random.Generator, vocab_size: int, shape: tuple[int, ..
     return 1 + rng.choice(vocab_size - 1, shape, p=chances / chances.sum()).astype(np.int32)
 
 
-def _stack_overflow(config: Config, folder: pathlib.Path) -> list[dict]:
+def _stack_overflow(config: Config) -> list[dict]:
     """Rounds of clients who have as many sentences as the users of Stack Overflow."""
     import jax
 
@@ -217,13 +140,7 @@ def _stack_overflow(config: Config, folder: pathlib.Path) -> list[dict]:
     params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
     runs = {
         f"jaxpfl, chunk {chunk or 'default'}": ours(
-            params,
-            data,
-            client_mesh(),
-            chunk,
-            folder / f"{chunk}.jsonl",
-            noisy=True,
-            steps=MOST_STEPS,
+            params, data, client_mesh(), chunk, noisy=True, steps=MOST_STEPS
         )
         for chunk in config.chunks
     }
@@ -241,12 +158,13 @@ def _stack_overflow(config: Config, folder: pathlib.Path) -> list[dict]:
     ]
 
 
-def _measured(config: Config, folder: pathlib.Path) -> list[dict]:
+def _measured(config: Config) -> list[dict]:
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
     from benchmarks.micro.model_step import gigaflops
+    from benchmarks.rounds import by_hand
     from jaxpfl.data import from_clients
     from jaxpfl.federated import client_mesh
     from jaxpfl.models import CIFGLanguageModel
@@ -264,12 +182,13 @@ def _measured(config: Config, folder: pathlib.Path) -> list[dict]:
     first = model.loss(params, {"tokens": tokens[0, 0]}, jnp.ones(BATCH, bool))[0]
     everything = client_mesh()
     meshes = [everything] if everything.size == 1 else [client_mesh(1), everything]
-    quiet = ours(params, data, everything, 0, folder / "quiet.jsonl", noisy=False, steps=STEPS)()[1]
+    quiet = ours(params, data, everything, 0, noisy=False, steps=STEPS)()[1]
     norm = float(quiet["update_norm"]) * config.clients
 
+    rates: dict[str, Any] = {"learning_rate": LEARNING_RATE, "clip_norm": CLIP_NORM, "noise": NOISE}
     runs: dict[str, Callable[[], Any]] = {
         f"jaxpfl, chunk {chunk or 'default'}": ours(
-            params, data, everything, chunk, folder / f"{chunk}.jsonl", noisy=True, steps=STEPS
+            params, data, everything, chunk, noisy=True, steps=STEPS
         )
         for chunk in config.chunks
     }
@@ -279,18 +198,17 @@ def _measured(config: Config, folder: pathlib.Path) -> list[dict]:
             dealt = NamedSharding(mesh, PartitionSpec("clients"))
             everywhere = NamedSharding(mesh, PartitionSpec())
             run = functools.partial(
-                handwritten(mesh),
+                by_hand(plain_loss, mesh, **rates),
                 jax.device_put(params, everywhere),
-                jax.device_put(tokens, dealt),
+                jax.device_put((tokens,), dealt),
                 jax.random.key(1),
             )
             check("plain JAX's norm", float(run()[1]), norm, 1e-2)
             runs[f"handwritten scan, {mesh.size} devices"] = run
     against = None
     if config.torch:
-        settings = {"learning_rate": LEARNING_RATE, "clip_norm": CLIP_NORM, "noise": NOISE}
         top = {name: params[name] for name in ("embedding", "output_bias")}
-        arrays = {**top, **params["layer_0"], "tokens": tokens, **settings}
+        arrays = {**top, **params["layer_0"], "tokens": tokens, **rates}
         against = Peer(config.torch, CHILD, arrays)
         check("PyTorch's loss", against.hello["loss"], float(first), 1e-5)
         check("PyTorch's norm", against.turn(), norm, 1e-2)

@@ -37,9 +37,10 @@ def main(config: Config) -> list[dict]:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import jaxpfl as jp
+    from benchmarks.rounds import door_keys
     from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import Execution, Query, RunSecret, client_mesh
-    from jaxpfl.federated.release.door import Door, Keys
+    from jaxpfl.federated import Execution, Query, client_mesh
+    from jaxpfl.federated.release.door import Door
 
     mesh = client_mesh()
     clients = config.clients // mesh.size * mesh.size
@@ -66,8 +67,7 @@ def main(config: Config) -> list[dict]:
         participation=jp.Poisson(100 * clients, clients),
         delta=1e-6,
     )
-    secret = RunSecret.reproducible(0)
-    keys = Keys(secret.key("train", ""), np.tile(secret.words_of("noise", ""), 2))
+    keys = door_keys()
     shape = jax.ShapeDtypeStruct((config.coordinates,), jnp.float32)
 
     def door(chunk, plan=plan):

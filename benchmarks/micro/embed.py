@@ -16,7 +16,6 @@ import json
 import os
 import pathlib
 import random
-import subprocess
 import tempfile
 import time
 from typing import Any
@@ -26,6 +25,7 @@ import tyro
 
 import jaxpfl.data
 from benchmarks import harness
+from benchmarks.peer import Peer
 from jaxpfl.errors import InputError
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.text.embed.encoder import SentenceEncoder
@@ -44,38 +44,10 @@ class Config:
     repeats: int = 5
 
 
-class Against:
-    """sentence-transformers in another interpreter, told what to embed line by line."""
-
-    def __init__(self, python: pathlib.Path, encoder: str):
-        if python.is_dir():
-            python = python / "bin" / "python"
-        self._process = subprocess.Popen(
-            [str(python), str(CHILD), str(pretrained.resolve(encoder))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.version = self._read()["version"]
-
-    def embed(self, path: pathlib.Path, batch_size: int) -> tuple[float, float]:
-        """Seconds, and of processor time, for a JSON file of sentences; vectors go beside it."""
-        assert self._process.stdin is not None
-        print(json.dumps([str(path), batch_size]), file=self._process.stdin, flush=True)
-        taken = self._read()
-        return taken["seconds"], taken["cpu"]
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"sentence-transformers ended with exit code {self._process.wait()}")
-        return json.loads(line)
+def embedded(against: Peer, path: pathlib.Path, batch_size: int) -> tuple[float, float]:
+    """Seconds, and of processor time, for a JSON file of sentences; vectors go beside it."""
+    taken = json.loads(against.ask(json.dumps([str(path), batch_size])))
+    return taken["seconds"], taken["cpu"]
 
 
 def sentences(source: str, count: int) -> list[str]:
@@ -85,7 +57,7 @@ def sentences(source: str, count: int) -> list[str]:
 
 
 def measure(
-    encoder: SentenceEncoder, against: Against | None, source: str, config: Config
+    encoder: SentenceEncoder, against: Peer | None, source: str, config: Config
 ) -> dict[str, Any]:
     texts = sentences(source, config.sentences)
     vectors_NxD = encoder(texts)
@@ -98,7 +70,7 @@ def measure(
         path.write_text(json.dumps(texts), encoding="utf-8")
         if against:
             for size in config.batch_sizes:
-                against.embed(path, size)
+                embedded(against, path, size)
             found_NxD = np.load(path.with_suffix(".npy"), allow_pickle=False)
             row["largest difference"] = float(np.abs(found_NxD - vectors_NxD).max())
         for _ in range(config.repeats):
@@ -107,7 +79,7 @@ def measure(
             ours.append((time.perf_counter() - start, time.process_time() - cpu))
             if against:
                 for size in config.batch_sizes:
-                    theirs[size].append(against.embed(path, size))
+                    theirs[size].append(embedded(against, path, size))
     seconds, cpu = np.min(ours, axis=0)
     row |= {"ours/s": float(len(texts) / seconds), "ours/cpu s": float(len(texts) / cpu)}
     if against:
@@ -117,7 +89,7 @@ def measure(
             "theirs/s": float(len(texts) / their_seconds),
             "theirs/cpu s": float(len(texts) / their_cpu),
             "their batch": best,
-            "their version": against.version,
+            "their version": against.hello["version"],
             "ratio": float(their_seconds / seconds),
             "cpu ratio": float(their_cpu / cpu),
         }
@@ -133,7 +105,10 @@ def main(config: Config) -> None:
         encoder = SentenceEncoder(config.encoder)
     except InputError as error:
         raise SystemExit(str(error)) from None
-    against = Against(config.against, config.encoder) if config.against else None
+    against = None
+    if config.against:
+        folder = str(pretrained.resolve(config.encoder))
+        against = Peer(config.against, CHILD, {"folder": folder})
     rows = [measure(encoder, against, source, config) for source in sources]
     if against:
         against.close()

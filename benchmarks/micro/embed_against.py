@@ -1,8 +1,9 @@
 """The other side of `benchmarks.micro.embed`: run by an interpreter with sentence-transformers.
 
-    python embed_against.py FOLDER
+    python embed_against.py FILE.npz
 
-Reads lines [file, batch size] and embeds the sentences in each file; answers each with a line.
+The file names the folder of the encoder. Reads lines [file, batch size] and embeds the sentences in
+each file; answers each with a line.
 """
 
 import json
@@ -14,7 +15,9 @@ import numpy as np
 import sentence_transformers  # pyright: ignore[reportMissingImports]
 
 
-def main(folder: str) -> None:
+def main(file: str) -> None:
+    with np.load(file, allow_pickle=False) as arrays:
+        folder = str(arrays["folder"])
     model = sentence_transformers.SentenceTransformer(folder, local_files_only=True)
     print(json.dumps({"version": sentence_transformers.__version__}), flush=True)
     for line in sys.stdin:

@@ -107,14 +107,12 @@ def rounds(config: Config) -> list[dict]:
     import optax
 
     import jaxpfl as jp
-    from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import LocalTraining, Query, RunSecret
+    from benchmarks.rounds import door_keys, whole_bucket
+    from jaxpfl.federated import LocalTraining, Query
     from jaxpfl.federated.clients.moments import ClientMoment, half_shape
-    from jaxpfl.federated.release.door import Door, Keys
+    from jaxpfl.federated.release.door import Door
 
-    draw, rows = np.random.default_rng(0), []
-    secret = RunSecret.reproducible(0)
-    keys = Keys(secret.key("train", ""), np.tile(secret.words_of("noise", ""), 2))
+    draw, rows, keys = np.random.default_rng(0), [], door_keys()
     cnn, words = jp.models.emnist_cnn(), jp.models.CIFGLanguageModel(10_004, 96, 670)
     for name, clients, shape, model, columns in (
         ("EMNIST CNN", 10, (2, 20), cnn,
@@ -134,11 +132,7 @@ def rounds(config: Config) -> list[dict]:
                 model.init(jax.random.key(0)),
             )
             like = broadcast
-        mask = np.ones((clients, *shape), bool)
-        steps = np.full(clients, shape[0], np.int32)
-        bucket = Bucket(
-            columns, mask, steps, np.ones(clients, np.float32), np.zeros((clients, 2), np.uint32)
-        )
+        bucket = whole_bucket(columns)
         releases = {}
         for kind in ("independent", "exact"):
             plan = jp.Plan(

@@ -11,9 +11,7 @@ best of the repeats.
 """
 
 import dataclasses
-import itertools
-import tempfile
-from pathlib import Path
+import functools
 from typing import Any
 
 import tyro
@@ -36,8 +34,7 @@ def main(config: Config) -> list[dict]:
     import optax
 
     import jaxpfl as jp
-    from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import RunSecret
+    from benchmarks.rounds import rounds
     from jaxpfl.federated.clients.clipped_gradients import clipped_sum
 
     model, number = jp.models.emnist_cnn(), config.examples
@@ -81,19 +78,8 @@ def main(config: Config) -> list[dict]:
             unit="example",
         ),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = jp.Ledger(Path(folder) / "ledger.jsonl", clients, unit="example")
-        releaser = releaser_of(
-            algorithm, clients, ledger, RunSecret.reproducible(0), run="benchmark"
-        )
-        state, rounds = algorithm.init(jax.random.key(0)), itertools.count(1)
-
-        def release() -> Any:
-            nonlocal state
-            state, _ = releaser.step(algorithm.step, state, next(rounds))
-            return state
-
-        best = harness.interleaved({"release": release, **runs}, config.repeats)
+    release = functools.partial(next, rounds(algorithm, clients))
+    best = harness.interleaved({"release": release, **runs}, config.repeats)
     rows = [
         {"what": name, "examples": number, "ms": 1e3 * seconds} for name, seconds in best.items()
     ]

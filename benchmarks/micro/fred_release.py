@@ -34,11 +34,11 @@ def main(config: Config) -> list[dict]:
     from jax.sharding import NamedSharding, PartitionSpec
 
     import jaxpfl as jp
+    from benchmarks.rounds import door_keys, whole_bucket
     from jaxpfl.algorithms.fred import FredPlan
-    from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import Execution, Query, RunSecret, client_mesh
+    from jaxpfl.federated import Execution, Query, client_mesh
     from jaxpfl.federated.release import identity
-    from jaxpfl.federated.release.door import Door, Keys, default_chunk
+    from jaxpfl.federated.release.door import Door, default_chunk
 
     mesh = client_mesh()
     step = mesh.size * max([default_chunk(mesh), *config.chunks])
@@ -53,16 +53,7 @@ def main(config: Config) -> list[dict]:
         return jax.lax.with_sharding_constraint(rows, dealt)
 
     rows_CxSxBxD = jax.block_until_ready(fill(jax.random.key(0)))
-    bucket = jax.device_put(
-        Bucket(
-            batches={"embedding": rows_CxSxBxD},
-            mask=np.ones(shape, bool),
-            steps=np.ones(clients, np.int32),
-            weight=np.ones(clients, np.float32),
-            key=np.zeros((clients, 2), np.uint32),
-        ),
-        dealt,
-    )
+    bucket = whole_bucket({"embedding": rows_CxSxBxD}, dealt)
     plan = jp.Plan(
         rounds=1,
         clip=jp.Clip(1.0),
@@ -73,8 +64,7 @@ def main(config: Config) -> list[dict]:
     centre_D = jnp.zeros(config.dimension)
     client_fn = FredPlan((1.0, 1.0, 1.0), delta=1e-6).client_fn("second")
     spec = jp.CohortSpec(config.examples, config.examples, clients_per_bucket=clients)
-    secret = RunSecret.reproducible(0)
-    keys = Keys(secret.key("train", ""), np.tile(secret.words_of("noise", ""), 2))
+    keys = door_keys()
     empty = {"embedding": np.empty((0, config.dimension), np.float32)}
 
     def door(chunk):

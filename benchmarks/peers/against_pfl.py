@@ -13,6 +13,7 @@ alone grows 30-fold a round.)
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import subprocess
@@ -91,8 +92,8 @@ def rounds_of(name: str, config: Config, held, start) -> list[dict[str, np.ndarr
     import optax
 
     import jaxpfl as jp
-    from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import LocalTraining, Proximal, RunSecret
+    from benchmarks.rounds import rounds
+    from jaxpfl.federated import LocalTraining, Proximal
 
     def loss(params, batch):
         hidden = jnp.tanh(batch["x"] @ params["w1"] + params["b1"])
@@ -129,15 +130,8 @@ def rounds_of(name: str, config: Config, held, start) -> list[dict[str, np.ndarr
         penalty = Proximal(config.mu) if name == "fed_prox" else None
         client = LocalTraining(model, optax.sgd(config.rate), penalty=penalty)
         algorithm = jp.algorithms.fed_avg(model, client=client, **shared)
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = jp.Ledger(pathlib.Path(folder) / "ledger.jsonl", clients)
-        releaser = releaser_of(algorithm, clients, ledger, RunSecret.reproducible(0), run="pfl")
-        state = algorithm.init(jax.random.key(0))
-        for round in range(1, config.rounds + 1):
-            state, _ = releaser.step(algorithm.step, state, round)
-            found.append(jax.device_get(state.params))
-    return found
+    states = itertools.islice(rounds(algorithm, clients), config.rounds)
+    return [jax.device_get(state.params) for state, _ in states]
 
 
 def rounds_of_pfl(name: str, config: Config, file: pathlib.Path):

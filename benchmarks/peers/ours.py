@@ -9,10 +9,7 @@ function in the order of the peers, once a release without noise has agreed with
 """
 
 import importlib.metadata
-import itertools
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +24,8 @@ def main(file: str, quiet: bool) -> None:
     import optax
 
     import jaxpfl as jp
-    from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import Execution, RunSecret, client_mesh
+    from benchmarks.rounds import rounds
+    from jaxpfl.federated import Execution, client_mesh
 
     arrays, held = work.load(file)
     clients = len(held["offsets"]) - 1
@@ -38,10 +35,7 @@ def main(file: str, quiet: bool) -> None:
             for i, (image, label) in enumerate(work.each(held))
         }
     )
-    start: dict[str, Any] = {}
-    for name, array in arrays.items():
-        layer, leaf = name.split(".")
-        start.setdefault(layer, {})[leaf] = array
+    start = work.by_layer(arrays)
     algorithm = jp.algorithms.fed_avg(
         jp.models.emnist_cnn(),
         client=optax.sgd(work.LEARNING_RATE),
@@ -57,23 +51,18 @@ def main(file: str, quiet: bool) -> None:
         execution=Execution(client_mesh()),
         start=start,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = jp.Ledger(Path(folder) / "ledger.jsonl", data)
-        releaser = releaser_of(algorithm, data, ledger, RunSecret.reproducible(0), run="benchmark")
-        state, rounds = algorithm.init(jax.random.key(0)), itertools.count(1)
+    states = rounds(algorithm, data)
 
-        def release():
-            nonlocal state
-            state, metrics = releaser.step(algorithm.step, state, next(rounds))
-            jax.block_until_ready(state)
-            return float(metrics["update_norm"]) if quiet else None
+    def round_():
+        state, metrics = next(states)
+        jax.block_until_ready(state)
+        if not quiet:
+            return None
+        norm = float(metrics["update_norm"])
+        return _norm_in_order(algorithm.queries[0].client_fn, start, held, norm)
 
-        def round_():
-            norm = release()
-            return norm and _norm_in_order(algorithm.queries[0].client_fn, start, held, norm)
-
-        versions = {name: importlib.metadata.version(name) for name in ("jaxpfl", "jax")}
-        work.serve(round_, **versions)
+    versions = {name: importlib.metadata.version(name) for name in ("jaxpfl", "jax")}
+    work.serve(round_, **versions)
 
 
 def _norm_in_order(client_fn: Any, start: Any, held: work.Arrays, released: float) -> float:

@@ -7,11 +7,7 @@ of the mean gradient; otherwise it is what the noise hides, and they answer with
 """
 
 import importlib.metadata
-import itertools
 import sys
-import tempfile
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,17 +21,12 @@ def main(file: str, quiet: bool) -> None:
     import optax
 
     import jaxpfl as jp
-    from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import RunSecret
+    from benchmarks.rounds import rounds
 
     arrays, held = work.load(file)
     examples = len(held["label"])
     columns = {"image": held["image"], "label": held["label"].astype(np.int32)}
     data = jp.data.from_clients({"all": columns})
-    start: dict[str, Any] = {}
-    for name, array in arrays.items():
-        layer, leaf = name.split(".")
-        start.setdefault(layer, {})[leaf] = array
     algorithm = jp.algorithms.fed_sgd(
         jp.models.emnist_cnn(),
         server=optax.sgd(work.LEARNING_RATE),
@@ -47,21 +38,17 @@ def main(file: str, quiet: bool) -> None:
             delta=0.0 if quiet else 1e-7,
             unit="example",
         ),
-        start=start,
+        start=work.by_layer(arrays),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = jp.Ledger(Path(folder) / "ledger.jsonl", data, unit="example")
-        releaser = releaser_of(algorithm, data, ledger, RunSecret.reproducible(0), run="benchmark")
-        state, rounds = algorithm.init(jax.random.key(0)), itertools.count(1)
+    states = rounds(algorithm, data)
 
-        def step() -> float | None:
-            nonlocal state
-            state, metrics = releaser.step(algorithm.step, state, next(rounds))
-            jax.block_until_ready(state)
-            return float(metrics["update_norm"]) if quiet else None
+    def step() -> float | None:
+        state, metrics = next(states)
+        jax.block_until_ready(state)
+        return float(metrics["update_norm"]) if quiet else None
 
-        versions = {name: importlib.metadata.version(name) for name in ("jaxpfl", "jax")}
-        work.serve(step, **versions)
+    versions = {name: importlib.metadata.version(name) for name in ("jaxpfl", "jax")}
+    work.serve(step, **versions)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """README's tables of peers, from the rows of the last stored runs that nothing disturbed."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from benchmarks import comparison
 
 BEGIN, END = "<!-- peers: written by make peers -->", "<!-- /peers -->"
 
@@ -43,7 +44,7 @@ def rendered(results: Path) -> str:
     Beside other programs, ratios mislead: PyTorch's threads, which wait for each other at every
     product, lose most.
     """
-    stored = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    stored = comparison.read(results)
     return "\n".join(_table(title, unit, stored) for unit, title in TITLES.items())
 
 

@@ -73,6 +73,15 @@ def load(file: str) -> tuple[Arrays, Arrays]:
     return {name: held.pop(name) for name in parameters()}, held
 
 
+def by_layer(arrays: Arrays) -> dict[str, Arrays]:
+    """Parameters as the models of `jaxpfl` have them: those of each layer by name."""
+    layers: dict[str, Arrays] = {}
+    for name, array in arrays.items():
+        layer, leaf = name.split(".")
+        layers.setdefault(layer, {})[leaf] = array
+    return layers
+
+
 def save(file: str, count: int, ragged: bool) -> None:
     arrays: Any = {**parameters(), **clients(count, ragged)}
     np.savez(file, **arrays)

@@ -18,7 +18,7 @@ prompts, temperature, learning rate and checkpoint. The algorithm has no query o
 |         | m of the round's candidates                                   |                 |
 
 With few clients the noise hides most of their covariance. What it hides is taken to be as among a
-round's candidates (`fred.scores.estimate`). Measured by `benchmarks.macro.best_of`.
+round's candidates (`fred.scores.estimate`). Measured: docs/synthetic_text.md.
 
 This method is ours. Related: DP-MERF (Harder, Adamczewski, Park 2021) trains a generator on one
 release of mean features.

@@ -1,9 +1,17 @@
 """The embedded default: docstrings of well-known packages, as sentences."""
 
+import json
+import re
+from pathlib import Path
+
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 
 from jaxpfl.data import open as open_population
+from jaxpfl.data.readers import docstrings
+
+FOLDER = Path(docstrings.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +46,12 @@ def test_clients_come_in_the_order_of_the_packages_asked_for_and_none_twice():
     assert packages == sorted(packages, reverse=True)
     held = [tuple(population.examples(i)["text"].to_pylist()) for i in range(len(population))]
     assert len(set(held)) == len(held)
+
+
+def test_the_notice_names_the_releases_that_the_snapshot_holds():
+    releases = json.loads(parquet.read_schema(FOLDER / "docstrings.parquet").metadata[b"packages"])
+    text = (FOLDER / "docstrings.NOTICE.txt").read_text("utf-8")
+    assert len(releases) == 21
+    for package, release in releases.items():
+        line = f"{package} +{release['distribution']} {re.escape(release['version'])}, "
+        assert re.search(f"^{line}", text, re.MULTILINE), package

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 from jaxpfl.federated.release import identity
@@ -12,13 +13,19 @@ from tools import salts
 ENVIRONMENT = """
 import json
 import tests.conftest
+import jax
 from jaxpfl.federated.release.identity import environment
+jax.jit(lambda x: x * 3.0 + 1.0)(2.0).block_until_ready()
 print(json.dumps(environment()))
 """
 
 
-def salted(salt: str) -> dict:
-    variables = {**os.environ, "JAXPFL_TEST_SALT": salt}
+def salted(salt: str, cache: Path) -> dict:
+    variables = {
+        **os.environ,
+        "JAXPFL_TEST_SALT": salt,
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+    }
     command = [sys.executable, "-c", ENVIRONMENT]
     done = subprocess.run(
         command, cwd=salts.ROOT, env=variables, capture_output=True, text=True, check=True
@@ -26,10 +33,16 @@ def salted(salt: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_each_salt_is_another_identity():
-    """TRUST 59: as another machine is."""
-    one, again, other = map(salted, ("1", "1", "2"))
+def test_each_salt_is_another_identity(tmp_path):
+    """TRUST 59: as another machine is. What was compiled under one is not compiled again."""
+    compiled = []
+    environments = []
+    for salt in ("1", "1", "2"):
+        environments.append(salted(salt, tmp_path))
+        compiled.append(sorted(path.name for path in tmp_path.glob("*-cache")))
+    one, again, other = environments
     assert one == again != other
+    assert compiled[0] and compiled[0] == compiled[1] == compiled[2]
 
 
 def test_the_tests_that_make_an_identity_are_noted(tmp_path, monkeypatch):

@@ -3,7 +3,8 @@
 The docstrings are real text. A client is a documented class or function at the top level of a
 module; an example is a sentence of its docstring. The sentences are read from a snapshot that is
 shipped with this package, so that they are the same everywhere. docstrings.NOTICE.txt names the
-releases that they are from; tools/docstring_snapshot.py made the snapshot.
+releases that they are from. The snapshot is not made again: another one would change the clients of
+every experiment.
 """
 
 import difflib

@@ -55,9 +55,10 @@ def test_what_the_library_raises_becomes_one_sentence(monkeypatch):
         SentenceTransformersEmbedder("x")
 
 
-def test_equals_its_golden_file_where_it_is_installed():
+@pytest.mark.parametrize("kind", ["tiny_bert", "tiny_albert"])
+def test_equals_its_golden_file_where_it_is_installed(kind):
     pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    with np.load(GOLDEN / "tiny_bert" / "embeddings.npz", allow_pickle=False) as stored:
+    with np.load(GOLDEN / kind / "embeddings.npz", allow_pickle=False) as stored:
         texts, expected = stored["texts"].tolist(), stored["embeddings"]
-    found = SentenceTransformersEmbedder(str(GOLDEN / "tiny_bert"))(texts)
+    found = SentenceTransformersEmbedder(str(GOLDEN / kind))(texts)
     np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Sentence encoders against sentence-transformers' own embeddings (tools/golden_encoders.py)."""
+"""Sentence encoders against sentence-transformers' own embeddings in tests/golden."""
 
 import importlib.util
 import json
