@@ -22,10 +22,7 @@ _PAUSE = 0.1
 
 
 def use_cpu_devices(count: int | None) -> None:
-    """Sets this process as a command does, with `count` virtual CPU devices (default: one a core).
-
-    Call it before any JAX work.
-    """
+    """Sets this process as a command does, before any JAX work; `count` None is one a core."""
     import jax
 
     jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)

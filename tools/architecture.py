@@ -251,13 +251,10 @@ def long_signatures(modules: Sequence[Module]) -> list[Fault]:
     for module in modules:
         for function, method in _functions(module.tree):
             given = function.args
-            rest = [each for each in (given.vararg, given.kwarg) if each is not None]
-            number = len([*given.posonlyargs, *given.args, *given.kwonlyargs, *rest]) - method
+            number = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - method
+            number += (given.vararg is not None) + (given.kwarg is not None)
             if number > MOST_PARAMETERS:
-                sentence = (
-                    f"{function.name} takes {number} parameters, at most {MOST_PARAMETERS} are "
-                    "allowed: an object is missing that holds what belongs together"
-                )
+                sentence = f"{function.name} takes {number} parameters, more than {MOST_PARAMETERS}"
                 faults.append(Fault(module.path, function.lineno, sentence))
     return faults
 
@@ -335,16 +332,13 @@ def unsafe_loading(modules: Sequence[Module]) -> list[Fault]:
 
 def large_trees(root: Path) -> list[Fault]:
     """No tree has more lines than `MOST_IN_TREE`."""
-    faults = []
-    for tree, most in MOST_IN_TREE.items():
-        lines = count.by_folder(tree, root).get(tree, count.Lines())
-        if lines.physical > most[0] or lines.code > most[1]:
-            sentence = (
-                f"{tree} has {lines.physical} lines, {lines.code} of code; at most {most[0]}, "
-                f"{most[1]} of code, are allowed"
-            )
-            faults.append(Fault(root / tree, 1, sentence))
-    return faults
+    return [
+        Fault(
+            root / tree, 1, f"{tree} has {now} lines and lines of code, at most {most} are allowed"
+        )
+        for tree, most in MOST_IN_TREE.items()
+        if (now := count.sizes(tree, root))[0] > most[0] or now[1] > most[1]
+    ]
 
 
 RULES: tuple[Callable[[Sequence[Module]], list[Fault]], ...] = (

@@ -35,9 +35,6 @@ class Lines(NamedTuple):
     comment: int = 0
     blank: int = 0
 
-    def plus(self, other: "Lines") -> "Lines":
-        return Lines(*(a + b for a, b in zip(self, other, strict=True)))
-
 
 def count(source: str) -> Lines:
     """Counts the lines of one Python file."""
@@ -67,18 +64,14 @@ def by_folder(tree: str, root: Path = ROOT) -> dict[str, Lines]:
         lines = count(path.read_text(encoding="utf-8"))
         folder = path.parent.relative_to(root).parts[:2]
         for key in {"/".join(folder) if len(folder) > 1 else f"{tree}/*", tree}:
-            counts[key] = counts[key].plus(lines)
+            counts[key] = Lines(*map(sum, zip(counts[key], lines, strict=True)))
     return dict(counts)
 
 
-def other_files() -> dict[str, tuple[int, int]]:
-    """Files and physical lines by kind, of what is no Python."""
-    totals = {}
-    for kind in OTHERS:
-        paths = [path for tree in (*TREES, "configs") for path in (ROOT / tree).rglob(kind)]
-        texts = [path.read_text(encoding="utf-8") for path in paths]
-        totals[kind] = len(paths), sum(len(text.splitlines()) for text in texts)
-    return totals
+def sizes(tree: str, root: Path) -> tuple[int, int]:
+    """Physical lines and lines of code of a tree."""
+    lines = by_folder(tree, root).get(tree, Lines())
+    return lines.physical, lines.code
 
 
 def assigned(source: str) -> Counter[str]:
@@ -126,7 +119,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     for tree in TREES:
         _rows(tree, iter(sorted(by_folder(tree).items())), Lines._fields)
-    _rows("other", iter(other_files().items()), ("files", "physical"))
+    for kind in OTHERS:
+        paths = [path for tree in (*TREES, "configs") for path in (ROOT / tree).rglob(kind)]
+        print(f"{kind}: {sum(len(path.read_text().splitlines()) for path in paths)} lines")
     return 0
 
 

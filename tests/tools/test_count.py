@@ -44,7 +44,7 @@ def test_a_tree_that_grows_is_a_fault(tmp_path, monkeypatch):
     assert architecture.large_trees(tmp_path) == []
     (folder / "two.py").write_text("# more\n")
     (fault,) = architecture.large_trees(tmp_path)
-    assert "5 lines" in fault.sentence
+    assert "(5, 2)" in fault.sentence
     (folder / "two.py").unlink()
-    (folder / "one.py").write_text("x = 1\nz = 3\ny = 2\n")
-    assert "3 of code" in architecture.large_trees(tmp_path)[0].sentence
+    (folder / "one.py").write_text("x = 1\nz = 3\n\ny = 2\n")
+    assert "(4, 3)" in architecture.large_trees(tmp_path)[0].sentence
