@@ -112,7 +112,7 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "keeps or deletes a secret": (r"(^|\.)(saved_secret|forget_secret)$", {RUN}),
     "samples a cohort": (r"plan\.sample$", {PREPARED}),
     "packs a cohort": (r"(^|\.)Cohort$", {PREPARED, SECURE}),
-    "sums clients": (r"(prepared|_others|shared)\.sum$", {RELEASE, SHARED_ROUNDS}),
+    "sums clients": (r"(prepared|_processes|shared)\.sum$", {RELEASE, SHARED_ROUNDS}),
     "shares rounds among processes": (r"(^|\.)SharedRounds$", {"experiments/engine/shared_run.py"}),
     "opens the door": (r"(^|\.)Door$", {PREPARED}),
     "makes noise that rounds share": (r"(^|\.)NoiseStream$", {PREPARED}),

@@ -31,7 +31,7 @@ class Hooks(Generic[T]):
     """
 
     load_or_compute: LoadOrCompute = lambda name, compute: compute()
-    on_round: Callable[[T], None] = lambda found: None
+    on_round: Callable[[T], None] = lambda results: None
     progress: bool = False
 
     def stored(self, round: int, step: str, compute: Callable[..., Arrays], *arguments: Any) -> Any:

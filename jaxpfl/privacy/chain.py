@@ -158,13 +158,13 @@ class Chain:
         Raises:
           CorruptFile: a line was altered, or `expected_head` is not in the chain.
         """
-        known = self._hashes
+        hashes = self._hashes
         try:
             self._load()
         except BaseException:
             self.close()  # nothing may be appended to lines that could not be read
             raise
-        if self._hashes[: len(known)] != known:
+        if self._hashes[: len(hashes)] != hashes:
             self.close()
             raise CorruptFile(f"{self.path}: the ledger was altered while it was open")
         if expected_head is not None and not self.contains(expected_head):

@@ -31,7 +31,7 @@ from jaxpfl.privacy.simulated import LargerPopulation, both_statements
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run of `rounds` private sums does and costs; every field is public.
+    """All settings of `rounds` private sums that decide their cost; every field is public.
 
     Attributes:
       rounds: T.
@@ -175,9 +175,9 @@ class Plan:
     def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:
         for leaf in events.counts(prior):
             if not isinstance(leaf, dp_accounting.GaussianDpEvent):
-                found = type(leaf).__name__
-                raise InputError(f"prior releases must be Gaussians on everyone, found {found}")
-        # Of a cohort of fixed size and a Gaussian, there is no common one.
+                kind = type(leaf).__name__
+                raise InputError(f"prior releases must be Gaussians on everyone, found {kind}")
+        # A cohort of fixed size and a Gaussian have no common adjacency.
         events.adjacency(dp_accounting.ComposedDpEvent([prior, self.charge_event()]))
         alone = dataclasses.replace(self.guarantee(), event=prior).epsilon()
         if alone >= target:
@@ -224,15 +224,15 @@ class Plan:
 
         Args:
           participation: of the clients that there are.
-          delta: of what these clients have, below 1 / their number.
+          delta: of these clients' own guarantee, below 1 / their number.
 
         Raises:
           InputError: `participation` is not of fewer clients, or cannot simulate this plan's.
         """
         if self.noise is None or participation.sampling != self.sampling:
-            found = f"{self.sampling!r}{'' if self.private else ' without noise'}"
+            own = f"{self.sampling!r}{'' if self.private else ' without noise'}"
             wanted = f"a plan with noise and sampling = {participation.sampling!r}"
-            raise InputError(f"a simulation needs {wanted}, found {found}")
+            raise InputError(f"a simulation needs {wanted}, found {own}")
         size, here = self.clients_per_round, participation.clients_per_round
         z = self.noise.multiplier * here / size
         # Rounding must not make the epsilon that is stated for the larger population too small.
@@ -318,7 +318,7 @@ class Plan:
 
     @property
     def bands(self) -> int:
-        """Of correlated noise: the rounds of an epoch, or all if they are fewer."""
+        """The bands of correlated noise: the rounds of an epoch, or all if they are fewer."""
         return min(self.rounds_per_epoch, self.rounds)
 
     @property
@@ -370,15 +370,17 @@ class Plan:
         return dp_accounting.SelfComposedDpEvent(self.charge_event(), charges)
 
     def guarantee(self, rounds: int | None = None) -> Guarantee:
-        """Returns what the first `rounds` rounds (default: all) cost at the plan's delta."""
+        """Returns the guarantee of the first `rounds` rounds (default: all) at the plan's delta."""
         # A plan without noise is not private, even before its first round.
         event = self.event(rounds) if self.private else self.charge_event()
         return Guarantee(event, self.delta, self.unit, self.adjacency, self.chosen_accountant)
 
     def epsilon(self, rounds: int | None = None, accountant: Accountant | None = None) -> float:
         """Returns epsilon at the plan's delta after `rounds` rounds (default: all)."""
-        found = self.guarantee(rounds)
-        return dataclasses.replace(found, accountant=accountant or found.accountant).epsilon()
+        guarantee = self.guarantee(rounds)
+        if accountant is not None:
+            guarantee = dataclasses.replace(guarantee, accountant=accountant)
+        return guarantee.epsilon()
 
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
@@ -392,8 +394,8 @@ class Plan:
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
 
-        known = {name: value for name, value in self.to_dict().items() if value is not False}
-        return facts("Plan", {**known, "privacy": self.statement()})
+        fields = {name: value for name, value in self.to_dict().items() if value is not False}
+        return facts("Plan", {**fields, "privacy": self.statement()})
 
     def sample(self, seed: int, round: int) -> np.ndarray:
         """Returns a round's cohort: sorted client indices, int64; see `check_round`. PRIVATE."""

@@ -173,7 +173,7 @@ PLANTED = {
         ("from jaxpfl.federated.release import door\n", 1, "imports federated.release"),
         ("import jaxpfl.federated.release.door\n", 1, "imports federated.release"),
         ("import jaxpfl.federated.release.prepared_query\n", 1, "release.prepared_query"),
-        ("self._others.sum(query, broadcast, work)\n", 1, "sums clients"),
+        ("self._processes.sum(query, broadcast, work)\n", 1, "sums clients"),
     ],
     "experiments/run.py": [("shared_rounds.SharedRounds(group)\n", 1, "shares rounds")],
     "federated/clients/scores.py": [("", 1, "clients/scores.py no longer draws noise")],

@@ -13,7 +13,7 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.training import batches
-from jaxpfl.federated.clients.client import Examples, computed, first_state, kept
+from jaxpfl.federated.clients.client import Examples, computed, first_state, next_state
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import Personalising
 from jaxpfl.federated.clients.static import Static
@@ -108,5 +108,5 @@ def _trained(static: Static, params: Params, examples: Examples, key: jax.Array)
     first = first_state(client, params)
     sent, state = computed(client, params, first, examples, key)
     if isinstance(client, Personalising):
-        return client.own_model(params, kept(client, params, state, sent))
+        return client.own_model(params, next_state(client, params, state, sent))
     return jax.tree.map(jnp.add, params, sent)

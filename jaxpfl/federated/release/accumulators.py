@@ -67,7 +67,7 @@ def _joined(parts: list[jax.Array]) -> DoubleWord:
         rest = rest + part
     # Not `quick_two_sum`: if parts cancel, the rest may be larger than the last one.
     pair = two_sum(parts[-1], rest)
-    # Without negative zeros.
+    # A negative zero becomes a positive one.
     return DoubleWord(*(jnp.where(leaf == 0, jnp.float32(0), leaf) for leaf in pair))
 
 
@@ -114,7 +114,7 @@ class Compensated:
     Between subtotals and devices, each addition loses at most 2^-47 of the running sum, and nothing
     while the sum has no bits below 2^-48 of itself. Within a subtotal additions are plain float32,
     because a two-sum for each client would triple the memory traffic. Without noise it is a whole
-    bucket; of blocks of examples it is a few, and `release.rounding` has the bound.
+    bucket; of blocks of examples it is a few, and `release.example_rounding` has the bound.
 
     The last bits of the result may depend on the layout of devices and chunks.
 
@@ -281,14 +281,14 @@ class FixedPoint:
             )
         least = max(plan.population / 2**26, 2**-9)
         few, std = plan.clients_per_round / 1000, plan.indicator_noise_std
-        for name, found, needed in (
+        for name, value, needed in (
             ("noise multiplier", plan.value_noise_std(1.0), least),
             ("indicator_noise", std or few, few),
         ):
-            if found < needed:
+            if value < needed:
                 raise InputError(
                     f"exact noise needs a larger {name} for so many clients, at least {needed:g}, "
-                    f"found {found:g}: sums in steps of it could overflow"
+                    f"found {value:g}: sums in steps of it could overflow"
                 )
 
     def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
