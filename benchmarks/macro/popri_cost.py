@@ -58,7 +58,7 @@ from jaxpfl.federated.clients.scores import (
 from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.releaser import Released
 from jaxpfl.privacy.clipping import Clip, clip_factors
-from jaxpfl.privacy.mechanisms import gaussian_noise_like
+from jaxpfl.privacy.mechanisms import cut, standard_normal
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import RunSecret
@@ -304,7 +304,8 @@ def fed_avg(
     key, denominator = RunSecret().key("noise", ""), jnp.float32(training.clients_per_round)
 
     def server() -> None:
-        noise = gaussian_noise_like(key, params, jnp.float32(1e-3))
+        size = sum(leaf.size for leaf in jax.tree.leaves(params))
+        noise = cut(standard_normal(key, (size,)) * jnp.float32(1e-3), params)
         state[:] = server_step(optimizer, *state, noise, denominator)[:2]
         jax.block_until_ready(state)
 

@@ -102,7 +102,7 @@ def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]
     return {
         **{name: getattr(plan, name) for name in (*names, "unit", "adjacency")},
         "epsilon": plan.epsilon(),
-        "accountant": plan.chosen_accountant,
+        "accountant": plan.guarantee().accountant,
         "confirmed_epsilon": plan.guarantee().confirmed_epsilon(),
         "text": f"noise multiplier = {plan.noise_multiplier:.4g}\n{plan.statement()}",
     }

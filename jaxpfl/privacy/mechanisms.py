@@ -23,17 +23,9 @@ from jaxpfl.privacy.clipping import PyTree
 from jaxpfl.privacy.keys import require_noise_key
 
 
-def gaussian_noise_like(key: jax.Array, tree: PyTree, std: jax.Array | float) -> PyTree:
-    """Returns float32 noise N(0, std^2), one independent draw for each coordinate of `tree`.
-
-    `key`, a typed threefry4x32 key, is for this draw alone; `tree` holds arrays or shapes.
-    """
-    return cut(standard_normal(key, (coordinates(tree),)) * std, tree)
-
-
 @partial(jax.jit, static_argnames=("shape",))
 def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns float32 draws of N(0, 1) of this shape; the key as for `gaussian_noise_like`."""
+    """Returns float32 draws of N(0, 1); the typed threefry4x32 key is for this draw alone."""
     require_noise_key(key)
 
     def add_draw(index, total):

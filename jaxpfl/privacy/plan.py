@@ -285,10 +285,6 @@ class Plan:
         return self.participation.adjacency
 
     @property
-    def chosen_accountant(self) -> Accountant:
-        return self.accountant or accounting.default_accountant(events.counts(self.charge_event()))
-
-    @property
     def clip_norm(self) -> float:
         """S."""
         return self.clip.norm
@@ -373,7 +369,9 @@ class Plan:
         """Returns the guarantee of the first `rounds` rounds (default: all) at the plan's delta."""
         # A plan without noise is not private, even before its first round.
         event = self.event(rounds) if self.private else self.charge_event()
-        return Guarantee(event, self.delta, self.unit, self.adjacency, self.chosen_accountant)
+        charge = events.counts(self.charge_event())
+        accountant = self.accountant or accounting.default_accountant(charge)
+        return Guarantee(event, self.delta, self.unit, self.adjacency, accountant)
 
     def epsilon(self, rounds: int | None = None, accountant: Accountant | None = None) -> float:
         """Returns epsilon at the plan's delta after `rounds` rounds (default: all)."""

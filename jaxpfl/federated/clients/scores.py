@@ -37,7 +37,7 @@ import scipy.linalg
 
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
-from jaxpfl.privacy.mechanisms import gaussian_noise_like
+from jaxpfl.privacy.mechanisms import standard_normal
 
 Centring = Literal["none", "all", "prompt"]
 
@@ -63,8 +63,9 @@ class ScoreSpace(NamedTuple):
         if the scores themselves had been summed. It is not needed for privacy.
         """
         rows_KxJxD, factor_DxD = self
-        like = jax.ShapeDtypeStruct(rows_KxJxD.shape[:2], jnp.float32)
-        noise_KxJ = gaussian_noise_like(key, like, std)
+        prompts, responses, _ = rows_KxJxD.shape
+        noise_M = standard_normal(key, (prompts * responses,)) * std
+        noise_KxJ = noise_M.reshape(prompts, responses)
         inside_D = jnp.tensordot(noise_KxJ, rows_KxJxD, 2, precision="highest")
         inside_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True)
         solved_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True, trans=1)

@@ -108,9 +108,11 @@ class Analysis:
         known_values = dict(zip([*program.constvars, *program.invars], values, strict=True))
 
         def read(atom: Any) -> Value:
-            if isinstance(atom, core.Literal):
-                return self._literal(atom.val)
-            return known_values[atom]
+            if not isinstance(atom, core.Literal):
+                return known_values[atom]
+            if np.size(atom.val) == 1:
+                return self.rules.public("literal", str(atom.val))
+            return self.rules.public("constant", id(atom.val))
 
         for eqn in program.eqns:
             self.equations.add(id(eqn))
@@ -118,11 +120,6 @@ class Analysis:
             results = self._equation(eqn, [read(atom) for atom in eqn.invars], here)
             known_values.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in program.outvars]
-
-    def _literal(self, number: Any) -> Value:
-        if np.size(number) == 1:
-            return self.rules.public("literal", str(number))
-        return self.rules.public("constant", id(number))
 
     def _equation(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         name = name_of(eqn)

@@ -176,10 +176,6 @@ def used(addition: tuple[Any, ...], draws: Iterable[Draws]) -> Iterator[Use]:
         offset += drawn.stop - drawn.start
 
 
-def length(draws: Iterable[Draws]) -> int:
-    return sum(drawn.stop - drawn.start for drawn in draws)
-
-
 def shared(uses: Iterable[Use]) -> Draws | None:
     """Draws that were added to two sums, if there are any."""
     last: Use | None = None

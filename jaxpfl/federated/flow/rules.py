@@ -15,7 +15,6 @@ from jaxpfl.federated.flow.labels import (
     Use,
     Value,
     chosen,
-    length,
     mixed,
     part,
     shared,
@@ -293,7 +292,8 @@ def _unordered(label: tuple[Kind, Any]) -> tuple[Kind, Any]:
 def _sliced(eqn: Any, draws: tuple[Draws, ...]) -> tuple[Draws, ...]:
     """The draws in a slice of a vector; all of them where it is no vector, or a share of one."""
     params, shape = eqn.params, eqn.invars[0].aval.shape
-    if len(shape) != 1 or shape[0] != length(draws) or params["strides"] is not None:
+    length = sum(drawn.stop - drawn.start for drawn in draws)
+    if len(shape) != 1 or shape[0] != length or params["strides"] is not None:
         return draws
     return part(draws, params["start_indices"][0], params["limit_indices"][0])
 

@@ -49,7 +49,10 @@ def prepared(query: Query, population: Population) -> Population:
     if query.prepare is None:
         return population
     unit = query.plan.unit
-    units = population if unit == "client" else _each_alone(population)
+    units, count = population, population.num_examples
+    if unit == "example":
+        ids: Any = [str(example) for example in range(count)]
+        units = Population(population.rows(slice(0, count)), np.arange(count + 1), ids)
     unused = _copied(query, query.prepare)
 
     def rows_of(block: np.ndarray) -> Population | None:
@@ -147,14 +150,5 @@ def _joined(units: Population, parts: list[Population | None]) -> Population | N
 
 def _equal(rows: Population | None, expected: Population) -> bool:
     """Whether two have the same bits."""
-    if rows is None:
-        return False
-    first, second = (content_hash(_columns(part), part.offsets) for part in (rows, expected))
-    return first == second
-
-
-def _each_alone(population: Population) -> Population:
-    """Each example as a client of its own."""
-    count = population.num_examples
-    ids: Any = [str(example) for example in range(count)]
-    return Population(population.rows(slice(0, count)), np.arange(count + 1), ids)
+    parts = (rows, expected) if rows is not None else ()
+    return len({content_hash(_columns(part), part.offsets) for part in parts}) == 1

@@ -284,9 +284,19 @@ class Releaser(AbstractContextManager["Releaser"]):
         return f"{prepared.described(self._environment)} {self.run} {prepared.query.label}"
 
     def _charge(self, prepared: PreparedQuery, identity: Identity, round: int) -> None:
-        """Charges the ledger, once for each identity."""
+        """Charges the ledger, once for each identity.
+
+        Correlated noise that is not that of round 1 is refused.
+        """
         query, plan = prepared.query, prepared.query.plan
-        self._require_same_noise(query, identity, round)
+        if plan.correlated and round > 1:
+            first = self._secret.digest("charge", f"{identity.shared} {plan.charge_number(1)}")
+            if not self.ledger.charged(first):
+                raise InputError(
+                    "the noise of this run is correlated between rounds, so that the data, the "
+                    "client function, the plan, the versions, the devices, the processor and the "
+                    "flags of XLA must be those of its first round"
+                )
         first_round = (plan.charge_number(round) - 1) * plan.rounds_per_epoch + 1
         self.ledger.charge(
             plan.charge_event(),
@@ -382,8 +392,7 @@ class Releaser(AbstractContextManager["Releaser"]):
     @property
     def client_states(self) -> list[Any]:
         """The `ClientStates` of each query whose clients keep something. PRIVATE."""
-        prepared = self._prepared.values()
-        return [query.states for query in prepared if query.states is not None]
+        return [query.states for query in self._prepared.values() if query.states is not None]
 
     def _check(self, query: Query) -> None:
         plan = query.plan
@@ -438,16 +447,3 @@ class Releaser(AbstractContextManager["Releaser"]):
         if self._name is not None:
             label = self._name if len(self._queries or ()) == 1 else f"{self._name} {label}"
         return f"{label} ({SIMULATED})" if query.plan.simulates else label
-
-    def _require_same_noise(self, query: Query, identity: Identity, round: int) -> None:
-        """Refuses to go on with correlated noise if the identity is not that of round 1."""
-        plan = query.plan
-        if round == 1 or not plan.correlated:
-            return
-        first = self._secret.digest("charge", f"{identity.shared} {plan.charge_number(1)}")
-        if not self.ledger.charged(first):
-            raise InputError(
-                "the noise of this run is correlated between rounds, so that the data, the client "
-                "function, the plan, the versions, the devices, the processor and the flags of XLA "
-                "must be those of its first round"
-            )
