@@ -22,7 +22,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, correlated_noise, events, gaussian, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
-from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
 from jaxpfl.privacy.participation import Participation, Sampling
@@ -95,7 +94,8 @@ class Plan:
             )
         if self.correlated:
             epochs = self.charge_number(self.rounds)
-            correlated_noise.check_shift(self.bands, self.rounds_per_epoch, epochs, self.exact)
+            per_epoch = self.participation.rounds_per_epoch
+            correlated_noise.check_shift(self.bands, per_epoch, epochs, self.exact)
         if self.accountant is not None:
             accounting.require_support(events.counts(self.charge_event()), self.accountant)
         if self.adaptive_clip is not None:
@@ -271,18 +271,9 @@ class Plan:
         return self.participation.sampling
 
     @property
-    def rounds_per_epoch(self) -> int:
-        """R = floor(N / n)."""
-        return self.participation.rounds_per_epoch
-
-    @property
     def denominator(self) -> float:
         """The expected cohort size, n or N / R: divide a sum by this constant to get a mean."""
         return self.participation.denominator
-
-    @property
-    def adjacency(self) -> Adjacency:
-        return self.participation.adjacency
 
     @property
     def clip_norm(self) -> float:
@@ -299,11 +290,6 @@ class Plan:
         return 0.0 if self.noise is None else self.noise.multiplier
 
     @property
-    def noise_kind(self) -> NoiseKind:
-        """See `Noise`; "independent" without noise."""
-        return "independent" if self.noise is None else self.noise.kind
-
-    @property
     def correlated(self) -> bool:
         return self.noise is not None and self.noise.correlated
 
@@ -315,7 +301,7 @@ class Plan:
     @property
     def bands(self) -> int:
         """The bands of correlated noise: the rounds of an epoch, or all if they are fewer."""
-        return min(self.rounds_per_epoch, self.rounds)
+        return min(self.participation.rounds_per_epoch, self.rounds)
 
     @property
     def indicator_noise_std(self) -> float:
@@ -371,7 +357,7 @@ class Plan:
         event = self.event(rounds) if self.private else self.charge_event()
         charge = events.counts(self.charge_event())
         accountant = self.accountant or accounting.default_accountant(charge)
-        return Guarantee(event, self.delta, self.unit, self.adjacency, accountant)
+        return Guarantee(event, self.delta, self.unit, self.participation.adjacency, accountant)
 
     def epsilon(self, rounds: int | None = None, accountant: Accountant | None = None) -> float:
         """Returns epsilon at the plan's delta after `rounds` rounds (default: all)."""
@@ -409,7 +395,7 @@ class Plan:
             "clip_norm": self.clip_norm,
             "adaptive_clip": self.adaptive_clip and dataclasses.asdict(self.adaptive_clip),
             "noise_multiplier": self.noise_multiplier,
-            "noise": self.noise_kind,
+            "noise": "independent" if self.noise is None else self.noise.kind,
             "delta": self.delta,
             "accountant": self.accountant,
             "private": self.private,

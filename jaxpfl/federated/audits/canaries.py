@@ -20,7 +20,7 @@ but ledgers of the game's own, and its secrets follow from a seed.
 import dataclasses
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -135,7 +135,7 @@ class Game:
           seed: of all coins and secrets.
           asking_of: makes the releaser from a run's clients, ledger and secret; None = `Releaser`.
         """
-        asking_of = _asking if asking_of is None else asking_of
+        asking_of = asking_of or (lambda *parts: Releaser(*parts, run="audit"))
         questions = (self.questions or Gradients)(self.plans, self.canaries)
         scores, present, stated = [], [], None
         for run in range(checks.positive_int("runs", runs)):
@@ -157,7 +157,7 @@ class Game:
         places: list[np.ndarray | None] = []
         for plan, seed in zip(self.plans, secret.cohorts.values(), strict=True):
             place_N = np.zeros(plan.population, np.int64)
-            for place in range(plan.rounds_per_epoch):
+            for place in range(plan.participation.rounds_per_epoch):
                 place_N[plan.participation.sample(seed, place + 1)] = place
             places.append(place_N[: self.canaries])
         return places
@@ -195,12 +195,6 @@ class Game:
         return [np.stack(rounds) if rounds else None for rounds in seen], stated
 
 
-def _asking(
-    clients: Population, ledger: Ledger, secret: RunSecret
-) -> AbstractContextManager[Releaser]:
-    return nullcontext(Releaser(clients, ledger, secret, run="audit"))
-
-
 class _Watched(RunSecret):
     """A secret that remembers the seeds of cohorts by their identities, in the order of calls."""
 
@@ -234,7 +228,7 @@ class Gradients:
         """Clients of one example each: a direction, and a length in clip norms."""
         first = self.plans[0]
         lengths = np.zeros(first.population, np.float32)
-        absent = -LENGTH if first.adjacency == "replace_one" else 0.0
+        absent = -LENGTH if first.participation.adjacency == "replace_one" else 0.0
         lengths[: self.canaries] = np.where(present_M, LENGTH, absent)
         directions = np.arange(first.population, dtype=np.int32) % self.canaries
         return of_one_row({"direction": directions, "length": lengths})

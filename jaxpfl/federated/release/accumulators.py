@@ -275,8 +275,7 @@ class FixedPoint(_Sums):
         """
         if plan.correlated and plan.bands > MOST_BANDS:
             raise InputError(
-                f"noise = {plan.noise_kind!r} needs at most {MOST_BANDS:,} rounds per epoch, found "
-                f"{plan.bands:,}"
+                f"exact noise needs at most {MOST_BANDS:,} rounds per epoch, found {plan.bands:,}"
             )
         least = max(plan.population / 2**26, 2**-9)
         few, std = plan.clients_per_round / 1000, plan.indicator_noise_std

@@ -128,8 +128,8 @@ class Query:
         if self.plan.exact:
             if self.plan.unit == "example":
                 raise InputError(
-                    f"noise = {self.plan.noise_kind!r} needs unit = 'client': sums of clipped "
-                    "examples are rounded as float32 within a client's program, and are not whole"
+                    "exact noise needs unit = 'client': sums of clipped examples are rounded as "
+                    "float32 within a client's program, and are not whole"
                 )
             FixedPoint.require_room(self.plan)
         if self.plan.unit == "client":

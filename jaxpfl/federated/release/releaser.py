@@ -297,7 +297,8 @@ class Releaser(AbstractContextManager["Releaser"]):
                     "client function, the plan, the versions, the devices, the processor and the "
                     "flags of XLA must be those of its first round"
                 )
-        first_round = (plan.charge_number(round) - 1) * plan.rounds_per_epoch + 1
+        cycle = plan.participation.rounds_per_epoch
+        first_round = (plan.charge_number(round) - 1) * cycle + 1
         self.ledger.charge(
             plan.charge_event(),
             self._label(query),
