@@ -2,8 +2,8 @@
 
 The parts that everyone uses have short names here:
 
-    jp.data.open            clients and what they hold
-    jp.Plan                 what a run costs in privacy, and the only maker of its noise
+    jp.data.open            clients and their data
+    jp.Plan                 a run's price in privacy, and the only maker of its noise
     jp.models               networks
     jp.algorithms           one per paper
     jp.run                  from an algorithm and clients to a finished run directory

@@ -32,17 +32,17 @@ class Checked:
     def __post_init__(self) -> None:
         for name, check, of_each in _checks(type(self)):
             value = getattr(self, name)
-            for each in value if of_each and isinstance(value, tuple | list) else (value,):
-                if each is not None:
-                    check(name, each)
+            for element in value if of_each and isinstance(value, tuple | list) else (value,):
+                if element is not None:
+                    check(name, element)
 
 
 @cache
 def _checks(kind: type) -> tuple[tuple[str, Any, bool], ...]:
     """For each field its checks, and whether they are for the elements of a tuple."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    found = ((name, *each) for name, hint in hints.items() for each in _of_hint(hint))
-    return tuple(dict.fromkeys(found))
+    pairs = ((name, *check) for name, hint in hints.items() for check in _of_hint(hint))
+    return tuple(dict.fromkeys(pairs))
 
 
 def _of_hint(hint: Any, of_each: bool = False) -> Iterator[tuple[Any, bool]]:

@@ -28,13 +28,13 @@ def real(name: str, value: object) -> float:
 
 
 def _in_range(fits: Callable[[float], bool], expected: str) -> Callable[[str, object], float]:
-    def check(name: str, value: object) -> float:
+    def in_range(name: str, value: object) -> float:
         number = real(name, value)
         if not fits(number):
             raise InputError(f"{name} must {expected}, found {value!r}")
         return number
 
-    return check
+    return in_range
 
 
 # Each takes a name and a value, and returns the value as a float.
@@ -95,12 +95,12 @@ def instance(name: str, value: Any, kind: type[_T] | tuple[type[_T], ...], hint:
 
 
 def arguments(name: str, function: Any, wanted: str) -> None:
-    """Refuses what is no function of the arguments `wanted`, such as "(params, batch)"."""
+    """Refuses anything but a function of the arguments `wanted`, such as "(params, batch)"."""
     try:
         inspect.signature(function).bind(*wanted.split(", "))
     except TypeError as error:
-        found = str(error).partition("\n")[0]
-        raise InputError(f"{name} must be a function of {wanted}: {found}") from None
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{name} must be a function of {wanted}: {reason}") from None
 
 
 def machine_memory() -> int:

@@ -41,7 +41,7 @@ def enable() -> None:
     _ignore_unfinished_files()
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    path = _made()
+    path = _cache_folder()
     if path is not None:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(path)
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(_LEAST_SECONDS))
@@ -49,7 +49,7 @@ def enable() -> None:
 
 @contextmanager
 def enabled() -> Iterator[None]:
-    """Within it, the same in a process that has imported JAX; JAX's settings are restored after it.
+    """Enables the cache inside the context, where JAX is imported; then restores JAX's settings.
 
     A folder that JAX has already, from its settings or from `enable`, stays in use.
     """
@@ -58,7 +58,7 @@ def enabled() -> Iterator[None]:
 
     config: Any = jax.config
     unset = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir is None
-    path = _made() if unset else None
+    path = _cache_folder() if unset else None
     if path is None:
         yield
         return
@@ -84,21 +84,21 @@ def _ignore_unfinished_files() -> None:
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
 
 
-def _made() -> Path | None:
-    """The folder, made if absent and relieved of the oldest programs; None if it cannot be used."""
+def _cache_folder() -> Path | None:
+    """Makes the folder if absent, and removes the oldest programs; None if it cannot be used."""
     try:
         path = caches() / "compiled"
-        # Only the owner may write there, because this process executes what it finds.
+        # Only the owner may write there, because this process executes its files.
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        status = path.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
             return None
-        held = [(entry, entry.stat()) for entry in path.iterdir() if entry.is_file()]
-        size = sum(stat.st_size for _, stat in held)
-        for entry, stat in sorted(held, key=lambda each: each[1].st_mtime):
+        programs = [(file, file.stat()) for file in path.iterdir() if file.is_file()]
+        size = sum(stat.st_size for _, stat in programs)
+        for file, stat in sorted(programs, key=lambda program: program[1].st_mtime):
             if size <= _MOST_BYTES:
                 break
-            entry.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
             size -= stat.st_size
     except (OSError, RuntimeError):
         return None

@@ -5,13 +5,13 @@ import platform
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-# Of that file, on x86 and ARM: the kind of a processor, and the instructions it has.
+# The fields of that file, on x86 and ARM, of a processor's kind and of its instructions.
 _KIND = (
     *("model name", "cpu family", "model", "stepping"),
     *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),
 )
 _INSTRUCTIONS = ("flags", "Features")
-# Those that floating-point programs are compiled to. The others change with the system's kernel.
+# Instructions of floating-point programs. The other flags change with the system's kernel.
 _ARITHMETIC = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "fp", "sse", "ssse", "sve", "sme")
 
 
@@ -27,13 +27,12 @@ def processor() -> dict[str, str]:
         return {"model name": platform.processor() or platform.machine()}
     first = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     fields = {name.strip(): value.strip() for name, _, value in first}
-    found = {name: fields[name] for name in _KIND if name in fields}
+    kind = {name: fields[name] for name in _KIND if name in fields}
     for name in _INSTRUCTIONS:
-        known = fields.get(name, "").split()
-        listed = sorted(each for each in known if each.startswith(_ARITHMETIC))
-        if listed:
-            found["arithmetic"] = " ".join(listed)
-    return found or {"model name": platform.processor() or platform.machine()}
+        arithmetic = [x for x in fields.get(name, "").split() if x.startswith(_ARITHMETIC)]
+        if arithmetic:
+            kind["arithmetic"] = " ".join(sorted(arithmetic))
+    return kind or {"model name": platform.processor() or platform.machine()}
 
 
 def number() -> int:

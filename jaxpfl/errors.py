@@ -42,5 +42,10 @@ def named(where: object, kind: type[InputError] = InputError) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        said = str(error)
-        raise kind(said if str(where) in said else f"{where}: {said}") from None
+        sentence = str(error)
+        raise kind(sentence if str(where) in sentence else f"{where}: {sentence}") from None
+
+
+def summary(error: BaseException) -> str:
+    """The class of an error of a library and the first line of its message."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

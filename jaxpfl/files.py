@@ -1,14 +1,15 @@
 """Files that survive a crash: a file is written whole or not at all, and synced before use.
 
 All syncing, renaming, hashing and locking of files is here, except that the ledger's chain syncs
-its own open file when it appends. JSON and .npz files are read here, too, by whomever they were
-written: types, depth and sizes are checked before anything is made of them. What lost its place to
-other files while it was held open is not written any further: see `require_unchanged`.
+its own open file when it appends. JSON and .npz files are read here, too, whoever wrote them:
+types, depth and sizes are checked before anything is made of them. A file that another one has
+replaced while it was open is not written any further: see `require_unchanged`.
 """
 
 import fcntl
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -25,7 +26,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.errors import CorruptFile, InputError, RunLocked
 
-# What this process wrote into the run.lock of each run directory that it holds, and its descriptor.
+# For the run.lock of each run directory of this process: its descriptor, and the line it wrote.
 _LOCKS: dict[Path, tuple[int, bytes]] = {}
 _MOST_JSON_BYTES = 2**28
 _DEEPEST = 64
@@ -53,14 +54,14 @@ def user_path(path: str | Path) -> Path:
     Raises:
       InputError: a relative path has one, or there is no such home.
     """
-    found = VARIABLE.sub(lambda name: os.environ.get(name[1] or name[2]) or name[0], str(path))
-    found = os.path.expanduser(found)
-    if not os.path.isabs(found) and (found.startswith("~") or VARIABLE.search(found)):
+    expanded = VARIABLE.sub(lambda name: os.environ.get(name[1] or name[2]) or name[0], str(path))
+    expanded = os.path.expanduser(expanded)
+    if not os.path.isabs(expanded) and (expanded.startswith("~") or VARIABLE.search(expanded)):
         raise InputError(
             f"{path}: expected a path whose home and environment variables are set; what is named "
             "so is ./~NAME, or an absolute path"
         )
-    return Path(found)
+    return Path(expanded)
 
 
 def sync(file: IO[Any]) -> None:
@@ -87,35 +88,35 @@ def fsync_tree(directory: Path) -> None:
 def without_times(path: Path, *, since: int = 0) -> None:
     """Gives a file or folder, and all below it, one constant time instead of its own.
 
-    What was written before `since` (nanoseconds, as `st_mtime_ns` has them) is left as it is.
+    Files written before `since` (nanoseconds, as `st_mtime_ns` has them) stay as they are.
 
-    When a round ended depends on how much the sampled clients hold. What is another user's keeps
-    its times; the time at which the kernel last changed an entry (ctime) cannot be set, and no copy
-    has it.
+    The time at which a round ended is private, because it depends on how much the sampled clients
+    hold. Another user's files keep their times; the time at which the kernel last changed an entry
+    (ctime) cannot be set, and no copy has it.
     """
-    for each in (*path.rglob("*"), path):
+    for entry in (*path.rglob("*"), path):
         with suppress(FileNotFoundError, PermissionError):
-            if each.lstat().st_mtime_ns < since:
+            if entry.lstat().st_mtime_ns < since:
                 continue
-            os.utime(each, (_NO_TIME, _NO_TIME), follow_symlinks=False)
+            os.utime(entry, (_NO_TIME, _NO_TIME), follow_symlinks=False)
 
 
 def require_unchanged(path: Path, descriptor: int, size: int, end: bytes) -> None:
-    """Refuses to go on with a file that is held open, if it is not at its path as it was left.
+    """Refuses to go on with an open file that is not at its path any more, or was changed there.
 
-    A lock is on the file and not on its name: nobody is told when another file gets the name.
-    `size` and `end`, its last bytes, are those that it was left with.
+    A lock is on the file and not on its name: its holder does not learn that another file has the
+    name. `size` and `end`, its last bytes, are those that this process left.
     """
-    found = None
+    at_path = None
     with suppress(FileNotFoundError, NotADirectoryError):
-        found = os.stat(path)
-    held = os.fstat(descriptor)
-    if found is None:
+        at_path = os.stat(path)
+    opened = os.fstat(descriptor)
+    if at_path is None:
         change = "it is not there any more"
-    elif (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+    elif (at_path.st_dev, at_path.st_ino) != (opened.st_dev, opened.st_ino):
         change = "another file has taken its place"
-    elif found.st_size != size:
-        change = f"it has {found.st_size} bytes, expected {size}"
+    elif at_path.st_size != size:
+        change = f"it has {at_path.st_size} bytes, expected {size}"
     elif os.pread(descriptor, len(end), size - len(end)) != end:
         change = "its last line is not the one that was written"
     else:
@@ -225,12 +226,12 @@ def parse_json(content: bytes) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     level, depth = [value], 0
-    while level := [each for each in level if isinstance(each, dict | list)]:
+    while level := [node for node in level if isinstance(node, dict | list)]:
         depth += 1
         if depth > _DEEPEST:
             raise ValueError("it is nested too deeply")
-        held = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [inner for each in held for inner in each]
+        children = (node.values() if isinstance(node, dict) else node for node in level)
+        level = list(itertools.chain.from_iterable(children))
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()
     return value
@@ -251,13 +252,13 @@ def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[st
         raise CorruptFile(f"{where}: must hold a JSON object, found {JSON_NAMES[type(value)]}")
     for name, kind in fields.items():
         kinds = typing.get_args(kind) or (kind,)
-        expected = " or ".join(JSON_NAMES[each] for each in kinds)
+        expected = " or ".join(JSON_NAMES[option] for option in kinds)
         if name not in value:
             raise CorruptFile(f"{where}: the field {name!r} is missing, expected {expected}")
-        found = type(value[name])
-        if found not in kinds and not (found is int and float in kinds):
+        type_ = type(value[name])
+        if type_ not in kinds and not (type_ is int and float in kinds):
             raise CorruptFile(
-                f"{where}: the field {name!r} must be {expected}, found {JSON_NAMES[found]}"
+                f"{where}: the field {name!r} must be {expected}, found {JSON_NAMES[type_]}"
             )
     return value
 
@@ -265,7 +266,7 @@ def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[st
 def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
     """Reads arrays of numbers and texts.
 
-    What an array claims to be is compared with the bytes that are there before memory is taken.
+    An array's stated size is compared with the bytes that are there before memory is taken.
 
     Args:
       names: the arrays to read, which may be compressed, and fit the memory with a copy. Without
@@ -278,15 +279,15 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-            sizes = {each.filename.removesuffix(".npy"): each.file_size for each in entries}
+            sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in entries}
             for name in names:
                 if name not in sizes:
                     raise InputError(f"{path} has no array {name!r}: expected one of {[*sizes]}")
-            # Before anything is allocated: a small file may claim any size.
+            # Checked before anything is allocated: a small file may claim any size.
             size = 2 * sum(sizes[name] for name in {*names})
             checks.fits_memory(f"{path}: its arrays, read and copied once,", size)
-            stored = all(each.compress_type == zipfile.ZIP_STORED for each in entries)
-            larger = sum(each.file_size for each in entries) > path.stat().st_size
+            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            larger = sum(entry.file_size for entry in entries) > path.stat().st_size
             if not names and (larger or not stored):
                 raise ValueError("arrays must be stored without compression")
             arrays = {}
@@ -300,7 +301,7 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
             return arrays
     except InputError:
         raise
-    # Of damaged archives, zipfile raises a dozen classes.
+    # zipfile raises a dozen classes for damaged archives.
     except Exception as error:
         if isinstance(error, OSError) and error.strerror:
             raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
@@ -370,13 +371,13 @@ def make_directory(directory: Path) -> None:
 def exclusive(directory: Path) -> Iterator[None]:
     """Makes the run directory, if absent, and locks it while the context is open.
 
-    At the end nothing that was written in it shows by its time when that was.
+    At the end all files that were written in it get one constant time, see `without_times`.
 
     The kernel releases the lock when the process ends, however it ends: a crash leaves no lock.
     Each holder writes a line of its own into it, for `require_locks`. If an exception leaves the
     context before anything else was written, the directories that were made are removed.
     """
-    made = [each for each in (directory, *directory.parents) if not each.exists()]
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     make_directory(directory)
     path = directory.absolute() / "run.lock"
     with lock(path) as file:
@@ -394,12 +395,12 @@ def exclusive(directory: Path) -> Iterator[None]:
             began = os.fstat(file.fileno()).st_mtime_ns
             yield
         except BaseException:
-            with suppress(CorruptFile, OSError):  # what somebody else uses by now stays
+            with suppress(CorruptFile, OSError):  # another process's directory stays
                 require_locks()
                 if made and os.listdir(directory) == [path.name]:
                     path.unlink()
-                    for each in made:
-                        each.rmdir()
+                    for folder in made:
+                        folder.rmdir()
             raise
         finally:
             try:
@@ -418,9 +419,9 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[IO[bytes] | None]:
     The kernel releases the lock when the process ends, however it ends.
     """
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as file:
-        held: IO[bytes] | None = file
+        locked: IO[bytes] | None = file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            held = None
-        yield held
+            locked = None
+        yield locked

@@ -1,4 +1,4 @@
-"""What is imported when it is first used: names of packages, slow and optional libraries."""
+"""Imports of our packages, and of slow and optional libraries, that wait until their first use."""
 
 import ast
 import importlib.util
@@ -19,7 +19,11 @@ def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
     checkers read as ever: `from package.module import name as name`.
     """
     module = sys.modules[package]
-    homes = _homes(Path(str(module.__file__)))
+    source = Path(str(module.__file__)).read_text("utf-8")
+    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    statements = [x for b in blocks if ast.unparse(b.test) == "TYPE_CHECKING" for x in b.body]
+    imports = [statement for statement in statements if isinstance(statement, ast.ImportFrom)]
+    homes = {alias.name: str(line.module) for line in imports for alias in line.names}
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -42,17 +46,6 @@ def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
     return get, lambda: sorted({*vars(module), *homes}), sorted(homes)
 
 
-def _homes(file: Path) -> dict[str, str]:
-    """By name: the module that defines it."""
-    blocks = [
-        node.body
-        for node in ast.parse(file.read_text("utf-8")).body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
-    imports = [each for block in blocks for each in block if isinstance(each, ast.ImportFrom)]
-    return {alias.name: str(each.module) for each in imports for alias in each.names}
-
-
 def later(package: str, light: str) -> None:
     """Lets `import package` succeed at once, with the names of its module `light`.
 
@@ -60,7 +53,7 @@ def later(package: str, light: str) -> None:
     """
     spec: Any = importlib.util.find_spec(package)
     if spec is None or package in sys.modules:
-        return  # whoever imports it is told that it is absent
+        return  # if it is absent, the import that needs it says so
     module: Any = importlib.util.module_from_spec(spec)
     loading, begun = threading.RLock(), False
 

@@ -1,7 +1,7 @@
 """Text that others wrote, such as names in a file, before it is shown.
 
 A terminal acts upon control characters, and a reader is misled by those that hide, reorder or add
-lines. Whatever a command prints, and whatever a page shows, passes through `printable`.
+lines. All text that a command prints or a page shows passes through `printable`.
 """
 
 import re
@@ -14,13 +14,13 @@ _HIDDEN = re.compile(
 )
 
 
-def printable(text: str, kept: str = "") -> str:
+def printable(text: str, allowed: str = "") -> str:
     r"""Returns `text` with the escape, such as \x1b, of each character that is not seen as itself.
 
     Args:
       kept: characters that stay, such as line ends in a text of several lines.
     """
-    return _HIDDEN.sub(lambda found: found[0] if found[0] in kept else _escaped(found[0]), text)
+    return _HIDDEN.sub(lambda match: match[0] if match[0] in allowed else _escaped(match[0]), text)
 
 
 def in_one_line(text: str, most: int = 400) -> str:

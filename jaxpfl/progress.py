@@ -69,7 +69,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
         if self._cell is not None:
-            # No time is left in a notebook that is shared.
+            # A shared notebook must not show the time.
             self._cell("")
 
     def begin(self, done: int, total: int | None = None) -> None:
@@ -81,7 +81,7 @@ class Progress:
             self._bar.update(self._task, completed=done, total=self._total, status=self._waiting)
 
     def update(self, done: int, values: Mapping[str, str] = {}) -> None:
-        """Shows that `done` steps are done, and what was measured after the last of them."""
+        """Shows that `done` steps are done, and the values measured after the last of them."""
         if not self._progress:
             return
         now = time.monotonic()
@@ -116,7 +116,7 @@ class Progress:
 
     def message(self, text: str) -> None:
         """Prints a line above the bar, even where progress is switched off."""
-        text = printable(text, kept="\n")
+        text = printable(text, allowed="\n")
         if self._bar is None:
             sys.stderr.write(text + "\n")
         else:

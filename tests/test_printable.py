@@ -30,7 +30,7 @@ def test_every_control_character_is_escaped_and_writing_is_not():
         "x\u0301",
     ):
         assert printable(written) == written
-    assert printable("a\nb\tc", kept="\n") == "a\nb\\tc"
+    assert printable("a\nb\tc", allowed="\n") == "a\nb\\tc"
 
 
 @pytest.mark.parametrize(

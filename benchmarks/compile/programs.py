@@ -274,7 +274,7 @@ def _pairs(mesh: Any, batch: int, prompt: int, response: int) -> tuple[Any, Any,
     from jax.sharding import NamedSharding, PartitionSpec
 
     from jaxpfl.text.preference.groups import Rows
-    from jaxpfl.text.preference.losses import Known
+    from jaxpfl.text.preference.losses import Constants
 
     dealt = NamedSharding(mesh, PartitionSpec("data"))
 
@@ -285,7 +285,7 @@ def _pairs(mesh: Any, batch: int, prompt: int, response: int) -> tuple[Any, Any,
     rows = Rows(row, row, row, side, side)
     reference = jax.ShapeDtypeStruct((batch, 2, response), jnp.float32, sharding=dealt)
     weight = jax.ShapeDtypeStruct((batch,), jnp.float32, sharding=dealt)
-    return rows, Known(reference), weight
+    return rows, Constants(reference), weight
 
 
 def _on(target: Target, name: str) -> tuple[Any, Any, PyTree]:

@@ -31,7 +31,7 @@ from jaxpfl.data.readers.tff_schemas import SCHEMAS
 
 CHILD = """
 import json, pathlib, sys
-from jaxpfl.data.convert import convert
+from jaxpfl.data.folders import convert
 record = convert(sys.argv[1], sys.argv[2], progress=False)
 lines = pathlib.Path("/proc/self/status").read_text().splitlines()
 # Not getrusage: its peak begins with that of the process which started this one.

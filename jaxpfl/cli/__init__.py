@@ -193,12 +193,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hint = "; make room, and go on with `jaxpfl resume DIR`: what was saved is kept"
         return _fail(error, f"{where}{error.strerror or error}{hint}", 1, as_json)
     text, code = result.pop("text"), result.pop("exit_code", 0)
-    print(json.dumps(result) if as_json else printable(text, kept="\n\t"))
+    print(json.dumps(result) if as_json else printable(text, allowed="\n\t"))
     return code
 
 
 def _fail(error: BaseException, message: str, code: int, as_json: bool) -> int:
-    print(printable(f"error: {message}", kept="\n"), file=sys.stderr)
+    print(printable(f"error: {message}", allowed="\n"), file=sys.stderr)
     if as_json:
         kind = type(error).__name__
         print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))

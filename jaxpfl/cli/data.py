@@ -80,9 +80,9 @@ def _listed() -> dict[str, Any]:
 
 
 def _checked(folder: Path) -> dict[str, Any]:
-    from jaxpfl.data.check import check
+    from jaxpfl.data.folders import check_folder
 
-    clients = check(folder)
+    clients = check_folder(folder)
     text = f"{folder} is whole: {len(clients)} clients, {', '.join(clients.columns)}"
     return {"folder": str(folder), "clients": len(clients), "text": text}
 
@@ -112,7 +112,7 @@ def _get(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     fetched: dict[str, Any] = {}
     if found.hub:
-        from jaxpfl.data.convert import convert
+        from jaxpfl.data.folders import convert
         from jaxpfl.data.readers.hugging_face import newest_commit
 
         commit = arguments.revision or newest_commit(found.hub)
@@ -149,7 +149,7 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def run_convert(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
-    from jaxpfl.data.convert import convert
+    from jaxpfl.data.folders import convert
 
     encoder = None
     if arguments.vocabulary is not None:

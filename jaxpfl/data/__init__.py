@@ -1,4 +1,4 @@
-"""What clients hold: populations, where they come from, and how a cohort is packed."""
+"""The clients' data: populations, their sources, and the packing of a cohort."""
 
 from typing import TYPE_CHECKING
 

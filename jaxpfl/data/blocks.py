@@ -1,9 +1,9 @@
-"""SHA-256 by blocks: what is large is verified piece by piece, when it is first read.
+"""SHA-256 by blocks: a large buffer is verified piece by piece, when it is first read.
 
 A buffer is a run of bytes, such as the values of a column. It is cut into blocks of `BLOCK` bytes,
-the last one shorter, and its root is a hash over the blocks' SHA-256 sums. Who knows the root
-trusts every block that fits its sum, so that a population of any size opens without being read,
-and yet no altered byte of it is ever used. Blocks are small, because a cohort is a random sample.
+the last one shorter, and its root is a hash over the blocks' SHA-256 sums. A known root vouches for
+every block that fits its sum. So a population of any size opens without being read, and yet no
+altered byte of it is ever used. Blocks are small, because a cohort is a random sample.
 """
 
 import hashlib

@@ -25,15 +25,15 @@ class DataSet:
     """One data set.
 
     Attributes:
-      variable: the environment variable that names the folder of its files; "" for what comes with
-        the installation.
-      files: paths in that folder, or what a source begins with that needs no file.
+      variable: the environment variable that names the folder of its files; "" for a data set that
+        comes with the installation.
+      files: paths in that folder, or the beginnings of sources that need no file.
       clients: who they are and how many.
       licence: as its authors state it.
-      form: what the files hold, for those who make them.
+      form: the content of the files, for those who make them.
       downloads: by file, where it is at a public address in a form that is read here.
       hub: OWNER/NAME on the Hugging Face hub.
-      sources: of these, which `jaxpfl convert` groups by client: by the folder to write, each with
+      sources: by the folder to write, the source that `jaxpfl convert` groups by client, with
         {revision} in place of the commit.
       converted: folders that `jaxpfl convert` makes of it, as the heads of configs say.
     """
@@ -86,25 +86,24 @@ class DataSet:
 def data_sets() -> dict[str, DataSet]:
     """Every data set by name."""
     listed = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-    for described in listed.values():
-        downloads = described.get("downloads", {})
-        described["downloads"] = {file: Download(**known) for file, known in downloads.items()}
-    return {name: DataSet(name, **described) for name, described in listed.items()}
+    for entry in listed.values():
+        downloads = entry.get("downloads", {})
+        entry["downloads"] = {file: Download(**download) for file, download in downloads.items()}
+    return {name: DataSet(name, **entry) for name, entry in listed.items()}
 
 
 def find(name: str) -> DataSet:
     """The data set of this name."""
-    known = data_sets()
-    if name in known:
-        return known[name]
+    by_name = data_sets()
+    if name in by_name:
+        return by_name[name]
     # The end of a name is what people remember: irc_ubuntu, nova.
-    near = difflib.get_close_matches(name, known, 1, 0.5) or [
-        each for each in known if name and name in each
-    ]
+    inside = [full for full in by_name if name and name in full]
+    near = difflib.get_close_matches(name, by_name, 1, 0.5) or inside
     hint = f"did you mean {near[0]}?" if near else "`jaxpfl data list` has their names"
     raise InputError(f"there is no data set {name!r}; {hint}")
 
 
 def holding(source: str) -> str:
     """The name of the data set that a source of a config is of; "" for another source."""
-    return next((each.name for each in data_sets().values() if each.holds(source)), "")
+    return next((data_set.name for data_set in data_sets().values() if data_set.holds(source)), "")

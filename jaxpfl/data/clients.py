@@ -1,4 +1,4 @@
-"""Populations of what each client holds: columns or records."""
+"""Populations from the columns or records of each client."""
 
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -15,15 +15,15 @@ def from_clients(
     name: str = "in memory",
     unit: str = "client",
 ) -> Population:
-    """A population from what each client holds.
+    """A population from each client's data.
 
     All clients must have the same columns with the same type and example shape. For a client
     without examples, an empty list is a column of any type.
 
     Args:
-      clients: by id, or pairs of an id and what it holds. An id is a non-empty string or a whole
-        number, which means its decimal digits. What a client holds is {column: its examples} or a
-        list of records.
+      clients: the data by id, or pairs of an id and data. An id is a non-empty string or a whole
+        number, which means its decimal digits. The data is {column: its examples} or a list of
+        records.
 
     Raises:
       InputError: a client's columns differ from the first client's, or from each other in length,
@@ -40,9 +40,9 @@ def from_clients(
         if isinstance(client, Integral) and not isinstance(client, bool):
             client = str(int(client))
         if not isinstance(client, str) or not client:
-            found = "an empty string" if client == "" else type(client).__name__
+            actual = "an empty string" if client == "" else type(client).__name__
             expected = "its id must be a non-empty string or a whole number"
-            raise InputError(f"client {index}: {expected}, found {found}")
+            raise InputError(f"client {index}: {expected}, found {actual}")
         ids.append(client)
         columns = _columns_of(f"client {index}", given)
         if not index:
@@ -75,7 +75,7 @@ def from_clients(
 def _columns_of(what: str, given: Any) -> Mapping[str, Any]:
     if isinstance(given, Mapping):
         return given
-    if isinstance(given, list | tuple) and all(isinstance(each, Mapping) for each in given):
+    if isinstance(given, list | tuple) and all(isinstance(record, Mapping) for record in given):
         names = sorted(given[0]) if given else []
         for number, record in enumerate(given):
             if sorted(record) != names:

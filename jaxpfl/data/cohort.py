@@ -123,8 +123,8 @@ class Cohort:
       states: `(clients) -> (client_states, is_new)` of clients' indices, whose rows are zeros for
         the index -1; None where clients keep nothing.
       blocks: the numbers, all different, of the blocks that the buckets consist of, in this order;
-        None = all. Of other blocks' clients no example is read.
-      examples: slots that hold an example, of what the latest iteration has yielded. PRIVATE.
+        None = all. No example of other blocks' clients is read.
+      examples: slots that hold an example, in the buckets of the latest iteration. PRIVATE.
       run_slots: its slots in steps that are run, up to a client's last example. PRIVATE.
 
     Raises:
@@ -154,13 +154,13 @@ class Cohort:
         wanted = np.arange(shards) if blocks is None else np.asarray(blocks, np.int64)
         self._columns = self.population.numeric()
         if not self._columns:
-            found = self.population.described()
-            raise InputError(f"a cohort needs a numeric column, found {found}: encode text first")
-        # Those of the wanted blocks are packed.
+            columns = self.population.column_types()
+            raise InputError(f"a cohort needs a numeric column, found {columns}: encode text first")
+        # Only the slots of the wanted blocks are packed.
         places = np.full(shards, -1)
         places[wanted] = np.arange(len(wanted))
         turn, block = np.divmod(np.arange(capacity), shards)
-        # Back in every other turn: dealt always forth, the first block would have the most work.
+        # Every other turn goes back: otherwise the first block would have the most work.
         place = places[np.where(turn % 2, shards - 1 - block, block)]
         self._here = np.flatnonzero(place >= 0)
         self._slots = (place * (capacity // shards) + turn)[self._here]
@@ -180,19 +180,16 @@ class Cohort:
         # Ties by index: the order in which the cohort was given changes nothing.
         largest_first = np.lexsort((chosen, -used, -steps))
         chosen, keys, epochs, steps = (
-            each[largest_first] for each in (chosen, keys, epochs, steps)
+            array_C[largest_first] for array_C in (chosen, keys, epochs, steps)
         )
         capacity, rungs, packed = spec.capacity, spec.rungs, len(self._slots)
         for start in range(0, len(chosen), capacity):
+            # The largest client of all blocks decides, so that every process packs one shape.
+            rung = next(rung for rung in rungs if rung >= steps[start])
+            there = self._here < len(chosen) - start
+            here, slots = start + self._here[there], self._slots[there]
             clients_b, keys_b, epochs_b, steps_b = (
-                each[start : start + capacity] for each in (chosen, keys, epochs, steps)
-            )
-            # Of the largest client of all blocks: a bucket has one shape wherever it is packed.
-            rung = next(rung for rung in rungs if rung >= steps_b[0])
-            there = self._here < len(clients_b)
-            here, slots = self._here[there], self._slots[there]
-            clients_b, keys_b, epochs_b, steps_b = (
-                each[here] for each in (clients_b, keys_b, epochs_b, steps_b)
+                array_C[here] for array_C in (chosen, keys, epochs, steps)
             )
 
             mask = np.zeros((packed, rung * spec.batch_size), bool)
@@ -204,14 +201,17 @@ class Cohort:
             places = slots[single_b][client], epoch * spec.batch_size
             mask[places], rows[places] = True, offsets[clients_b[single_b]][client]
             for slot, client, words, size, passes in zip(
-                *(each[sizes_b > 1] for each in (slots, clients_b, keys_b, sizes_b, epochs_b)),
+                *(
+                    array_b[sizes_b > 1]
+                    for array_b in (slots, clients_b, keys_b, sizes_b, epochs_b)
+                ),
                 strict=True,
             ):
                 generator = _generator(_EXAMPLES, (self.seed, self.round), words)
                 # For a large client, the cost depends on the cap and not on the client's size.
-                kept = generator.choice(size, min(size, spec.max_examples), replace=False)
+                subset = generator.choice(size, min(size, spec.max_examples), replace=False)
                 for epoch in range(passes):
-                    order = generator.permutation(kept) if epoch else kept
+                    order = generator.permutation(subset) if epoch else subset
                     width = -(-len(order) // spec.batch_size) * spec.batch_size
                     place = slice(epoch * width, epoch * width + len(order))
                     mask[slot, place] = True
@@ -255,17 +255,17 @@ class Cohort:
 def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> np.ndarray:
     """Words from which clients' draws follow, uint32 [clients, 2].
 
-    Of the id alone, whatever other clients there are: an index would change for all clients after
-    one that is removed. They are hashes under the seed, so that they tell nobody an id.
+    They depend on the id alone: an index would change for all clients after one that is removed.
+    They are hashes under the seed, so that they tell nobody an id.
     """
     secret = (seed % 2**256).to_bytes(32, "little")
     ids = take(population.client_ids, clients_idx).to_pylist()
-    words = [blake2b(each.encode(), digest_size=8, key=secret).digest() for each in ids]
+    words = [blake2b(client_id.encode(), digest_size=8, key=secret).digest() for client_id in ids]
     return np.frombuffer(b"".join(words), np.uint32).reshape(-1, 2)
 
 
 def _generator(purpose: int, address: tuple[int, int], words: np.ndarray) -> np.random.Generator:
-    """Of one client, by its words, and of a (seed, round)."""
+    """The generator of one client, by its words, in a (seed, round)."""
     seed, round = address
     key = np.array([seed % 2**64, purpose], np.uint64)
     own = words.astype(np.uint64)
@@ -291,3 +291,12 @@ def gather(column: Column, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
     np.take(column, rows, axis=0, out=values, mode="clip")
     values[~mask] = 0
     return values
+
+
+def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Splits rows into batches: rows int32 and mask bool, [steps, size]; the last is padded."""
+    steps = -(-len(rows) // size)
+    padded = np.zeros(steps * size, np.int32)
+    padded[: len(rows)] = rows
+    real = np.arange(steps * size) < len(rows)
+    return padded.reshape(steps, size), real.reshape(steps, size)

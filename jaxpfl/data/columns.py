@@ -31,12 +31,17 @@ _FLOAT32 = float(np.finfo(np.float32).max)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+def without_surrogates(text: str) -> str:
+    """The text with U+FFFD in place of lone surrogates, which UTF-8 cannot encode."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
 def text_array(texts: Sequence[str]) -> pa.Array:
     """A large_string array of `texts`; lone surrogates become U+FFFD."""
     try:
         encoded = [text.encode() for text in texts]
     except UnicodeEncodeError:
-        encoded = [_SURROGATE.sub("\ufffd", text).encode() for text in texts]
+        encoded = [without_surrogates(text).encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     content = (pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
     return pa.LargeStringArray.from_buffers(len(encoded), *content)
@@ -66,8 +71,8 @@ def as_column(what: str, values: Any) -> Column:
     if isinstance(values, list | tuple) and values and isinstance(values[0], str):
         for row, value in enumerate(values):
             if not isinstance(value, str):
-                found = type(value).__name__
-                raise InputError(f"{what}, row {row}: expected a string, found {found}")
+                type_ = type(value).__name__
+                raise InputError(f"{what}, row {row}: expected a string, found {type_}")
         return text_array(values)
     try:
         array = np.asarray(values)
@@ -101,7 +106,7 @@ def from_arrow(array: pa.Array) -> Any:
 def not_finite(column: Column) -> int:
     """How many examples hold NaN, an infinite number or one that float32 cannot hold. PRIVATE.
 
-    Numbers of a file are not read for it: whoever wrote the file looked at them.
+    Numbers of a mapped file are not read for it: they were checked when the file was written.
     """
     if not isinstance(column, np.ndarray) or column.dtype.kind != "f" or not column.size:
         return 0
@@ -114,10 +119,10 @@ def not_finite(column: Column) -> int:
 
 
 def warn_of_numbers(columns: Mapping[str, Column]) -> None:
-    """Warns of columns with numbers that are not finite, before any privacy is spent on them."""
+    """Warns of columns with numbers that are not finite, before they cost any privacy."""
     for name, column in columns.items():
         if rows := not_finite(column):
-            # How many is private, and what a run prints is kept.
+            # Their number is private, and a run's output is stored.
             examples = "all examples" if rows == len(column) else "some examples"
             warnings.warn(
                 f"column {name!r}: {examples} hold NaN, an infinite number or one beyond float32; "
@@ -145,8 +150,8 @@ def read(column: Column) -> Column:
 
 def rows_of(column: Column, rows: slice) -> Column:
     """Neighbouring rows of a column, as an array where they can be one."""
-    found = take(column, rows)
-    return np.asarray(found) if isinstance(found, Padded) else read(found)
+    part = take(column, rows)
+    return np.asarray(part) if isinstance(part, Padded) else read(part)
 
 
 def concatenated(parts: list[Column]) -> Column:

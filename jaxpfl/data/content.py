@@ -1,8 +1,8 @@
 """Hashes of columns and offsets, from which fingerprints and the identities of releases follow.
 
 A column is one or two buffers: its values; or the edges of its texts or sequences, int64, the first
-of them 0, and what they divide. A buffer's root follows from its blocks (see `data.blocks`), and a
-hash of columns follows from the roots, so that what is stored need not be read to be hashed.
+of them 0, and the values that they divide. A buffer's root follows from its blocks (see
+`data.blocks`), and a hash of columns from the roots, so that stored columns need not be read.
 """
 
 import hashlib
@@ -31,17 +31,17 @@ def content_hash(columns: Mapping[str, Column], offsets: np.ndarray) -> str:
     """SHA-256 (hex) of columns and offsets, however they are stored. PRIVATE: a guess of the data
     can be tested against it.
 
-    It reads all columns but those of a file that nothing was selected from.
+    It reads all columns except whole ones of a file, whose roots the manifest states.
     """
     return hash_of({name: _roots(column) for name, column in columns.items()}, offsets)
 
 
 def origin_hash(columns: Mapping[str, Column], offsets: np.ndarray) -> str:
-    """As `content_hash`, but reads nothing of a mapped file: of what was selected from one, it
-    hashes which rows of which stored column they are. PRIVATE.
+    """As `content_hash`, but reads nothing of a mapped file: for rows that were selected from one,
+    it hashes their numbers and the root of their stored column. PRIVATE.
 
-    Where a byte of a column differs, so does the hash; or else the byte was altered behind the
-    file's manifest, and is refused when it is read.
+    The hash differs if a byte of a column differs; a byte that was altered behind the file's
+    manifest is refused when it is read.
     """
     return hash_of({name: _roots(column, True) for name, column in columns.items()}, offsets)
 
@@ -69,7 +69,7 @@ def type_of(column: Column) -> dict[str, Any]:
 
 
 def buffer_names(type_: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the buffers of a column of this type are called, in their order."""
+    """The names of the buffers of a column of this type, in their order."""
     divided = type_["dtype"] == "text" or type_["shape"] == [None]
     return ("edges", "values") if divided else ("values",)
 
@@ -78,7 +78,7 @@ class Growing:
     """A column that grows by examples: its buffers are hashed, and may be written to files."""
 
     def __init__(self, like: Column, files: Sequence[BinaryIO] = ()) -> None:
-        """Of the type of the column `like`; `files` are those of its `buffer_names`, or none."""
+        """Takes a column of the same type, and a file for each of its `buffer_names`, or none."""
         self.type, self.examples, self._what = type_of(like), 0, describe(like)
         self._hashes = [BlockHashes() for _ in buffer_names(self.type)]
         self._files = files
@@ -99,7 +99,7 @@ class Growing:
                 edges, content = text_buffers(column)
             edges = edges + (self._end - edges[0])
             self._end = edges[-1]
-            # The first edge is the end of the example before.
+            # The first edge was written as the end of the example before.
             self._write([(edges[1:] if self.examples else edges).data, content])
         self.examples += len(column)
 
@@ -110,27 +110,27 @@ class Growing:
             file.write(buffer)
 
     def roots(self) -> "Roots":
-        roots = [each.root for each in self._hashes] if self.examples else []
+        roots = [hashes.root for hashes in self._hashes] if self.examples else []
         return Roots(self._what, self.examples, roots)
 
     def synced(self) -> list[dict[str, Any]]:
         """Makes the files durable; returns the size of each and the sums of its blocks (hex)."""
         for file in self._files:
             files.sync(file)
-        found = self._hashes if self.examples else []
-        return [{"bytes": each.size, "blocks": b"".join(each.sums).hex()} for each in found]
+        buffers = self._hashes if self.examples else []
+        return [{"bytes": hashes.size, "blocks": b"".join(hashes.sums).hex()} for hashes in buffers]
 
 
 def _roots(column: Column, origins: bool = False) -> Roots:
     if isinstance(column, Padded):
         column = column.sequences
-    found, rows = _stored(column)
-    known = [part.root for part in found if part.root] if len(column) else []
+    parts, rows = _stored(column)
+    roots = [part.root for part in parts if part.root] if len(column) else []
     # A whole stored column has the same hash as one in memory.
-    if not len(column) or (found and not rows and len(known) == len(found)):
-        return Roots(describe(column), len(column), known)
-    if found and origins:
-        return Roots(describe(column), len(column), [*(part.origin for part in found), *rows])
+    if not len(column) or (parts and not rows and len(roots) == len(parts)):
+        return Roots(describe(column), len(column), roots)
+    if parts and origins:
+        return Roots(describe(column), len(column), [*(part.origin for part in parts), *rows])
     grown, whole = Growing(column), read(column)
     for piece in whole.blocks() if isinstance(whole, Sequences) else [whole]:
         grown.append(piece)
@@ -138,8 +138,8 @@ def _roots(column: Column, origins: bool = False) -> Roots:
 
 
 def _stored(column: Column) -> tuple[list[Mapped], list[str]]:
-    """The stored columns that a mapped one reads, and which of their sequences, if not all; none of
-    a column in memory."""
+    """The stored columns that a mapped one reads, and which of their sequences, if not all; no
+    columns for one in memory."""
     if isinstance(column, Mapped):
         return [column], []
     if isinstance(column, MappedText):

@@ -33,7 +33,7 @@ def invert_pixels(population: Population, probability: float, seed: int) -> Popu
     if images.ndim != 4 or (kind != "f" and images.dtype != np.uint8):
         raise InputError(
             "invert_pixels needs a column 'image' of uint8 or float images [H, W, C], found "
-            f"{population.described()}"
+            f"{population.column_types()}"
         )
     # NaN passes: the contribution of a client with NaN is later set to zero.
     if kind == "f" and (np.any(images < 0) or np.any(images > 1)):
@@ -61,7 +61,7 @@ def concatenate_first_words(population: Population, probability: float, seed: in
     if words is None or isinstance(words, np.ndarray):
         raise InputError(
             "concatenate_first_words needs a text column 'words' of separated words, found "
-            f"{population.described()}"
+            f"{population.column_types()}"
         )
     # Called by name: Arrow creates these functions at import, so that type checkers miss them.
     once = pc.ReplaceSubstringOptions(WORD_SEPARATOR, " ", max_replacements=1)

@@ -23,12 +23,12 @@ _SECONDS = 60.0
 
 
 def fetch(download: Download, target: Path, *, progress: bool = True) -> dict[str, Any]:
-    """Fetches a file to `target`; returns what is also written to NAME.origin.json.
+    """Fetches a file to `target`; returns the record that is also written to NAME.origin.json.
 
     Raises:
       InputError: `target` exists already, the folder cannot be made, the address cannot be reached
         or the disk is full.
-      CorruptFile: what came is not the file that is known, or it is damaged.
+      CorruptFile: the file has another SHA-256 than the stated one, or it is damaged.
     """
     url = download.url
     if target.exists():
@@ -38,26 +38,26 @@ def fetch(download: Download, target: Path, *, progress: bool = True) -> dict[st
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-            found = Path(folder) / url.rsplit("/", 1)[-1]
+            fetched = Path(folder) / url.rsplit("/", 1)[-1]
             with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
                 size = int(answer.headers.get("Content-Length") or 0)
-                count = _copy(answer, found, found.name, size, progress)
+                count = _copy(answer, fetched, fetched.name, size, progress)
             if size and count != size:
                 raise http.client.IncompleteRead(b"", size - count)
             record = {"url": url, "fetched": datetime.date.today().isoformat(), "bytes": count}
-            record["sha256"] = sha256 = files.sha256_file(found)
+            record["sha256"] = sha256 = files.sha256_file(fetched)
             if sha256 != (download.sha256 or sha256):
                 raise CorruptFile(
                     f"{url}: {count} bytes with the SHA-256 {sha256} came, expected "
                     f"{download.sha256}; they were removed"
                 )
             if url.endswith(".lzma"):
-                packed, found = found, found.with_suffix("")
+                packed, fetched = fetched, fetched.with_suffix("")
                 with errors_of(packed), lzma.open(packed) as content:
                     record["unpacked"] = _copy(
-                        content, found, f"unpacking {found.name}", 0, progress
+                        content, fetched, f"unpacking {fetched.name}", 0, progress
                     )
-            files.publish(found, target)
+            files.publish(fetched, target)
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
         raise InputError(f"{url}: the server answers {error.code} {error.reason}") from None
@@ -70,7 +70,7 @@ def fetch(download: Download, target: Path, *, progress: bool = True) -> dict[st
 
 
 def _copy(source: Any, path: Path, label: str, total: int, progress: bool) -> int:
-    """Writes what is left of a source to a file; returns its bytes."""
+    """Writes the rest of a source to a file; returns the number of bytes."""
     count, most = 0, max(1, total // 10**6) if total else None
     with (
         path.open("wb") as file,

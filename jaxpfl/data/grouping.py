@@ -21,7 +21,7 @@ from jaxpfl.data.stream import Batch
 _BITS = 8
 # So many bytes of rows are dealt at once, because each file gets a batch of its share.
 _DEALT_BYTES = 2**25
-CLIENT, HELD = "\0client", "\0held"
+CLIENT, IS_EXAMPLE = "\0client", "\0is_example"
 """Columns of blocks: the client of each row, large_string; and False for a row that only says that
 there is this client. Its other values do not count."""
 
@@ -29,8 +29,8 @@ there is this client. Its other values do not count."""
 def grouped(blocks: Iterator[pa.RecordBatch], folder: Path) -> Iterator[Batch]:
     """The rows of all blocks, client by client; all blocks are read before the first batch.
 
-    Blocks have equal schemas, `CLIENT` and `HELD`, and no missing values; `folder` is empty, for
-    temporary files. `InputError` if one of the 256 files does not fit the memory four times over.
+    Blocks have equal schemas, with `CLIENT` and `IS_EXAMPLE`, and no missing values; `folder` is
+    empty, for temporary files. `InputError` if one of 256 files does not fit the memory four times.
     """
     for path in _deal(blocks, folder):
         largest = "the largest of 256 parts into which clients are dealt, sorted in memory,"
@@ -41,10 +41,10 @@ def grouped(blocks: Iterator[pa.RecordBatch], folder: Path) -> Iterator[Batch]:
 
 
 def _hashes(client_ids: pa.Array) -> np.ndarray:
-    found = [
+    digests = [
         hashlib.blake2b(id_.encode(), digest_size=8).digest() for id_ in client_ids.to_pylist()
     ]
-    return np.frombuffer(b"".join(found), ">u8").astype(np.uint64)
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
 def _deal(blocks: Iterator[pa.RecordBatch], folder: Path) -> list[Path]:
@@ -52,9 +52,9 @@ def _deal(blocks: Iterator[pa.RecordBatch], folder: Path) -> list[Path]:
     writers: dict[Path, pa.RecordBatchFileWriter] = {}
     with contextlib.ExitStack() as stack:
         for rows in _merged(blocks):
-            known = rows[CLIENT].dictionary_encode()
-            places = (_hashes(known.dictionary) >> np.uint64(64 - _BITS)).astype(np.int64)
-            place_R = places[known.indices.to_numpy()]
+            ids = rows[CLIENT].dictionary_encode()
+            places = (_hashes(ids.dictionary) >> np.uint64(64 - _BITS)).astype(np.int64)
+            place_R = places[ids.indices.to_numpy()]
             order = np.argsort(place_R, kind="stable")
             sorted_rows = rows.take(arrow(order))
             ends = np.searchsorted(place_R[order], np.arange(2**_BITS + 1))
@@ -82,14 +82,14 @@ def _merged(blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _sorted(table: pa.Table) -> Batch:
     ids = table[CLIENT].combine_chunks().dictionary_encode()
     names, client_R = ids.dictionary.to_pylist(), ids.indices.to_numpy()
-    # The names by hash, and those of one hash by name.
+    # Names are sorted by hash, and those of one hash by name.
     hashes = _hashes(ids.dictionary).tolist()
     order = sorted(range(len(names)), key=lambda index: (hashes[index], names[index]))
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     rows = np.argsort(rank[client_R], kind="stable")
-    held_R = table[HELD].to_numpy()
-    sizes = np.bincount(rank[client_R[held_R]], minlength=len(order))
-    kept = table.drop_columns([CLIENT, HELD]).take(arrow(rows[held_R[rows]]))
-    columns = {name: from_arrow(kept[name].combine_chunks()) for name in kept.column_names}
+    is_example_R = table[IS_EXAMPLE].to_numpy()
+    sizes = np.bincount(rank[client_R[is_example_R]], minlength=len(order))
+    examples = table.drop_columns([CLIENT, IS_EXAMPLE]).take(arrow(rows[is_example_R[rows]]))
+    columns = {name: from_arrow(examples[name].combine_chunks()) for name in examples.column_names}
     return Batch(columns, [names[index] for index in order], sizes.tolist())

@@ -1,7 +1,7 @@
 """Columns in mapped files, verified block by block as they are read (see `data.blocks`).
 
 They keep the map when examples are selected, by the numbers of their rows, so that a population
-that is larger than the memory can be split and sampled. What reads one whole verifies it whole.
+that is larger than the memory can be split and sampled. Reading one whole verifies it whole.
 """
 
 import hashlib
@@ -18,18 +18,17 @@ from jaxpfl.data.blocks import Blocks
 _PIECE = 2**16
 
 
-def chosen(held: range | np.ndarray, rows: Any) -> range | np.ndarray:
-    """Those of the held row numbers that are at `rows`, a slice or int [...]: what is one run stays
-    a range."""
+def chosen(numbers: range | np.ndarray, rows: Any) -> range | np.ndarray:
+    """The stored row numbers at `rows`, a slice or int [...]; neighbouring ones stay a range."""
     if isinstance(rows, slice):
-        found = held[rows]
-        whole = isinstance(found, np.ndarray) or found.step == 1
-        return found if whole else np.asarray(found, np.int64)
+        selected = numbers[rows]
+        whole = isinstance(selected, np.ndarray) or selected.step == 1
+        return selected if whole else np.asarray(selected, np.int64)
     rows = np.asarray(rows, np.int64)
-    # Beside them lie other clients' rows.
-    if rows.size and not 0 <= rows.min() <= rows.max() < len(held):
-        raise IndexError(f"rows must lie in 0 .. {len(held) - 1}")
-    return rows + held.start if isinstance(held, range) else held[rows]
+    # Rows out of range would be those of other clients.
+    if rows.size and not 0 <= rows.min() <= rows.max() < len(numbers):
+        raise IndexError(f"rows must lie in 0 .. {len(numbers) - 1}")
+    return rows + numbers.start if isinstance(numbers, range) else numbers[rows]
 
 
 def origin_of(rows: range | np.ndarray, stored: int) -> str:
@@ -97,9 +96,9 @@ class Mapped:
     @cached_property
     def whole(self) -> np.ndarray:
         """All rows as a read-only array: a view of the file, or a copy where rows were selected."""
-        found = self[:]
-        found.flags.writeable = False
-        return found
+        values = self[:]
+        values.flags.writeable = False
+        return values
 
     def max(self) -> Any:
         """The largest value of all rows, which are read in pieces."""
@@ -156,10 +155,10 @@ class MappedText:
             raise content.unfit("they do not lie within it")
         content.verify(int(edges[0]), int(edges[-1]))
         buffers = pa.py_buffer(edges), pa.py_buffer(content.unverified)
-        found = pa.LargeStringArray.from_buffers(len(self), *buffers)
+        texts = pa.LargeStringArray.from_buffers(len(self), *buffers)
         try:
-            # Arrow would read beside the content without a question. Its message may quote a text.
-            found.validate(full=True)
+            # Unchecked, Arrow would read beyond the content. Its message may quote a text.
+            texts.validate(full=True)
         except ValueError:
             raise content.unfit("they do not begin one after the other, or are not UTF-8") from None
-        return found
+        return texts

@@ -56,8 +56,7 @@ from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population, collect
 from jaxpfl.data.readers import hugging_face, image_folders, plain_text, table, tff_sqlite
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
-from jaxpfl.data.readers.digits import read_digits
-from jaxpfl.data.readers.docstrings import read_docstrings
+from jaxpfl.data.readers.embedded import read_digits, read_docstrings
 from jaxpfl.data.readers.examples import EACH_ROW, Layout, Read, population_of, stream_of
 from jaxpfl.data.readers.frames import read_frame
 from jaxpfl.data.readers.prose import PIECES
@@ -65,7 +64,7 @@ from jaxpfl.data.readers.tff_schemas import SCHEMAS
 from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError, NoDataFolder, named
 
-# Where a data set of the hub has its texts, unless its options say.
+# Usual names of the field of texts on the hub, tried in this order unless an option names it.
 _HUB_TEXTS = ("text", "data", "abstract")
 
 
@@ -121,7 +120,7 @@ _ENDINGS = {
 
 
 class _Named:
-    """What a user wrote: a word of `_WORDS` and a name, or "" and a path; and the options."""
+    """A parsed source: a word of `_WORDS` and a name, or "" and a path; and the options."""
 
     def __init__(self, source: str | Path, public: bool = False) -> None:
         self.public = public
@@ -129,10 +128,18 @@ class _Named:
         self._literal, query = isinstance(source, Path), ""
         if not self._literal:
             self.head, _, query = self.source.partition("?")
-        self.options = _parse_query(self.source, query)
+        try:
+            # A plus is itself and not a space.
+            pairs = parse_qsl(query.replace("+", "%2B"), strict_parsing=True) if query else []
+        except ValueError:
+            problem = "options must be NAME=VALUE, joined by &"
+            raise InputError(f"source {self.source!r}: {problem}") from None
+        self.options = dict(pairs)
+        if len(self.options) != len(pairs):
+            raise InputError(f"source {self.source!r}: an option is given twice")
         word, _, self.name = self.head.partition(":")
-        known = word in _WORDS and not (word == "digits" and self.name) and not self._literal
-        self.word = word if known else ""
+        is_word = word in _WORDS and not (word == "digits" and self.name) and not self._literal
+        self.word = word if is_word else ""
 
     @property
     def path(self) -> Path:
@@ -161,7 +168,7 @@ class _Named:
         """One of `_KINDS`; "" for a path that none is known of."""
         if self.word:
             return self.word
-        if any((self.place / f"dataset_{each}.json").is_file() for each in ("info", "dict")):
+        if any((self.place / f"dataset_{part}.json").is_file() for part in ("info", "dict")):
             return "saved"
         if storage.is_stored(self.place):  # which has no options
             return "folder"
@@ -172,7 +179,7 @@ class _Named:
         return next((kind for end, kind in _ENDINGS.items() if self.head.endswith(end)), "")
 
     def require_known(self) -> None:
-        """Refuses what no reader reads."""
+        """Refuses a source that no reader reads."""
         if self.word:
             return
         path = self.path
@@ -185,10 +192,10 @@ class _Named:
         if not self.kind and (path.exists() or not holding(self.source)):
             raise self.unknown(path)
         if not self.kind or not self.exists:
-            known = holding(self.source)
-            hint = f"; `jaxpfl data get {known}` fetches it, or says how to make it"
+            data_set = holding(self.source)
+            hint = f"; `jaxpfl data get {data_set}` fetches it, or says how to make it"
             what = f"source {self.source!r}: there is no such file"
-            raise InputError(what + (hint if known else ""))
+            raise InputError(what + (hint if data_set else ""))
 
     def typed(self) -> dict[str, Any]:
         """The options as a reader's arguments, without those of a partition."""
@@ -219,7 +226,7 @@ class _Named:
         return layout
 
     def title(self, options: Mapping[str, Any]) -> str:
-        """The population's name, with the part of what has several."""
+        """The population's name, with the part of a data set that has several."""
         parts = {"huggingface": options.get("part", "train"), "tff": options.get("split")}
         part = parts.get(self.kind)
         return f"{self.head} [{part}]" if part else self.head
@@ -251,8 +258,8 @@ def open(source: str | Path | Population, *, public: bool = False) -> Population
     if isinstance(source, Population):
         return source
     if not isinstance(source, str | Path) or not source:
-        found = type(source).__name__ if source != "" else "an empty one"
-        raise InputError(f"a source must be a path or a string, found {found}")
+        actual = type(source).__name__ if source != "" else "an empty one"
+        raise InputError(f"a source must be a path or a string, found {actual}")
     named = _Named(source, public)
     named.require_known()
     scheme, options = named.scheme(), named.typed()
@@ -282,8 +289,8 @@ def _read(named: _Named, options: dict[str, Any]) -> Population:
     if (opened := _stream(named, options)) is not None:
         if named.kind == "tff":
             tff_sqlite.require_memory(named.path)
-        with opened(None) as found:
-            return collect(found)
+        with opened(None) as stream:
+            return collect(stream)
     layout, read = _table(named, options)
     return population_of(read, layout, named.title(options))
 
@@ -296,19 +303,19 @@ def _table(named: _Named, options: Mapping[str, Any]) -> tuple[Layout, Read]:
     if named.kind == "saved":
         return layout, partial(read_frame, named.head, hugging_face.saved(named.path))
     which = {name: options[name] for name in _ON_HUB if name in options}
-    frame = hugging_face.load(named.name, **which, streaming=named.grouped)
+    frame = hugging_face.load_data_set(named.name, **which, streaming=named.grouped)
     if not {"text", "label", "features"} & options.keys():
-        known = [each for each in _HUB_TEXTS if each in (frame.column_names or ())]
-        layout = dataclasses.replace(layout, text=next(iter(known), "text"))
+        texts = [field for field in _HUB_TEXTS if field in (frame.column_names or ())]
+        layout = dataclasses.replace(layout, text=next(iter(texts), "text"))
     return layout, partial(read_frame, named.name, frame)
 
 
-# What opens a population batch by batch, given a folder for temporary files.
+# Opens a population batch by batch, given a folder for temporary files.
 _Opens = Callable[[Path | None], AbstractContextManager[Stream]]
 
 
 def streamed(source: str | Path) -> _Opens:
-    """What opens the source's population batch by batch, given a folder for temporary files.
+    """Returns a function that opens the source batch by batch, given a folder for temporary files.
 
     TensorFlow Federated's files and tables are not read into memory, and neither is a folder, which
     is mapped; other sources are. Errors are those of `open`, here or while the stream is read.
@@ -324,7 +331,7 @@ def streamed(source: str | Path) -> _Opens:
 
 
 def _stream(named: _Named, options: Mapping[str, Any]) -> _Opens | None:
-    """What opens a source that is not read into memory; None if it is."""
+    """Returns a function that opens a source that is not read into memory; None if it is."""
     if named.kind == "tff":
         what = f"source {named.source!r}: dataset"
         schema = SCHEMAS[checks.one_of(what, options.get("dataset"), tuple(SCHEMAS))]
@@ -345,7 +352,7 @@ def why_missing(source: str) -> str:
         named.require_known()
     elif not named.kind and (named.place.suffix or not named.place.parent.name):
         raise named.unknown(named.place)
-    # Of a stored population, a folder that is not there would have no options.
+    # A folder that is absent is a stored population if it has no options.
     kind = named.kind or ("table" if named.options else "folder")
     options = _typed(named.source, named.options, _KINDS[kind])
     options.pop("min_examples", None)
@@ -360,7 +367,7 @@ def why_missing(source: str) -> str:
 
 
 def place(source: str) -> str:
-    """Where a source's data is, however it is spelled: two sources of one place hold the same.
+    """The place of a source's data, however it is spelled: two sources of one place are equal.
 
     A path is resolved as far as its variables are set; options are left out.
     """
@@ -375,27 +382,12 @@ def expanded(path: str) -> str:
         name = match[1] or match[2]
         if not os.environ.get(name):
             what = f"source {path!r}: the environment variable {name} is not set"
-            if name in {each.variable for each in data_sets().values()}:
+            if name in {data_set.variable for data_set in data_sets().values()}:
                 raise NoDataFolder(f"{what}; `jaxpfl data list` says what belongs there")
             raise InputError(what)
         return os.environ[name]
 
     return os.path.expanduser(files.VARIABLE.sub(value, path))
-
-
-def _parse_query(source: str, query: str) -> dict[str, str]:
-    if not query:
-        return {}
-    try:
-        # A plus is itself and not a space.
-        plain = query.replace("+", "%2B")
-        pairs = parse_qsl(plain, strict_parsing=True, keep_blank_values=False)
-    except ValueError:
-        raise InputError(f"source {source!r}: options must be NAME=VALUE, joined by &") from None
-    options = dict(pairs)
-    if len(options) != len(pairs):
-        raise InputError(f"source {source!r}: an option is given twice")
-    return options
 
 
 def _typed(source: str, options: dict[str, str], kinds: _Options) -> dict[str, Any]:

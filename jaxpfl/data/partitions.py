@@ -95,18 +95,18 @@ class Pathological(Scheme):
 
     def deal(self, population: Population) -> np.ndarray:
         _require_examples(population, self.clients)
-        found, label_N = _labels(population, self.by)
-        if not self.labels <= found <= self.labels * self.clients:
+        labels, label_N = _labels(population, self.by)
+        if not self.labels <= labels <= self.labels * self.clients:
             raise InputError(
                 f"partition: {self.clients} clients with {self.labels} labels each cannot share "
-                f"column {self.by!r}, which has {found} labels: expected labels of a client <= "
+                f"column {self.by!r}, which has {labels} labels: expected labels of a client <= "
                 "labels in all <= clients x labels of a client"
             )
         generator = self._generator()
-        has_LxC = np.zeros((found, self.clients), np.int64)
+        has_LxC = np.zeros((labels, self.clients), np.int64)
         for client in range(self.clients):
             # The labels that the fewest clients have, ties at random.
-            rank_L = np.lexsort((generator.random(found), has_LxC.sum(axis=1)))
+            rank_L = np.lexsort((generator.random(labels), has_LxC.sum(axis=1)))
             has_LxC[rank_L[: self.labels], client] = 1
         counts_L = np.bincount(label_N)
         holders_Lx1 = has_LxC.sum(axis=1, keepdims=True)
@@ -141,7 +141,7 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
         length = len(next(iter(examples.values()), ()))
         ids = [f"example {index}" for index in range(length)]
         examples = from_rows(np.arange(length), ids, examples, name="in memory", unit="example")
-    # What protects a new client would not protect an old one that was split among several.
+    # A plan protects each new client, but not an old one that was split among several of them.
     if np.any(examples.sizes() > 1):
         raise InputError(
             f"the examples of {examples.name!r} have clients of their own, which a partition would "
@@ -155,7 +155,7 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
 
 def _require_examples(population: Population, least: int) -> None:
     if population.num_examples < least:
-        # Without the number: how many examples a population has is private.
+        # The message leaves the number out: how many examples a population has is private.
         raise InputError(
             f"partition: so many clients need {least} examples, and {population.name!r} has fewer"
         )
@@ -163,14 +163,13 @@ def _require_examples(population: Population, least: int) -> None:
 
 def _labels(population: Population, by: str) -> tuple[int, np.ndarray]:
     """How many values a column has, and the index of each example's, int64 [examples]."""
-    known = by in population.columns
-    column = np.asarray(population.columns[by]) if known else np.zeros(())
+    column = np.asarray(population.columns.get(by, 0))
     if column.ndim != 1:
         raise InputError(
             f"partition: needs a column {by!r} with one value for each example, found "
-            f"{population.described()}"
+            f"{population.column_types()}"
         )
-    # In their order, whatever the order of the examples.
+    # Sorted, so that the order of the examples does not matter.
     values, index_N = np.unique(column, return_inverse=True)
     return len(values), index_N
 

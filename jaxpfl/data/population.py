@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks, files
-from jaxpfl.data import storage
 from jaxpfl.data.columns import (
     Column,
     ReadColumns,
@@ -25,9 +24,10 @@ from jaxpfl.data.columns import (
     warn_of_numbers,
 )
 from jaxpfl.data.content import content_hash, origin_hash
-from jaxpfl.data.draws import client_uniforms
-from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError, named
+
+if TYPE_CHECKING:
+    from jaxpfl.data.stream import Batch, Stream
 
 _BLOCK = 2**20
 _EXAMPLES = 2**15  # of a batch
@@ -130,15 +130,15 @@ class Population:
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:
-        return f"Population({self.name!r}, unit={self.unit!r}, columns=({self.described()}))"
+        return f"Population({self.name!r}, unit={self.unit!r}, columns=({self.column_types()}))"
 
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
 
-        held = {"a client is": self.unit, "columns": self.described()}
-        return facts("Population", {"source": self.name, **held})
+        values = {"source": self.name, "a client is": self.unit, "columns": self.column_types()}
+        return facts("Population", values)
 
-    def described(self) -> str:
+    def column_types(self) -> str:
         """Name, type and shape of each column."""
         return ", ".join(f"{name}: {describe(column)}" for name, column in self._stored.items())
 
@@ -177,9 +177,9 @@ class Population:
     def column(self, name: str) -> Column:
         """`columns[name]`, with an `InputError` if there is no such column."""
         if name not in self.columns:
-            found = ", ".join(map(repr, self.columns))
+            names = ", ".join(map(repr, self.columns))
             raise InputError(
-                f"population {self.name!r} must have a column {name!r}, found columns {found}"
+                f"population {self.name!r} must have a column {name!r}, found columns {names}"
             )
         return self.columns[name]
 
@@ -199,10 +199,14 @@ class Population:
         sizes = self.sizes()[chosen]
         offsets = offsets_of(sizes)
         if len(chosen) and np.all(np.diff(chosen) == 1):
-            # Neighbours stay where they are: what is mapped from a file stays mapped.
+            # Neighbours stay where they are, so that a mapped column stays mapped.
             rows: Any = slice(int(self.offsets[chosen[0]]), int(self.offsets[chosen[-1] + 1]))
         else:
-            rows = _rows_from(self.offsets[chosen] - offsets[:-1], sizes)
+            rows = np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
+            # In blocks: there is one large array alone.
+            for start in range(0, len(rows), _BLOCK):
+                block = rows[start : start + _BLOCK]
+                block += np.arange(start, start + len(block))
         columns = {name: take(column, rows) for name, column in self._stored.items()}
         ids = take(self.client_ids, chosen)
         return self._derive(columns, offsets, ids, self.name if name is None else name)
@@ -226,6 +230,8 @@ class Population:
         Raises:
           InputError: a fraction is negative or not a number, or the sum is 0 or exceeds 1.
         """
+        from jaxpfl.data.draws import client_uniforms
+
         seed = checks.non_negative_int("seed", seed)
         checks.instance("fractions", fractions, Mapping, 'a mapping, as {"train": 0.8}')
         shares = [checks.non_negative(f"fractions[{k!r}]", v) for k, v in fractions.items()]
@@ -246,7 +252,7 @@ class Population:
     def with_columns(self, columns: Mapping[str, Any]) -> "Population":
         """The same clients with other columns of the same length, such as tokens of their texts.
 
-        The fingerprint stays, because a release of what was computed from a client's data must be
+        The fingerprint stays, because a release of values computed from a client's data must be
         charged to that client's ledger.
         """
         return self._derive(columns, self.offsets, self.client_ids, self.name)
@@ -275,16 +281,22 @@ class Population:
 
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`), which must not exist."""
+        from jaxpfl.data import storage
+
         checks.instance("folder", folder, (str, Path), "the path of a new folder")
         warn_of_numbers(self.numeric())
         storage.write(files.user_path(folder), lambda _: contextlib.nullcontext(self.stream()))
 
-    def stream(self) -> Stream:
+    def stream(self) -> "Stream":
         """The population batch by batch; what is mapped is read as far as the batch."""
+        from jaxpfl.data.stream import Stream
+
         described = (self.name, self.unit, self.splitting, self.fingerprint)
         return Stream(self._batches(), self.num_examples, *described)
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> "Iterator[Batch]":
+        from jaxpfl.data.stream import Batch
+
         ids, sizes, seen = self.client_ids, self.sizes(), 0
         for start in range(0, max(self.num_examples, 1), _EXAMPLES):
             rows = slice(start, min(start + _EXAMPLES, self.num_examples))
@@ -300,6 +312,8 @@ class Population:
           InputError: the folder holds no population.
           CorruptFile: a file is missing, truncated or altered, or the files make no population.
         """
+        from jaxpfl.data import storage
+
         stored = storage.read(files.user_path(folder))
         with named(folder, CorruptFile):
             population = cls(*stored[:-2])
@@ -342,7 +356,7 @@ def from_rows(
     return Population(ready, offsets_of(sizes), client_ids, name, unit, dropped=dropped)
 
 
-def collect(stream: Stream) -> Population:
+def collect(stream: "Stream") -> Population:
     """The stream's population in memory."""
     pieces: dict[str, list[Column]] = {}
     client_ids: list[str] = []
@@ -369,7 +383,7 @@ def one_per_example(population: Population, name: str, values: Any) -> np.ndarra
     """`values` as bool [examples]."""
     array = np.asarray(values)
     if array.dtype != bool or array.shape != (population.num_examples,):
-        # Without the number: how many examples a selection has is private.
+        # The message leaves the number out: how many examples a selection has is private.
         raise InputError(
             f"{name} must be one boolean for each example, found {array.ndim} axes of {array.dtype}"
             " or another length"
@@ -390,12 +404,3 @@ def check_client_indices(client_indices: Any, clients: int) -> np.ndarray:
     if len(np.unique(chosen)) != len(chosen):
         raise InputError("client indices must be different, found one twice")
     return chosen
-
-
-def _rows_from(shifts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ..., each plus its client's shift: int64 [sum of sizes], the only large array."""
-    rows = np.repeat(shifts, sizes)
-    for start in range(0, len(rows), _BLOCK):
-        block = rows[start : start + _BLOCK]
-        block += np.arange(start, start + len(block))
-    return rows

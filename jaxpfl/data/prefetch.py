@@ -24,7 +24,7 @@ def prefetch(items: Iterable[T]) -> Iterator[Iterator[T]]:
         ahead = deque(thread.submit(next, source, _END) for _ in range(_AHEAD))
 
         def consume() -> Iterator[T]:
-            # What ends the iteration stays: a second one must find it, too.
+            # The last future stays in the queue, so that a second iteration ends, too.
             while (item := ahead[0].result()) is not _END:
                 ahead.popleft()
                 ahead.append(thread.submit(next, source, _END))
@@ -33,5 +33,5 @@ def prefetch(items: Iterable[T]) -> Iterator[Iterator[T]]:
         try:
             yield consume()
         finally:
-            for each in ahead:
-                each.cancel()
+            for future in ahead:
+                future.cancel()

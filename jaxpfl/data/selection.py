@@ -46,9 +46,9 @@ def at_most(population: Population, limit: int, seed: int) -> np.ndarray:
     checks.positive_int("limit", limit)
     draws_N = example_uniforms("at most", seed, population.client_ids, population.offsets)
     clients_N = np.repeat(np.arange(len(population)), population.sizes())
-    kept = np.zeros(population.num_examples, bool)
-    kept[np.lexsort((draws_N, clients_N))] = place_in_client(population.offsets) < limit
-    return kept
+    chosen = np.zeros(population.num_examples, bool)
+    chosen[np.lexsort((draws_N, clients_N))] = place_in_client(population.offsets) < limit
+    return chosen
 
 
 def classified_examples(
@@ -89,6 +89,6 @@ def examples_of_users(
     return np.repeat(accuracy < threshold if side == "below" else accuracy > threshold, sizes)
 
 
-def _count_by_client(population: Population, kept: np.ndarray) -> np.ndarray:
+def _count_by_client(population: Population, chosen: np.ndarray) -> np.ndarray:
     """How many examples of each client are kept, int64 [clients]."""
-    return np.diff(offsets_of(kept)[population.offsets])
+    return np.diff(offsets_of(chosen)[population.offsets])

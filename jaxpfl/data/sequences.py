@@ -1,10 +1,10 @@
 """Columns of token ids: a sequence per example, of any length, as they lie on the disk.
 
-`Sequences` holds all ids one after the other, and where each sequence begins, so that nothing of
-what is stored follows from a model's sequence length. `Padded` is what a model reads of them: rows
-of one length, which are made when a cohort is packed. Both may be mapped from a file: what derives
-them (a part of the clients, another order) keeps the map, and adds a row number per example. What
-is mapped is verified as it is read, see `data.mapped`.
+`Sequences` holds all ids one after the other, and where each sequence begins, so that no stored
+value follows from a model's sequence length. A model reads `Padded`: rows of one length, which are
+made when a cohort is packed. Both may be mapped from a file: a part of the clients, or another
+order, keeps the map, and adds a row number per example. Mapped ids are verified as they are read,
+see `data.mapped`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ class Sequences:
     Attributes:
       values: uint16 or uint32 [ids], of the stored sequences, one after the other; or mapped.
       edges: int64 [stored + 1], where each stored sequence begins, and the end; or mapped.
-      encoding: what the ids stand for; public. Columns of one population have one encoding.
+      encoding: the meaning of the ids; public. Columns of one population have one encoding.
       rows: which stored sequence each example is: those of a range, by default all, or int64
         [examples].
     """
@@ -71,7 +71,7 @@ class Sequences:
         return int(np.sum(stops - starts)) * self.dtype.itemsize
 
     def bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the sequences of these rows begin and end in `values`, int64."""
+        """The places in `values` where the sequences of these rows begin and end, int64."""
         places = chosen(self.rows, rows)
         if isinstance(places, range):
             edges = self.edges[places.start : places.start + len(places) + 1]
@@ -127,8 +127,7 @@ class Padded:
         return len(self), self.length
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        found = self[:]
-        return found if dtype is None else found.astype(dtype)
+        return self[:] if dtype is None else self[:].astype(dtype)
 
     def select(self, rows: slice | np.ndarray) -> "Padded":
         """These rows as a column that is not made yet either."""
@@ -142,6 +141,6 @@ class Padded:
         stored = self.sequences.values
         if isinstance(stored, Mapped):
             stored = stored.of_runs(starts, starts + sizes)
-        found, inside = np.full((len(starts), self.length), PAD), places_L < sizes[:, None]
-        found[inside] = stored[(starts[:, None] + places_L)[inside]]
-        return found.reshape(shape)
+        padded, inside = np.full((len(starts), self.length), PAD), places_L < sizes[:, None]
+        padded[inside] = stored[(starts[:, None] + places_L)[inside]]
+        return padded.reshape(shape)

@@ -11,8 +11,9 @@
     FOLDER/vocabulary.json              with token ids: the words that they stand for
 
 Opening checks the manifest, all sizes and the clients. A block of a column is verified when it is
-first read, once while the folder is open; `data.check` verifies all at once. The folder is written
-under a temporary name and then renamed, so that it is complete or absent, and has mode 0700.
+first read, once while the folder is open; `folders.check_folder` verifies all at once. The folder
+is written under a temporary name and then renamed, so that it is complete or absent, and has mode
+0700.
 """
 
 import contextlib
@@ -55,13 +56,13 @@ _NUMBERS = (
     *("float16", "float32", "float64"),
 )
 _NO_IDS, _NO_OFFSETS = text_array([]), np.zeros(0, np.int64)
-# No source has a column of texts of this name: those that are read in one have this library's own.
+# No source has a column of texts of this name, because readers name their columns themselves.
 _TOKENS = "tokens"
 _HEX = 64
 
 
 class Stored(NamedTuple):
-    """What is stored of a `Population`, with its attributes."""
+    """A stored `Population`: its attributes, without what is computed from them."""
 
     columns: Mapping[str, Column]
     offsets: np.ndarray
@@ -107,30 +108,30 @@ def write(
             return Growing(like, [stack.enter_context(open(path, "wb")) for path in paths])
 
         columns: dict[str, Growing] = {}
-        # What is not written, but must be hashed for the fingerprint.
+        # Texts are not written beside tokens, but the fingerprint is a hash of them.
         texts: dict[str, Growing] = {}
         ids: list[pa.Array] = []
         sizes, examples = [np.zeros(1, np.int64)], 0
         for batch in stream.batches:
-            held = {name: as_column(f"column {name!r}", c) for name, c in batch.columns.items()}
-            if len({len(column) for column in held.values()}) != 1:
+            parts = {name: as_column(f"column {name!r}", c) for name, c in batch.columns.items()}
+            if len({len(column) for column in parts.values()}) != 1:
                 raise InputError("a batch needs at least one column, and columns of one length")
-            examples += len(next(iter(held.values())))
+            examples += len(next(iter(parts.values())))
             if encoder is not None:
                 if stream.fingerprint is None:
-                    texts = texts or {name: Growing(column) for name, column in held.items()}
-                    _append(texts, held)
-                if not isinstance(held.get("text"), pa.Array):
-                    found = ", ".join(map(repr, held)) or "none"
+                    texts = texts or {name: Growing(column) for name, column in parts.items()}
+                    _append(texts, parts)
+                if not isinstance(parts.get("text"), pa.Array):
+                    listed = ", ".join(map(repr, parts)) or "none"
                     raise InputError(
-                        f"{stream.name} must have a column 'text' to tokenise, found {found}"
+                        f"{stream.name} must have a column 'text' to tokenise, found {listed}"
                     )
-                held = {_TOKENS: encoder.sequences(held["text"])}
+                parts = {_TOKENS: encoder.sequences(parts["text"])}
             columns = columns or {
                 name: growing(partial / str(place), column)
-                for place, (name, column) in enumerate(held.items())
+                for place, (name, column) in enumerate(parts.items())
             }
-            _append(columns, held)
+            _append(columns, parts)
             ids.append(text_array(list(batch.client_ids)))
             sizes.append(np.asarray(batch.sizes, np.int64))
             if progress:
@@ -154,11 +155,12 @@ def write(
             "clients": len(client_ids),
             "examples": examples,
             "columns": {
-                name: {**each.type, "buffers": each.synced()} for name, each in columns.items()
+                name: {**column.type, "buffers": column.synced()}
+                for name, column in columns.items()
             },
-            **{name: each.synced() for name, each in of_clients.items()},
+            **{name: column.synced() for name, column in of_clients.items()},
             "block_bytes": blocks.BLOCK,
-            # That of the text, so that texts and tokens are charged to the same ledger.
+            # The text's fingerprint, so that texts and tokens are charged to the same ledger.
             "fingerprint": stream.fingerprint or (_hash(texts, offsets) if encoder else content),
             "content": content,
         }
@@ -173,8 +175,7 @@ def write(
 def _new(folder: Path) -> Iterator[Path]:
     """The folder `.NAME.partial` next to `folder`, which is renamed to it at the end.
 
-    After an exception it is removed. What a process that was killed left there is removed by the
-    next one.
+    After an exception it is removed. The next process removes the files that a killed one left.
     """
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another folder")
@@ -204,15 +205,15 @@ def _new(folder: Path) -> Iterator[Path]:
     files.fsync_path(folder.parent)
 
 
-def _append(columns: Mapping[str, Growing], held: Mapping[str, Column]) -> None:
-    if held.keys() != columns.keys():
+def _append(columns: Mapping[str, Growing], batch: Mapping[str, Column]) -> None:
+    if batch.keys() != columns.keys():
         raise InputError("a batch has other columns than the first one")
-    for name, column in held.items():
+    for name, column in batch.items():
         columns[name].append(column)
 
 
 def _hash(columns: Mapping[str, Growing], offsets: np.ndarray) -> str:
-    return hash_of({name: each.roots() for name, each in columns.items()}, offsets)
+    return hash_of({name: column.roots() for name, column in columns.items()}, offsets)
 
 
 def read(folder: Path) -> Stored:
@@ -256,17 +257,17 @@ def _column(stem: Path, what: str, stored: Mapping[str, Any], examples: int) -> 
         if shape == [None]:
             return Sequences(np.zeros(0, dtype), np.zeros(1, np.int64), encoding)
         return np.zeros((0, *shape), dtype)
-    held = [
-        _mapped(stem.with_name(f"{stem.name}.{name}"), f"{name} of {what}", each)
-        for name, each in zip(names, stored["buffers"], strict=True)
+    buffers = [
+        _mapped(stem.with_name(f"{stem.name}.{name}"), f"{name} of {what}", buffer)
+        for name, buffer in zip(names, stored["buffers"], strict=True)
     ]
-    divided = len(held) == 2
-    first = _numbers(held[0], "int64") if divided else _numbers(held[0], dtype, tuple(shape))
+    divided = len(buffers) == 2
+    first = _numbers(buffers[0], "int64") if divided else _numbers(buffers[0], dtype, tuple(shape))
     if len(first) - divided != examples:
-        raise held[0].unfit(f"it is not of {examples} examples")
+        raise buffers[0].unfit(f"it is not of {examples} examples")
     if not divided:
         return first
-    values = _numbers(held[1], "uint8" if texts else dtype)
+    values = _numbers(buffers[1], "uint8" if texts else dtype)
     return MappedText(first, values) if texts else Sequences(values, first, encoding)
 
 
@@ -288,11 +289,11 @@ def _mapped(path: Path, what: str, stored: Mapping[str, Any]) -> blocks.Blocks:
     return blocks.Blocks(path, what, content, sums)
 
 
-def _numbers(held: blocks.Blocks, dtype: str, example: tuple[int, ...] = ()) -> Mapped:
-    size, each = len(held.unverified), np.dtype(dtype).itemsize * math.prod(example)
-    if size % each:
-        raise held.unfit("its size is not that of whole examples")
-    return Mapped(held, np.dtype(dtype), example, range(size // each))
+def _numbers(buffer: blocks.Blocks, dtype: str, example: tuple[int, ...] = ()) -> Mapped:
+    size, row_bytes = len(buffer.unverified), np.dtype(dtype).itemsize * math.prod(example)
+    if size % row_bytes:
+        raise buffer.unfit("its size is not that of whole examples")
+    return Mapped(buffer, np.dtype(dtype), example, range(size // row_bytes))
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -304,7 +305,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{path} is of format {manifest.get('format')!r}, expected {_FORMAT!r}: convert its "
             "source anew"
         )
-    # Whoever made the file could compute the hash: nothing in it is taken as it comes.
+    # The hash protects against accidents alone: its maker can compute it, so all is checked.
     files.record_of(manifest, str(path), _FIELDS)
     sizes = manifest["clients"], manifest["examples"]
     if not (0 <= min(sizes) <= max(sizes) < 2**62) or manifest["block_bytes"] != blocks.BLOCK:
@@ -314,8 +315,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         where = f"{path}: column {name!r}"
         _check_type(stored, where)
         buffers[where] = files.record_of(stored, where, {"buffers": list})["buffers"]
-    for where, each in buffers.items():
-        for buffer in each:
+    for where, stored_buffers in buffers.items():
+        for buffer in stored_buffers:
             files.record_of(buffer, f"{path}: {where}", {"bytes": int, "blocks": str})
     return manifest
 
@@ -325,14 +326,14 @@ def _check_type(type_: Any, where: str) -> None:
     dtype, shape = type_["dtype"], type_["shape"]
     if shape == [None]:
         encoding = files.record_of(type_, where, {"encoding": dict})["encoding"]
-        known = dtype in _ID_TYPES and type(encoding.get("vocabulary_size", 0)) is int
+        valid = dtype in _ID_TYPES and type(encoding.get("vocabulary_size", 0)) is int
     else:
         whole = all(type(size) is int and size > 0 for size in shape)
         # No example is so large that its bytes cannot be counted.
-        known = (dtype in _NUMBERS and whole and len(shape) < 32 and math.prod(shape) < 2**40) or (
+        valid = (dtype in _NUMBERS and whole and len(shape) < 32 and math.prod(shape) < 2**40) or (
             dtype == "text" and not shape
         )
-    if not known:
+    if not valid:
         raise CorruptFile(f"{where}: its type is none that a population has")
 
 

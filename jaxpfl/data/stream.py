@@ -32,7 +32,7 @@ class Stream:
     Attributes:
       batches: at least one, so that the columns' types are known.
       examples: about how many there are in all, for a progress bar. PRIVATE.
-      fingerprint: of the population, or None for the `content` of the columns.
+      fingerprint: the population's, or None for the `content` of the columns.
       dropped: how many rows of a table lacked a value and were left out. PRIVATE.
     """
 

@@ -12,7 +12,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import shared_run
-from jaxpfl.experiments.engine.evaluate import Evaluator, sentences_of
+from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.run_directory import Run
@@ -24,8 +24,6 @@ from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Budget
 from jaxpfl.privacy.secret import ReproducibleSeed
-from jaxpfl.text.metrics.baselines import scored_counts
-from jaxpfl.text.tokenisers.vocabulary import EOS
 
 
 def run(
@@ -113,6 +111,8 @@ def run(
             private, name = PrivateContent(clients), evaluation.name
             evaluation = evaluation.on(private.refuse_clients(evaluation.population, name))
             if evaluation.vocabulary is not None:
+                from jaxpfl.text.generation.language_model import sentences_of
+
                 sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
         directory = out
@@ -160,10 +160,14 @@ def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) 
     if scored and scored[0]["round"] == 0:
         rows.append({"model": algorithm.begins_as, "private": True, **scored[0]["evaluation"]})
     vocabulary, tokens = evaluator.vocabulary, evaluator.columns.get("tokens")
-    if vocabulary is not None and vocabulary.counts[EOS] and tokens is not None:
-        unigram = asdict(scored_counts(vocabulary.counts, tokens))
-        frequencies = f"{vocabulary.source} (declared public)"
-        rows.append({"model": "unigram", "private": True, "frequencies": frequencies, **unigram})
+    if vocabulary is not None and tokens is not None:
+        from jaxpfl.text.metrics.baselines import scored_counts
+        from jaxpfl.text.tokenisers.vocabulary import EOS
+
+        if vocabulary.counts[EOS]:
+            row = {"model": "unigram", "private": True}
+            row["frequencies"] = f"{vocabulary.source} (declared public)"
+            rows.append({**row, **asdict(scored_counts(vocabulary.counts, tokens))})
     if not rows:
         return result
     path = Path(result.out) / "result.json"

@@ -27,7 +27,7 @@ the result, because JAX would read the last row at index -1.
 """
 
 OOV = 3
-"""Of a word vocabulary, the id of all words that it does not have (`text.Vocabulary`)."""
+"""The id, in a word vocabulary, of all words that it does not have (`text.Vocabulary`)."""
 
 Params = Any
 """Nested dict of float32 arrays."""
@@ -87,6 +87,21 @@ class LossModel:
         return self.loss(params, batch, mask)[1]
 
 
+class TokenModel(LossModel):
+    """A model of the column "tokens", whose `config` has its name and its number of token ids."""
+
+    columns = ("tokens",)
+    config: Any
+
+    @property
+    def name(self) -> str:
+        return self.config.model_type
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+
 class NetworkModel(LossModel):
     """A model whose network is a Flax NNX module.
 
@@ -125,10 +140,10 @@ class Classifier(LossModel):
     def check(self, columns: Mapping[str, Any]) -> None:
         """Raises `InputError` if the columns do not fit the settings."""
         name, shape = self.columns[0], tuple(self.input_shape)
-        found = tuple(columns[name].shape[1:])
-        if found != shape:
+        actual = tuple(columns[name].shape[1:])
+        if actual != shape:
             raise InputError(
-                f"the model reads {name!r} of shape {list(shape)}, the data has {list(found)}"
+                f"the model reads {name!r} of shape {list(shape)}, the data has {list(actual)}"
             )
         self.check_labels(columns)
 
@@ -175,8 +190,8 @@ def require_below(columns: Mapping[str, Any], name: str, setting: str, limit: in
     Rows of token ids are not read: their vocabulary is checked.
     """
     column = columns[name]
-    known = isinstance(column, np.ndarray) or hasattr(column, "located")
-    if known and len(column) and column.max() >= limit:
+    has_values = isinstance(column, np.ndarray) or hasattr(column, "located")
+    if has_values and len(column) and column.max() >= limit:
         raise InputError(
             f"the model has {setting} = {limit}, so {name!r} must hold 0 .. {limit - 1}, but the "
             "data has larger values"
@@ -210,7 +225,7 @@ def masked_loss(
 
     Args:
       oov: the class of words out of the vocabulary, if there is one: a target like any other that
-        never counts as correct, because who predicts it has predicted no word.
+        never counts as correct, because it is no word.
     """
     nll_N = jnp.where(real_N, negative_log_likelihood(logits_NxV, targets_N), 0.0)
     hits_N = jnp.argmax(logits_NxV, axis=-1).astype(targets_N.dtype) == targets_N
@@ -226,8 +241,8 @@ def masked_loss(
 def summarise(metrics: Metrics) -> dict[str, float]:
     """Turns metric sums into "loss" (nats per target), "perplexity", "accuracy" and "count".
 
-    Of a model of one's own, the mean of each "NAME_sum" is in place of perplexity and accuracy, of
-    one of several labels with their `average_precision`. A mean of nothing is NaN.
+    A model of one's own has the mean of each "NAME_sum" in place of perplexity and accuracy, and a
+    model of several labels `average_precision`, too. A mean of nothing is NaN.
     """
     sums = {name: float(value) for name, value in metrics.items() if name != "by_score"}
     count, loss_sum = sums.pop("count"), sums.pop("loss_sum")
@@ -249,8 +264,11 @@ def summarise(metrics: Metrics) -> dict[str, float]:
 def average_precision(counts_2xCxT: np.ndarray) -> float:
     """The mean over C classes of the average precision: that of scikit-learn, 0 without examples.
 
-    Of each class it is given how many examples without it, and with it, have a score in each bin,
-    the lowest first: precision times the rise of recall is summed over the bins' lower ends.
+    Args:
+      counts_2xCxT: for each class and bin of scores, the lowest bin first, how many examples
+        without the class, and with it, have such a score.
+
+    Precision times the rise of recall is summed over the bins' lower ends.
     """
     without_CxT, with_CxT = np.cumsum(counts_2xCxT[..., ::-1], -1, dtype=np.float64)
     precision_CxT = with_CxT / np.maximum(with_CxT + without_CxT, 1)
@@ -267,9 +285,9 @@ def traced_platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
-def columns_read(model: Model, held: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the columns that a model reads, of those that are held."""
-    return tuple(held) if model.columns is None else tuple(model.columns)
+def columns_read(model: Model, columns: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the columns that a model reads, in data with these columns."""
+    return tuple(columns) if model.columns is None else tuple(model.columns)
 
 
 def require_room(model: Model) -> None:
@@ -280,12 +298,12 @@ def require_room(model: Model) -> None:
 
 
 def require_model(model: object) -> None:
-    """Refuses what is no model, such as its class or its name, before it is called."""
+    """Refuses an object that is no model, such as its class or its name, before it is called."""
     if isinstance(model, type) or not callable(getattr(model, "init", None)):
-        found = model.__name__ if isinstance(model, type) else type(model).__name__
+        actual = model.__name__ if isinstance(model, type) else type(model).__name__
         raise InputError(
             "model must be one of jaxpfl.models, with its settings, or made by "
-            f"jaxpfl.models.from_functions or from_flax, found {found}"
+            f"jaxpfl.models.from_functions or from_flax, found {actual}"
         )
 
 
@@ -301,7 +319,7 @@ def initialised(model: Model, key: Array) -> Params:
 
 
 def is_traced(tree: Any) -> bool:
-    """Whether a program is being traced of which an array of the tree is a part."""
+    """Whether an array of the tree belongs to a program that is being traced."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
@@ -310,13 +328,13 @@ def count_parameters(params: Params) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def require_same_leaves(found: Mapping[str, Any], like: Mapping[str, Any], where: str) -> None:
-    """Raises `InputError`, which names a leaf, if stored leaves of the `schema` `found` differ."""
+def require_same_leaves(stored: Mapping[str, Any], like: Mapping[str, Any], where: str) -> None:
+    """Raises `InputError`, which names a leaf, if the `schema` of stored leaves differs."""
     expected = schema(like)
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
+    for name in sorted(stored.keys() | expected.keys()):
+        if stored.get(name) != expected.get(name):
             raise InputError(
-                f"{where}: {f'leaf {name!r}' if name else 'the whole'} is {found.get(name)}, "
+                f"{where}: {f'leaf {name!r}' if name else 'the whole'} is {stored.get(name)}, "
                 f"expected {expected.get(name)}"
             )
 
@@ -333,6 +351,6 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def schema(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The dtype and shape of each leaf, as JSON data; of what is no array, its type."""
+    """The dtype and shape of each leaf, or the type of one that is no array, as JSON data."""
     kinds = {name: getattr(leaf, "dtype", type(leaf).__name__) for name, leaf in leaves.items()}
     return {name: [str(kinds[name]), list(np.shape(leaf))] for name, leaf in leaves.items()}

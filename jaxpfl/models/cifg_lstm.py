@@ -20,7 +20,7 @@ from jaxpfl.checks import real
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import OOV, Params
 from jaxpfl.models.layers.initial import glorot_uniform, normal
-from jaxpfl.models.layers.recurrence import Weights, cifg, one_step, run
+from jaxpfl.models.layers.recurrence import Weights, cifg, one_step, run_cell
 from jaxpfl.models.recurrent import RecurrentModel, RecurrentNetwork
 
 Carry = tuple[tuple[Array, Array], ...]
@@ -43,7 +43,7 @@ class CIFGLayer(nnx.Module):
 
     def __call__(self, x_TxBxI: Array) -> Array:
         """Outputs [T, B, projection] from the zero state."""
-        return run(cifg, x_TxBxI, self._weights())
+        return run_cell(cifg, x_TxBxI, self._weights())
 
     def step(self, x_BxI: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         """One token: the next (output, cell)."""

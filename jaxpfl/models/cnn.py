@@ -7,18 +7,26 @@ clipping and noise regularise already.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxpfl.checked import Checked, PositiveInt
+from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
+from jaxpfl.checks import positive_int
+from jaxpfl.errors import InputError
 from jaxpfl.models.base import Classifier, NetworkModel, Params
 from jaxpfl.models.layers.convolution import Form, Padding, check_images, convolve
 from jaxpfl.models.layers.initial import glorot_uniform
 
 _KERNEL = 3
+# Features and width of the hidden layer, as `CNN` has them.
+_SIZES = {
+    "classifier_cnn": (((32, True), (64, True), (64, False)), 64),
+    "emnist_cnn": (((32, False), (64, True)), 128),
+}
 
 
 class Convolution(nnx.Module):
@@ -93,23 +101,32 @@ class CNN(Checked, NetworkModel, Classifier):
     Glorot-uniform, biases zero.
 
     Attributes:
+      name: one of the two networks above, or "cnn", which has no sizes of its own.
       image_shape: (height, width, channels).
       classes: number of classes; labels are 0 .. classes - 1.
-      features: for each convolution, (output channels, whether a 2 x 2 max-pool follows).
-      hidden: width of the dense layer before the output.
+      features: for each convolution, (output channels, whether a 2 x 2 max-pool follows); () means
+        those of the network of this name.
+      hidden: width of the dense layer before the output; 0 means that of the network of this name.
       form: how convolutions are computed, see `jaxpfl.models.layers.convolution`.
     """
 
-    name: str
+    name: Literal["classifier_cnn", "emnist_cnn", "cnn"]
     image_shape: tuple[int, int, int]
     classes: PositiveInt
-    features: tuple[tuple[int, bool], ...]
-    hidden: PositiveInt
+    features: tuple[tuple[int, bool], ...] = ()
+    hidden: NonNegativeInt = 0
     form: Form = "auto"
 
     def __post_init__(self):
         super().__post_init__()
         check_images(self.image_shape)
+        features, hidden = _SIZES.get(self.name, ((), 0))
+        object.__setattr__(self, "features", self.features or features)
+        object.__setattr__(self, "hidden", self.hidden or hidden)
+        if not self.features or not self.hidden:
+            raise InputError(f"features and hidden must be given where name is {self.name!r}")
+        for outputs, _ in self.features:
+            positive_int("features", outputs)
 
     def _network(self, key: Array) -> Network:
         return Network(self, key)
@@ -124,13 +141,11 @@ def classifier_cnn(
     image_shape: tuple[int, int, int] = (28, 28, 1), classes: int = 36, form: Form = "auto"
 ) -> CNN:
     """Conv 32, pool, conv 64, pool, conv 64, dense 64, dense: 95,012 parameters by default."""
-    features = ((32, True), (64, True), (64, False))
-    return CNN("classifier_cnn", image_shape, classes, features, hidden=64, form=form)
+    return CNN("classifier_cnn", image_shape, classes, form=form)
 
 
 def emnist_cnn(
     image_shape: tuple[int, int, int] = (28, 28, 1), classes: int = 62, form: Form = "auto"
 ) -> CNN:
     """Conv 32, conv 64, pool, dense 128, dense: 1,206,590 parameters by default."""
-    features = ((32, False), (64, True))
-    return CNN("emnist_cnn", image_shape, classes, features, hidden=128, form=form)
+    return CNN("emnist_cnn", image_shape, classes, form=form)

@@ -13,8 +13,8 @@ At 28 x 28 x 1 the generator has 13,285,217 parameters and the critic 6,556,865 
 6,558,913 with the moving statistics of its batch normalisation.
 
 BN is batch normalisation with an offset and no scale, by the statistics of the current batch. Its
-moving statistics (momentum 0.999) enter no result. The critic keeps them nevertheless, so that what
-is clipped and noised is what the paper clips and noises.
+moving statistics (momentum 0.999) enter no result. The critic keeps them nevertheless, so that the
+same parameters are clipped and noised as in the paper.
 
 Inside the networks images are float32 in [-1, 1]: the data's 0 (paper) is -1, its 1 (ink) is 1.
 """
@@ -156,7 +156,7 @@ class Critic(nnx.Module):
             x = jax.nn.leaky_relu(layer.shifted(x), _LEAK)
         hidden_NxF = x.reshape(groups * batch, -1) @ self.hidden.kernel[...]
         hidden_GxBxF = hidden_NxF.reshape(groups, batch, -1)
-        # Each batch alone: the statistics of a mixed one would tell real from generated images.
+        # Each batch is normalised alone: a mixed one's statistics would tell real from generated.
         normal = [self.normalisation(hidden_BxF, real_B) for hidden_BxF in hidden_GxBxF]
         x = jax.nn.leaky_relu(jnp.concatenate([values for values, _ in normal]), _LEAK)
         score_NxO = self.output.shifted(x @ self.output.kernel[...])

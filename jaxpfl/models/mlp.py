@@ -1,6 +1,7 @@
 """A classifier of rows of numbers: a hidden layer, or none for logistic regression."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ class MLP(Checked, Classifier):
     features: PositiveInt
     classes: PositiveInt
     hidden: NonNegativeInt = 64
-    name: str = "classifier_mlp"
+    name: Literal["classifier_mlp"] = "classifier_mlp"
 
     columns = ("features", "label")
 

@@ -8,7 +8,7 @@ changes or sends; without them there is group norm.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import Metrics
 from jaxpfl.models.resnet import Norm, ResNet
 
-# Of ImageNet's red, green and blue, in 0 .. 1.
+# The moments of ImageNet's red, green and blue, in 0 .. 1.
 _MEAN = np.array([[[[0.485, 0.456, 0.406]]]], np.float32)
 _DEVIATION = np.array([[[[0.229, 0.224, 0.225]]]], np.float32)
 _BINS = 199  # between pfl-research's thresholds of scores
@@ -35,7 +35,7 @@ class MultiLabelResNet(ResNet):
     and the macro "average_precision".
 
     Attributes:
-      statistics: of each frozen norm its path, such as "block_0.norm_1", and its channels' means
+      statistics: for each frozen norm, its path, such as "block_0.norm_1", and its channels' means
         and variances; with (), there is group norm.
     """
 
@@ -43,7 +43,8 @@ class MultiLabelResNet(ResNet):
     classes: PositiveInt = 17
     crop: PositiveInt = 224
     groups: PositiveInt = 32
-    name: str = "multi_label_resnet18"
+    # Each model has a name of its own, by which a config chooses it.
+    name: Literal["multi_label_resnet18"] = "multi_label_resnet18"  # pyright: ignore
     statistics: tuple[tuple, ...] = field(default=(), repr=False)
 
     columns = ("image", "labels")
@@ -56,8 +57,8 @@ class MultiLabelResNet(ResNet):
 
     def norm(self, path: str, channels: int) -> Norm:
         """Group norm, or frozen batch norm with the statistics of this path."""
-        found = {each: tuple(both) for each, *both in self.statistics}
-        return Norm(channels, self.groups, found[path] if found else None)
+        statistics = {name: tuple(moments) for name, *moments in self.statistics}
+        return Norm(channels, self.groups, statistics[path] if statistics else None)
 
     def check_labels(self, columns: Mapping[str, Any]) -> None:
         """Raises `InputError` if the labels are not a 0 or 1 for each class."""

@@ -3,8 +3,8 @@
     model = from_functions(init, loss, metrics)
     model = from_flax(module, loss, metrics, inputs={"image": example})
 
-One is checked by shapes alone (`OwnModel.check`) before anything is charged, and padding is taken
-care of: the functions never have to know which examples of a batch are real.
+It is checked by shapes alone (`OwnModel.check`) before anything is charged. The functions need not
+know which examples of a batch are real: padding is left out afterwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -54,9 +54,9 @@ class OwnModel(LossModel):
             if getattr(leaf, "dtype", None) != jnp.float32
         ]
         if wrong or not leaves:
-            found = wrong[0] if wrong else "no array"
+            actual = wrong[0] if wrong else "no array"
             raise InputError(
-                f"init of model {self.name!r} must return a tree of float32 arrays, found {found}"
+                f"init of model {self.name!r} must return a tree of float32 arrays, found {actual}"
             )
         return params
 
@@ -94,19 +94,19 @@ class OwnModel(LossModel):
             params = jax.eval_shape(self.init, _key())
             jax.eval_shape(jax.grad(self.loss, has_aux=True), params, batch, mask)
         except InputError as error:
-            # Without the note on its traceback that JAX adds to every exception.
+            # Raised anew, without the note on its traceback that JAX adds to every exception.
             raise InputError(str(error)) from error.__cause__
 
     def _own_sums(self, params: Params, batch: Batch, mask: Array) -> Metrics:
         if self.metrics_fn is None:
             return {}
-        found = self._call("metrics", self.metrics_fn, params, batch)
-        if not isinstance(found, Mapping):
+        metrics = self._call("metrics", self.metrics_fn, params, batch)
+        if not isinstance(metrics, Mapping):
             raise InputError(
                 f"metrics of model {self.name!r} must return a dictionary with an array [batch] "
-                f"for each name, found {_described(found)}"
+                f"for each name, found {_described(metrics)}"
             )
-        for name in found:
+        for name in metrics:
             if not isinstance(name, str) or not name or name in _RESERVED:
                 raise InputError(
                     f"metrics of model {self.name!r} must have names other than 'loss' and "
@@ -114,7 +114,7 @@ class OwnModel(LossModel):
                 )
         return {
             f"{name}_sum": _sum(self._values(f"metric {name!r}", values, batch), mask)
-            for name, values in found.items()
+            for name, values in metrics.items()
         }
 
     def _call(self, what: str, function: Callable, params: Params, batch: Batch) -> Any:
@@ -128,9 +128,9 @@ class OwnModel(LossModel):
                 raise
             self._refuse_missing(what, error.args[0], batch)
         except (TypeError, ValueError, IndexError) as error:
-            held = ", ".join(f"{name} {_described(values)}" for name, values in batch.items())
+            columns = ", ".join(f"{name} {_described(values)}" for name, values in batch.items())
             raise InputError(
-                f"{what} of model {self.name!r} cannot be computed of a batch of {held}: "
+                f"{what} of model {self.name!r} cannot be computed of a batch of {columns}: "
                 f"{_first_line(error)}"
             ) from error
 
@@ -175,7 +175,7 @@ def from_functions(
       name: names the model in messages.
       columns: the fields that a batch needs to hold; None = all numeric columns of the clients.
 
-    What does not fit the data is refused later, before anything is charged.
+    A model that does not fit the data is refused later, before anything is charged.
     """
     checks.arguments("init", init, "(key)")
     checks.arguments("loss", loss, "(params, batch)")
@@ -207,8 +207,8 @@ def from_flax(
         when it is called, or cannot be called with these inputs.
     """
     examples = [
-        jax.ShapeDtypeStruct((1, *jnp.shape(each)), jax.dtypes.canonicalize_dtype(each.dtype))
-        for each in inputs.values()
+        jax.ShapeDtypeStruct((1, *jnp.shape(example)), jax.dtypes.canonicalize_dtype(example.dtype))
+        for example in inputs.values()
     ]
     is_linen = isinstance(module, linen.Module)
     made: Any = module if is_linen else _made(module)
@@ -227,7 +227,7 @@ def from_flax(
         ) from error
 
     def outputs(params: Params, batch: Batch) -> Array:
-        return apply(params, *(batch[each] for each in inputs))
+        return apply(params, *(batch[column] for column in inputs))
 
     return from_functions(
         init,
@@ -245,19 +245,19 @@ def _of_linen(
     _refuse_state(name, jax.eval_shape(module.init, _key(), *examples).keys() - {"params"})
 
     def init(key: Array) -> Params:
-        zeros = [jnp.zeros(each.shape, each.dtype) for each in examples]
+        zeros = [jnp.zeros(example.shape, example.dtype) for example in examples]
         return unfreeze(module.init(key, *zeros)).get("params", {})
 
     return init, lambda params, *given: module.apply({"params": params}, *given)
 
 
 def _of_nnx(make: Callable, module: nnx.Module, name: str) -> tuple[Callable, Callable]:
-    """As `_of_linen`, of the module that a function makes."""
+    """As `_of_linen`, for the module that a function makes."""
     graphdef, state = nnx.split(module)
     if nnx.to_flat_state(nnx.filter_state(state, nnx.RngState)):
         raise InputError(f"{name}: {_NO_RANDOM}")
     others = nnx.to_flat_state(nnx.filter_state(state, nnx.Not(nnx.Param)))
-    _refuse_state(name, {type(each).__name__ for _, each in others})
+    _refuse_state(name, {type(variable).__name__ for _, variable in others})
     return (
         lambda key: split(make(nnx.Rngs(key)))[1],
         lambda params, *given: nnx.merge(graphdef, params)(*given),
@@ -266,20 +266,20 @@ def _of_nnx(make: Callable, module: nnx.Module, name: str) -> tuple[Callable, Ca
 
 def _made(make: Any) -> nnx.Module:
     """The module that a function makes, without values."""
-    found = type(make).__name__
+    actual = type(make).__name__
     if isinstance(make, nnx.Module):
-        found += ", which exists already: its parameters cannot be drawn from a seed"
+        actual += ", which exists already: its parameters cannot be drawn from a seed"
     elif callable(make):
         try:
             module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
             if isinstance(module, nnx.Module):
                 return module
-            found = f"a function that makes {type(module).__name__}"
+            actual = f"a function that makes {type(module).__name__}"
         except TypeError as error:
-            found += f", which cannot be called with nnx.Rngs: {_first_line(error)}"
+            actual += f", which cannot be called with nnx.Rngs: {_first_line(error)}"
     raise InputError(
         "module must be a flax.linen.Module or a function that makes an nnx.Module, "
-        f"lambda rngs: Net(rngs=rngs), found {found}"
+        f"lambda rngs: Net(rngs=rngs), found {actual}"
     )
 
 
@@ -299,7 +299,7 @@ def _first_line(error: Exception) -> str:
 def _padded_with_real(batch: Batch, mask: Array) -> Batch:
     """The batch with its first real example in place of padding.
 
-    The value of padding could be anything: of zeros, too, a loss may have no gradient.
+    Padding could have any value, and a loss may have no gradient even at zeros.
     """
     first = jnp.argmax(mask)
 

@@ -1,4 +1,4 @@
-"""What the recurrent language models share, and the LSTM, the field's next-character predictor.
+"""The base of the recurrent language models, and the LSTM, the field's next-character predictor.
 
 Source: McMahan et al. 2017; Reddi et al. 2021, appendix C. With 90 characters, an embedding of 8
 and two layers of 256 units the LSTM has 820,522 parameters, as the field's Shakespeare baseline.
@@ -18,7 +18,7 @@ from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params, requir
 from jaxpfl.models.layers.embedding import look_up
 from jaxpfl.models.layers.initial import glorot_uniform, uniform
 from jaxpfl.models.layers.output_layer import next_token_loss
-from jaxpfl.models.layers.recurrence import Weights, lstm, run
+from jaxpfl.models.layers.recurrence import Weights, lstm, run_cell
 
 
 class RecurrentNetwork(nnx.Module):
@@ -53,7 +53,7 @@ class RecurrentNetwork(nnx.Module):
 
     def __call__(self, tokens_TxB: Array) -> Array:
         """The last layer's outputs [T * B, H], which predict the token after each one."""
-        # Padding is at the end of a row, where what it reads influences no real token.
+        # Padding is at the end of a row, where it influences no real token.
         x_TxBxI = look_up(self.embedding[...], jnp.maximum(tokens_TxB, 0))
         for layer in self.layers:
             x_TxBxI = layer(x_TxBxI)
@@ -102,7 +102,7 @@ class LSTMLayer(nnx.Module):
         self.bias = nnx.Param(gates_4xH.reshape(-1))
 
     def __call__(self, x_TxBxI: Array) -> Array:
-        return run(lstm, x_TxBxI, Weights(self.kernel[...], self.bias[...]))
+        return run_cell(lstm, x_TxBxI, Weights(self.kernel[...], self.bias[...]))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ While a client trains, the crop is random and half of the images are flipped, an
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class Norm(nnx.Module):
             normal_BxNxGxD = (x_BxNxGxD - mean) * lax.rsqrt(variance + _EPSILON)
             normal_BxHxWxC = normal_BxNxGxD.reshape(x_BxHxWxC.shape)
         else:
-            mean, variance = (np.array(each, np.float32)[None, None, None] for each in self.frozen)
+            mean, variance = (np.array(x, np.float32)[None, None, None] for x in self.frozen)
             normal_BxHxWxC = (x_BxHxWxC - mean) / np.sqrt(variance + np.float32(1e-5))
         scale, shift = self.scale[...], self.shift[...]
         return normal_BxHxWxC * scale[None, None, None, :] + shift[None, None, None, :]
@@ -157,7 +157,7 @@ class ResNet(Checked, NetworkModel, Classifier):
     width: PositiveInt = 64
     stages: tuple[PositiveInt, ...] = (2, 2, 2, 2)
     groups: PositiveInt = 2
-    name: str = "resnet18"
+    name: Literal["resnet18"] = "resnet18"
 
     post = False  # whether norms follow convolutions, and stages from the second halve the image
 

@@ -185,8 +185,13 @@ def check_shift(bands: int, per_epoch: int, epochs: int, exact: bool) -> None:
     """Computes from the noise's own weights how far a client moves C X, a second time.
 
     Raises:
-      InputError: it is further than one Gaussian an epoch is charged for.
+      InputError: it is further than one Gaussian an epoch is charged for, or exact noise has so
+        many bands that it could overflow.
     """
+    if exact and bands > MOST_BANDS:
+        raise InputError(
+            f"noise = 'exact_banded' needs at most {MOST_BANDS:,} rounds per epoch, found {bands:,}"
+        )
     weights = band_weights(bands)
     if exact:
         weights = np.concatenate([[column_norm(bands)], whole_weights(bands)[1:] / 2**16])

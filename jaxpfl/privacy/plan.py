@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, correlated_noise, events, gaussian, participation
+from jaxpfl.privacy import accounting, events, gaussian, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
@@ -93,6 +93,8 @@ class Plan:
                 f"takes part once an epoch, found {self.sampling!r}"
             )
         if self.correlated:
+            from jaxpfl.privacy import correlated_noise
+
             epochs = self.charge_number(self.rounds)
             per_epoch = self.participation.rounds_per_epoch
             correlated_noise.check_shift(self.bands, per_epoch, epochs, self.exact)

@@ -9,7 +9,7 @@ import pytest
 
 from jaxpfl.algorithms.canaries import MomentCanaries, ScoreCanaries, TrainingCanaries
 from jaxpfl.algorithms.fred import FredPlan
-from jaxpfl.experiments.config.sections import AlgorithmConfig, OptimizerConfig, TrainingConfig
+from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.federated.audits.canaries import Game, Questions
 from jaxpfl.federated.clients.two_parts import TwoParts
@@ -97,12 +97,12 @@ def test_fred_is_bounded_by_what_it_states_and_above_it_with_less_noise():
     assert bound > stated.epsilon()
 
 
-SCAFFOLD = AlgorithmConfig("scaffold", variate_clip=3.0)
+SCAFFOLD = sections.ScaffoldConfig("scaffold", 3.0)
 
 
-def trained(algorithm: AlgorithmConfig, **changes) -> Game:
-    training = TrainingConfig(
-        2, 8, epochs=2, client=OptimizerConfig("sgd", 0.1), algorithm=algorithm
+def trained(algorithm: sections.AlgorithmConfig, **changes) -> Game:
+    training = sections.TrainingConfig(
+        2, 8, epochs=2, client=sections.OptimizerConfig("sgd", 0.1), algorithm=algorithm
     )
     made = partial(build_fed_avg, training=training)
     asked = plan(clip_norm=0.5, **changes)
@@ -111,7 +111,7 @@ def trained(algorithm: AlgorithmConfig, **changes) -> Game:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [SCAFFOLD, AlgorithmConfig("ditto", mu=0.1), AlgorithmConfig("fed_dyn", alpha=0.1)],
+    [SCAFFOLD, sections.ProximalConfig("ditto", 0.1), sections.FedDynConfig("fed_dyn", 0.1)],
     ids=lambda each: each.name,
 )
 def test_a_part_of_a_contribution_shows_who_is_in(algorithm):
@@ -136,8 +136,8 @@ class SecondUnclipped(TwoParts):
         # Clients clip both parts, before the door does.
         (SCAFFOLD, TwoParts, "no clip", False),
         (SCAFFOLD, SecondUnclipped, "no clip", True),
-        (AlgorithmConfig("ditto", mu=0.1), TwoParts, None, False),
-        (AlgorithmConfig("ditto", mu=0.1), TwoParts, "no clip", True),
+        (sections.ProximalConfig("ditto", 0.1), TwoParts, None, False),
+        (sections.ProximalConfig("ditto", 0.1), TwoParts, "no clip", True),
     ],
 )
 def test_an_audit_asks_the_client_function_that_trains(

@@ -9,9 +9,9 @@ import pytest
 from jaxpfl.cli import main
 from jaxpfl.data import Cohort, CohortSpec, Population, blocks, mapped
 from jaxpfl.data.blocks import BlockHashes, Blocks, root_of
-from jaxpfl.data.check import check
 from jaxpfl.data.columns import read
 from jaxpfl.data.content import content_hash, origin_hash
+from jaxpfl.data.folders import check_folder
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.populations import sign, sign_buffers
@@ -86,7 +86,7 @@ def test_an_altered_block_is_refused_by_who_reads_it_and_by_nobody_else(name, fo
         loaded.select(range(CLIENTS)).save(folder.parent / "copy")
     assert not (folder.parent / "copy").exists()
     with pytest.raises(CorruptFile, match="block"):
-        check(folder, progress=False)
+        check_folder(folder, progress=False)
 
 
 def test_texts_are_verified_as_far_as_they_are_read(folder):
@@ -212,7 +212,7 @@ def test_check_finds_token_ids_beyond_their_vocabulary(tmp_path):
     held = Sequences(ids, edges, {"vocabulary_size": 50})
     Population({"tokens": held}, [0, 1, 3], ["a", "b"]).save(tmp_path / "saved")
     with pytest.raises(CorruptFile, match="not below 50"):
-        check(tmp_path / "saved", progress=False)
+        check_folder(tmp_path / "saved", progress=False)
 
 
 def test_labels_of_a_file_are_compared_with_the_model(folder):
@@ -247,7 +247,7 @@ def test_a_file_made_with_edges_out_of_order_is_refused_when_it_is_read(name, ed
         else:
             Padded(population.columns[name], 5)[np.array([98, 99, 100])]
     with pytest.raises(CorruptFile, match=f"column '{name}'"):
-        check(folder, progress=False)
+        check_folder(folder, progress=False)
 
 
 def test_a_file_made_with_texts_that_are_not_utf_8_is_refused_when_it_is_read(folder):

@@ -13,7 +13,7 @@ import pytest
 from jaxpfl.cli import main
 from jaxpfl.data import Population
 from jaxpfl.data import open as open_population
-from jaxpfl.data.convert import convert
+from jaxpfl.data.folders import convert
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.populations import same
 from tests.data.tff_files import example, write_file
@@ -103,7 +103,7 @@ def test_command(plays, tmp_path, capsys):
 # Not getrusage: its peak begins with that of the process which started this one.
 MEASURE = """
 import pathlib, sys
-from jaxpfl.data.convert import convert
+from jaxpfl.data.folders import convert
 convert(sys.argv[1], sys.argv[2])
 lines = pathlib.Path("/proc/self/status").read_text().splitlines()
 print(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))

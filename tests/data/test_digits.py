@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import open as open_population
-from jaxpfl.data.readers.digits import read_digits
+from jaxpfl.data.readers.embedded import read_digits
 
 
 def share_of_commonest_label(population) -> float:

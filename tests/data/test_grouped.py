@@ -12,7 +12,7 @@ import pytest
 
 import jaxpfl.data
 from jaxpfl.data import grouping
-from jaxpfl.data.convert import convert
+from jaxpfl.data.folders import convert
 from jaxpfl.data.population import Population
 from jaxpfl.data.readers.prose import pieces
 from jaxpfl.errors import CorruptFile, InputError

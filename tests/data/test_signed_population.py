@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import Population, storage
-from jaxpfl.data.check import check
+from jaxpfl.data.folders import check_folder
 from jaxpfl.errors import CorruptFile
 from tests.data.populations import SECRET, sign, sign_buffers, small
 
@@ -138,7 +138,7 @@ def test_clients_that_are_none_are_refused_and_do_not_end_the_process(buffers, s
     for name, content in buffers.items():
         (saved / name).write_bytes(content)
     sign_buffers(saved)
-    for read in (Population.load, lambda folder: check(folder, progress=False)):
+    for read in (Population.load, lambda folder: check_folder(folder, progress=False)):
         with pytest.raises(CorruptFile, match="saved") as raised:
             read(saved)
         assert SECRET not in str(raised.value)

@@ -11,7 +11,7 @@ import pytest
 
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data import open as open_population
-from jaxpfl.data.check import check
+from jaxpfl.data.folders import check_folder
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.populations import SECRET, same, small
 
@@ -119,9 +119,9 @@ def test_every_flipped_bit_is_found_and_the_file_named(name, saved):
             dict(Population.load(saved).columns)
         assert SECRET not in str(raised.value)
         with pytest.raises(CorruptFile, match=name):
-            check(saved, progress=False)
+            check_folder(saved, progress=False)
     path.write_bytes(whole)
-    assert len(check(saved, progress=False)) == 4
+    assert len(check_folder(saved, progress=False)) == 4
     same(small(), Population.load(saved))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from jaxpfl import cli
 from jaxpfl.experiments import carry_out
-from jaxpfl.experiments.engine import build, rounds
+from jaxpfl.experiments.engine import build, run_directory
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.systems import workspace
@@ -83,8 +83,8 @@ def test_a_signal_while_data_is_read_leaves_nothing(
     [
         pytest.param(signal.SIGINT, workspace, "Loop", marks=pytest.mark.long),
         (signal.SIGTERM, workspace, "Loop"),
-        pytest.param(signal.SIGTERM, rounds, "Ledger", marks=pytest.mark.long),
-        (signal.SIGINT, rounds, "Releaser"),
+        pytest.param(signal.SIGTERM, run_directory, "Ledger", marks=pytest.mark.long),
+        (signal.SIGINT, run_directory, "Releaser"),
     ],
 )
 def test_a_signal_before_the_first_round_leaves_a_run_to_resume(
@@ -98,7 +98,7 @@ def test_a_signal_before_the_first_round_leaves_a_run_to_resume(
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: interrupted") and last.endswith(f"jaxpfl resume {out}")
     assert not charges_of(out) if (out / "ledger.jsonl").exists() else owner is workspace
-    if owner is rounds:  # on the disk before its first use
+    if owner is run_directory:  # on the disk before its first use
         assert stat.S_IMODE((out / "private" / "secret.json").stat().st_mode) == 0o600
     assert carry_out.resume(out, progress=False).record["rounds"] == 7
     assert_same(out, straight)

@@ -172,9 +172,8 @@ def test_exact_noise_that_is_too_small_for_its_steps_is_refused():
         door(held_vector, exact(noise_multiplier=1e-3)["chosen"], SHAPE)
     epochs = plan(noise="exact_banded", sampling="cyclic", clients_per_round=1, rounds=20_000)
     door(held_vector, epochs, SHAPE)
-    epochs = dataclasses.replace(epochs, participation=Cyclic(10_001, 1))
     with pytest.raises(InputError, match="at most 10,000 rounds per epoch, found 10,001"):
-        door(held_vector, epochs, SHAPE)
+        dataclasses.replace(epochs, participation=Cyclic(10_001, 1))
     large = exact(noise_multiplier=0.1, population=2**27, delta=1e-9)["chosen"]
     with pytest.raises(InputError, match="noise multiplier"):
         door(held_vector, large, SHAPE)

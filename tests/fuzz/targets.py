@@ -11,7 +11,7 @@ from jaxpfl import files
 from jaxpfl.algorithms.fred.query import PrivateMoments
 from jaxpfl.data import Population
 from jaxpfl.data import open as open_population
-from jaxpfl.data.check import check
+from jaxpfl.data.folders import check_folder
 from jaxpfl.data.readers.counts import read_counts
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
@@ -64,7 +64,7 @@ def _read_population(folder: Path) -> None:
     dict(population.columns)
     population.client_ids.to_pylist()
     population.select(range(len(population))).sizes()
-    check(folder / "saved", progress=False)
+    check_folder(folder / "saved", progress=False)
 
 
 def _read_run(folder: Path) -> None:

@@ -193,7 +193,7 @@ def test_the_gradient_is_that_of_automatic_differentiation():
 
     found, expected = (
         jax.jit(jax.grad(lambda *a, run=run: jnp.sum(run(*a) * dh), (0, 1)))(x, weights)
-        for run in (partial(recurrence.run, recurrence.lstm), automatic)
+        for run in (partial(recurrence.run_cell, recurrence.lstm), automatic)
     )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *[found, expected]

@@ -1,2 +1,2 @@
-"""Readers of files. Whatever is wrong with one is an `InputError` that names the file, the row or
-client and what was expected, and no value; what is truncated or altered is a `CorruptFile`."""
+"""Readers of files. A fault is an `InputError` that names the file, the row or client and the
+expected content, and no value; a truncated or altered file is a `CorruptFile`."""

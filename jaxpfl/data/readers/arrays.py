@@ -23,7 +23,7 @@ from jaxpfl.data.population import Population, from_rows
 from jaxpfl.data.readers.fields import fault_of_ids
 from jaxpfl.errors import InputError
 
-# What a row takes beside its values, if it is a client: an id, its place, and the check of all ids.
+# A row that is a client takes so much beside its values: an id, its place, the check of all ids.
 _ROW_BYTES = 256
 
 IMAGE_COLUMNS: Mapping[str, str] = {"image": "images", "label": "labels"}
@@ -52,14 +52,14 @@ def read_arrays(
     total = len(arrays[first]) if arrays[first].ndim else 0
     for name_, array in arrays.items():
         if array.ndim == 0 or len(array) != total:
-            found = "a single value" if array.ndim == 0 else f"{len(array)} rows"
+            actual = "a single value" if array.ndim == 0 else f"{len(array)} rows"
             raise InputError(
                 f"{path}, array {name_!r}: expected {total} rows, as many as {first!r} has, found "
-                f"{found}"
+                f"{actual}"
             )
     if not total:
         raise InputError(f"{path} has no examples")
-    # Rows may hold nothing, and be any number.
+    # Rows of no bytes may be of any number.
     checks.fits_memory(f"{path}: {total} rows", _ROW_BYTES * total)
     if alone:
         client_of_row = np.arange(total)
@@ -82,12 +82,12 @@ def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
     if ids.dtype.kind not in "iuU":
         raise InputError(f"{what}: client ids must be whole numbers or text, found {ids.dtype}")
     names = text_array(ids.tolist()) if ids.dtype.kind == "U" else arrow(ids)
-    known = names.cast(pa.large_string()).dictionary_encode()
-    if "" in known.dictionary.to_pylist():
+    clients = names.cast(pa.large_string()).dictionary_encode()
+    if "" in clients.dictionary.to_pylist():
         raise InputError(f"{what}: a client id is empty, expected a non-empty one")
-    if fault := fault_of_ids(known.dictionary):
+    if fault := fault_of_ids(clients.dictionary):
         raise InputError(f"{what}: expected text or whole numbers as client ids, found {fault}")
-    return known.indices.to_numpy(), known.dictionary
+    return clients.indices.to_numpy(), clients.dictionary
 
 
 def _images(what: str, images: np.ndarray) -> np.ndarray:
@@ -117,6 +117,6 @@ def _other(what: str, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind not in "biufU":
         raise InputError(f"{what}: expected numbers, booleans or text, found {values.dtype}")
     if rows := not_finite(values):
-        found = f"{rows} of {len(values)} rows with NaN, infinite or larger ones"
-        raise InputError(f"{what}: expected numbers that float32 can hold, found {found}")
+        unfit = f"{rows} of {len(values)} rows with NaN, infinite or larger ones"
+        raise InputError(f"{what}: expected numbers that float32 can hold, found {unfit}")
     return values

@@ -46,7 +46,7 @@ def errors_of(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: there is no such file") from None
     except OSError as error:
         if error.strerror is None:
-            # As the module bz2 reports damaged data.
+            # The module bz2 reports damaged data so.
             raise CorruptFile(f"{path} is not valid: its compressed data is damaged") from None
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -200,7 +200,7 @@ def _rest_is_zero(stream: _Forward, left: int = MAX_ARCHIVE_BYTES) -> bool:
 
 
 def _checked_name(where: str, name: str) -> str:
-    if any("\ud800" <= each <= "\udfff" for each in name):
+    if any("\ud800" <= character <= "\udfff" for character in name):
         raise InputError(f"{where}: its name is not valid UTF-8")
     name = name.removeprefix("./")
     parts = PurePosixPath(name.replace("\\", "/")).parts

@@ -17,7 +17,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.files import parse_json
 
 _COMMON = 2**63
-# Measured of files of short words, of empty lists in JSON, and of characters of four bytes.
+# Measured with files of short words, of empty lists in JSON, and of characters of four bytes.
 _BYTES_A_BYTE = 40
 _PIECE = 2**20
 
@@ -60,7 +60,7 @@ def _bounded(path: Path, file: IO[bytes]) -> bytes:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str, object]]:
-    """Where each word is, the word, and its count; a word that is none is ""."""
+    """Yields the place of each word, the word ("" if it is none) and its count."""
     record = None
     if text.lstrip().startswith("{"):  # which may also be the first word
         try:
@@ -75,5 +75,5 @@ def _pairs(text: str) -> Iterator[tuple[str, str, object]]:
         parts = line.split()
         if parts:
             digits = parts[-1] if len(parts) == 2 and len(parts[-1]) < 20 else ""
-            known = digits.isascii() and digits.isdecimal()
-            yield f"line {number}", parts[0], int(digits) if known else None
+            is_count = digits.isascii() and digits.isdecimal()
+            yield f"line {number}", parts[0], int(digits) if is_count else None

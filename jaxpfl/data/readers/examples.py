@@ -74,7 +74,7 @@ class Layout:
             raise InputError(
                 f"client must be FIELD, FIELD|domain, FIELD|value or *, found {self.client!r}"
             )
-        used = [each for each in (self.text, self.label) if each is not None]
+        used = [field for field in (self.text, self.label) if field is not None]
         used += [*self.features, *self.columns]
         if self.client != EACH_ROW and self.rule == "value":
             used.insert(0, self.field)
@@ -82,9 +82,9 @@ class Layout:
         named = [*(name for name, given in own.items() if given), *self.columns]
         for names in (used, named):
             if len(set(names)) != len(names):
-                found = ", ".join(map(repr, names))
+                listed = ", ".join(map(repr, names))
                 raise InputError(
-                    f"client, text, label, features and columns must be different, found {found}"
+                    f"client, text, label, features and columns must be different, found {listed}"
                 )
 
     @property
@@ -99,7 +99,7 @@ class Layout:
 
     @property
     def unit(self) -> str:
-        """What a client is, in words."""
+        """A client, in words."""
         if self.client == EACH_ROW:
             return "one row"
         of = "the domain of " if self.rule == "domain" else ""
@@ -107,7 +107,7 @@ class Layout:
 
     @property
     def fields(self) -> Fields:
-        """What the table must have."""
+        """The fields that the table must have."""
         wanted = [] if self.client == EACH_ROW else [(self.field, "client")]
         wanted += [] if self.text is None else [(self.text, "text")]
         wanted += [] if self.label is None else [(self.label, "label")]
@@ -116,7 +116,7 @@ class Layout:
         return Fields(wanted, drop=self.missing == "drop")
 
 
-# What gives the rows of a table with some fields.
+# Reads the rows of a table, with some fields.
 Read = Callable[[Fields], Iterator[Rows]]
 
 
@@ -124,7 +124,7 @@ def _blocks(read: Read, layout: Layout, fields: Fields) -> Iterator[tuple[Rows, 
     for rows in read(fields):
         if rows.numbers:
             yield rows, _block(rows, layout)
-    # Nothing but the owner's terminal: other streams are kept, and read by others.
+    # The owner's terminal alone may show it: other streams are stored, and read by others.
     if fields.dropped and sys.stderr.isatty():
         sys.stderr.write(f"{fields.dropped} rows lack a value and are left out (PRIVATE)\n")
 
@@ -132,20 +132,23 @@ def _blocks(read: Read, layout: Layout, fields: Fields) -> Iterator[tuple[Rows, 
 def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:
     """Examples of some rows, as `grouping` takes them."""
     columns, ids = {}, _ids(rows, layout)
-    held = np.ones(len(ids), bool)
+    is_example = np.ones(len(ids), bool)
     if layout.text is not None:
         columns[_TEXT] = rows.columns[layout.text]
     if layout.label is not None:
         columns[_LABEL] = rows.columns[layout.label].cast(pa.int32())
     if layout.features:
-        columns[_FEATURES] = _side_by_side([rows.columns[name] for name in layout.features])
+        parts = [from_arrow(rows.columns[name]) for name in layout.features]
+        matrix = np.concatenate([part.reshape(len(part), -1) for part in parts], 1)
+        numbers = arrow(matrix.astype(np.float32).reshape(-1))
+        columns[_FEATURES] = pa.FixedSizeListArray.from_arrays(numbers, matrix.shape[1])
     columns |= {name: rows.columns[name] for name in layout.columns}
     if layout.split is not None:
-        texts, row_of_text, held = _divided(columns[_TEXT], layout.split)
+        texts, row_of_text, is_example = _divided(columns[_TEXT], layout.split)
         taken = pa.array(row_of_text)
         columns = {name: column.take(taken) for name, column in columns.items()}
         columns[_TEXT], ids = texts, ids.take(taken)
-    own = {grouping.CLIENT: ids, grouping.HELD: pa.array(held)}
+    own = {grouping.CLIENT: ids, grouping.IS_EXAMPLE: pa.array(is_example)}
     return pa.RecordBatch.from_pydict({**columns, **own})
 
 
@@ -155,14 +158,14 @@ def _ids(rows: Rows, layout: Layout) -> pa.Array:
     ids = rows.columns[layout.field].cast(pa.large_string())
     if layout.rule == "value":
         return ids
-    known = ids.dictionary_encode()
-    domains = list(map(_domain, known.dictionary.to_pylist()))
+    urls = ids.dictionary_encode()
+    domains = list(map(_domain, urls.dictionary.to_pylist()))
     if None in domains:
-        first = known.indices.to_pylist().index(domains.index(None))
+        first = urls.indices.to_pylist().index(domains.index(None))
         expected = "a URL with a host, such as https://example.org/page"
         number = rows.numbers[first]
         raise row_error(rows.source, number, layout.field, expected, "another value")
-    return text_array([str(each) for each in domains]).take(known.indices)
+    return text_array([str(domain) for domain in domains]).take(urls.indices)
 
 
 def _domain(url: str) -> str | None:
@@ -181,23 +184,23 @@ def population_of(read: Read, layout: Layout, name: str) -> Population:
         size += block.nbytes
         # They are copied once, into columns of all blocks.
         checks.fits_memory(f"{name}: its rows, in memory,", 2 * size)
-    if not any(block[grouping.HELD].true_count for block in blocks):
+    if not any(block[grouping.IS_EXAMPLE].true_count for block in blocks):
         raise InputError(f"{name} has no examples")
     columns = {
         column: _of_one_type(name, column, [block[column] for block in blocks])
         for column in blocks[0].schema.names
     }
-    held = columns.pop(grouping.HELD)
+    is_example = columns.pop(grouping.IS_EXAMPLE)
     # One dictionary of all blocks, in the order of first appearance.
     ids = columns.pop(grouping.CLIENT).dictionary_encode()
-    kept = {column: from_arrow(parts.filter(held)) for column, parts in columns.items()}
-    client_of_example = ids.indices.filter(held).to_numpy()
+    examples = {column: from_arrow(parts.filter(is_example)) for column, parts in columns.items()}
+    client_of_example = ids.indices.filter(is_example).to_numpy()
     described = {"name": name, "unit": layout.unit, "dropped": fields.dropped}
-    return from_rows(client_of_example, ids.dictionary, kept, **described)
+    return from_rows(client_of_example, ids.dictionary, examples, **described)
 
 
 def _of_one_type(name: str, column: str, parts: list[pa.Array]) -> pa.Array:
-    """What came before the first fraction may be whole numbers."""
+    """Joins a column's blocks: those before the first fraction may hold whole numbers."""
     with contextlib.suppress(pa.ArrowInvalid):  # whose message quotes the value
         return pa.concat_arrays([part.cast(parts[-1].type) for part in parts])
     raise InputError(f"{name}: field {column!r} must be {INEXACT}, found a larger one")
@@ -216,17 +219,17 @@ def stream_of(read: Read, layout: Layout, name: str, folder: Path | None) -> Ite
 
     def blocks() -> Iterator[pa.RecordBatch]:
         nonlocal examples
-        for rows, found in _blocks(read, layout, fields):
-            examples += found[grouping.HELD].true_count
-            for field in found.schema:
-                # What is on the disk already cannot become floats.
+        for rows, block in _blocks(read, layout, fields):
+            examples += block[grouping.IS_EXAMPLE].true_count
+            for field in block.schema:
+                # Rows that are on the disk already cannot become floats.
                 if types.setdefault(field.name, field.type) != field.type:
                     raise InputError(
                         f"{rows.source}, rows {rows.numbers[0]} to {rows.numbers[-1]}: field "
                         f"{field.name!r} must hold whole numbers, as in the rows before, found "
                         "others"
                     )
-            yield found
+            yield block
 
     with tempfile.TemporaryDirectory(prefix="grouping-", dir=folder) as temporary:
         batches = grouping.grouped(blocks(), Path(temporary))
@@ -238,23 +241,16 @@ def stream_of(read: Read, layout: Layout, name: str, folder: Path | None) -> Ite
         yield Stream(itertools.chain([first], batches), examples, *described)
 
 
-def _side_by_side(columns: list[pa.Array]) -> pa.Array:
-    """Numbers, and lists of them, as rows of a float32 matrix."""
-    parts = [from_arrow(column) for column in columns]
-    matrix = np.concatenate([part.reshape(len(part), -1) for part in parts], 1).astype(np.float32)
-    return pa.FixedSizeListArray.from_arrays(arrow(matrix.reshape(-1)), matrix.shape[1])
-
-
 def _divided(texts: pa.Array, split: str) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     """The parts of each text, which text each is of, and whether it is one."""
     parts: list[str] = []
     copies: list[int] = []
-    held: list[bool] = []
+    is_example: list[bool] = []
     for text in texts.to_pylist():
-        found = list(pieces(text.split("\n"), split))
+        parts_of_text = list(pieces(text.split("\n"), split))
         # A client whose texts have no parts remains, because how many have some is private.
-        held += [True] * len(found) or [False]
-        parts += found or [""]
-        copies.append(max(len(found), 1))
+        is_example += [True] * len(parts_of_text) or [False]
+        parts += parts_of_text or [""]
+        copies.append(max(len(parts_of_text), 1))
     row_of_text = np.repeat(np.arange(len(copies)), copies)
-    return text_array(parts), row_of_text, np.array(held, bool)
+    return text_array(parts), row_of_text, np.array(is_example, bool)

@@ -42,7 +42,7 @@ _EXPECTED = {
     "label": "a whole number from 0 to 2^31 - 1",
     "number": "a number, or a list of numbers",
     "value": "a string, boolean or number, or a list of numbers",
-    # Of a value, where the first row has this kind.
+    # For a "value", by the kind of the first row.
     str: "a string",
     bool: "a boolean",
     int: "a number",
@@ -53,7 +53,7 @@ _HINTS = {
     "client": "; client=FIELD names whose a row is, client=* makes each row a client",
     "text": "; text=FIELD names the texts",
 }
-# Of one person the id may be "1" in one file and "1.0" in another, or of no person "nan".
+# One person may have the id "1" in one file and "1.0" in another; "nan" is no person's.
 _ROUNDED = r"^\s*([+-]?\d+\.0*|[+-]?\d+(\.\d*)?[eE]\+\d+|nan|NaN)\s*$"
 _NAN = ("nan", "+nan", "-nan")
 _AS_FLOAT = "a number such as 1.0, 1e+16 or nan; of pandas, frame.astype({FIELD: 'Int64'}) helps"
@@ -65,7 +65,7 @@ class Rows(NamedTuple):
     """Some rows of one file.
 
     Attributes:
-      numbers: of the rows in it, from 1.
+      numbers: the rows' numbers in the file, from 1.
       columns: Arrow arrays [rows] of type large_string, bool, int64, float64, or fixed-size lists
         of the last two, without missing values.
     """
@@ -80,8 +80,8 @@ class Fields:
 
     Attributes:
       names: in the order in which they were asked for.
-      drop: whether rows are left out that lack a value of one of them. Of a file of text, an empty
-        field has none; nor has NaN.
+      drop: whether rows are left out that lack a value of one of them. In a file of text an empty
+        field has no value, nor has NaN.
       dropped: how many rows were left out so far. PRIVATE.
     """
 
@@ -92,18 +92,18 @@ class Fields:
         for name, use in wanted:
             self._uses.setdefault(name, []).append(use)
         self.names = tuple(self._uses)
-        # Of each field whose first row was seen; whole numbers become float64 where others follow.
+        # By field, once its first row was seen; whole numbers become float64 where others follow.
         self._types: dict[str, pa.DataType] = {}
 
-    def require(self, source: str, known: Iterable[str]) -> None:
+    def require(self, source: str, names: Iterable[str]) -> None:
         """Refuses a table that lacks one of the fields, or has it twice."""
-        known = list(known)
+        names = list(names)
         for name in self.names:
-            if known.count(name) != 1:
-                found = ", ".join(map(repr, known)) or "none"
-                problem = "there is no field" if name not in known else "there are two fields"
+            if names.count(name) != 1:
+                listed = ", ".join(map(repr, names)) or "none"
+                problem = "there is no field" if name not in names else "there are two fields"
                 hint = _HINTS.get(self._uses[name][0], "")
-                raise InputError(f"{source}: {problem} {name!r}, found {found}{hint}")
+                raise InputError(f"{source}: {problem} {name!r}, found {listed}{hint}")
 
     def require_schema(self, source: str, schema: pa.Schema) -> None:
         """Refuses a table with a field of a type that no field can hold, before any row is read."""
@@ -113,32 +113,35 @@ class Fields:
                 raise row_error(source, 1, name, self._expected(name), name_of_type(type_))
 
     def rows(
-        self, source: str, numbers: Sequence[int], found: Mapping[str, Any], typed: bool = True
+        self, source: str, numbers: Sequence[int], table: Mapping[str, Any], typed: bool = True
     ) -> Rows:
         """Checks some rows, and returns those that are kept; without columns where none is.
 
         Args:
-          found: by field, an Arrow array or a list of Python values.
+          table: by field, an Arrow array or a list of Python values.
           typed: False where the values are strings that may stand for numbers or booleans.
         """
         columns = {}
         if self.drop:
-            rows = self._complete(len(numbers), found, typed)
+            rows = self._complete(len(numbers), table, typed)
             self.dropped += len(numbers) - len(rows)
             numbers = [numbers[row] for row in rows]
             taken = pa.array(rows, pa.int64())
-            for name, each in found.items():
-                part = [each[row] for row in rows] if isinstance(each, list) else each.take(taken)
-                found = {**found, name: part}
+            table = {
+                name: [part[row] for row in rows] if isinstance(part, list) else part.take(taken)
+                for name, part in table.items()
+            }
         for name in self.names if len(numbers) else ():
-            values = found[name]
+            values = table[name]
             if isinstance(values, pa.ChunkedArray):
                 values = values.combine_chunks()
             try:
                 columns[name] = self._column(name, values, typed)
             except _FaultError as error:
                 row, (expected, kind, *_) = self._first_fault(name, values, typed)
-                unfit = [f" (as in {each} of {len(numbers)} rows read)" for each in error.args[2:]]
+                unfit = [
+                    f" (as in {count} of {len(numbers)} rows read)" for count in error.args[2:]
+                ]
                 more = "".join(unfit)
                 raise row_error(source, numbers[row], name, expected, kind, more) from None
             self._types[name] = columns[name].type
@@ -161,31 +164,31 @@ class Fields:
             self._types[name] = self._column(name, values[:row], typed).type
         return row, fault(row + 1)
 
-    def _complete(self, rows: int, found: Mapping[str, Any], typed: bool) -> list[int]:
+    def _complete(self, rows: int, table: Mapping[str, Any], typed: bool) -> list[int]:
         """The indices of the rows that have a value in each column."""
-        kept = np.ones(rows, bool)
-        for name, values in found.items():
+        complete = np.ones(rows, bool)
+        for name, values in table.items():
             if isinstance(values, pa.ChunkedArray):
                 values = values.combine_chunks()
             if not isinstance(values, list) and not _is_list(values.type):
-                kept &= ~np.asarray(values.is_null(nan_is_null=True))
+                complete &= ~np.asarray(values.is_null(nan_is_null=True))
                 continue
             unread = () if typed else ("", *_NAN) if self._are_numbers(name, values) else ("",)
-            kept &= [not _lacks(each, unread) for each in values]
-        return np.flatnonzero(kept).tolist()
+            complete &= [not _lacks(value, unread) for value in values]
+        return np.flatnonzero(complete).tolist()
 
     def _are_numbers(self, name: str, texts: list[str]) -> bool:
-        """Whether texts stand for numbers: by what was read before, or by the first that may."""
+        """Whether texts stand for numbers: as earlier rows did, or else the first text decides."""
         if {"client", "text"} & {*self._uses[name]}:
             return False
         if name in self._types:
             return _kind_of(self._types[name]) in (int, float)
-        given = (each for each in texts if not _lacks(each, ("", *_NAN)))
+        given = (text for text in texts if not _lacks(text, ("", *_NAN)))
         return _parse(float, [next(given, "0")]) is not None
 
     def _expected(self, name: str) -> str:
-        use, known = self._uses[name][-1], self._types.get(name)
-        return _EXPECTED[use if use != "value" or known is None else _kind_of(known)]
+        use, type_ = self._uses[name][-1], self._types.get(name)
+        return _EXPECTED[use if use != "value" or type_ is None else _kind_of(type_)]
 
     def _of_python(self, name: str, values: list[Any], typed: bool) -> pa.Array:
         uses = set(self._uses[name])
@@ -193,7 +196,7 @@ class Fields:
             values = self._parsed(name, values)
         if uses == {"client"}:
             # Ids of both kinds may be mixed.
-            values = [str(each) if type(each) is int else each for each in values]
+            values = [str(value) if type(value) is int else value for value in values]
         array = _array(values)
         if array is None:
             inexact = set(map(type, values)) <= {int, float}
@@ -202,9 +205,9 @@ class Fields:
         return array
 
     def _parsed(self, name: str, texts: list[str]) -> list[Any]:
-        known = self._types.get(name)
+        type_ = self._types.get(name)
         first = (kind for kind in (bool, float, str) if _parse(kind, texts[:1]) is not None)
-        values = _parse(next(first) if known is None else _kind_of(known), texts)
+        values = _parse(next(first) if type_ is None else _kind_of(type_), texts)
         if values is None:
             what = "another string" if texts[-1].strip() else "an empty string"
             raise _FaultError(self._expected(name), what)
@@ -216,34 +219,36 @@ class Fields:
         uses, expected = set(self._uses[name]), self._expected(name)
         if column.null_count:
             raise _FaultError(expected, "no value")
-        found = name_of_type(column.type)
+        type_name = name_of_type(column.type)
         plain = _plain(column) if _can_be_plain(column.type) else None
         if plain is None or any(_kind_of(plain.type) not in _KINDS[use] for use in uses):
-            raise _FaultError(expected, found)
+            raise _FaultError(expected, type_name)
         kind = _kind_of(plain.type)
         if "client" in uses and kind is str and (fault := fault_of_ids(plain)):
             raise _FaultError(_EXPECTED["client"], fault)
         if uses == {"client"}:
             return plain.cast(pa.large_string())
-        _require_finite(plain, expected)
-        if "label" in uses and kind is int:
-            values = plain.to_numpy()
-            if ((values < 0) | (values >= 2**31)).any():
-                raise _FaultError(expected, "another number")
+        numbers = from_arrow(plain)
+        if unfit := not_finite(numbers):
+            nan = np.isnan(numbers).any()
+            what = "NaN" if nan else "an infinite number, or one beyond float32"
+            raise _FaultError(expected, what, unfit)
+        if "label" in uses and kind is int and ((numbers < 0) | (numbers >= 2**31)).any():
+            raise _FaultError(expected, "another number")
         both = _wider(self._types.get(name, plain.type), plain.type)
         if both is None:
-            raise _FaultError(expected, found)
+            raise _FaultError(expected, type_name)
         with contextlib.suppress(pa.ArrowInvalid):  # whose message quotes the value
             return plain.cast(both)
         raise _FaultError(INEXACT, "a larger one")
 
 
 def fault_of_ids(ids: pa.Array) -> str:
-    """What is found instead of clients' ids in a column of strings, if it is."""
-    for pattern, found in ((r"^\s*$", "an empty string"), (_ROUNDED, _AS_FLOAT)):
+    """The first fault in a column of clients' ids, in words; "" without any."""
+    for pattern, fault in ((r"^\s*$", "an empty string"), (_ROUNDED, _AS_FLOAT)):
         options = pc.MatchSubstringOptions(pattern)
         if pc.call_function("match_substring_regex", [ids], options).true_count:
-            return found
+            return fault
     return ""
 
 
@@ -255,8 +260,8 @@ def _parse(kind: type, texts: list[str]) -> list[Any] | None:
     if kind is str:
         return texts
     if kind is bool:
-        found = [_BOOLEANS.get(text.strip().lower()) for text in texts]
-        return None if None in found else found
+        booleans = [_BOOLEANS.get(text.strip().lower()) for text in texts]
+        return None if None in booleans else booleans
     if any("_" in text for text in texts):  # which Python takes for a separator of thousands
         return None
     for parse in (int, float):
@@ -268,12 +273,12 @@ def _parse(kind: type, texts: list[str]) -> list[Any] | None:
 
 
 def row_error(
-    source: str, number: int, name: str, expected: str, found: str, more: str = ""
+    source: str, number: int, name: str, expected: str, actual: str, more: str = ""
 ) -> InputError:
-    """The error of a row, by its number, whose field does not hold what is expected."""
+    """The error of a row, by its number, whose field holds another value than expected."""
     hint = "; FILE?missing=drop leaves such rows out, and dropna() in a frame"
-    found += more + (hint if found in ("no value", "an empty string", "NaN") else "")
-    return InputError(f"{source}, row {number}: field {name!r} must be {expected}, found {found}")
+    actual += more + (hint if actual in ("no value", "an empty string", "NaN") else "")
+    return InputError(f"{source}, row {number}: field {name!r} must be {expected}, found {actual}")
 
 
 def _lacks(value: Any, unread: Sequence[str]) -> bool:
@@ -281,22 +286,14 @@ def _lacks(value: Any, unread: Sequence[str]) -> bool:
     if isinstance(value, pa.Scalar):
         value = value.as_py()
     if isinstance(value, list):
-        return any(_lacks(each, ()) for each in value)
+        return any(_lacks(element, ()) for element in value)
     if isinstance(value, str):
         return value.strip().lower() in unread
     return value is None or value != value
 
 
-def _require_finite(column: pa.Array, expected: str) -> None:
-    values = from_arrow(column)
-    if not not_finite(values):
-        return
-    what = "NaN" if np.isnan(values).any() else "an infinite number, or one beyond float32"
-    raise _FaultError(expected, what, not_finite(values))
-
-
 def _kind_of(type_: pa.DataType) -> type:
-    return next((kind for kind, known in _SCALARS.items() if known == type_), list)
+    return next((kind for kind, scalar in _SCALARS.items() if scalar == type_), list)
 
 
 def _array(values: Sequence[Any]) -> pa.Array | None:
@@ -375,8 +372,7 @@ def is_text(type_: pa.DataType) -> bool:
 
 def _is_list(type_: pa.DataType) -> bool:
     types = pa.types
-    known = types.is_list(type_) or types.is_large_list(type_)
-    return known or types.is_fixed_size_list(type_)
+    return types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_)
 
 
 def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:

@@ -38,7 +38,7 @@ def from_dataframe(
         Table, or anything else with `__arrow_c_stream__`. An index is not read: use
         `reset_index()`.
       client, text, label, features, columns, split: which columns are what, see `Layout`.
-      name: of the population, in messages and reports: public.
+      name: the population's, in messages and reports: public.
 
     Returns:
       Clients in order of first appearance.
@@ -56,8 +56,8 @@ def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
     for batch in _batches(name, frame, fields):
         fields.require(name, batch.schema.names)
         if len(batch):
-            found = {column: batch[column] for column in fields.names}
-            yield fields.rows(name, range(first, first + len(batch)), found)
+            columns = {column: batch[column] for column in fields.names}
+            yield fields.rows(name, range(first, first + len(batch)), columns)
         first += len(batch)
 
 
@@ -67,8 +67,8 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch |
         raise InputError(f"{name}: has the parts {parts}, expected one: {where}, [PART] in Python")
     wanted, unread = list(fields.names), None
     if hasattr(frame, "with_format"):
-        # The rows that were selected of a data set, in its order; its whole table has others. Of
-        # one that is streamed, the columns may not be known.
+        # The rows that were selected, in their order: the whole table has others. The columns of a
+        # streamed data set may be unknown.
         if frame.column_names is not None:
             fields.require(name, frame.column_names)
             frame = frame.select_columns(wanted)
@@ -80,7 +80,7 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch |
             raise unread
         return
     if hasattr(frame, "loc") and hasattr(frame, "columns"):
-        # A column of pandas that nobody asked for may hold what Arrow does not know.
+        # Other columns of pandas are left out, because they may hold objects unknown to Arrow.
         fields.require(name, list(frame.columns))
         frame = frame.loc[:, wanted]
     if not hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "to_frame"):  # one column

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def load(
+def load_data_set(
     name: str,
     revision: str = "",
     part: str = "train",
@@ -55,7 +55,7 @@ def saved(folder: Path) -> Any:
     datasets = require("datasets", "datasets")
     try:
         return datasets.load_from_disk(str(folder))
-    # As for `load`.
+    # As for `load_data_set`.
     except Exception as error:
         raise CorruptFile(str(unread(str(folder), error))) from None
 
@@ -65,7 +65,7 @@ def newest_commit(name: str) -> str:
     hub = require("huggingface_hub", "datasets")
     try:
         return str(hub.HfApi().dataset_info(name).sha)
-    # As for `load`.
+    # As for `load_data_set`.
     except Exception as error:
         raise unread(name, error) from None
 

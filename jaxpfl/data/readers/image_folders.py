@@ -23,7 +23,7 @@ _ENDINGS = (".png", ".jpg", ".jpeg")
 def holds_images(folder: Path) -> bool:
     """Whether folders in this folder, or in those, have images."""
     depths = ("*/*", "*/*/*")
-    return any(each.suffix.lower() in _ENDINGS for at in depths for each in folder.glob(at))
+    return any(path.suffix.lower() in _ENDINGS for at in depths for path in folder.glob(at))
 
 
 def read_images(
@@ -39,15 +39,15 @@ def read_images(
     """
     if channels not in (0, 1, 3):
         raise InputError(f"{folder}: channels must be 1 (grey) or 3 (colour), found {channels}")
-    clients = sorted(each for each in folder.iterdir() if each.is_dir() and each.name[0] != ".")
-    held = [sorted(each for each in client.rglob("[!.]*") if each.is_file()) for client in clients]
-    offsets, labels = offsets_of(list(map(len, held))), []
+    clients = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    paths = [sorted(path for path in client.rglob("[!.]*") if path.is_file()) for client in clients]
+    offsets, labels = offsets_of(list(map(len, paths))), []
     images = np.empty((0, 0, 0, 0), np.uint8)
-    for number, file in enumerate(itertools.chain(*held)):
+    for number, file in enumerate(itertools.chain(*paths)):
         where, inside = f"{folder}, image {number + 1}", file.relative_to(folder).parts[1:-1]
         if len(inside) != bool(classes) or not {*inside} <= {*classes}:
-            known = f"?classes=NAME,NAME names all of them, found {', '.join(classes) or 'none'}"
-            raise InputError(f"{where}: expected CLIENT/IMAGE, or CLIENT/CLASS/IMAGE: {known}")
+            hint = f"?classes=NAME,NAME names all of them, found {', '.join(classes) or 'none'}"
+            raise InputError(f"{where}: expected CLIENT/IMAGE, or CLIENT/CLASS/IMAGE: {hint}")
         pixels = _pixels(where, file, checks.non_negative_int("size", size), channels)
         if not number:
             checks.fits_memory(f"{folder}: its images", int(offsets[-1]) * pixels.nbytes)
@@ -58,9 +58,11 @@ def read_images(
                 f"{list(images.shape[1:])}: give all one form, as in ?size=32&channels=3"
             )
         images[number] = pixels
-        labels += [classes.index(each) for each in inside]
+        labels += [classes.index(class_) for class_ in inside]
     columns = {"image": images} | ({"label": np.array(labels, np.int32)} if classes else {})
-    return Population(columns, offsets, [each.name for each in clients], name, "folder of images")
+    return Population(
+        columns, offsets, [client.name for client in clients], name, "folder of images"
+    )
 
 
 def _pixels(where: str, file: Path, size: int, channels: int) -> np.ndarray:

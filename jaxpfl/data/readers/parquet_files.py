@@ -34,8 +34,8 @@ def read_parquet(path: Path, fields: Fields) -> Iterator[Rows]:
                 batch.validate(full=True)
                 numbers = range(first, first + len(batch))
                 if len(batch):
-                    found = {name: batch[name] for name in fields.names}
-                    yield fields.rows(str(path), numbers, found)
+                    columns = {name: batch[name] for name in fields.names}
+                    yield fields.rows(str(path), numbers, columns)
                 first += len(batch)
     except InputError:
         raise
@@ -55,16 +55,18 @@ def _batches(
     wanted = [index for index in columns if paths[index].startswith(heads)]
     texts = [i for i in wanted if file.schema.column(i).physical_type == "BYTE_ARRAY"]
     read_dictionary = [file.schema.column(index).path for index in texts]
-    with parquet.ParquetFile(path, read_dictionary=read_dictionary) as known:
+    with parquet.ParquetFile(path, read_dictionary=read_dictionary) as dictionaries:
         for group in range(file.metadata.num_row_groups):
             # The first row comes first: `RowGroupMetaData.column` ends the process where the
             # footer is damaged, while reading raises an error. Its dictionaries are the group's.
-            first = next(known.iter_batches(1, row_groups=[group], columns=list(names)), None)
+            first = next(
+                dictionaries.iter_batches(1, row_groups=[group], columns=list(names)), None
+            )
             if first is None:
                 continue
             chunks = [file.metadata.row_group(group).column(index) for index in wanted]
             # Numbers that are repeated take less than a bit each, and eight bytes once unpacked.
-            size = sum(max(each.total_uncompressed_size, 8 * each.num_values) for each in chunks)
+            size = sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks)
             checks.fits_memory(f"{path}: row group {group + 1}, unpacked,", size)
             rows = min(_ROWS, max(1, _BATCH_BYTES // max(1, *map(_longest, first.columns))))
             yield from file.iter_batches(rows, row_groups=[group], columns=list(names))

@@ -1,12 +1,12 @@
 """Plain text: a file, or an archive of files; each file is a client.
 
 Policy, the same on every platform:
-- A file is in UTF-8, in UTF-16 with a byte order mark, or in the encoding that a user names, and
-  what is not valid in it is refused; lines end in \\n or \\r\\n.
-  `readers.prose` makes them examples. A file without examples is a client without examples.
+- A file is in UTF-8, in UTF-16 with a byte order mark, or in the encoding that a user names;
+  invalid bytes are refused. Lines end in \\n or \\r\\n, and `readers.prose` makes them examples.
+  A file without examples is a client without examples.
 - .gz and .xz checksums are verified to the end of the file.
-- Of an archive's files (see `compressed.members`), those whose names end in .txt are read, except
-  hidden ones.
+- An archive's files (see `compressed.members`) are read if their names end in .txt, except hidden
+  ones.
 - Unpacked, a line has at most 16 MiB, a file 1 GiB.
 - Errors name the file, the member by its number, and the byte, and never a value.
 """

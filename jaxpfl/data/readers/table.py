@@ -27,9 +27,9 @@ def _read_excel(path: Path, fields: Fields, _: str | None) -> Iterator[Rows]:
         raise CorruptFile(f"{path}: damaged, locked by a password or no Excel file") from None
     fields.require(str(path), map(str, frame.columns))
     # An empty cell is NaN, which does not equal itself.
-    found = {name: [x if x == x else None for x in frame[name]] for name in fields.names}
+    columns = {name: [x if x == x else None for x in frame[name]] for name in fields.names}
     if len(frame):
-        yield fields.rows(str(path), range(2, len(frame) + 2), found)
+        yield fields.rows(str(path), range(2, len(frame) + 2), columns)
 
 
 _TEXTS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -48,7 +48,7 @@ def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> It
     `encoding` is that of files of text; None: UTF-8, or UTF-16 with a byte order mark.
     """
     for file in files_of(path):
-        read = next((each for end, each in _READERS.items() if file.name.endswith(end)), None)
+        read = next((reader for end, reader in _READERS.items() if file.name.endswith(end)), None)
         if read is None:
             endings = ", ".join(ENDINGS)
             raise InputError(f"{file}: expected a table, a name ending in {endings}")
@@ -61,7 +61,7 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         return sorted(map(Path, glob.glob(str(path), recursive=True)))
-    found = sorted(each for each in path.rglob("*") if each.name.endswith(ENDINGS))
-    if not found:
+    shards = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS))
+    if not shards:
         raise InputError(f"{path}: expected a folder of {', '.join(ENDINGS)} files, found none")
-    return found
+    return shards

@@ -2,17 +2,17 @@
 
 Policy, the same on every platform:
 - A file is in UTF-8, in UTF-16 with a byte order mark, or in the encoding that a user names; no
-  other is guessed, and what is not valid in it is refused. The checksum of .gz is verified. Lines
+  other is guessed, and invalid bytes are refused. The checksum of .gz is verified. Lines
   end in \\n or \\r\\n. A row has at most 16 MiB.
 - JSON lines: an object a line. Blank lines are skipped, but counted in row numbers. Texts are not
   changed (see `data.columns`): NUL stays, an empty text is an example, and only a lone surrogate
   escape becomes U+FFFD.
-- CSV (RFC 4180): a header, then as many fields in each row. Of comma, semicolon, tab and bar, the
-  one that gives a header with the wanted fields separates them; in .tsv it is the tab. Fields in
+- CSV (RFC 4180): a header, then as many fields in each row. The separator is the comma, semicolon,
+  tab or bar that gives a header with the wanted fields; in .tsv it is the tab. Fields in
   double quotes may hold separators, line ends and doubled quotes. Rows are counted as in a
   spreadsheet: the header is row 1; blank lines are skipped and not counted. Client ids and texts
-  are what is written (which ids are refused, `fields` says). Of other fields, the first row says
-  whether they are numbers, booleans (true, false) or strings, and later rows must agree; spaces
+  are read as they are written (`fields` says which ids are refused). The first row decides whether
+  another field holds numbers, booleans (true, false) or strings, and later rows must agree; spaces
   around numbers are ignored. An empty text is an example, an empty number and NaN are refused; with
   missing=drop, none of these rows is kept.
 """
@@ -39,12 +39,12 @@ _Row = tuple[int, Mapping[str, Any], int]
 def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows]:
     """The rows of a file, in blocks."""
     numbers: list[int] = []
-    found: list[Mapping[str, Any]] = []
+    rows: list[Mapping[str, Any]] = []
     number, left = 0, _BLOCK_CHARACTERS
     is_csv = path.name.endswith((".csv", ".csv.gz", *_TSV))
 
     def block() -> Rows:
-        columns = {name: [row.get(name) for row in found] for name in fields.names}
+        columns = {name: [row.get(name) for row in rows] for name in fields.names}
         return fields.rows(str(path), numbers, columns, typed=not is_csv)
 
     try:
@@ -52,15 +52,15 @@ def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows
             read = _csv_rows if is_csv else _json_rows
             for number, row, size in read(path, file, fields, encoding):
                 numbers.append(number)
-                found.append(row)
+                rows.append(row)
                 left -= size
                 if left < 0:
                     yield block()
-                    numbers, found, left = [], [], _BLOCK_CHARACTERS
+                    numbers, rows, left = [], [], _BLOCK_CHARACTERS
     except CorruptFile as error:
         behind = f" after row {number}" if number else ""
         raise CorruptFile(f"{error}{behind}") from None
-    if found:
+    if rows:
         yield block()
 
 
@@ -71,7 +71,7 @@ def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None)
             continue
         row = _object(f"{path}, row {number}", text)
         for name in fields.names:
-            # The names that it has are not said: they may be values of clients.
+            # The message leaves the row's own names out: they may be values of clients.
             if name not in row and not fields.drop:
                 raise InputError(f"{path}, row {number}: there is no field {name!r}")
         yield number, row, len(text)
@@ -79,10 +79,10 @@ def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None)
 
 def _object(where: str, text: str) -> dict[str, Any]:
     try:
-        found = _DECODE(text)
-        if type(found) is dict:
-            return found
-        problem = f"expected a JSON object, found {type(found).__name__}"
+        value = _DECODE(text)
+        if type(value) is dict:
+            return value
+        problem = f"expected a JSON object, found {type(value).__name__}"
     except json.JSONDecodeError as error:
         problem = f"not valid JSON at character {error.pos + 1}, expected an object on each line"
         if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated string"):
@@ -91,7 +91,7 @@ def _object(where: str, text: str) -> dict[str, Any]:
         problem = (
             "expected JSON without NaN, infinities, numbers of thousands of digits and deep nesting"
         )
-    # Not while Python's error is handled, which holds the text.
+    # Raised outside of `except`, because Python's error holds the text.
     raise InputError(f"{where}: {problem}")
 
 
@@ -147,8 +147,8 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
 
 
 def _separator(path: Path, header: str, fields: Fields) -> str:
-    """What separates the fields: what gives a header with those wanted, then one with most."""
+    """The separator whose header has the wanted fields, or else the most fields."""
     if path.name.endswith(_TSV):
         return "\t"
-    names = {each: next(csv.reader([header], delimiter=each), ()) for each in ",;\t|"}
-    return max(names, key=lambda each: ({*fields.names} <= {*names[each]}, len(names[each])))
+    names = {mark: next(csv.reader([header], delimiter=mark), ()) for mark in ",;\t|"}
+    return max(names, key=lambda mark: ({*fields.names} <= {*names[mark]}, len(names[mark])))

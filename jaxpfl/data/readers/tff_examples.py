@@ -29,7 +29,7 @@ _MAX_VARINT_BYTES = 10
 
 @dataclass(frozen=True)
 class Feature:
-    """What one feature of every example holds.
+    """The type and the shape of one feature, the same in every example.
 
     Attributes:
       dtype: "text" (one byte string of UTF-8), "float32", "bool", or "int64" or a smaller integer.
@@ -71,24 +71,24 @@ class ExampleDecoder:
         It is an array [messages, *shape] of the declared dtype, or large_string [messages].
         """
         payloads: dict[bytes, list[bytes]] = {key: [] for key in self._kinds}
-        for index, each in enumerate(messages):
+        for index, content in enumerate(messages):
             try:
-                entries = _EXAMPLE.FromString(each).features.entries
+                entries = _EXAMPLE.FromString(content).features.entries
             except message.DecodeError:
                 reason = "it is truncated, damaged or no tf.train.Example"
                 raise DefectError(index, reason, corrupt=True) from None
-            # Before anything is made of them: a few bytes may hold millions of entries.
+            # Counted before they are read: a few bytes may hold millions of entries.
             if len(entries) != len(self._kinds):
                 raise DefectError(index, self._other_features(entries))
-            held = {entry.key: entry.value for entry in entries}
-            if held.keys() != self._kinds.keys():
+            values_of = {entry.key: entry.value for entry in entries}
+            if values_of.keys() != self._kinds.keys():
                 raise DefectError(index, self._other_features(entries))
             for key, kind in self._kinds.items():
-                if held[key].WhichOneof("kind") != kind:
-                    found = held[key].WhichOneof("kind") or "nothing"
-                    reason = f'feature "{key.decode()}" holds {found}, expected {kind}'
+                if values_of[key].WhichOneof("kind") != kind:
+                    actual = values_of[key].WhichOneof("kind") or "nothing"
+                    reason = f'feature "{key.decode()}" holds {actual}, expected {kind}'
                     raise DefectError(index, reason)
-                values = getattr(held[key], kind).values
+                values = getattr(values_of[key], kind).values
                 if len(values) != 1 and kind == _BYTES:
                     reason = f'feature "{key.decode()}" does not hold one byte string'
                     raise DefectError(index, reason)
@@ -99,11 +99,11 @@ class ExampleDecoder:
         }
 
     def _other_features(self, entries: Any) -> str:
-        """What is wrong with the features of a message; no name that the message itself gives."""
+        """The fault in a message's features; it quotes no name that the message itself gives."""
         keys = [entry.key for entry in entries[: len(self._kinds) + 1]]
         if set(keys) <= self._kinds.keys():
             numbers = {name: keys.count(name.encode()) for name in self._features}
-            name = max(numbers, key=lambda each: (numbers[each] > 1, not numbers[each]))
+            name = max(numbers, key=lambda name: (numbers[name] > 1, not numbers[name]))
             twice = numbers[name] > 1
             return f'it has feature "{name}" twice' if twice else f'it has no feature "{name}"'
         declared = ", ".join(self._features)
@@ -150,7 +150,7 @@ def _texts(name: str, feature: Feature, payloads: list[bytes]) -> Column:
 
 
 def _floats(name: str, feature: Feature, payloads: list[bytes]) -> Column:
-    sizes = np.array([len(each) for each in payloads], np.int64)
+    sizes = np.array([len(payload) for payload in payloads], np.int64)
     _check_counts(name, feature, sizes % 4 == 0, sizes // 4)
     return np.frombuffer(b"".join(payloads), "<f4").reshape(len(payloads), *feature.shape)
 
@@ -159,7 +159,7 @@ def _integers(name: str, feature: Feature, payloads: list[bytes]) -> Column:
     """Varints, of which each byte but the last has its highest bit set; negative ones as 64 bits in
     two's complement."""
     content = np.frombuffer(b"".join(payloads), np.uint8)
-    edges = np.cumsum([0, *(len(each) for each in payloads)])
+    edges = np.cumsum([0, *(len(payload) for payload in payloads)])
     final = content < 128
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(final)])
     whole = np.diff(edges) > 0

@@ -1,4 +1,4 @@
-"""What the examples of TensorFlow Federated's data sets hold.
+"""The schemas of the examples of TensorFlow Federated's data sets.
 
 Files store neither shapes nor widths. Features have the names, types and shapes that the loaders of
 tensorflow-federated 0.87 (tff.simulation.datasets) give them. The canonical columns are those that
@@ -26,7 +26,7 @@ Columns = dict[str, Column]
 
 @dataclass(frozen=True)
 class Schema:
-    """What the examples of one data set hold; `canonical` maps them to canonical columns."""
+    """The features of one data set's examples; `canonical` maps them to canonical columns."""
 
     features: dict[str, Feature]
     unit: str
@@ -40,9 +40,9 @@ def _emnist(columns: Columns) -> Columns:
 
 def _emnist_36(columns: Columns) -> Columns:
     # 10 digits, 26 capitals, 26 small letters: a small letter has the label of its capital.
-    found = _emnist(columns)
-    label = found["label"]
-    return {**found, "label": np.where(label < 36, label, label - 26).astype(label.dtype)}
+    digits = _emnist(columns)
+    label = digits["label"]
+    return {**digits, "label": np.where(label < 36, label, label - 26).astype(label.dtype)}
 
 
 def _cifar100(columns: Columns) -> Columns:

@@ -89,7 +89,7 @@ def _batches(
 ) -> Iterator[Batch]:
     """The examples; at least one batch, the last one perhaps without any."""
     decoder, size, before = ExampleDecoder(schema.features), 0, None
-    # Of the next batch: messages, where each is, and the clients that were read completely, with
+    # The next batch: messages, the place of each, and the clients that were read completely, with
     # their numbers of examples.
     messages: list[bytes] = []
     places: list[str] = []
@@ -101,19 +101,19 @@ def _batches(
         except DefectError as error:
             kind = CorruptFile if error.corrupt else InputError
             raise kind(f"{places[error.index]}: {error.reason}") from None
-        found = Batch(columns, list(done), list(done.values()))
-        for held in (messages, places, done):
-            held.clear()
-        return found
+        examples = Batch(columns, list(done), list(done.values()))
+        for pending in (messages, places, done):
+            pending.clear()
+        return examples
 
     declared = _entries(path, connection, split, "client_metadata", "num_examples")
     rows = _entries(path, connection, split, "examples", "rowid")
-    # By client, and of each first what client_metadata states.
+    # By client; each client's first entry is that of client_metadata.
     entries = itertools.groupby(heapq.merge(declared, rows), itemgetter(0))
-    for client, (id_, held) in enumerate(entries):
+    for client, (id_, rows_of_client) in enumerate(entries):
         where, read, stated = f"{path}, client {client}", 0, 0
         twice = before is not None and id_ <= before
-        for read, (_, table, number) in enumerate(held):
+        for read, (_, table, number) in enumerate(rows_of_client):
             if twice or (table == "examples") != (read > 0):
                 raise CorruptFile(
                     f"{where}: client_metadata must name each client of the table examples once"
@@ -154,32 +154,32 @@ def _message(where: str, connection: sqlite3.Connection, row: int) -> bytes:
     """The message of a row. Each is read alone: none is read twice, and a bad one is named."""
     query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
     try:
-        found = connection.execute(query, (row,)).fetchone()
+        record = connection.execute(query, (row,)).fetchone()
     except sqlite3.DataError:
         raise InputError(f"{where}: longer than {MAX_VALUE_BYTES} bytes") from None
     except sqlite3.DatabaseError as error:
         if _machine_error(error) is not None:
             raise
-        found = None
+        record = None
     # An index, by which rows are found, may name one that the table does not have.
-    if found is None:
+    if record is None:
         raise CorruptFile(f"{where}: its SQLite pages are damaged")
-    if type(found[0]) is not bytes:
+    if type(record[0]) is not bytes:
         raise InputError(f"{where}: serialized_example_proto must be a blob")
-    return found[0]
+    return record[0]
 
 
 def _choose_split(path: Path, connection: sqlite3.Connection, split: str | None) -> str:
     query = "SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name LIMIT 50"
-    found = [row[0] for row in connection.execute(query)]
-    splits = [name.decode("utf-8", "replace") for name in found if type(name) is bytes]
+    names = [row[0] for row in connection.execute(query)]
+    splits = [name.decode("utf-8", "replace") for name in names if type(name) is bytes]
     if not splits:
         raise InputError(f"{path} has no clients in its table 'client_metadata'")
     if split is None and len(splits) == 1:
         return splits[0]
     if split not in splits:
-        asked = "no split is given" if split is None else f"there is no split {split!r}"
-        raise InputError(f"{path}: {asked}; it has {', '.join(map(repr, splits))}")
+        problem = "no split is given" if split is None else f"there is no split {split!r}"
+        raise InputError(f"{path}: {problem}; it has {', '.join(map(repr, splits))}")
     return split
 
 
@@ -220,18 +220,18 @@ def _check_pages(path: Path) -> None:
 
 def _check_table(path: Path, connection: sqlite3.Connection, table: str) -> None:
     query = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?"
-    found = connection.execute(query, (table,)).fetchone()
-    if found is None:
+    row = connection.execute(query, (table,)).fetchone()
+    if row is None:
         raise InputError(f"{path} has no table {table!r}")
-    made = bytes(found[0] or b"").upper()
+    made = bytes(row[0] or b"").upper()
     plain = made.startswith(b"CREATE TABLE") and b"WITHOUT ROWID" not in made
     rows = connection.execute("SELECT name FROM pragma_table_info(?)", (table,)) if plain else ()
-    held = {name for (name,) in rows}
+    columns = {name for (name,) in rows}
     # Examples are ordered by rowid, which some tables lack, and a column of that name would hide.
-    if not plain or held & {b"rowid", b"_rowid_", b"oid"}:
+    if not plain or columns & {b"rowid", b"_rowid_", b"oid"}:
         raise InputError(f"{path}: {table!r} must be a plain table with SQLite's own rowid")
     for column in _TABLES[table]:
-        if column not in held:
+        if column not in columns:
             raise InputError(f"{path}: table {table!r} has no column {column.decode()!r}")
 
 
@@ -243,7 +243,7 @@ def _errors_of(path: Path) -> Iterator[None]:
     except sqlite3.DataError:
         raise InputError(f"{path} has a row longer than {MAX_VALUE_BYTES} bytes") from None
     except UnicodeDecodeError:
-        # Python's module reads as UTF-8 what SQLite says of a schema that it cannot parse.
+        # Python's module decodes SQLite's message about a broken schema as UTF-8.
         raise CorruptFile(f"{path} is damaged: its schema is no valid UTF-8") from None
     except sqlite3.DatabaseError as error:
         code = _machine_error(error)

@@ -23,9 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpfl.data.cohort import batches
 from jaxpfl.data.draws import generator_of
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.training import Columns, Fitted, batches, validate
+from jaxpfl.experiments.central.training import Columns, Fitted, validate
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
 from jaxpfl.federated.clients.optimizers import updated
 from jaxpfl.models.base import Model, summarise

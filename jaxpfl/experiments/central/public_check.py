@@ -54,7 +54,7 @@ class PrivateContent:
             self._content(column),
             contents(corpus, column),
         )
-        # Of a larger corpus only a part is compared, which need not hold half of the clients' data.
+        # Only a part of a larger corpus is compared, which need not hold half of the clients' data.
         whole = corpus.num_examples <= _MOST
         if _mostly(public, all_private) or (whole and _mostly(private, all_public)):
             raise _refused(what)
@@ -89,12 +89,12 @@ def _copied(private: Population, public: Population) -> np.ndarray:
     copied = np.zeros(public.num_examples, bool)
     if not names or not private.num_examples:
         return copied
-    rows, own_rows = (_examples(each, names) for each in (public, private))
-    held, own = (np.unique(each, axis=0) for each in (rows, own_rows))
-    sizes, own_sizes = (np.bincount(each[:, 0]) for each in (held, own))
+    rows, own_rows = _examples(public, names), _examples(private, names)
+    distinct, own = np.unique(rows, axis=0), np.unique(own_rows, axis=0)
+    sizes, own_sizes = np.bincount(distinct[:, 0]), np.bincount(own[:, 0])
     # Those with equal sets of examples: the sums of hashes modulo 2^64.
     totals, own_totals = np.zeros(len(sizes), np.int64), np.zeros(len(own_sizes), np.int64)
-    np.add.at(totals, held[:, 0], held[:, 1])
+    np.add.at(totals, distinct[:, 0], distinct[:, 1])
     np.add.at(own_totals, own[:, 0], own[:, 1])
     copied |= np.isin(totals[rows[:, 0]], own_totals[own_sizes > 0])
     hashes, first, holders = np.unique(own[:, 1], return_index=True, return_counts=True)
@@ -110,7 +110,7 @@ def _copied(private: Population, public: Population) -> np.ndarray:
         """One number for who holds an example and who owns it; a multiple where nobody does."""
         return examples[:, 0] * (len(private) + 1) + owner(examples[:, 1]) + 1
 
-    shared, times = np.unique(pairs(held), return_counts=True)
+    shared, times = np.unique(pairs(distinct), return_counts=True)
     client, owned_by = np.divmod(shared, len(private) + 1)
     least = np.minimum(sizes[client], own_sizes[owned_by - 1])
     return copied | np.isin(pairs(rows), shared[(owned_by > 0) & (2 * times >= least)])
@@ -118,20 +118,22 @@ def _copied(private: Population, public: Population) -> np.ndarray:
 
 def _examples(population: Population, names: list[str]) -> np.ndarray:
     """int64 [examples, 2]: whose an example is, and its hash, valid in this process only."""
-    found = np.zeros((population.num_examples, 2), np.int64)
-    found[:, 0] = np.repeat(np.arange(len(population)), population.sizes())
+    examples = np.zeros((population.num_examples, 2), np.int64)
+    examples[:, 0] = np.repeat(np.arange(len(population)), population.sizes())
     for name in names:
         column = population.columns[name]
-        for start in range(0, len(found), _BLOCK):
+        for start in range(0, len(examples), _BLOCK):
             block = slice(start, start + _BLOCK)
-            found[block, 1] = found[block, 1] * 31 + list(map(hash, _rows(take(column, block))))
-    return found
+            hashes = list(map(hash, _rows(take(column, block))))
+            examples[block, 1] = examples[block, 1] * 31 + hashes
+    return examples
 
 
 def _rows(values: Any) -> list[Any]:
     """Examples as values that can be hashed."""
     if isinstance(values, Padded | Sequences):
-        return [row.tobytes() for row in _ids_of(values).to_list()]
+        ids = values.sequences if isinstance(values, Padded) else values
+        return [row.tobytes() for row in ids.to_list()]
     if not isinstance(values, np.ndarray):
         return values.to_pylist()
     if values.dtype.kind == "f":
@@ -151,24 +153,20 @@ def contents(population: Population, column: str) -> tuple[np.ndarray, np.ndarra
     if len(values) > _MOST:
         values = take(values, np.linspace(0, len(values) - 1, _MOST).astype(np.int64))
     if isinstance(values, np.ndarray | Padded | Sequences):
-        found = np.unique(np.fromiter(map(hash, _rows(values)), np.int64, len(values)))
-        return found, found
-    found = []
+        hashes = np.unique(np.fromiter(map(hash, _rows(values)), np.int64, len(values)))
+        return hashes, hashes
+    blocks = []
     for start in range(0, len(values), _BLOCK):
         texts = values.slice(start, _BLOCK).to_pylist()
         lines = [line for text in texts for line in text.split("\n")]
         runs = _runs(texts)
-        found.append((runs if len(lines) == len(texts) else _runs(lines), runs))
-    within, everywhere = (np.unique(np.concatenate(each)) for each in zip(*found, strict=True))
+        blocks.append((runs if len(lines) == len(texts) else _runs(lines), runs))
+    within, everywhere = (np.unique(np.concatenate(runs)) for runs in zip(*blocks, strict=True))
     return within, everywhere
 
 
 def _mostly(some: np.ndarray, others: np.ndarray) -> bool:
     return len(np.intersect1d(some, others, assume_unique=True)) > _TOO_MUCH * len(some)
-
-
-def _ids_of(column: Padded | Sequences) -> Sequences:
-    return column.sequences if isinstance(column, Padded) else column
 
 
 def _runs(texts: list[str]) -> np.ndarray:
@@ -192,7 +190,7 @@ def _compared(corpus: Population, clients: Population, *, alone: bool = True) ->
     shared = corpus.columns.keys() & clients.columns.keys()
     columns = corpus.columns.items() if alone else ()
     arrays = sorted(
-        name for name, each in columns if isinstance(each, np.ndarray) and each.ndim > 1
+        name for name, values in columns if isinstance(values, np.ndarray) and values.ndim > 1
     )
     return next((name for name in (*_COLUMNS, *arrays) if name in shared), None)
 

@@ -63,10 +63,10 @@ class PublicModels:
 
     @cached_property
     def corpora(self) -> dict[str, Population]:
-        found = {name: open_population(source) for name, source in self.sources.items()}
-        for population in found.values():
-            text_column(population)
-        return found
+        corpora = {name: open_population(source) for name, source in self.sources.items()}
+        for corpus in corpora.values():
+            text_column(corpus)
+        return corpora
 
     def documents(self, names: Sequence[str] | None = None) -> list[list[str]]:
         """The texts of the named corpora, or of all, grouped by document: a client of a corpus."""
@@ -88,26 +88,37 @@ class PublicModels:
     @cached_property
     def tokeniser(self) -> FastTokeniser:
         """The byte-level BPE that is learned from all corpora."""
-
-        def learned() -> Artifact:
-            return Artifact({"tokenizer": _learned(self.texts(), self.vocab_size)})
-
         name = f"tokeniser-{self._hash(tuple(self.sources), {})}"
-        text = self._cached(name, learned).record["tokenizer"]
+        text = self._cached(name, self._learned).record["tokenizer"]
         tokenizer = require("tokenizers", "text").Tokenizer.from_str(text)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return FastTokeniser(tokenizer, name=f"tokeniser {digest[:12]}", end_of_text=0, ends=(0,))
 
+    def _learned(self) -> Artifact:
+        """The tokenizer.json of a byte-level BPE of all texts, whose token 0 is end-of-text."""
+        tokenizer = require("tokenizers", "text").ByteLevelBPETokenizer()
+        special, shown = [_END_OF_TEXT], {"show_progress": False}
+        tokenizer.train_from_iterator(
+            self.texts(), self.vocab_size, 0, special_tokens=special, **shown
+        )
+        learned = tokenizer.get_vocab_size()
+        if learned != self.vocab_size:
+            raise InputError(
+                f"vocab_size must be at most {learned}, the most tokens that can be learned from "
+                f"the corpora, found {self.vocab_size}"
+            )
+        return Artifact({"tokenizer": tokenizer.to_str()})
+
     def decoder(self, name: str, settings: DecoderModelConfig, positions: int) -> LanguageModel:
         """The decoder of these settings for `positions` tokens; pretrained if it is not cached."""
         names = settings.corpora or tuple(self.sources)
-        described = {**asdict(settings), "positions": positions, "seed": self.seed}
-        stored_as = f"{name}-{self._hash(names, described)}"
+        identity = {**asdict(settings), "positions": positions, "seed": self.seed}
+        stored_as = f"{name}-{self._hash(names, identity)}"
         model = Decoder(settings.network(self.vocab_size, positions))
         folder = self.cache / "training" / stored_as
-        found = self._cached(stored_as, partial(self._pretrained, model, settings, names, folder))
+        stored = self._cached(stored_as, partial(self._pretrained, model, settings, names, folder))
         shapes = jax.eval_shape(model.init, jax.random.key(0))
-        params = jax.device_put(tree_of(found.arrays, shapes, f"{self.cache / stored_as}"))
+        params = jax.device_put(tree_of(stored.arrays, shapes, f"{self.cache / stored_as}"))
         return LanguageModel(model, params, self.tokeniser, mesh=data_mesh())
 
     def _pretrained(
@@ -124,7 +135,7 @@ class PublicModels:
                 f"the corpora {', '.join(names)} are too small to pretrain on: they fill "
                 f"{len(rows)} rows of {settings.sequence_length} tokens, expected at least 10"
             )
-        found = fit(
+        fitted = fit(
             model,
             initialised(model, jax.random.key(self.seed)),
             {"tokens": rows[held_out:]},
@@ -135,32 +146,32 @@ class PublicModels:
             folder=folder,
             progress=self.progress,
         )
-        record = {**found.record, "corpora": list(names), "tokens": int(np.sum(rows != PAD))}
-        return Artifact(record, tree_arrays(found.params))
+        record = {**fitted.record, "corpora": list(names), "tokens": int(np.sum(rows != PAD))}
+        return Artifact(record, tree_arrays(fitted.params))
 
     def _cached(self, name: str, compute: Callable[[], Artifact]) -> Artifact:
         """The artifact of this name, which one process makes while others wait for it."""
-        # Names say what each model follows from, so all studies share the models.
+        # A name says what a model follows from, so that all studies share the model.
         store = Artifacts(self.cache, run="public models")
-        if (found := store.find(name)) is not None:
-            return found
+        if (stored := store.find(name)) is not None:
+            return stored
         self.cache.mkdir(parents=True, exist_ok=True)
         with files.lock(self.cache / f"{name}.lock", wait=True):
             return store.load_or_compute(name, compute)
 
     @cached_property
     def _texts_hashes(self) -> dict[str, str]:
-        found = {}
+        hashes = {}
         for name in self.sources:
             # No text holds a newline.
             ended = ("\n".join(document) + "\n\n" for document in self.documents([name]))
-            found[name] = hashlib.sha256("".join(ended).encode()).hexdigest()
-        return found
+            hashes[name] = hashlib.sha256("".join(ended).encode()).hexdigest()
+        return hashes
 
     def _hash(self, names: Sequence[str], settings: Mapping[str, Any]) -> str:
         """A hash of the settings, the names, and all corpora: the tokeniser reads every one."""
-        described = [list(names), self._texts_hashes, self.vocab_size, dict(settings)]
-        text = json.dumps(files.jsonable(described), sort_keys=True)
+        identity = [list(names), self._texts_hashes, self.vocab_size, dict(settings)]
+        text = json.dumps(files.jsonable(identity), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -174,17 +185,3 @@ def data_mesh(batch: int | None = None, model: int = 1) -> Mesh | None:
     if model == 1 and (len(devices) == 1 or (batch is not None and batch % len(devices))):
         return None
     return grid(devices, "data", model)
-
-
-def _learned(texts: Sequence[str], vocab_size: int) -> str:
-    """The tokenizer.json of a byte-level BPE of these texts, whose token 0 is end-of-text."""
-    tokenizer = require("tokenizers", "text").ByteLevelBPETokenizer()
-    special, shown = [_END_OF_TEXT], {"show_progress": False}
-    tokenizer.train_from_iterator(texts, vocab_size, 0, special_tokens=special, **shown)
-    found = tokenizer.get_vocab_size()
-    if found != vocab_size:
-        raise InputError(
-            f"vocab_size must be at most {found}, the most tokens that can be learned from the "
-            f"corpora, found {vocab_size}"
-        )
-    return tokenizer.to_str()

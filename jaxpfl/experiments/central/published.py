@@ -42,10 +42,10 @@ class PublishedModel:
     tokeniser: FastTokeniser = field(repr=False)
 
     @classmethod
-    def found(cls, settings: PublishedModelConfig, name: str, *, trained: bool = False) -> Self:
+    def of(cls, settings: PublishedModelConfig, name: str, *, trained: bool = False) -> Self:
         """Finds the model of a section, whose own weights may be trained; reads its small files."""
         folder = hub.resolve(settings.path)
-        model = described(settings, folder, name)
+        model = architecture_of(settings, folder, name)
         if trained and settings.int8:
             trains = "the model is trained, and int8 weights cannot be"
             raise InputError(f"{name}.int8 must be false, found true: {trains}")
@@ -91,7 +91,7 @@ class PublishedModel:
         return LanguageModel(cast(Decoder, model), params, self.tokeniser, mesh=data_mesh())
 
 
-def described(settings: PublishedModelConfig, folder: Path, name: str) -> Decoder | Encoder:
+def architecture_of(settings: PublishedModelConfig, folder: Path, name: str) -> Decoder | Encoder:
     """The model that a folder's config.json describes, made causal if the section says so."""
     model = pretrained.read_config(folder / "config.json")
     if isinstance(model, Decoder):
@@ -108,9 +108,9 @@ def described(settings: PublishedModelConfig, folder: Path, name: str) -> Decode
             f"is_decoder: true in section {name} (BERT and RoBERTa): it predicts no next token"
         )
     for option, default in (("dtype", "float32"), ("int8", False), ("adapters", None)):
-        if (found := getattr(settings, option)) != default:
+        if (value := getattr(settings, option)) != default:
             raise InputError(
-                f"{name}.{option} must be absent for a {model.name}, found {found!r}: it is for "
+                f"{name}.{option} must be absent for a {model.name}, found {value!r}: it is for "
                 "decoders only"
             )
     return model
@@ -120,25 +120,25 @@ def _own_tokeniser(
     settings: PublishedModelConfig, folder: Path, expected: int, name: str
 ) -> FastTokeniser:
     """A model's tokeniser, of `expected` ids; its name ends with a hash of all that it reads."""
-    found = hugging_face(folder)
-    if not (1 - _MOST_UNUSED) * expected <= found.vocab_size <= expected:
+    tokeniser = hugging_face(folder)
+    if not (1 - _MOST_UNUSED) * expected <= tokeniser.vocab_size <= expected:
         raise InputError(
-            f"{name}: {folder / 'tokenizer.json'} has {found.vocab_size} token ids, expected the "
-            f"{expected} of config.json (vocab_size), or a few less: it is another model's "
+            f"{name}: {folder / 'tokenizer.json'} has {tokeniser.vocab_size} token ids, expected "
+            f"the {expected} of config.json (vocab_size), or a few less: it is another model's "
             "tokeniser"
         )
     # The template by which prompts become messages; None leaves prompts as they are.
-    wanted = getattr(settings, "chat", False)
-    found.chat = None if wanted is False else chat.read_template(folder)
-    if wanted and found.chat is None:
+    use_chat = getattr(settings, "chat", False)
+    tokeniser.chat = None if use_chat is False else chat.read_template(folder)
+    if use_chat and tokeniser.chat is None:
         raise InputError(
             f"{name}.chat must be absent or false for {settings.path!r}, found true: the folder "
             "has no chat template"
         )
-    described = files.sha256_file(folder / "tokenizer.json")
-    described += repr((found.start, found.end_of_text, found.ends))
-    if found.chat is not None:
-        described += repr((found.chat.source, found.chat.tokens))
+    identity = files.sha256_file(folder / "tokenizer.json")
+    identity += repr((tokeniser.start, tokeniser.end_of_text, tokeniser.ends))
+    if tokeniser.chat is not None:
+        identity += repr((tokeniser.chat.source, tokeniser.chat.tokens))
     label = Path(settings.path.partition("@")[0]).name or folder.resolve().name
-    found.name = f"{label} {hashlib.sha256(described.encode()).hexdigest()[:12]}"
-    return found
+    tokeniser.name = f"{label} {hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    return tokeniser

@@ -21,6 +21,7 @@ import optax
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxpfl.data.cohort import batches
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.records.checkpoint import Checkpoints
@@ -266,15 +267,6 @@ def validate(
 
     _, sums = lax.scan(step, None, order)
     return jax.tree.map(partial(jnp.sum, axis=0), sums)
-
-
-def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits rows into batches: rows int32 and mask bool, [steps, size]; the last is padded."""
-    steps = -(-len(rows) // size)
-    padded = np.zeros(steps * size, np.int32)
-    padded[: len(rows)] = rows
-    real = np.arange(steps * size) < len(rows)
-    return padded.reshape(steps, size), real.reshape(steps, size)
 
 
 def _checked(model: Model, columns: Columns, what: str) -> tuple[dict[str, np.ndarray], int]:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.decoder.config import LoRA
+from jaxpfl.models.multi_label import MultiLabelResNet
 
 _ADDRESS = re.compile(r"https?://(\[[\da-f:]+\]|[\w.-]+)(:\d+)?(/[\w.~/-]*)?", re.ASCII)
 
@@ -30,20 +31,15 @@ class PublishedWeights(Checked):
 
 
 @dataclass(frozen=True)
-class MultiLabelConfig(PublishedWeights):
-    """`models.MultiLabelResNet`, for images of several labels. Nothing is read from the data.
+class MultiLabelConfig(MultiLabelResNet, PublishedWeights):
+    """`models.MultiLabelResNet`, for images of several labels.
 
-    `path` has ImageNet's ResNet-18 with timm's names, whose batch norm is frozen; null draws
-    parameters, with group norm of `groups` groups.
+    `path` has ImageNet's ResNet-18 with timm's names, whose batch norm is frozen, with its
+    `statistics`; null draws parameters, with group norm of `groups` groups.
     """
 
     path: str | None = None
-    name: Literal["multi_label_resnet18"] = "multi_label_resnet18"
-    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] = (256, 256, 3)
-    classes: PositiveInt = 17
-    crop: PositiveInt = 224
-    width: PositiveInt = 64
-    groups: PositiveInt = 32
+    statistics: tuple[tuple, ...] = field(default=(), init=False)
 
 
 @dataclass(frozen=True)
@@ -125,11 +121,11 @@ def pinned(config: Any) -> Any:
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     changes: dict[str, Any] = {}
-    for each in dataclasses.fields(config):
-        value = getattr(config, each.name)
-        of_model = isinstance(config, PublishedWeights) and each.name == "path" and value
+    for name in [setting.name for setting in dataclasses.fields(config) if setting.init]:
+        value = getattr(config, name)
+        of_model = isinstance(config, PublishedWeights) and name == "path" and value
         try:
-            changes[each.name] = hub.pinned(value) if of_model else pinned(value)
+            changes[name] = hub.pinned(value) if of_model else pinned(value)
         except InputError as error:
-            raise InputError(f"{each.name}{': ' if of_model else '.'}{error}") from error
+            raise InputError(f"{name}{': ' if of_model else '.'}{error}") from error
     return dataclasses.replace(config, **changes)

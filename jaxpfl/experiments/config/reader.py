@@ -87,8 +87,9 @@ def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]
     if mapping is not None and not isinstance(mapping, Mapping):
         raise InputError(f"{where} is in no section of the config, found {mapping!r} instead")
     first, _, rest = key.partition(".")
-    held = dict(mapping or {})
-    return {**held, first: with_value(held.get(first), rest, value, where) if rest else value}
+    section = dict(mapping or {})
+    inner = with_value(section.get(first), rest, value, where) if rest else value
+    return {**section, first: inner}
 
 
 def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
     for argument in arguments:
         if argument != argument.encode("utf-8", "replace").decode():
             raise InputError(f"{_COMMAND_LINE}: {argument!r} is not valid UTF-8")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -121,10 +122,10 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
             text = rest.pop(0)
         if set(_members(valid[key])) <= {str, type(None)} and text != "null":
             # Text is taken literally, because the shell removed the quotes that YAML would need.
-            found[key] = text
+            values[key] = text
         else:
-            found[key] = _parse_yaml(text, f"{_COMMAND_LINE}: --{name}")
-    return found
+            values[key] = _parse_yaml(text, f"{_COMMAND_LINE}: --{name}")
+    return values
 
 
 def _named_by_user(name: str, valid: Mapping[str, Any]) -> tuple[str, Any] | None:
@@ -139,7 +140,11 @@ def _named_by_user(name: str, valid: Mapping[str, Any]) -> tuple[str, Any] | Non
 
 def to_mapping(config: Any) -> dict[str, Any]:
     """Returns the config as plain data: `from_mapping(to_mapping(c), where, type(c)) == c`."""
-    return files.jsonable(dataclasses.asdict(config))
+    settings = {name: getattr(config, name) for name in _settings(type(config))}
+    return {
+        name: to_mapping(value) if dataclasses.is_dataclass(value) else files.jsonable(value)
+        for name, value in settings.items()
+    }
 
 
 def to_yaml(config: Any) -> str:
@@ -174,12 +179,12 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            found = super().construct_object(node, deep)
-            if isinstance(found, int) and found.bit_length() > 1_023:
+            value = super().construct_object(node, deep)
+            if isinstance(value, int) and value.bit_length() > 1_023:
                 raise ValueError("a number that no float can hold")
-            if isinstance(found, str):
-                found.encode()
-            return found
+            if isinstance(value, str):
+                value.encode()
+            return value
         except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError) as error:
             # A date such as 2020-13-45, !!bool "x", a number of hundreds of digits, half of a
             # surrogate pair.
@@ -202,14 +207,18 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields every key that a config of this type can have, with its type."""
-    hints = typing.get_type_hints(kind)
-    for each in dataclasses.fields(kind):
-        hint, key = hints[each.name], f"{prefix}{each.name}"
+    for name, hint in _settings(kind).items():
         sections = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
         for section in sections:
-            yield from _keys(section, f"{key}.")
+            yield from _keys(section, f"{prefix}{name}.")
         if not sections:
-            yield key, hint
+            yield f"{prefix}{name}", hint
+
+
+def _settings(kind: Any) -> dict[str, Any]:
+    """The types of the fields that are given to a dataclass; others are fixed (`init=False`)."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -235,7 +244,7 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
         (kind,) = members
     elif str in members:
         # A source, or a mapping of sources to their shares.
-        kind = next(each for each in members if (each is str) != isinstance(value, Mapping))
+        kind = next(kind for kind in members if (kind is str) != isinstance(value, Mapping))
     else:
         kind = _choose(members, value, where, key)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -256,7 +265,7 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
                 "a list of one or more" if any_length else f"a list of {len(inner)}", key, value
             )
         return tuple(
-            _convert(part, each, where, key) for part, each in zip(inner, parts, strict=True)
+            _convert(kind, part, where, key) for kind, part in zip(inner, parts, strict=True)
         )
     if typing.get_origin(kind) is dict:
         return _convert_names(typing.get_args(kind)[1], value, where, key)
@@ -273,7 +282,7 @@ def _convert_names(kind: Any, value: Any, where: _Source, key: str) -> dict[str,
                 f"{where.of(key)}: {key} has the name {name!r}, expected up to 60 letters, digits, "
                 'spaces or . _ % + -, in quotes where YAML reads something else ("70%")'
             )
-    return {name: _convert(kind, each, where, f"{key}.{name}") for name, each in value.items()}
+    return {name: _convert(kind, part, where, f"{key}.{name}") for name, part in value.items()}
 
 
 def _convert_scalar(kind: Any, value: Any, where: _Source, key: str) -> Any:
@@ -290,16 +299,13 @@ def _convert_scalar(kind: Any, value: Any, where: _Source, key: str) -> Any:
 
 def _choose(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
     """The dataclass among `members` whose field `name` accepts the name in `value`."""
-    if not all("name" in typing.get_type_hints(member) for member in members):
+    if not all("name" in _settings(member) for member in members):
         return _choose_by_keys(members, value, where, key)
-    name = value.get("name") if isinstance(value, Mapping) else None
-    known: list[str] = []
-    for member in members:
-        names = typing.get_args(typing.get_type_hints(member)["name"])
-        if name in names:
-            return member
-        known.extend(names)
-    raise where.must_be(f"one of {', '.join(map(repr, known))}", f"{key}.name", name)
+    given = value.get("name") if isinstance(value, Mapping) else None
+    named = {name: kind for kind in members for name in typing.get_args(_settings(kind)["name"])}
+    if isinstance(given, str) and given in named:
+        return named[given]
+    raise where.must_be(f"one of {', '.join(map(repr, named))}", f"{key}.name", given)
 
 
 def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
@@ -308,10 +314,10 @@ def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str
     required = {member: _required(member) for member in members}
     fitting = [member for member in members if required[member] <= set(given)]
     chosen = max(fitting or members, key=lambda member: len(required[member]))
-    own = typing.get_type_hints(chosen)
+    own = _settings(chosen)
     for other in members:
         for name in given:
-            if name in own or name not in typing.get_type_hints(other):
+            if name in own or name not in _settings(other):
                 continue
             if required[chosen]:
                 because = f"must be absent where {key}.{min(required[chosen])} is given"
@@ -323,32 +329,31 @@ def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str
 
 def _required(kind: Any) -> set[str]:
     return {
-        each.name
-        for each in dataclasses.fields(kind)
-        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
 
 
 def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
     if not isinstance(value, Mapping):
-        found = "nothing" if value is None else type(value).__name__
-        what = key or "a config"
-        raise InputError(f"{where.of(key)}: {what} must be a mapping of keys, found {found}")
-    prefix = f"{key}." if key else ""
-    hints = typing.get_type_hints(kind)
-    valid = [f"{prefix}{name}" for name in hints]
+        kind_of_value = "nothing" if value is None else type(value).__name__
+        what = f"{key or 'a config'} must be a mapping of keys, found {kind_of_value}"
+        raise InputError(f"{where.of(key)}: {what}")
+    prefix, settings = f"{key}." if key else "", _settings(kind)
+    valid = [f"{prefix}{name}" for name in settings]
     for name in value:
-        if name not in hints:
+        if name not in settings:
             wrong = f"{prefix}{name}"
             nearest = _nearest(wrong, valid)
             raise InputError(f"{where.of(wrong)}: there is no key {wrong!r}{nearest}")
     required = _required(kind)
-    missing = [f"{prefix}{name}" for name in hints if name in required and name not in value]
+    missing = [f"{prefix}{name}" for name in settings if name in required and name not in value]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise InputError(f"{where.of(key)}: {' and '.join(missing)} {verb} required, found nothing")
     arguments = {
-        name: _convert(hints[name], inner, where, f"{prefix}{name}")
+        name: _convert(settings[name], inner, where, f"{prefix}{name}")
         for name, inner in value.items()
     }
     try:
@@ -356,6 +361,6 @@ def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
     except InputError as error:
         message = str(error)
         # A field's own check does not know the name of its section.
-        if message.partition(" ")[0] in hints:
+        if message.partition(" ")[0] in settings:
             message = f"{prefix}{message}"
         raise InputError(f"{where.of(key)}: {message}") from error

@@ -5,15 +5,22 @@ and anything computed from them are never fields.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, OpenFraction, Positive, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.published import MultiLabelConfig
+from jaxpfl.models.base import OOV
+from jaxpfl.models.cifg_lstm import CIFGLanguageModel
+from jaxpfl.models.cnn import CNN
+from jaxpfl.models.mlp import MLP
+from jaxpfl.models.recurrent import LSTMLanguageModel
+from jaxpfl.models.resnet import ResNet
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.gaussian import NoiseKind
 from jaxpfl.privacy.participation import Sampling
+from jaxpfl.text.tokenisers.characters import VOCAB_SIZE
 
 PUBLIC_PART = "split:public"
 """The public source that stands for the clients that `data.split.public` declares public."""
@@ -79,74 +86,37 @@ class DataConfig(Checked):
 
 
 @dataclass(frozen=True)
-class LanguageModelConfig(Checked):
-    """`models.CIFGLanguageModel`; `vocab_size` includes the four special tokens.
+class LanguageModelConfig(CIFGLanguageModel):
+    """`models.CIFGLanguageModel` on words; `vocab_size` includes the four special tokens.
 
-    `unigram_prior` initialises the output bias to the public corpus's log word frequencies.
+    Attributes:
+      sequence_length: a client's sentence is cut to this many tokens.
+      unigram_prior: initialises the output bias to the public corpus's log word frequencies.
     """
 
     name: Literal["cifg_lm"] = "cifg_lm"
     vocab_size: PositiveInt = 4_000
+    output_bias_prior: tuple[float, ...] | None = field(default=None, init=False)
+    oov: int | None = field(default=OOV, init=False)
     sequence_length: PositiveInt = 20
-    embedding: PositiveInt = 96
-    hidden: PositiveInt = 670
-    projection: PositiveInt = 96
-    tied: bool = True
     unigram_prior: bool = False
 
 
 @dataclass(frozen=True)
-class ImageModelConfig(Checked):
-    """A CNN. `image_shape` and `classes` are not read from the data, which is private."""
-
-    name: Literal["classifier_cnn", "emnist_cnn"]
-    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
-    classes: PositiveInt
-
-
-@dataclass(frozen=True)
-class CharacterModelConfig(Checked):
+class CharacterModelConfig(LSTMLanguageModel):
     """`models.LSTMLanguageModel` on characters: Shakespeare of Reddi et al. 2021, appendix C.
 
     The vocabulary of 90 ids is fixed (`text.tokenisers.characters`), so that no public corpus is
     needed. A text becomes as many examples of `sequence_length` characters as it fills.
     """
 
-    name: Literal["character_lstm"]
+    name: Literal["character_lstm"] = "character_lstm"
+    vocab_size: PositiveInt = field(default=VOCAB_SIZE, init=False)
     sequence_length: PositiveInt = 80
-    embedding: PositiveInt = 8
-    hidden: PositiveInt = 256
-    layers: PositiveInt = 2
 
 
-@dataclass(frozen=True)
-class ResNetConfig(Checked):
-    """`models.ResNet`, with group norm. Nothing is read from the data, which is private."""
-
-    name: Literal["resnet18"]
-    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] = (32, 32, 3)
-    classes: PositiveInt = 100
-    crop: PositiveInt = 24
-    width: PositiveInt = 64
-    groups: PositiveInt = 2
-
-
-@dataclass(frozen=True)
-class FeatureModelConfig(Checked):
-    """`models.MLP`, on the columns "features" and "label" of a table (`data.readers.examples`).
-
-    `features`, how many there are, and `classes` are not read from the data, which is private.
-    `hidden` is the width of the hidden layer; 0 is logistic regression.
-    """
-
-    name: Literal["classifier_mlp"]
-    features: PositiveInt
-    classes: PositiveInt
-    hidden: NonNegativeInt = 64
-
-
-BaselineModelConfig = CharacterModelConfig | ResNetConfig | FeatureModelConfig | MultiLabelConfig
-ModelConfig = LanguageModelConfig | ImageModelConfig | BaselineModelConfig
+ModelConfig = LanguageModelConfig | CharacterModelConfig | CNN | ResNet | MLP | MultiLabelConfig
+"""A model is its own section: its settings are not read from the data, which is private."""
 
 
 @dataclass(frozen=True)
@@ -211,46 +181,65 @@ class OptimizerConfig(Checked):
 
 
 @dataclass(frozen=True)
-class AlgorithmConfig(Checked):
-    """What clients do differently from FedAvg, see docs/algorithms.md.
+class FedAvgConfig(Checked):
+    """FedAvg, or FedNova, whose clients divide their update by their number of steps."""
 
-    Attributes:
-      mu: of fed_prox and ditto, how strongly a client's model is pulled to the shared one.
-      mix: of apfl, the weight of a client's own model.
-      rise_clip: of ada_fed_prox, the bound on the rise of a client's mean loss.
-      variate_clip: of scaffold, the L2 bound on the change of a client's control variate.
-    """
-
-    name: Literal[
-        "fed_avg", "fed_prox", "ada_fed_prox", "fed_nova", "scaffold", "fed_dyn", "fed_buff",
-        "ditto", "apfl",
-    ] = "fed_avg"  # fmt: skip
-    mu: Positive | None = None
-    alpha: Positive | None = None
-    mix: OpenFraction | None = None
-    rise_clip: Positive | None = None
-    variate_clip: Positive | None = None
-    longest_delay: PositiveInt | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for field, names in _NEEDED_BY.items():
-            found = getattr(self, field)
-            if (found is not None) != (self.name in names):
-                raise InputError(
-                    f"training.algorithm.{field} must be given for {' and '.join(names)}, and for "
-                    f"nothing else, found {found} for {self.name}"
-                )
+    name: Literal["fed_avg", "fed_nova"] = "fed_avg"
 
 
-_NEEDED_BY = {
-    "mu": ("fed_prox", "ditto"),
-    "alpha": ("fed_dyn",),
-    "mix": ("apfl",),
-    "rise_clip": ("ada_fed_prox",),
-    "variate_clip": ("scaffold",),
-    "longest_delay": ("fed_buff",),
-}
+@dataclass(frozen=True)
+class ProximalConfig(Checked):
+    """FedProx and Ditto; `mu`: how strongly a client's model is pulled to the shared one."""
+
+    name: Literal["fed_prox", "ditto"]
+    mu: Positive
+
+
+@dataclass(frozen=True)
+class ApflConfig(Checked):
+    """APFL; `mix` is the weight of a client's own model."""
+
+    name: Literal["apfl"]
+    mix: OpenFraction
+
+
+@dataclass(frozen=True)
+class AdaFedProxConfig(Checked):
+    """AdaFedProx; `rise_clip` bounds the rise of a client's mean loss."""
+
+    name: Literal["ada_fed_prox"]
+    rise_clip: Positive
+
+
+@dataclass(frozen=True)
+class ScaffoldConfig(Checked):
+    """SCAFFOLD; `variate_clip` is the L2 bound on the change of a client's control variate."""
+
+    name: Literal["scaffold"]
+    variate_clip: Positive
+
+
+@dataclass(frozen=True)
+class FedDynConfig(Checked):
+    """FedDyn; `alpha` is the strength of its regularisation."""
+
+    name: Literal["fed_dyn"]
+    alpha: Positive
+
+
+@dataclass(frozen=True)
+class FedBuffConfig(Checked):
+    """FedBuff; a client trains a model that is at most `longest_delay` rounds old."""
+
+    name: Literal["fed_buff"]
+    longest_delay: PositiveInt
+
+
+ConstantRateConfig = AdaFedProxConfig | ScaffoldConfig | FedDynConfig | FedBuffConfig
+"""Algorithms for which the clients' learning rate must be the same in all rounds."""
+
+AlgorithmConfig = FedAvgConfig | ProximalConfig | ApflConfig | ConstantRateConfig
+"""What clients do differently from FedAvg, see docs/algorithms.md."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +263,7 @@ class TrainingConfig(Checked):
     epochs: PositiveInt = 1
     client: OptimizerConfig = OptimizerConfig(learning_rate=0.5)
     server: OptimizerConfig = OptimizerConfig(name="nesterov", learning_rate=1.0)
-    algorithm: AlgorithmConfig = AlgorithmConfig()
+    algorithm: AlgorithmConfig = FedAvgConfig()
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     clients_per_bucket: PositiveInt | None = None
     chunk: PositiveInt | None = None
@@ -288,8 +277,7 @@ class TrainingConfig(Checked):
                 f"training.algorithm scaffold needs training.client.name sgd, found "
                 f"{self.client.name}"
             )
-        constant = ("scaffold", "ada_fed_prox", "fed_dyn", "fed_buff")
-        if name in constant and self.schedule != "constant":
+        if isinstance(self.algorithm, ConstantRateConfig) and self.schedule != "constant":
             raise InputError(
                 f"training.algorithm {name} needs training.schedule constant, found {self.schedule}"
             )

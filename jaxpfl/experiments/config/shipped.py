@@ -24,9 +24,9 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """The names of all configs: paths below `folder()` without the suffix, "/" between parts."""
-    found = (path.relative_to(folder()) for path in folder().rglob(f"*{_SUFFIX}"))
+    paths = (path.relative_to(folder()) for path in folder().rglob(f"*{_SUFFIX}"))
     # Those of the papers, which are many, come last.
-    ordered = sorted((len(path.parts), path.with_suffix("").as_posix()) for path in found)
+    ordered = sorted((len(path.parts), path.with_suffix("").as_posix()) for path in paths)
     return [name for _, name in ordered]
 
 
@@ -39,26 +39,26 @@ def find(given: str | Path) -> Path:
       InputError: there is neither such a file nor such a name, or both: the name of a config that
         comes with jaxpfl, and a file of that name with the suffix.
     """
-    path, known = files.user_path(given), names()
+    path, own = files.user_path(given), names()
     if path.is_file():
         return path
     if path.suffix == _SUFFIX:
         name = path.with_suffix("").as_posix().removeprefix("configs/")
         other = "`jaxpfl configs` lists jaxpfl's own configs"
-        if name in known:
+        if name in own:
             other = f"jaxpfl's own config is named {name}, without folder and suffix"
         raise InputError(f"{given}: there is no such file here; {other}")
     here = path.with_name(f"{path.name}{_SUFFIX}") if path.name else path
-    if here.is_file() and path.as_posix() in known:
+    if here.is_file() and path.as_posix() in own:
         raise InputError(
             f"{given} is a config that comes with jaxpfl, and {here} is a file here: name the "
             f"file with its suffix, or give jaxpfl's own from another folder"
         )
     if here.is_file():
         raise InputError(f"{given}: there is no such file; name {here} with its suffix")
-    if path.as_posix() in known:
+    if path.as_posix() in own:
         return folder() / f"{path.as_posix()}{_SUFFIX}"
-    close = difflib.get_close_matches(path.as_posix(), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(path.as_posix(), own, n=1, cutoff=0.5)
     nearest = f"the nearest name is {close[0]}" if close else "`jaxpfl configs` lists their names"
     raise InputError(f"{given}: neither a file here nor a config that comes with jaxpfl; {nearest}")
 
@@ -111,8 +111,8 @@ def _head(text: str) -> list[str]:
 
 def _without_data(text: str) -> str:
     """The command after "No data:" in the head of a config, on one line; "" if there is none."""
-    found = re.search(r"^# No data: +((?:.*\\\n)*.*)$", "\n".join(_head(text)), re.M)
-    return re.sub(r"\s*\\\n#\s*", " ", found[1]) if found else ""
+    line = re.search(r"^# No data: +((?:.*\\\n)*.*)$", "\n".join(_head(text)), re.M)
+    return re.sub(r"\s*\\\n#\s*", " ", line[1]) if line else ""
 
 
 def _settings(name: str) -> str:

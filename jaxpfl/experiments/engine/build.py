@@ -2,13 +2,11 @@
 
 import dataclasses
 import re
-from functools import partial
 from typing import Any
 
 import optax
 from dp_accounting import DpEvent
 
-from jaxpfl import models
 from jaxpfl.algorithms.ada_fed_prox import ada_fed_prox
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg import fed_avg
@@ -28,13 +26,15 @@ from jaxpfl.federated.clients.personal import APFL, Ditto
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release.query import Execution
 from jaxpfl.models.base import Model
+from jaxpfl.models.cifg_lstm import CIFGLanguageModel
+from jaxpfl.models.multi_label import MultiLabelResNet
+from jaxpfl.models.recurrent import LSTMLanguageModel
 from jaxpfl.privacy import participation
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.simulated import LargerPopulation
 from jaxpfl.text.columns import texts_of
-from jaxpfl.text.tokenisers import characters
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -76,23 +76,16 @@ def open_public(
     return public
 
 
-_MAKERS = {
-    "cifg_lm": models.CIFGLanguageModel,
-    "character_lstm": partial(models.LSTMLanguageModel, characters.VOCAB_SIZE),
-    "classifier_mlp": models.MLP,
-    "resnet18": models.ResNet,
-    "classifier_cnn": models.classifier_cnn,
-    "emnist_cnn": models.emnist_cnn,
-    "multi_label_resnet18": models.MultiLabelResNet,
-}
-
-
-def build_model(settings: sections.ModelConfig, vocabulary: Vocabulary | None) -> Model:
-    others = ("name", "path", "sequence_length", "unigram_prior")
-    sizes = {name: value for name, value in vars(settings).items() if name not in others}
-    if isinstance(settings, sections.LanguageModelConfig) and settings.unigram_prior and vocabulary:
-        sizes["output_bias_prior"] = vocabulary.log_prior(settings.vocab_size)
-    return _MAKERS[settings.name](**sizes)
+def build_model(section: sections.ModelConfig, vocabulary: Vocabulary | None) -> Model:
+    """The model that a section is, without what the section says beyond it."""
+    prior: dict[str, Any] = {}
+    if isinstance(section, sections.LanguageModelConfig) and section.unigram_prior and vocabulary:
+        prior["output_bias_prior"] = vocabulary.log_prior(section.vocab_size)
+    for kind in (CIFGLanguageModel, LSTMLanguageModel, MultiLabelResNet):
+        if isinstance(section, kind):
+            names = [field.name for field in dataclasses.fields(kind)]
+            return kind(**{name: getattr(section, name) for name in names} | prior)
+    return section
 
 
 def build_plan(
@@ -145,50 +138,43 @@ def build_fed_avg(
     frozen: Any = None,
 ) -> Algorithm:
     """Builds what a section `training` names; `start`, `frozen` as in `algorithms.fed_avg`."""
-    named, client = training.algorithm, build_optimizer(training.client)
-    shared: dict[str, Any] = {
+    section, optimiser = training.algorithm, build_optimizer(training.client)
+    if section.name in ("scaffold", "ada_fed_prox", "fed_buff") and frozen is not None:
+        raise InputError(f"training.algorithm {section.name} trains whole models, no adapters")
+    schedule = None
+    if training.schedule == "linear":
+        schedule = optax.linear_schedule(1.0, 0.0, training.rounds)
+    elif training.schedule == "cosine":
+        schedule = optax.cosine_decay_schedule(1.0, training.rounds)
+    local: Any = {"adapters": frozen is not None, "schedule": schedule}
+    shared: Any = {
         "server": build_optimizer(training.server),
         "plan": plan,
         "cohort": build_cohort(training),
         "execution": build_execution(training),
         "start": start,
     }
-    if named.name in ("scaffold", "ada_fed_prox", "fed_buff") and frozen is not None:
-        raise InputError(f"training.algorithm {named.name} trains whole models, no adapters")
-    if named.variate_clip is not None:
-        rate = training.client.learning_rate
-        return scaffold(model, learning_rate=rate, variate_clip=named.variate_clip, **shared)
-    if named.rise_clip is not None:
-        return ada_fed_prox(model, client=client, rise_clip=named.rise_clip, **shared)
-    if named.longest_delay is not None:
-        return fed_buff(model, client=client, longest=named.longest_delay, **shared)
-    if named.alpha is not None:
-        return fed_dyn(model, client=client, alpha=named.alpha, frozen=frozen, **shared)
-    client = _build_client(model, training, adapters=frozen is not None)
+    match section:
+        case sections.ScaffoldConfig(variate_clip=clip):
+            rate = training.client.learning_rate
+            return scaffold(model, learning_rate=rate, variate_clip=clip, **shared)
+        case sections.AdaFedProxConfig(rise_clip=clip):
+            return ada_fed_prox(model, client=optimiser, rise_clip=clip, **shared)
+        case sections.FedBuffConfig(longest_delay=longest):
+            return fed_buff(model, client=optimiser, longest=longest, **shared)
+        case sections.FedDynConfig(alpha=alpha):
+            return fed_dyn(model, client=optimiser, alpha=alpha, frozen=frozen, **shared)
+        case sections.ProximalConfig("ditto", mu):
+            client = Ditto(model, optimiser, pull=mu, **local)
+        case sections.ProximalConfig("fed_prox", mu):
+            client = LocalTraining(model, optimiser, penalty=Proximal(mu), **local)
+        case sections.ApflConfig(mix=mix):
+            client = APFL(model, optimiser, mix=mix, **local)
+        case _:
+            transform = per_step if section.name == "fed_nova" else None
+            client = LocalTraining(model, optimiser, transform=transform, **local)
     algorithm = fed_avg(model, client=client, frozen=frozen, **shared)
-    return algorithm._replace(name=named.name)
-
-
-def _build_client(model: Model, training: sections.TrainingConfig, adapters: bool) -> LocalTraining:
-    algorithm, rounds = training.algorithm, training.rounds
-    schedule = None
-    if training.schedule == "linear":
-        schedule = optax.linear_schedule(1.0, 0.0, rounds)
-    elif training.schedule == "cosine":
-        schedule = optax.cosine_decay_schedule(1.0, rounds)
-    optimiser, mu = build_optimizer(training.client), algorithm.mu
-    if mu is not None and algorithm.name == "ditto":
-        return Ditto(model, optimiser, adapters, schedule=schedule, pull=mu)
-    if algorithm.mix is not None:
-        return APFL(model, optimiser, adapters, schedule=schedule, mix=algorithm.mix)
-    return LocalTraining(
-        model,
-        optimiser,
-        adapters,
-        penalty=None if mu is None else Proximal(mu),
-        transform=per_step if algorithm.name == "fed_nova" else None,
-        schedule=schedule,
-    )
+    return algorithm._replace(name=section.name)
 
 
 def build_cohort(training: sections.TrainingConfig) -> CohortSpec:

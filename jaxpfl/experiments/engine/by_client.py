@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.cohort import CohortSpec, batches
 from jaxpfl.data.population import Population
-from jaxpfl.experiments.central.training import batches
 from jaxpfl.federated.clients.client import Examples, computed, first_state, next_state
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import Personalising
@@ -40,19 +39,19 @@ class ClientScores:
         al. 2020, "Fair Resource Allocation in Federated Learning", section 4); and "gini", the mean
         difference of two clients over twice the mean, 0 where all are alike.
         """
-        metrics = {name: each for name, each in self.scores.items() if name != "count"}
-        return {name: _distribution(np.sort(each), name) for name, each in metrics.items()}
+        metrics = {name: values for name, values in self.scores.items() if name != "count"}
+        return {name: _distribution(np.sort(values), name) for name, values in metrics.items()}
 
 
 def _distribution(rising: np.ndarray, metric: str) -> dict[str, float]:
     number, mean = len(rising), np.mean(rising)
     tenth = math.ceil(number / 10)
     worst = rising[:tenth] if metric == "accuracy" else rising[-tenth:]
-    # How many clients each is above, minus how many it is below: all pairs' differences, once.
+    # A client counts by how many it is above, minus how many it is below: each pair counts once.
     differences = (2 * np.arange(number) + 1 - number) @ rising
     return {
         "mean": float(mean),
-        **{f"p{each}": float(np.percentile(rising, each)) for each in (10, 25, 50, 75, 90)},
+        **{f"p{share}": float(np.percentile(rising, share)) for share in (10, 25, 50, 75, 90)},
         "worst tenth": float(np.mean(worst)),
         "gini": float(differences / (number**2 * mean)) if mean else 0.0,
     }
@@ -91,15 +90,14 @@ class Personal:
         epochs = [
             batches(draws.permutation(len(chosen)), spec.batch_size) for _ in range(spec.epochs)
         ]
-        rows, mask = (np.concatenate(each) for each in zip(*epochs, strict=True))
+        rows, mask = (np.concatenate(parts) for parts in zip(*epochs, strict=True))
         # One shape for all clients, and one compilation.
         steps, missing = jnp.int32(len(rows)), ((0, spec.max_steps - len(rows)), (0, 0))
         rows, mask = np.pad(rows, missing), np.pad(mask, missing)
-        held = {name: column[chosen][rows] for name, column in self.examples.numeric().items()}
-        key = jax.random.key(client)
-        return _trained(
-            Static(self.client), self.params, Examples(held, jnp.asarray(mask), steps), key
-        )
+        columns = self.examples.numeric().items()
+        batch = {name: column[chosen][rows] for name, column in columns}
+        examples = Examples(batch, jnp.asarray(mask), steps)
+        return _trained(Static(self.client), self.params, examples, jax.random.key(client))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -19,12 +19,11 @@ from jaxpfl.algorithms.canaries import MomentCanaries
 from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.published import PublishedModel, described
+from jaxpfl.experiments.central.published import PublishedModel, architecture_of
 from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedModelConfig
 from jaxpfl.experiments.config.sections import (
     CharacterModelConfig,
     DataConfig,
-    FeatureModelConfig,
     LanguageModelConfig,
     ModelConfig,
     MultiLabelConfig,
@@ -67,7 +66,7 @@ class PlannedRelease:
 
     Attributes:
       times: how often, in words.
-      plans: each is asked once in every round, and together they cost the guarantee.
+      plans: one for each query of a round; all rounds together cost the guarantee.
       questions: how an audit asks the client functions themselves; None = canaries train a model of
         their own.
     """
@@ -100,8 +99,8 @@ class PlannedRelease:
 class Description:
     """What a run would be; public.
 
-    `sources` are the system's own, by the key that names them; `together` has by name what several
-    releases cost together; `notes` are sentences on what was not checked.
+    `sources` are the system's own, by the key that names them; `together` is what several releases
+    cost together, by name; `notes` are sentences on what was not checked.
     """
 
     models: Mapping[str, Sized] = field(default_factory=dict)
@@ -113,7 +112,7 @@ class Description:
 
 
 class Clients(NamedTuple):
-    """How many clients a dry run is for; of `ASSUMED` if not declared, `train` in expectation."""
+    """How many clients a dry run is for: the declared number or `ASSUMED`; `train` is expected."""
 
     all: int
     train: int
@@ -149,15 +148,15 @@ def shapes_of(model: Any) -> Any:
     return jax.eval_shape(model.init, KEY)
 
 
-def example_columns(settings: ModelConfig | PublishedDecoderConfig) -> dict[str, np.ndarray]:
-    if isinstance(settings, LanguageModelConfig | CharacterModelConfig | PublishedDecoderConfig):
-        return {"tokens": column((settings.sequence_length + 1,), np.int32)}
-    if isinstance(settings, FeatureModelConfig):
-        return {"features": column((settings.features,), np.float32), "label": column((), np.int32)}
-    if isinstance(settings, MultiLabelConfig):
-        labels = column((settings.classes,), np.uint8)
-        return {"image": column(settings.image_shape, np.uint8), "labels": labels}
-    return {"image": column(settings.image_shape, np.float32), "label": column((), np.int32)}
+def example_columns(section: ModelConfig | PublishedDecoderConfig) -> dict[str, np.ndarray]:
+    """Columns without examples, of the shapes and types that a section's model is trained on."""
+    if isinstance(section, LanguageModelConfig | CharacterModelConfig | PublishedDecoderConfig):
+        return {"tokens": column((section.sequence_length + 1,), np.int32)}
+    inputs, labels = section.columns
+    if isinstance(section, MultiLabelConfig):
+        shape = (section.classes,)
+        return {inputs: column(section.input_shape, np.uint8), labels: column(shape, np.uint8)}
+    return {inputs: column(section.input_shape, np.float32), labels: column((), np.int32)}
 
 
 cached_plan = lru_cache(maxsize=256)(build_plan)
@@ -170,7 +169,7 @@ def moments_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
     centre = jax.ShapeDtypeStruct((dimension,), np.float32)
     columns = {"embedding": column((dimension,), np.float32)}
     queries = [ask(query, centre, columns)[0] for query in algorithm.queries]
-    return Rehearsed(sum(each.up for each in queries), tuple(queries))
+    return Rehearsed(sum(query.up for query in queries), tuple(queries))
 
 
 def published_shapes(
@@ -183,9 +182,9 @@ def published_shapes(
     folder = hub.at_hand(settings.path)
     if folder is None:
         return None, None, Sized(f"{settings.path}, NOT AVAILABLE: its shapes are not checked")
-    model = described(settings, folder, section)
+    model = architecture_of(settings, folder, section)
     if isinstance(model, Encoder):
-        # Whether it has one is known by its weights alone.
+        # Its weights alone say whether it has one.
         model = replace(model, head=True)
     narrow = settings.dtype == "bfloat16" and not trained
     dtype = model_files.DTYPES["bfloat16" if narrow else "float32"]

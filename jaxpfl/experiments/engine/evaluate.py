@@ -1,30 +1,27 @@
-"""Evaluation of a model on clients, or a corpus, declared public; and sentences that it writes.
+"""Evaluation of a model on clients, or a corpus, that are declared public.
 
 A metric on private validation data is a release like any other. Nothing here charges for one, so
 data that is not declared public is refused.
 """
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxpfl import checks
+from jaxpfl.data.cohort import batches
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.training import batches
 from jaxpfl.experiments.engine.by_client import ClientScores
 from jaxpfl.federated.clients.static import Static
 from jaxpfl.models.base import Checking, Model, require_model, summarise
-from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
-from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.sentences import generate_sentences
-from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -48,10 +45,6 @@ class DeclaredPublic:
         return f"{self.name or self.population.name} (declared public)"
 
 
-def _added(*parts: Any) -> Any:
-    return np.sum(np.array(parts, np.float64), axis=0)
-
-
 class Pending(NamedTuple):
     """The metric sums of several batches, which the device may still be computing."""
 
@@ -61,7 +54,9 @@ class Pending(NamedTuple):
         """What `models.summarise` makes of the sums of all batches; waits for them."""
         fetched = jax.device_get(self.sums)
         # Added on the host in float64, because a float32 count is exact only up to 2^24.
-        return summarise(jax.tree.map(_added, *fetched))
+        return summarise(
+            jax.tree.map(lambda *parts: np.sum(np.array(parts, np.float64), axis=0), *fetched)
+        )
 
 
 class Evaluator:
@@ -85,7 +80,7 @@ class Evaluator:
         *,
         max_examples: int = 2_000,
         batch_size: int = 128,
-        vocabulary: Vocabulary | None = None,
+        vocabulary: "Vocabulary | None" = None,
     ) -> None:
         if not isinstance(public, DeclaredPublic):
             raise InputError(
@@ -93,8 +88,10 @@ class Evaluator:
                 f"{type(public).__name__}: a metric on private clients is an uncharged release"
             )
         require_model(model)
-        vocabularies = (Vocabulary, type(None))
-        checks.instance("vocabulary", vocabulary, vocabularies, "a jaxpfl.text.Vocabulary")
+        if vocabulary is not None:
+            from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
+            checks.instance("vocabulary", vocabulary, Vocabulary, "a jaxpfl.text.Vocabulary")
         self.model, self.vocabulary = model, vocabulary
         self.name = public.described
         self._max_examples = checks.positive_int("max_examples", max_examples)
@@ -112,12 +109,12 @@ class Evaluator:
         left_out = self.population.num_examples - population.num_examples
         if not left_out:
             return self
-        found = copy(self)
-        found.population = population
-        found.name = f"{self.name}, without {left_out} examples that clients who train hold"
+        evaluator = copy(self)
+        evaluator.population = population
+        evaluator.name = f"{self.name}, without {left_out} examples that clients who train hold"
         for cached in ("columns", "_batches"):
-            vars(found).pop(cached, None)
-        return found
+            vars(evaluator).pop(cached, None)
+        return evaluator
 
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
@@ -157,24 +154,25 @@ class Evaluator:
             own = params(client) if callable(params) else params
             rows_SxB, mask_SxB = batches(np.arange(*offsets[client : client + 2]), self._batch_size)
             sums = [
-                _sums(model, own, {name: each[rows] for name, each in columns.items()}, mask)
+                _sums(model, own, {name: column[rows] for name, column in columns.items()}, mask)
                 for rows, mask in zip(rows_SxB, mask_SxB, strict=True)
             ]
             pending.append(Pending(sums))
-        found = [each.result() for each in pending]
-        return ClientScores(clients, {k: np.array([each[k] for each in found]) for k in found[0]})
+        scores = [sums.result() for sums in pending]
+        by_metric = {name: np.array([score[name] for score in scores]) for name in scores[0]}
+        return ClientScores(clients, by_metric)
 
 
 def check_examples(model: Model, population: Population, name: str) -> None:
     """Refuses examples that the model cannot read; messages contain no values of the data."""
-    held, found = population.numeric(), population.columns
+    numeric, columns = population.numeric(), population.columns
     for column in model.columns or ():
-        if column not in held:
-            hint = ": encode the text by the clients' vocabulary" if "text" in found else ""
-            has = f"{name} has only {', '.join(found) or 'none'}"
+        if column not in numeric:
+            hint = ": encode the text by the clients' vocabulary" if "text" in columns else ""
+            has = f"{name} has only {', '.join(columns) or 'none'}"
             raise InputError(f"the model reads a column {column!r}, but {has}{hint}")
     if isinstance(model, Checking):
-        model.check(held)
+        model.check(numeric)
 
 
 @partial(jax.jit, static_argnames="model")
@@ -183,24 +181,3 @@ def _sums(
 ) -> dict[str, jax.Array]:
     """Compiled once for all evaluators and runs with the same model."""
     return model.function.evaluate(params, batch, mask)
-
-
-def sentences_of(
-    model: Any,
-    words: Vocabulary | LanguageModel,
-    *,
-    seed: int,
-    number: int = 5,
-    max_tokens: int = 20,
-) -> Callable[[Any, int], list[str]]:
-    """Returns `(params, round) -> sentences`, which generates from the model and reads no data."""
-
-    def sentences(params: Any, round: int) -> list[str]:
-        key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)
-        if isinstance(words, Vocabulary):
-            return generate_sentences(model, params, words, key, number, max_tokens=max_tokens)
-        decoding = Decoding(max_new_tokens=max_tokens)
-        writer = words.replaced(model, params)
-        return writer.write([""], key, decoding=decoding, responses=number).texts[0]
-
-    return sentences

@@ -177,10 +177,10 @@ class Run(AbstractContextManager["Run"]):
         """
         if self._secret is None:
             return None
+        if self._ask is not None and self.algorithm.rounds == 1:
+            require_affordable(self.algorithm, self.ledger, self.id)
         shared, clients = others(), self.population
         if self._ask is not None:
-            if self.algorithm.rounds == 1:
-                require_affordable(self.algorithm, self.ledger, self.id)
             clients = self._ask()
             check_clients(self.algorithm, clients)
         private = self.path / "private"

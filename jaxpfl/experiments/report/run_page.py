@@ -21,7 +21,6 @@ from jaxpfl.experiments.records.cautions import OURS, of_rounds, of_table
 from jaxpfl.experiments.records.lines import flat, read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, compared_models, write_page
-from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 # (file name, title, axis, path in a metrics record, logarithmic)
 _EVALUATED = (
@@ -162,6 +161,8 @@ def run_page(
         rows.append(("ended early", "by what was known after each round"))
     vocabulary = found.directory / "vocabulary.json"
     if vocabulary.exists():
+        from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
         source = Vocabulary.load(vocabulary).source
         rows.append(("vocabulary", f"the words of {source} (declared public)"))
     sections = list(compared)

@@ -100,7 +100,7 @@ def exported_base(settings: Any, section: str, folder: str) -> "tuple[str, list[
         # It is where it was.
         return hub.public_name(settings.path), []
     # As it can be saved: adapters that were trained on int8 weights fit it, too.
-    plain = PublishedModel.found(replace(settings, int8=False), section).loaded()
+    plain = PublishedModel.of(replace(settings, int8=False), section).loaded()
     return folder, [TrainedModel(folder, plain.model, plain.params, plain.tokeniser)]
 
 

@@ -31,7 +31,6 @@ import jax.numpy as jnp
 from jaxpfl.errors import InputError
 from jaxpfl.federated.double_word import DoubleWord, is_pair, plus, two_sum
 from jaxpfl.federated.mesh import PyTree
-from jaxpfl.privacy.correlated_noise import MOST_BANDS
 from jaxpfl.privacy.exact_noise import STEPS
 from jaxpfl.privacy.plan import Plan
 
@@ -269,14 +268,7 @@ class FixedPoint(_Sums):
 
     @staticmethod
     def require_room(plan: Plan) -> None:
-        """Refuses steps in which everyone's values, or four rounds' indicators, could overflow.
-
-        So could exact noise of too many bands.
-        """
-        if plan.correlated and plan.bands > MOST_BANDS:
-            raise InputError(
-                f"exact noise needs at most {MOST_BANDS:,} rounds per epoch, found {plan.bands:,}"
-            )
+        """Refuses steps in which everyone's values, or four rounds' indicators, could overflow."""
         least = max(plan.population / 2**26, 2**-9)
         few, std = plan.clients_per_round / 1000, plan.indicator_noise_std
         for name, value, needed in (

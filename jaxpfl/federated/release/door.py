@@ -61,7 +61,6 @@ from jaxpfl.federated.release.sum_digest import bound_to_bits, noise_key_and_nam
 from jaxpfl.federated.release.summing import Engine, Layout, accumulate, placed, zero_sums
 from jaxpfl.federated.release.vector import Shapes, dealt, exchanged, gathered
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
-from jaxpfl.privacy.correlated_noise import column_norm
 from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.mechanisms import coordinates, on_grid, standard_normal
@@ -271,6 +270,8 @@ class Door:
         sums = zero_sums(accumulator, self._layout, self._like)
         noise_multiplier = np.float32(plan.value_noise_std(1.0))
         if plan.correlated and plan.exact:
+            from jaxpfl.privacy.correlated_noise import column_norm
+
             # Steps are counted in a draw's standard deviation.
             noise_multiplier *= np.float32(column_norm(plan.bands))
         all_shares = replicas(self.mesh) // len(shares(self.mesh))

@@ -27,7 +27,6 @@ from jaxpfl.federated.release.broadcast import OwnBroadcast
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
 from jaxpfl.federated.release.query import Query, read_columns, require_room
-from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.participation import shuffled
 
@@ -81,7 +80,7 @@ class PreparedQuery:
     content: str
     broadcast: OwnBroadcast
     states: Any = None  # `client_states.ClientStates`
-    noise: NoiseStream | None = None  # once one is drawn
+    noise: Any = None  # `correlated_noise.NoiseStream`, once one is drawn
     _slots: list[np.ndarray] = field(default_factory=list)  # each bucket's clients
 
     @classmethod
@@ -197,6 +196,8 @@ class PreparedQuery:
         shared = None
         if plan.correlated:
             if self.noise is None:
+                from jaxpfl.privacy.correlated_noise import NoiseStream
+
                 root = key_from_words(work.shared)
                 self.noise = NoiseStream(plan.bands, root, door.coordinates, plan.exact)
             shared = self.noise.noise(work.round)

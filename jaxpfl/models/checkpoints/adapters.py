@@ -1,9 +1,9 @@
 """Adapters in a folder: adapter_config.json and adapter_model.safetensors.
 
-Settings and names are those of the library PEFT (0.21), which reads what is written here, and whose
-own adapters of our decoders are read here. In a file, A is [rank, inputs] and B [outputs, rank],
-separately for every layer. A setting that is not supported here must be off, unless it cannot
-change what the trained model computes: a variant of LoRA that was read past would be another model.
+Settings and names are those of the library PEFT (0.21): it reads our files, and we read its
+adapters of our decoders. In a file, A is [rank, inputs] and B [outputs, rank], separately for every
+layer. A setting that is not supported here must be off, unless it cannot change the trained model's
+outputs: an ignored variant of LoRA would be another model.
 
 GPT-2's queries, keys and values are one matrix in its checkpoints. An adapter of rank R on it is
 read as three of rank R with the same A. Ours, of rank r each, are written as one of rank 3 r:
@@ -51,14 +51,14 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "runtime_config": ({"ephemeral_gpu_offload": False}, None),
     "use_rslora": (False, True, None),
 }
-# Read, or of no influence on what the trained adapters compute. PEFT itself sets fan_in_fan_out to
+# These are read, or do not change what the trained adapters compute. PEFT sets fan_in_fan_out to
 # what the base's layers need, and its file has A [rank, inputs] and B [outputs, rank] either way.
 _ANY = (
     "r lora_alpha target_modules auto_mapping base_model_name_or_path fan_in_fan_out "
     "inference_mode lora_dropout megatron_core peft_version qalora_group_size revision"
 )
 _OFF: tuple[Any, ...] = (None, False, [], {})
-"""What any other setting must be: a variant of LoRA is off."""
+"""Any other setting must have one of these: it is a variant of LoRA that is off."""
 
 
 def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None = None) -> None:
@@ -78,12 +78,12 @@ def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None
         for leaf in _LEAVES
         for layer in range(model.config.layers)
     }
-    settings = _described(model, set(adapters), base)
+    settings = _adapter_config(model, set(adapters), base)
     write_folder(folder, settings, tensors, tensors.__getitem__, (WEIGHTS, CONFIG))
 
 
 def _stored(adapters: Params, own: tuple[str, ...], leaf: str, layer: int) -> np.ndarray:
-    """A matrix as it is in the file; of several projections, see the head of this file."""
+    """A matrix as the file has it; several projections are joined as the module's head says."""
     some = next(adapters[name][leaf] for name in own if name in adapters)
     turned = [np.zeros(some.shape[:0:-1], some.dtype)] * len(own)
     for number, name in enumerate(own):
@@ -115,8 +115,8 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
             if own[0] not in settings.targets:
                 continue
             rank = settings.rank * (3 if tripled and module == FUSED else 1)
-            kernels = [params["layers"][name] for name in own]
-            shapes = [each["kernel_int8" if model.int8 else "kernel"].shape for each in kernels]
+            kernel = "kernel_int8" if model.int8 else "kernel"
+            shapes = [params["layers"][name][kernel].shape for name in own]
             layers, inputs, _ = shapes[0]
             ends = np.cumsum([shape[-1] for shape in shapes])
             sizes = {"a": (layers, inputs, rank), "b": (layers, rank, int(ends[-1]))}
@@ -125,10 +125,10 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
                 for leaf in sizes
                 for layer in range(layers)
             }
-            # All of them before memory is taken for the rank that the settings claim.
+            # All shapes are checked before memory is taken for the rank that the settings claim.
             for (leaf, _), name in names.items():
                 unused.discard(name)
-                tensors.check(name, sizes[leaf][:0:-1])
+                tensors.require(name, sizes[leaf][:0:-1])
             whole = {leaf: np.empty(size, np.float32) for leaf, size in sizes.items()}
             for (leaf, layer), name in names.items():
                 whole[leaf][layer] = tensors.finite(name).T
@@ -147,10 +147,10 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
 
 def _separate(path: Path, shared: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
     """Adapters of a third of the rank, without those that are zero unless all of them are."""
-    found = {}
-    for number, (name, each) in enumerate(shared.items()):
-        a = np.split(each["a"], len(shared), axis=-1)[number]
-        parts = np.split(each["b"], len(shared), axis=-2)
+    separate = {}
+    for number, (name, adapter) in enumerate(shared.items()):
+        a = np.split(adapter["a"], len(shared), axis=-1)[number]
+        parts = np.split(adapter["b"], len(shared), axis=-2)
         b = parts.pop(number)
         if any(part.any() for part in parts):
             raise InputError(
@@ -158,9 +158,9 @@ def _separate(path: Path, shared: dict[str, Any]) -> dict[str, dict[str, np.ndar
                 "queries, keys and values, found other values: adapters of ours that were trained "
                 "further as one matrix are not three of the same rank"
             )
-        found[name] = {"a": a, "b": b}
-    used = {name: each for name, each in found.items() if each["a"].any() or each["b"].any()}
-    return used or found
+        separate[name] = {"a": a, "b": b}
+    used = {name: pair for name, pair in separate.items() if pair["a"].any() or pair["b"].any()}
+    return used or separate
 
 
 def _modules(model: Decoder) -> dict[str, tuple[str, ...]]:
@@ -178,7 +178,7 @@ def _name(model: Decoder, module: str, layer: int, leaf: str) -> str:
     return f"{before}.{layer}.{module}.{_LEAVES[leaf]}.weight"
 
 
-def _described(model: Decoder, adapted: set[str], base: str | None) -> dict[str, Any]:
+def _adapter_config(model: Decoder, adapted: set[str], base: str | None) -> dict[str, Any]:
     """The content of adapter_config.json for a model whose adapted projections are given.
 
     `base` is a folder, or a name on the hub, whose commit PEFT has in a field of its own.
@@ -221,11 +221,11 @@ def _read_settings(path: Path, model: Decoder) -> tuple[LoRA, bool]:
         tripled = adapted and patterns == ({FUSED: 3 * rank}, {FUSED: 3 * alpha})
     settled = {*_ANY.split(), *(("rank_pattern", "alpha_pattern") if tripled else ())}
     for key in sorted({"peft_type", *values} - settled):
-        found, allowed = values.get(key), _ALLOWED.get(key, _OFF)
+        value, allowed = values.get(key), _ALLOWED.get(key, _OFF)
         # 1 and 0 are not true and false here, although they are equal in Python.
-        if not any(type(found) is type(each) and found == each for each in allowed):
+        if not any(type(value) is type(option) and value == option for option in allowed):
             expected = "off" if allowed is _OFF else repr(allowed[0])
-            raise InputError(f"{path}: {key} must be {expected}, found {found!r}")
+            raise InputError(f"{path}: {key} must be {expected}, found {value!r}")
     with named(path):
         settings = LoRA(rank, alpha, targets)  # pyright: ignore
         if stabilised:
@@ -238,14 +238,14 @@ def _targets(path: Path, values: Mapping[str, Any], model: Decoder) -> tuple[str
     given = values.get("target_modules")
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise InputError(f"{path}: target_modules must be a list of names, found {given!r}")
-    known = _modules(model)
+    modules = _modules(model)
     targets: set[str] = set()
     for module in given:
-        found = [own for theirs, own in known.items() if f".{theirs}".endswith(f".{module}")]
-        if not found:
+        matches = [own for theirs, own in modules.items() if f".{theirs}".endswith(f".{module}")]
+        if not matches:
             raise InputError(
-                f"{path}: target_modules must be among {', '.join(known)} (of {model.name}), "
+                f"{path}: target_modules must be among {', '.join(modules)} (of {model.name}), "
                 f"found {module!r}"
             )
-        targets.update(*found)
+        targets.update(*matches)
     return tuple(name for name in PROJECTIONS if name in targets)

@@ -116,20 +116,20 @@ class _Head:
 
     def get(self, name: str, kind: type, default: Any = None) -> Any:
         """An entry of this type, or the default."""
-        found = self.entries.get(name, default)
-        if kind is float and type(found) is int:
-            found = float(found)
-        if type(found) is not kind:
-            what = "none" if found is None else files.JSON_NAMES[type(found)]
+        value = self.entries.get(name, default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            what = "none" if value is None else files.JSON_NAMES[type(value)]
             expected = files.JSON_NAMES[kind]
             raise InputError(f"{self.path}: {name} must be {expected}, found {what}")
-        return found
+        return value
 
     def list_of(self, name: str, kind: type) -> list[Any]:
-        found = self.get(name, list)
-        if any(type(each) is not kind for each in found):
+        items = self.get(name, list)
+        if any(type(item) is not kind for item in items):
             raise InputError(f"{self.path}: each item of {name} must be {files.JSON_NAMES[kind]}")
-        return found
+        return items
 
 
 def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
@@ -169,21 +169,21 @@ def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> 
             values = values.reshape(heads[part], -1, 2, *shape[1:]).swapaxes(1, 2)
         return np.ascontiguousarray(values.reshape(shape)).astype(DTYPES[dtype], copy=False)
 
-    described = {
+    shapes = {
         theirs: jax.ShapeDtypeStruct(shape, DTYPES[dtype])
         for theirs, (_, shape, *_) in tensors.items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in tokenizer.items():
         files.write_atomically(folder / file, text)
-    write_folder(folder, config.to_dict() | {"dtype": dtype}, described, read)
+    write_folder(folder, config.to_dict() | {"dtype": dtype}, shapes, read)
 
 
 def _config(head: _Head) -> DecoderConfig:
     path, name = head.path, head.get("general.architecture", str)
     if name not in ARCHITECTURES:
-        known = " or ".join(ARCHITECTURES)
-        raise InputError(f"{path}: general.architecture must be {known}, found {name!r}")
+        expected = " or ".join(ARCHITECTURES)
+        raise InputError(f"{path}: general.architecture must be {expected}, found {name!r}")
     if "rope_freqs.weight" in head.tensors:
         raise InputError(f"{path}: has scaled rotary positions, which no GGUF file states exactly")
 
@@ -215,11 +215,11 @@ def _config(head: _Head) -> DecoderConfig:
 
 
 def _tensors(library: Any, head: _Head, config: DecoderConfig) -> dict[str, Any]:
-    """Of each tensor of the network: the file's name for it, its shape, kind and bytes (mapped)."""
+    """For each tensor of the network, the file's name for it, its shape, kind and mapped bytes."""
     architecture = library.MODEL_ARCH[config.model_type.upper()]
     names = library.get_tensor_name_map(architecture, config.layers)
-    sizes = {int(kind): each for kind, each in library.constants.GGML_QUANT_SIZES.items()}
-    found, others = {}, dict(head.tensors)
+    sizes = {int(kind): size for kind, size in library.constants.GGML_QUANT_SIZES.items()}
+    tensors, others = {}, dict(head.tensors)
     for theirs, (shape, _) in stored(Decoder(config)).items():
         name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         what = f"tensor {name!r}"
@@ -239,12 +239,12 @@ def _tensors(library: Any, head: _Head, config: DecoderConfig) -> dict[str, Any]
         end = begin + math.prod(shape) // block * block_bytes
         if end > len(head.content):
             raise CorruptFile(f"{head.path}: damaged or cut off: {what} ends behind the file")
-        found[theirs] = name, shape, kind, head.content[begin:end]
+        tensors[theirs] = name, shape, kind, head.content[begin:end]
     if others:
         raise InputError(
             f"{head.path}: tensor {min(others)!r} is not part of the network that is described"
         )
-    return found
+    return tensors
 
 
 def _tokenizer(head: _Head) -> dict[str, str]:
@@ -256,11 +256,11 @@ def _tokenizer(head: _Head) -> dict[str, str]:
         )
     split = head.get("tokenizer.ggml.pre", str, "default")
     if split not in _SPLITS:
-        known = ", ".join(_SPLITS)
-        raise InputError(f"{path}: tokenizer.ggml.pre must be one of {known}, found {split!r}")
+        expected = ", ".join(_SPLITS)
+        raise InputError(f"{path}: tokenizer.ggml.pre must be one of {expected}, found {split!r}")
     tokens = head.list_of("tokenizer.ggml.tokens", str)
     kinds = head.list_of("tokenizer.ggml.token_type", int)
-    merges = [tuple(each.split(" ", 1)) for each in head.list_of("tokenizer.ggml.merges", str)]
+    merges = [tuple(merge.split(" ", 1)) for merge in head.list_of("tokenizer.ggml.merges", str)]
     if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
         raise InputError(f"{path}: tokenizer.ggml.tokens must be different, with a type for each")
     library = require("tokenizers", "gguf")
@@ -283,7 +283,7 @@ def _tokenizer(head: _Head) -> dict[str, str]:
         made.pre_tokenizer = _pre_tokenizer(library, split)
         made.decoder = library.decoders.ByteLevel()
         for add, wanted in ((made.add_special_tokens, _CONTROL), (made.add_tokens, _USER_DEFINED)):
-            named = [token for token, each in zip(tokens, kinds, strict=True) if each == wanted]
+            named = [token for token, kind in zip(tokens, kinds, strict=True) if kind == wanted]
             add([library.AddedToken(token, normalized=False) for token in named])
     # The library has no exception class of its own.
     except Exception as error:

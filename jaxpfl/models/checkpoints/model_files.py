@@ -1,4 +1,4 @@
-"""What reading and writing models share: small files and parameters."""
+"""Small files and parameters of models: their readers and checks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from jaxpfl.lazy import require as require
 from jaxpfl.models.base import Model, Params, named_leaves
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-"""Of parameters in files and in memory."""
+"""The dtypes of parameters in files and in memory."""
 
 
 def expect_file(path: Path) -> Path:

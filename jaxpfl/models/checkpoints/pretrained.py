@@ -116,7 +116,7 @@ def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
         )
     leaves = model_files.check_parameters(model, params, tuple(model_files.DTYPES))
     tensors = stored(model)
-    described = {
+    shapes = {
         name: jax.ShapeDtypeStruct(shape, leaves[first.leaf].dtype)
         for name, (shape, (first, *_)) in tensors.items()
     }
@@ -129,8 +129,14 @@ def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
         return tensor.T if first.transposed else tensor
 
     kinds = {leaf.dtype.name for leaf in leaves.values()}
-    config = _config(model) | {"dtype": kinds.pop() if len(kinds) == 1 else "float32"}
-    write_folder(folder, config, described, read)
+    config = model.config.to_dict() | {"dtype": kinds.pop() if len(kinds) == 1 else "float32"}
+    if isinstance(model, Encoder):
+        kind = "ForMaskedLM" if model.head else "Model"
+        if model.causal and model.head:
+            kind = "LMHeadModel" if model.name == "bert" else "ForCausalLM"
+        config["architectures"] = [_CLASSES[model.name] + kind]
+        config |= {"is_decoder": True} if model.causal else {}
+    write_folder(folder, config, shapes, read)
 
 
 def _parameters(
@@ -144,7 +150,7 @@ def _parameters(
     unused = dict(by_short)
     for block in blocks(model):
         name = by_short.get(block.tensor, block.tensor)
-        tensors.check(name, stored_shape(block, shapes[block.leaf].shape))
+        tensors.require(name, stored_shape(block, shapes[block.leaf].shape))
         sources[block.leaf].append((name, block))
         unused.pop(block.tensor, None)
     for short, name in sorted(unused.items()):
@@ -154,8 +160,8 @@ def _parameters(
             )
     shardings = {} if mesh is None else named_leaves(model.shardings(mesh, expected))
     params: list[jax.Array] = []
-    for leaf, described in shapes.items():
-        whole = _read(tensors, sources[leaf], described.shape, dtype)
+    for leaf, expected_leaf in shapes.items():
+        whole = _read(tensors, sources[leaf], expected_leaf.shape, dtype)
         params.append(
             jax.device_put(whole)
             if mesh is None
@@ -165,15 +171,15 @@ def _parameters(
 
 
 def _by_short(tensors: Tensors, model: Encoder | Decoder) -> dict[str, str]:
-    """The names in the file by those without prefix."""
-    names, found = Naming(model.name), {}
+    """The names in the file, by the names without prefix."""
+    names, by_short = Naming(model.name), {}
     for name in tensors:
-        other = found.setdefault(names.short(name), name)
+        other = by_short.setdefault(names.short(name), name)
         if other != name:
             raise InputError(
                 f"{tensors.file(name)}: tensors {other!r} and {name!r} are the same parameter"
             )
-    return found
+    return by_short
 
 
 def _read(
@@ -199,14 +205,3 @@ def _cut(block: Block, leaf: Any) -> np.ndarray:
     own = leaf if block.layer is None else leaf[block.layer]
     width = own.shape[-1] // block.leaf_parts
     return np.asarray(own[..., block.leaf_part * width : (block.leaf_part + 1) * width])
-
-
-def _config(model: Encoder | Decoder) -> dict[str, Any]:
-    values = model.config.to_dict()
-    if isinstance(model, Decoder):
-        return values
-    kind = "ForMaskedLM" if model.head else "Model"
-    if model.causal and model.head:
-        kind = "LMHeadModel" if model.name == "bert" else "ForCausalLM"
-    values["architectures"] = [_CLASSES[model.name] + kind]
-    return values | ({"is_decoder": True} if model.causal else {})

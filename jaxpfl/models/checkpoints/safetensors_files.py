@@ -1,10 +1,9 @@
 """Tensors in a folder: model.safetensors, or shards with model.safetensors.index.json.
 
 Files are memory-mapped, and tensors are written one after the other, to a single file, so that only
-one is in memory.
-A file is complete before it gets its name. config.json, without which `load` refuses a folder, is
-removed first and written last: a crash leaves the old model, the new one, or a folder that is
-refused.
+one is in memory. A file is complete before it gets its name. config.json, without which `load`
+refuses a folder, is removed first and written last: a crash leaves the old model, the new one, or a
+folder that is refused.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ class Tensors(dict[str, tuple[Path, Any]]):
         """The file that holds a tensor."""
         return self[name][0]
 
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
+    def require(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuses a tensor that is missing, not floating point or of another shape."""
         if name not in self:
             raise InputError(f"{self.path}: tensor {name!r} is missing")
@@ -48,23 +47,17 @@ class Tensors(dict[str, tuple[Path, Any]]):
         kind = self._slice(name).get_dtype()
         if kind not in _DTYPES.values():
             raise InputError(f"{what} must be floating point, found {kind}")
-        found = tuple(self._slice(name).get_shape())
-        if found != shape:
-            raise InputError(f"{what} must have shape {list(shape)}, found {list(found)}")
+        actual = tuple(self._slice(name).get_shape())
+        if actual != shape:
+            raise InputError(f"{what} must have shape {list(shape)}, found {list(actual)}")
 
     def finite(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
-        """`read`, with an InputError when a value is not finite."""
-        return finite(f"{self.file(name)}: tensor {name!r}", self.read(name, where))
-
-    def read(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
-        """A new array of the slice, in the dtype of the file."""
-        safetensors = require("safetensors", "text")
+        """A new array of the slice, in the dtype of the file; all values must be finite."""
+        safetensors, what = require("safetensors", "text"), f"{self.file(name)}: tensor {name!r}"
         try:
-            return np.asarray(self._slice(name)[where or ...])
+            return finite(what, np.asarray(self._slice(name)[where or ...]))
         except safetensors.SafetensorError as error:
-            raise CorruptFile(
-                f"{self.file(name)}: tensor {name!r} cannot be read: {error}"
-            ) from error
+            raise CorruptFile(f"{what} cannot be read: {error}") from error
 
     def _slice(self, name: str) -> Any:
         return self[name][1].get_slice(name)
@@ -135,7 +128,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def write_folder(
     folder: str | Path,
     config: Mapping[str, Any],
-    described: Mapping[str, Any],
+    shapes: Mapping[str, Any],
     read: Callable[[str], np.ndarray],
     names: tuple[str, str] = (WEIGHTS, "config.json"),
 ) -> None:
@@ -146,8 +139,8 @@ def write_folder(
 
     Args:
       folder: created if necessary; files that are not part of a model (a tokenizer's) stay.
-      described: the shape and dtype of each tensor, in the order in which they are written.
-      read: from a tensor's name to its values, a numpy array as described.
+      shapes: the shape and dtype of each tensor, in the order in which they are written.
+      read: from a tensor's name to its values, a numpy array of this shape and dtype.
     """
     folder = files.user_path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +150,7 @@ def write_folder(
     for path in (*folder.glob(".*.safetensors.part"), *folder.glob(".*.json.part")):
         path.unlink()
     try:
-        _write_tensors(temporary[0], described, read)
+        _write_tensors(temporary[0], shapes, read)
         write_atomically(temporary[1], json.dumps(config, indent=2, sort_keys=True) + "\n")
         settings.unlink(missing_ok=True)
         fsync_path(folder)
@@ -174,12 +167,12 @@ def write_folder(
 
 
 def _write_tensors(
-    path: Path, described: Mapping[str, Any], read: Callable[[str], np.ndarray]
+    path: Path, shapes: Mapping[str, Any], read: Callable[[str], np.ndarray]
 ) -> None:
     """Writes one safetensors file: the length of a JSON header, the header, the tensors' bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, tensor in described.items():
+    for name, tensor in shapes.items():
         start, end = end, end + math.prod(tensor.shape) * tensor.dtype.itemsize
         kind = _DTYPES[tensor.dtype.name]
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
@@ -187,6 +180,6 @@ def _write_tensors(
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name in described:
+        for name in shapes:
             file.write(np.ascontiguousarray(read(name)).reshape(-1).view(np.uint8).data)
         sync(file)

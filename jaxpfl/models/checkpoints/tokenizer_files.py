@@ -1,4 +1,4 @@
-"""Reading a tokenizer.json of anybody's by Hugging Face's library `tokenizers`.
+"""Reads a tokenizer.json that anybody may have written, by Hugging Face's library `tokenizers`.
 
 The library reads JSON alone, so that no file can run code. But a short file can describe a
 tokenizer that makes a long text of a short one (steps that each double it, padding to a billion
@@ -32,12 +32,12 @@ def read_tokenizer(path: Path) -> Any:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         parts = [getattr(tokenizer, name) for name in _PARTS]
-        described = [files.parse_json(part.__getstate__()) for part in parts if part is not None]
+        settings = [files.parse_json(part.__getstate__()) for part in parts if part is not None]
         largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= _MOST_IDS:
         raise CorruptFile(f"{path}: token ids must be below {_MOST_IDS}, found {largest}")
-    steps = [step for part in described for step in _steps(part)]
-    if any(each > largest for step in steps for each in _added(step)):
+    steps = [step for part in settings for step in _steps(part)]
+    if any(added > largest for step in steps for added in _added(step)):
         raise CorruptFile(f"{path}: post_processor adds an id that no token has")
     if math.prod(map(_growth, steps)) > _MOST_GROWTH:
         raise CorruptFile(
@@ -56,7 +56,7 @@ def framed(tokenizer: Any, path: Path) -> tuple[list[int], list[int]]:
 
 @contextmanager
 def faults(sentence: str, *, private: bool = False) -> Iterator[None]:
-    """Reports what the library raises as `CorruptFile`, with this sentence.
+    """Reports the library's errors as `CorruptFile`, with this sentence.
 
     The library has no exception class of its own, and a panic of its Rust code is no `Exception`.
     If `private`, its own message, which may quote a text, is left out.
@@ -73,15 +73,15 @@ def faults(sentence: str, *, private: bool = False) -> Iterator[None]:
         raise CorruptFile(f"{sentence}: {error}") from error
 
 
-def _steps(described: Any) -> Iterator[dict[str, Any]]:
+def _steps(settings: Any) -> Iterator[dict[str, Any]]:
     """The steps that a part of a tokenizer consists of, however they are nested."""
-    if isinstance(described, dict):
-        if isinstance(described.get("type"), str):
-            yield described
-        described = list(described.values())
-    if isinstance(described, list):
-        for each in described:
-            yield from _steps(each)
+    if isinstance(settings, dict):
+        if isinstance(settings.get("type"), str):
+            yield settings
+        settings = list(settings.values())
+    if isinstance(settings, list):
+        for element in settings:
+            yield from _steps(element)
 
 
 def _growth(step: dict[str, Any]) -> int:
@@ -102,7 +102,7 @@ def _added(step: dict[str, Any]) -> list[int]:
     """The ids that a step puts around a text."""
     match step["type"]:
         case "TemplateProcessing":
-            return [each for token in step["special_tokens"].values() for each in token["ids"]]
+            return [id_ for token in step["special_tokens"].values() for id_ in token["ids"]]
         case "BertProcessing" | "RobertaProcessing":
             return [step["sep"][1], step["cls"][1]]
     return []

@@ -33,7 +33,7 @@ def load(folder: str | Path, model: MultiLabelResNet, key: Array) -> tuple[Any, 
       InputError: a tensor is missing, unexpected, of another shape or dtype, or not finite.
       CorruptFile: the file is broken.
     """
-    # Nothing else is drawn.
+    # Only the output layer is drawn.
     output = jax.jit(lambda key: {name: model.init(key)[name] for name in ("kernel", "bias")})(key)
     drawn = jax.eval_shape(model.init, key) | output
     leaves, statistics = named_leaves(drawn), []
@@ -43,7 +43,7 @@ def load(folder: str | Path, model: MultiLabelResNet, key: Array) -> tuple[Any, 
         unused = {name for name in tensors if not name.startswith("fc.")}
 
         def read(name: str, shape: tuple[int, ...]) -> Array:
-            tensors.check(name, shape)
+            tensors.require(name, shape)
             unused.discard(name)
             return jnp.array(tensors.finite(name), jnp.float32)
 
@@ -51,14 +51,14 @@ def load(folder: str | Path, model: MultiLabelResNet, key: Array) -> tuple[Any, 
             path, _, last = leaf.rpartition(".")
             if not path:  # of the output layer
                 continue
-            stem, turned = ".".join(names[each] for each in path.split(".")), old.ndim == 4
+            stem, turned = ".".join(names[part] for part in path.split(".")), old.ndim == 4
             shape = tuple(old.shape[i] for i in (3, 2, 0, 1)) if turned else old.shape
-            found = read(f"{stem}.{'bias' if last == 'shift' else 'weight'}", shape)
-            leaves[leaf] = found.transpose(2, 3, 1, 0) if turned else found
+            weights = read(f"{stem}.{'bias' if last == 'shift' else 'weight'}", shape)
+            leaves[leaf] = weights.transpose(2, 3, 1, 0) if turned else weights
             if last == "scale":
-                both = (read(f"{stem}.running_{each}", shape) for each in ("mean", "var"))
-                statistics.append((path, *(tuple(each.tolist()) for each in both)))
-        for name in sorted(each for each in unused if not each.endswith("num_batches_tracked")):
+                moments = (read(f"{stem}.running_{name}", shape) for name in ("mean", "var"))
+                statistics.append((path, *(tuple(moment.tolist()) for moment in moments)))
+        for name in sorted(name for name in unused if not name.endswith("num_batches_tracked")):
             raise InputError(f"{tensors.file(name)}: tensor {name!r} is not part of {model.name}")
     model = dataclasses.replace(model, statistics=tuple(statistics))
     return model, jax.tree.unflatten(jax.tree.structure(drawn), leaves.values())

@@ -150,7 +150,7 @@ class DecoderConfig(Checked):
       head_size: features of a head; 0 means `hidden_size / heads`.
       inner_size: features inside the feed-forward block; 0 means four times `hidden_size`.
       positions: the number of tokens of the longest sequence.
-      activation: of the feed-forward block; "" means "gelu_new" (gpt2), "gelu_pytorch_tanh"
+      activation: the feed-forward block's; "" means "gelu_new" (gpt2), "gelu_pytorch_tanh"
         (gemma3_text) or "silu".
       tied: whether the output layer is the token embedding; None means True for gpt2 and
         gemma3_text only.
@@ -286,10 +286,10 @@ def read_fields(
 ) -> dict[str, Any]:
     """Fields of a config.json by our `names` for theirs; `fixed` ones have one value alone."""
     for field, only in fixed.items():
-        found = values.get(field, only)
+        value = values.get(field, only)
         # null means false, or the default.
-        if found != only and (found is not None or only is True):
-            raise InputError(f"{field} must be {json.dumps(only)}, found {json.dumps(found)}")
+        if value != only and (value is not None or only is True):
+            raise InputError(f"{field} must be {json.dumps(only)}, found {json.dumps(value)}")
     return {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
 
 
@@ -329,18 +329,18 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
     new = values.get("rope_parameters")
     scaling = new if new is not None else values.get("rope_scaling")
     theta = (new or {}).get("rope_theta", values.get("rope_theta"))
-    found: dict[str, Any] = {} if theta is None else {"rope_theta": theta}
+    rope: dict[str, Any] = {} if theta is None else {"rope_theta": theta}
     kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
     one_of("rope_scaling.rope_type", kind, ("default", "linear", "llama3"))
     if scaling and kind == "linear":
-        found["rope_scaling"] = positive_float32("rope_scaling.factor", scaling.get("factor"))
+        rope["rope_scaling"] = positive_float32("rope_scaling.factor", scaling.get("factor"))
     if scaling and kind == "llama3":
         names = [field.name for field in fields(RopeScaling)]
         for name in names:
             if name not in scaling:
                 raise InputError(f"the field 'rope_scaling.{name}' is missing")
-        found["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in names})
-    return found
+        rope["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in names})
+    return rope
 
 
 def _two_ropes(values: dict[str, Any]) -> dict[str, Any]:
@@ -348,11 +348,11 @@ def _two_ropes(values: dict[str, Any]) -> dict[str, Any]:
     both = values.get("rope_parameters") or {}
     if not isinstance(both, dict):
         raise InputError(f"rope_parameters must be an object, found {both!r}")
-    found = _rope(values | {"rope_parameters": both.get("full_attention")})
+    rope = _rope(values | {"rope_parameters": both.get("full_attention")})
     local = _rope({"rope_parameters": both.get("sliding_attention")})
     if "rope_scaling" in local:
         raise InputError("rope_parameters.sliding_attention must have no scaling")
-    return found | {f"local_{name}": theta for name, theta in local.items()}
+    return rope | {f"local_{name}": theta for name, theta in local.items()}
 
 
 def _period(values: dict[str, Any]) -> dict[str, int]:

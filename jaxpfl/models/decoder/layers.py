@@ -170,7 +170,7 @@ def packed_on_cpu(params: Any) -> Any:
 
 
 def unpacked(params: Any) -> Any:
-    """What `packed` was given."""
+    """The inverse of `packed`."""
 
     def unpack(leaf: Any) -> Any:
         bits = leaf.dtype == jnp.uint16
@@ -216,8 +216,8 @@ def rotary_frequencies(size: int, theta: float, scaling: RopeScaling | float | N
     if isinstance(scaling, RopeScaling):
         turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        frequencies = frequencies * (kept + (1 - kept) / scaling.factor)
+        share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = frequencies * (share + (1 - share) / scaling.factor)
     elif scaling is not None:
         frequencies = frequencies / scaling
     return frequencies.astype(np.float32)

@@ -32,7 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checked import Checked
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, LossModel, Metrics, Params, masked_loss, split
+from jaxpfl.models.base import PAD, Batch, Metrics, Params, TokenModel, masked_loss, split
 from jaxpfl.models.decoder import layers
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
 from jaxpfl.models.decoder.config import PROJECTIONS, DecoderConfig, LoRA
@@ -117,7 +117,7 @@ def _of_kind(second: Array | None, views: list[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Decoder(Checked, LossModel):
+class Decoder(Checked, TokenModel):
     """A decoder language model.
 
     The parameters are {"embed": {"token" [V, H], "position" [positions, H] (gpt2)}, "layers":
@@ -143,16 +143,6 @@ class Decoder(Checked, LossModel):
     int8: bool = False
     compute: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
-
-    columns = ("tokens",)
-
-    @property
-    def name(self) -> str:
-        return self.config.model_type
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
 
     @cached_property
     def _layer(self) -> nnx.GraphDef:
@@ -214,8 +204,9 @@ class Decoder(Checked, LossModel):
         def layer(x: Array, slices: Any) -> tuple[Array, None]:
             return self._one(x, slices, views)[0], None
 
-        kept = jax.checkpoint_policies
-        policy = kept.nothing_saveable if self.remat else kept.save_only_these_names(layers.LINEAR)
+        policies = jax.checkpoint_policies
+        linear_maps = policies.save_only_these_names(layers.LINEAR)
+        policy = policies.nothing_saveable if self.remat else linear_maps
         # Inside a scan, XLA cannot merge the recomputation with the forward pass.
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x, _ = lax.scan(body, x, (params["layers"], self.config.kind_L))
@@ -295,7 +286,7 @@ class Decoder(Checked, LossModel):
         positions_BxL: Array | None = None,
         branch_BxL: Array | None = None,
     ) -> tuple[Array, list[tuple[Array, Array | None]]]:
-        """Embedded tokens [B, L, H]; by kind, what is seen [B, L, L] and angles [B, L, D/2]."""
+        """Embedded tokens [B, L, H]; by kind, visible tokens [B, L, L] and angles [B, L, D/2]."""
         batch, length = tokens_BxL.shape
         if positions_BxL is None and length > self.config.positions:
             raise InputError(

@@ -57,7 +57,7 @@ class EncoderConfig(Checked):
         groups) or "roberta" (the first real token has position `pad + 1`).
       hidden_size: features of a token between the layers.
       inner_size: features inside the feed-forward block; 0 means four times `hidden_size`.
-      activation: of the feed-forward block, by the name that Hugging Face gives it.
+      activation: the feed-forward block's, by the name that Hugging Face gives it.
       positions: the number of tokens of the longest sequence.
       segments: rows of the segment embedding; every token is in segment 0.
       initializer_range: standard deviation of random weights.

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params
+from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params, TokenModel
 from jaxpfl.models.decoder.layers import ACTIVATIONS, Linear, Norm
 from jaxpfl.models.encoder.config import CAUSAL_TYPES, EncoderConfig
 from jaxpfl.models.layers.initial import normal
@@ -59,7 +59,7 @@ class Embeddings(nnx.Module):
         position = self.position[...]
         places_BxLxE = position[None, :length]
         if self.first:
-            # These positions count real tokens only, wherever the padding is.
+            # Positions count real tokens only, wherever the padding is.
             order_BxL = jnp.where(mask_BxL, jnp.cumsum(mask_BxL, axis=1, dtype=jnp.int32), 0)
             places_BxLxE = position[order_BxL + (self.first - 1)]
         places_BxLxE = places_BxLxE + self.segment[...][None, :1]
@@ -157,7 +157,7 @@ class Network(nnx.Module):
 
 
 @dataclass(frozen=True)
-class Encoder(NetworkModel):
+class Encoder(TokenModel, NetworkModel):
     """An encoder of the BERT family.
 
     A causal one ("bert" or "roberta") with a head is a `jaxpfl.models.base.Model`: a batch holds
@@ -172,19 +172,9 @@ class Encoder(NetworkModel):
     causal: bool = False
     head: bool = False
 
-    columns = ("tokens",)
-
     def __post_init__(self) -> None:
         if self.causal:
             one_of("the model_type of a causal encoder", self.name, CAUSAL_TYPES)
-
-    @property
-    def name(self) -> str:
-        return self.config.model_type
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
 
     def _network(self, key: Array) -> Network:
         return Network(self, key)

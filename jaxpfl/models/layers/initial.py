@@ -1,8 +1,8 @@
 """Initial values of parameters, as `jax.nn.initializers` draws them, in less time to compile.
 
 XLA takes two to four times as long to compile a draw for an array of several axes as for one of a
-single axis, and a draw for each parameter is much of what a first round waits for. The numbers are
-the same: number i of an array in row-major order is a function of the key and of i. (Normal draws
+single axis, and a first round waits mostly for the draws of all parameters. The numbers are the
+same: number i of an array in row-major order is a function of the key and of i. (Normal draws
 are scaled in a program of their own, because XLA would join both factors of one, and round anew.)
 """
 
@@ -38,7 +38,7 @@ def he_normal(key: Array, shape: Shape) -> Array:
     """Float32, normal within two deviations; variance 2 / inputs (He et al. 2015)."""
     deviation = np.sqrt(np.float32(2 / math.prod(shape[:-1])))
     drawn = _rows(partial(jax.random.truncated_normal, key, -2.0, 2.0), shape)
-    # Divided by the deviation of what is left of a standard normal.
+    # Divided by the deviation of the truncated standard normal.
     return drawn * (deviation / np.float32(0.87962566103423978))
 
 

@@ -80,7 +80,7 @@ class Steps(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def run(cell: Cell, x_TxBxI: Array, weights: Weights) -> Array:
+def run_cell(cell: Cell, x_TxBxI: Array, weights: Weights) -> Array:
     """Outputs m [T, B, P] of the recurrence from the zero state; reverse-mode differentiable."""
     return _forward(cell, x_TxBxI, weights)[0]
 
@@ -136,7 +136,7 @@ def _backward(cell: Cell, residuals: tuple[Any, ...], dm_TxBxP: Array) -> tuple[
     return dx_NxI.reshape(x_TxBxI.shape), Weights(d_kernel, d_bias, d_projection, d_peepholes)
 
 
-run.defvjp(_forward, _backward)
+run_cell.defvjp(_forward, _backward)
 
 
 def _before(states_TxBxK: Array) -> Array:

@@ -67,11 +67,11 @@ def _slopes(
     outputs = slope_BxHxWxO.shape[-1]
     tiles = (image_BxHxWxC.shape[1] // 2 - 1, image_BxHxWxC.shape[2] // 2 - 1)
 
-    def one(kernel_slope_16xCxO: Array, each: Any) -> tuple[Array, Array]:
-        image_HxWxC, slope_HxWxO, winners_TxO = each
+    def one(kernel_slope_16xCxO: Array, image: tuple[Array, ...]) -> tuple[Array, Array]:
+        image_HxWxC, slope_HxWxO, winners_TxO = image
         shares_TxO = slope_HxWxO.reshape(-1, outputs)
         shares_TxO = shares_TxO / lax.population_count(winners_TxO).astype(shares_TxO.dtype)
-        # A product: where nothing won, the value is NaN, and so must be the gradient.
+        # Not a selection: where no place won, the value is NaN, and so must be the gradient.
         won = [(winners_TxO >> jnp.uint8(place)) & jnp.uint8(1) for place in range(4)]
         slopes = [won_TxO.astype(shares_TxO.dtype) * shares_TxO for won_TxO in won]
         # The transpose of `_output_tiles`: A y A' of each tile y.

@@ -96,16 +96,16 @@ def top_words(
     complete_CxT = tokens_NxT[np.argmax(tokens_NxT == END, axis=1) > 0]
     distinct_DxT, draws_D = np.unique(complete_CxT, axis=0, return_counts=True)
     log_D = log_probabilities(model, params, distinct_DxT)
-    # `unique` sorts by bytes, with the end after all of them; a stable sort keeps that for ties.
-    found = []
+    # `unique` sorts by bytes, with the end after all of them; a stable sort keeps this order.
+    scored = []
     for i in np.argsort(-log_D, kind="stable"):
         raw = complete_word(distinct_DxT[i]) or b""
         if raw.decode("utf-8", "surrogateescape") in excluding:
             continue
-        found.append(ScoredWord(show(raw), raw, float(log_D[i]), int(draws_D[i])))
-        if len(found) == number:
+        scored.append(ScoredWord(show(raw), raw, float(log_D[i]), int(draws_D[i])))
+        if len(scored) == number:
             break
-    return TopWords(tuple(found), covered=math.fsum(np.exp(log_D)))
+    return TopWords(tuple(scored), covered=math.fsum(np.exp(log_D)))
 
 
 def log_probabilities(model: Recurrent, params: Params, tokens_NxT: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Words as sequences of bytes: what a character language model reads and draws.
+"""Words as sequences of bytes, which a character language model reads and draws.
 
 The symbols are the 256 bytes, start of word (256) and end of word (257). No word contains the byte
 NUL, since control characters separate words (`jaxpfl.text.tokenisers.vocabulary`), so models never
@@ -67,15 +67,15 @@ def encode_words(words: Iterable[str], max_bytes: int = MAX_BYTES) -> np.ndarray
     ids_NxL[:, 0] = START
     for row, word in enumerate(rows):
         if not word or _CONTROL.search(word):
-            found = "holds a control character" if word else "is empty"
+            problem = "holds a control character" if word else "is empty"
             raise InputError(
-                f"a word {found}, expected at least one character and no control characters"
+                f"a word {problem}, expected at least one character and no control characters"
             )
         encoded = word.encode()
-        kept = encoded[:max_bytes]
-        ids_NxL[row, 1 : len(kept) + 1] = np.frombuffer(kept, np.uint8)
+        head = encoded[:max_bytes]
+        ids_NxL[row, 1 : len(head) + 1] = np.frombuffer(head, np.uint8)
         if len(encoded) <= max_bytes:
-            ids_NxL[row, len(kept) + 1] = END
+            ids_NxL[row, len(head) + 1] = END
     return ids_NxL
 
 

@@ -11,7 +11,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.progress import Progress
 from jaxpfl.text.columns import text_column
 
-# Handed to an embedder at a time: enough to sort by length, few enough to show how far it has come.
+# Examples in a call of an embedder: enough to sort by length, few enough to show progress.
 _CALL = 4_096
 
 
@@ -46,8 +46,8 @@ def embed(population: Population, embedder: Embedder, *, progress: bool = False)
     the column that the embedder reads, and vectors of another shape than it declares.
     """
     vectors_NxD = np.empty((population.num_examples, embedder.dimension), np.float32)
-    for rows, found in embedded(population, embedder, progress=progress):
-        vectors_NxD[rows] = found
+    for rows, vectors in embedded(population, embedder, progress=progress):
+        vectors_NxD[rows] = vectors
     return population.with_columns({"embedding": vectors_NxD})
 
 
@@ -67,25 +67,25 @@ def embedded(
         for start in range(0, count, _CALL):
             given = column[start : start + _CALL]
             given = given if isinstance(given, np.ndarray) else given.to_pylist()
-            found = np.asarray(embedder(given))
-            if found.shape != (len(given), embedder.dimension):
+            vectors = np.asarray(embedder(given))
+            if vectors.shape != (len(given), embedder.dimension):
                 raise InputError(
-                    f"embedder {embedder.name!r} returned shape {found.shape}, expected "
+                    f"embedder {embedder.name!r} returned shape {vectors.shape}, expected "
                     f"{(len(given), embedder.dimension)}"
                 )
-            yield slice(start, start + len(given)), found
+            yield slice(start, start + len(given)), vectors
             bar.update(total * (start + len(given)) // count)
 
 
 def embeddings_of(population: Population) -> np.ndarray:
     """The column "embedding" that `embed` made: floats [examples, d]."""
-    found_NxD = population.columns.get("embedding")
-    if not isinstance(found_NxD, np.ndarray) or found_NxD.ndim != 2 or found_NxD.dtype.kind != "f":
+    rows_NxD = population.columns.get("embedding")
+    if not isinstance(rows_NxD, np.ndarray) or rows_NxD.ndim != 2 or rows_NxD.dtype.kind != "f":
         raise InputError(
             "the population must have a column 'embedding' of floats [examples, d], which "
             f"text.embed.embed makes; found the columns {', '.join(map(repr, population.columns))}"
         )
-    return found_NxD
+    return rows_NxD
 
 
 def as_texts(examples: Any) -> list[str]:

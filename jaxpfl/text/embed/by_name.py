@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, summary
 from jaxpfl.lazy import require
 from jaxpfl.text.embed.base import Embedder, as_texts
 
@@ -76,12 +76,10 @@ class SentenceTransformersEmbedder:
             )
         # The library passes on whatever its dependencies raise.
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            raise InputError(
-                f"sentence-transformers cannot load {name!r}: {type(error).__name__}: {lines[0]}"
-            ) from error
+            problem = f"sentence-transformers cannot load {name!r}: {summary(error)}"
+            raise InputError(problem) from error
         self.name = f"sentence-transformers:{name}"
-        # Found by an example, because the method for it has another name in every version.
+        # Measured with an example: the library's method for it was renamed several times.
         self.dimension = int(self._encode([""]).shape[1])
 
     def __call__(self, examples: Any) -> np.ndarray:
@@ -89,5 +87,5 @@ class SentenceTransformersEmbedder:
         return self._encode(texts) if texts else np.empty((0, self.dimension), np.float32)
 
     def _encode(self, texts: list[str]) -> np.ndarray:
-        found = self._model.encode(texts, convert_to_numpy=True, show_progress_bar=False)
-        return np.asarray(found, np.float32)
+        vectors = self._model.encode(texts, convert_to_numpy=True, show_progress_bar=False)
+        return np.asarray(vectors, np.float32)

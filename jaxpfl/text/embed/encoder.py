@@ -131,8 +131,8 @@ class SentenceEncoder:
                 lengths_B = np.zeros(batch, np.int32)
                 lengths_B[: len(here)] = lengths_N[here]
                 pending.append((here, self._run(self._params, tokens_BxL, lengths_B)))
-        for here, found_BxD in pending:
-            vectors_NxD[here] = np.asarray(found_BxD)[: len(here)]
+        for here, vectors_BxD in pending:
+            vectors_NxD[here] = np.asarray(vectors_BxD)[: len(here)]
         return vectors_NxD
 
 

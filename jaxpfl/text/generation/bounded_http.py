@@ -25,8 +25,8 @@ def post(
     """Returns the status and the content of the answer; no redirect is followed, nothing unpacked.
 
     Args:
-      most_bytes: of the answer as it comes, its headers included.
-      seconds: until the whole answer is there; to connect and to send have as many, too.
+      most_bytes: the limit of the answer as it comes, its headers included.
+      seconds: the time for the whole answer; to connect and to send have as many, too.
 
     Raises:
       TooLong: the answer is longer.
@@ -62,7 +62,7 @@ class _Buffered(io.BufferedReader):
 
 
 class _Bounded(io.RawIOBase):
-    """What comes from a socket, until it is too much or too late."""
+    """The bytes from a socket, until they are too many or too late."""
 
     def __init__(self, raw: Any, sock: socket.socket, left: int, deadline: float) -> None:
         self._raw, self._socket, self._left, self._deadline = raw, sock, left, deadline

@@ -4,8 +4,8 @@ As soon as the sequence in a slot has ended, the slot takes the next request, so
 idle and memory does not grow with the number of requests. Every request has its own key and draws
 token t with `fold_in(key, t)`, independently of the other slots.
 
-The loop does not depend on the model. The carry is what a model needs from one token to the next
-(the state of a recurrence, or a cache of keys and values): `step` reads one token in each slot, and
+The loop does not depend on the model. The carry is a model's state between two tokens (that of a
+recurrence, or a cache of keys and values): `step` reads one token in each slot, and
 `begin` sets the carry of the slots that take a new request.
 """
 
@@ -32,7 +32,7 @@ class Slots(NamedTuple):
       place_S: int32, how many tokens have been drawn.
       token_S: int32, the last token drawn; at first, the token that the request begins with.
       stop_S: int32, the state of the search for stop strings.
-      carry: what the model keeps between tokens.
+      carry: the model's state between two tokens.
     """
 
     number_S: Array

@@ -35,9 +35,9 @@ def keep_top_p(weights_SxV: Array, p: Array) -> Array:
     weights_SxNxW = padded.reshape(rows, -1, _ADDED)
 
     def total(least_S: Array) -> Array:
-        kept_SxNxW = jnp.where(weights_SxNxW >= least_S[:, None, None], weights_SxNxW, 0.0)
+        nucleus_SxNxW = jnp.where(weights_SxNxW >= least_S[:, None, None], weights_SxNxW, 0.0)
         # A sum over the middle axis reads the weights once, and has no copy with zeros in it.
-        return jnp.sum(jnp.sum(kept_SxNxW, axis=1), axis=-1)
+        return jnp.sum(jnp.sum(nucleus_SxNxW, axis=1), axis=-1)
 
     wanted_S = p * total(jnp.zeros(rows))
 

@@ -1,10 +1,10 @@
-"""What writes texts, and a decoder language model with its parameters and its tokeniser."""
+"""The interface of text writers, and a decoder with its parameters and its tokeniser."""
 
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -14,18 +14,21 @@ from jax.sharding import Mesh
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.sampling import sample
+from jaxpfl.text.generation.sentences import generate_sentences
 from jaxpfl.text.generation.stop import cut
 from jaxpfl.text.microbatches import read
 from jaxpfl.text.tokenisers.base import Tokeniser, as_text, check_fits, pad
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 class Generated(NamedTuple):
-    """Texts that a language model wrote, of each prompt several.
+    """Texts that a language model wrote, several for each prompt.
 
     `ended_PxJ` says whether a response ended by itself, with an end-of-text token or a stop string,
-    and not at `Decoding.max_new_tokens`; a text tokenised again does not tell.
+    and not at `Decoding.max_new_tokens`; the text alone does not tell.
     """
 
     texts: list[list[str]]
@@ -33,7 +36,7 @@ class Generated(NamedTuple):
 
 
 class Writer:
-    """What continues prompts, see `LanguageModel.write`; its tokeniser counts their tokens."""
+    """Continues prompts, see `LanguageModel.write`; its tokeniser counts their tokens."""
 
     tokeniser: Tokeniser
     write: Callable[..., Generated]
@@ -129,9 +132,9 @@ class LanguageModel(Writer):
             texts.append([])
             for j, row in enumerate(rows):
                 content = b"".join(token_bytes[i] for i in row if i not in left_out)
-                kept = cut(content, stop)
-                texts[p].append(as_text(kept))
-                ended_PxJ[p, j] = row[-1] in left_out or len(kept) < len(content)
+                written = cut(content, stop)
+                texts[p].append(as_text(written))
+                ended_PxJ[p, j] = row[-1] in left_out or len(written) < len(content)
         return Generated(texts, ended_PxJ)
 
     def digest(self) -> str:
@@ -162,3 +165,24 @@ def prompt_ids(tokeniser: Tokeniser, prompts: Sequence[str]) -> list[np.ndarray]
                 )
             ids[i] = np.array([tokeniser.end_of_text], np.int32)
     return ids
+
+
+def sentences_of(
+    model: Any,
+    words: Vocabulary | LanguageModel,
+    *,
+    seed: int,
+    number: int = 5,
+    max_tokens: int = 20,
+) -> Callable[[Any, int], list[str]]:
+    """Returns `(params, round) -> sentences`, which generates from the model and reads no data."""
+
+    def sentences(params: Any, round: int) -> list[str]:
+        key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)
+        if isinstance(words, Vocabulary):
+            return generate_sentences(model, params, words, key, number, max_tokens=max_tokens)
+        decoding = Decoding(max_new_tokens=max_tokens)
+        writer = words.replaced(model, params)
+        return writer.write([""], key, decoding=decoding, responses=number).texts[0]
+
+    return sentences

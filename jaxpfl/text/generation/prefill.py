@@ -27,7 +27,7 @@ KEY_IMPL, _KEY_WORDS = "threefry2x32", 2
 
 
 class Program(NamedTuple):
-    """What a program is compiled for, in addition to the shapes of its arguments."""
+    """The static settings of a compiled program, beside the shapes of its arguments."""
 
     model: Decoder
     mesh: Mesh | None
@@ -74,32 +74,32 @@ def run_prefill_batch(
     last: Array,
 ) -> tuple[Slots, Array]:
     """Runs a prefill batch: the slots and logs of each device."""
-    run = partial(_run_alone, program)
+
+    def alone(params, controls, state, batch, last):
+        # The share of one device, D = 1.
+        state, batch = jax.tree.map(lambda leaf: leaf[0], (state, batch))
+        prompts = program.model.prefill(params, batch.tokens_DxPxL, 0)
+        sequences = _sequences(program, params, controls, prompts, batch.prompt_DxR)
+        state, log = continuous_batching.run(sequences, state, batch.requests, last)
+        return jax.tree.map(lambda leaf: leaf[None], (state, log))
+
     if program.mesh is not None:
         whole, dealt = PartitionSpec(), PartitionSpec(DATA)
-        run = jax.shard_map(
-            run,
+        alone = jax.shard_map(
+            alone,
             mesh=program.mesh,
             in_specs=(whole, whole, dealt, dealt, whole),
             out_specs=dealt,
             axis_names={DATA},
             check_vma=False,
         )
-    return run(params, controls, state, batch, last)
+    return alone(params, controls, state, batch, last)
 
 
-def _run_alone(
-    program: Program,
-    params: Params,
-    controls: Controls,
-    state: Slots,
-    batch: PrefillBatch,
-    last: Array,
-) -> tuple[Slots, Array]:
-    """The share of one device, D = 1: reads its prompts, then generates."""
-    model = program.model
-    state, batch = jax.tree.map(lambda leaf: leaf[0], (state, batch))
-    prompts = model.prefill(params, batch.tokens_DxPxL, 0)
+def _sequences(
+    program: Program, params: Params, controls: Controls, prompts: Cache, prompt_R: Array
+) -> Sequences:
+    """How one device generates responses to the prompts that it has read."""
 
     def begin(cache: Cache, takes_S: Array, row_S: Array) -> Cache:
         def unfinished(state: tuple[Array, Cache]) -> Array:
@@ -109,8 +109,7 @@ def _run_alone(
         def copy(state: tuple[Array, Cache]) -> tuple[Array, Cache]:
             takes_S, cache = state
             slot = jnp.argmax(takes_S).astype(jnp.int32)
-            prompt = batch.prompt_DxR[row_S[slot]]
-            return takes_S.at[slot].set(False), cache.begin(slot, prompts, prompt)
+            return takes_S.at[slot].set(False), cache.begin(slot, prompts, prompt_R[row_S[slot]])
 
         return lax.while_loop(unfinished, copy, (takes_S, cache))[1]
 
@@ -133,16 +132,14 @@ def _run_alone(
             ends_S = jnp.logical_or(ends_S, stop_S == controls.table_NxV.shape[0] - 1)
         return ends_S, stop_S
 
-    sequences = Sequences(
-        step=partial(model.step, params),
+    return Sequences(
+        step=partial(program.model.step, params),
         begin=begin,
         draw=drawn,
         ended=ended,
         max_tokens=program.max_tokens,
         key_impl=KEY_IMPL,
     )
-    found = continuous_batching.run(sequences, state, batch.requests, last)
-    return jax.tree.map(lambda leaf: leaf[None], found)
 
 
 @lru_cache(maxsize=32)

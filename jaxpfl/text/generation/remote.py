@@ -1,7 +1,7 @@
 """A language model behind an OpenAI-compatible address, such as a server of vLLM or llama.cpp.
 
-THE SERVER'S OWNER SEES EVERY PROMPT, and when it comes: a prompt may hold public text, and text
-that follows from releases, alone. Private evolution sends public texts, and the server's own that
+THE SERVER'S OWNER SEES EVERY PROMPT and its time: a prompt may hold public text, and text that
+follows from releases, alone. Private evolution sends public texts, and texts of the server that
 noisy votes have selected. Clients' texts are embedded here and never sent.
 
 A key for the server is read from the environment variable JAXPFL_API_KEY. It is sent to the address
@@ -30,16 +30,16 @@ from jaxpfl.text.tokenisers.base import Tokeniser
 
 API_KEY = "JAXPFL_API_KEY"
 
-# Servers answer requests that come together as one batch, and queue what they cannot begin.
+# Servers answer requests that come together as one batch, and queue the others.
 _AT_ONCE, _SHOWN = 16, 200
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-# Of one answer, and of all attempts at one text together.
+# Bytes and seconds of one answer, and seconds of all attempts at one text together.
 _MOST_BYTES, _TIMEOUT_S, _DEADLINE_S = 1 << 22, 600.0, 1200.0
 
 
 @dataclass(frozen=True)
 class RemoteModel(Writer):
-    """A model that can be asked, and not tuned; it reads prompts as they are.
+    """A model that writes texts and cannot be tuned; it reads prompts as they are.
 
     Attributes:
       api: the address before /completions.
@@ -65,16 +65,16 @@ class RemoteModel(Writer):
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             answers = pool.map(self._text, prompts, seeds_P.tolist(), [decoding] * len(prompts))
             counted = track(prompts, "asking the server", progress=progress)
-            found = [answer for _, answer in zip(counted, answers, strict=True)]
-        ended_Px1 = np.array([ended for _, ended in found], bool)[:, None]
-        return Generated([[text] for text, _ in found], ended_Px1)
+            pairs = [answer for _, answer in zip(counted, answers, strict=True)]
+        ended_Px1 = np.array([ended for _, ended in pairs], bool)[:, None]
+        return Generated([[text] for text, _ in pairs], ended_Px1)
 
     def _text(self, prompt: str, seed: int, decoding: Decoding) -> tuple[str, bool]:
         if not prompt:
             return "", False
-        # The standard library's own message on a newline would show it.
+        # A newline is removed, because the standard library's message on it would show the key.
         secret = "".join(os.environ.get(API_KEY, "").split())
-        found = f"characters in {API_KEY} or the address that HTTP cannot send"
+        outcome = f"characters in {API_KEY} or the address that HTTP cannot send"
         # One prompt and one text a request: servers answer several in different forms.
         request = {"model": self.model, "prompt": prompt, "max_tokens": decoding.max_new_tokens}
         request |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "seed": seed}
@@ -89,26 +89,26 @@ class RemoteModel(Writer):
             limits: dict[str, Any] = {"most_bytes": _MOST_BYTES, "seconds": seconds}
             try:
                 status, content = bounded_http.post(url, body, headers, **limits)
-                found = f"status {status}: {_shown(content.decode('utf-8', 'replace'), secret)}"
+                outcome = f"status {status}: {_shown(content.decode('utf-8', 'replace'), secret)}"
                 match files.parse_json(content) if status == 200 else None:
                     case {"choices": [{"text": str(text), **more}]}:
                         return text, more.get("finish_reason") == "stop"
                 if status != 429 and status < 500:
                     break
             except bounded_http.TooLong:
-                found = f"more than {_MOST_BYTES} bytes"
+                outcome = f"more than {_MOST_BYTES} bytes"
                 break
             except (OSError, http.client.HTTPException) as error:
-                found = f"{type(error).__name__}: {_shown(str(error), secret)}"
+                outcome = f"{type(error).__name__}: {_shown(str(error), secret)}"
             except ValueError:
                 break  # no JSON, or nothing was sent
             time.sleep(pause_s)
         raise InputError(
             f"generator.api: {self.api}/completions must answer with JSON that has one text in "
-            f"choices[0].text for model {self.model!r}, found {found}"
+            f"choices[0].text for model {self.model!r}, found {outcome}"
         )
 
 
 def _shown(text: str, secret: str) -> str:
-    """What a server sent, quoted and cut, without the key, which it may repeat."""
+    """A server's answer, quoted and cut, without the key, which it may repeat."""
     return repr(text.replace(secret or "\0", "***")[:_SHOWN])

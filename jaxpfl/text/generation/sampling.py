@@ -6,8 +6,8 @@ that answers it, and the slot starts by reading that token
 (`jaxpfl.text.generation.continuous_batching`).
 
 Prompts are padded to one of a few lengths, so that few programs are compiled. Batches of one padded
-length share the slots, which run empty before those of the next length begin, so what is computed
-for a request does not depend on other requests.
+length share the slots, which run empty before those of the next length begin, so that a response
+does not depend on other requests.
 """
 
 import jax
@@ -37,7 +37,7 @@ from jaxpfl.text.microbatches import DATA, placed
 from jaxpfl.text.tokenisers.base import Tokeniser, check_fits
 
 _PADDED_LENGTHS = np.array([16, 32, 64, 96, 128, 192, 256, 384, 512])
-# On a CPU of a float of 4 bytes; twice as many of bfloat16.
+# On a CPU, slots for floats of 4 bytes; twice as many for bfloat16.
 _CPU_SLOTS, _SLOTS = 64, 1_024
 _CPU_PREFILL_TOKENS, _PREFILL_TOKENS = 512, 16_384
 # The share of a device's memory that the cache of the slots may take.
@@ -103,9 +103,8 @@ def sample(
     controls = _controls(model, decoding, tokeniser)
     devices = 1 if mesh is None else mesh.shape[DATA]
     words_NxW = _request_words(key, number, responses)
-    possible = np.append(
-        _PADDED_LENGTHS[_PADDED_LENGTHS < model.config.positions], model.config.positions
-    )
+    limit = model.config.positions
+    possible = np.append(_PADDED_LENGTHS[_PADDED_LENGTHS < limit], limit)
     padded_length_P = possible[np.searchsorted(possible, lengths_P - 1)]
     batches = [
         (padded_length, batch, is_last)
@@ -125,8 +124,8 @@ def sample(
     for padded_length, batch, is_last in track(batches, "generating", progress=progress):
         room = padded_length + decoding.max_new_tokens
         if state is None:
-            each = slots or _slots(model, room, devices)
-            state = idle_slots(model, mesh, each, room, devices)()
+            size = slots or _slots(model, room, devices)
+            state = idle_slots(model, mesh, size, room, devices)()
         state, log = run_prefill_batch(program, params, controls, state, batch, jnp.bool(is_last))
         state = None if is_last else state
         logs.append(log)
@@ -151,9 +150,9 @@ def _slots(model: Decoder, room: int, devices: int) -> int:
         return max(_CPU_SLOTS * 4 // itemsize // devices, 16)
     config = model.config
     features = 2 * config.layers * config.kv_heads * config.head_size
-    each = features * room * itemsize
+    slot_bytes = features * room * itemsize
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 2**34)
-    fitting = max(1, int(limit * _CACHE_SHARE) // each)
+    fitting = max(1, int(limit * _CACHE_SHARE) // slot_bytes)
     return min(1 << (fitting.bit_length() - 1), _SLOTS)
 
 
@@ -171,22 +170,22 @@ def _request_words(key: Array, prompts: int, responses: int) -> np.ndarray:
 
 def _controls(model: Decoder, decoding: Decoding, tokeniser: Tokeniser | None) -> Controls:
     vocab_size = model.vocab_size
-    known, table_NxV = vocab_size, None
+    ids, table_NxV = vocab_size, None
     if tokeniser is not None:
         check_fits(tokeniser, vocab_size)
         token_bytes = tokeniser.token_bytes()
-        known = len(token_bytes)
+        ids = len(token_bytes)
     if decoding.stop:
         if tokeniser is None:
             raise InputError(
                 f"decoding.stop is {decoding.stop!r}, but without a tokeniser the text of a token "
                 "is not known: give a tokeniser, or no stop strings"
             )
-        whole = (*token_bytes, *[b""] * (vocab_size - known))
+        whole = (*token_bytes, *[b""] * (vocab_size - ids))
         table_NxV = jnp.asarray(stop_table(decoding.stop, whole))
     return Controls(
         temperature=jnp.float32(decoding.temperature),
         top_p=jnp.float32(decoding.top_p),
-        banned_V=jnp.arange(vocab_size) >= known,
+        banned_V=jnp.arange(vocab_size) >= ids,
         table_NxV=table_NxV,
     )

@@ -58,7 +58,7 @@ class Continue(Checked):
             tokeniser.decode(row[: int(self.kept * len(row))]).rstrip("\ufffd") for row in rows
         ]
         decoding = replace(self.decoding, max_new_tokens=self.tokens)
-        # A beginning is continued, also by a model that answers messages.
+        # A model that answers messages continues the beginning, too.
         written = self.writer.without_chat().write(starts, key, decoding=decoding).texts
         joined = [self.clean(start + end) for start, (end,) in zip(starts, written, strict=True)]
         cut = self.writer.shortened(joined, self.tokens)
@@ -88,7 +88,7 @@ class MaskAndFill(Checked):
     def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
         """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
         rows = [row[: self.tokens] for row in self.tokeniser.encode(texts)]
-        found: list[str] = list(texts)
+        variations: list[str] = list(texts)
         # Sorted by length, so that little is padding; every batch has `_ROWS` rows.
         order = sorted((i for i in range(len(rows)) if len(rows[i])), key=lambda i: len(rows[i]))
         # Ids without a text, and those that the tokeniser does not have, are never drawn.
@@ -105,8 +105,8 @@ class MaskAndFill(Checked):
                 self.model, self.mask_id, self.params, tokens_BxL, key, numbers_B, banned_V
             )
             for i, row in zip(chosen, np.asarray(filled_BxL), strict=False):
-                found[i] = self.tokeniser.decode(row[1 : 1 + len(rows[i])]).strip() or texts[i]
-        return found
+                variations[i] = self.tokeniser.decode(row[1 : 1 + len(rows[i])]).strip() or texts[i]
+        return variations
 
 
 def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
@@ -118,12 +118,12 @@ def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
     folder = pretrained.resolve(name)
     model, params = pretrained.load(folder)
     if not isinstance(model, Encoder) or model.causal or not model.head:
-        found = "a decoder"
+        kind = "a decoder"
         if isinstance(model, Encoder):
-            found = "a causal encoder" if model.causal else "an encoder without that head"
+            kind = "a causal encoder" if model.causal else "an encoder without that head"
         raise InputError(
             f"{name} must be a masked language model: an encoder with a language-model head, "
-            f"found {found}"
+            f"found {kind}"
         )
     if _width(tokens + 2) > model.config.positions:
         raise InputError(

@@ -27,7 +27,7 @@ from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV
 
 @dataclass(frozen=True)
 class OOVRates:
-    """Of all `sentences`, by position, int64: those with an unknown word there, and with any."""
+    """Numbers of `sentences` by position, int64: with an unknown word there, and with any word."""
 
     oov_T: np.ndarray
     words_T: np.ndarray
@@ -47,7 +47,7 @@ class OOVRates:
 
 
 def check_token_rows(name: str, tokens: np.ndarray) -> None:
-    """Refuses what is not a two-dimensional array of integers."""
+    """Refuses anything but a two-dimensional array of integers."""
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
         raise InputError(
             f"{name} must be a two-dimensional array of integers, found shape {tokens.shape} of "

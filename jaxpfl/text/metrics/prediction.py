@@ -49,9 +49,9 @@ def evaluate(
         chosen = np.arange(start, min(start + batch_size, len(tokens_NxL)))
         rows, real_B = filled(chosen, batch_size, mesh)
         tokens_BxL, real_B = dealt((tokens_NxL[rows], real_B), mesh)
-        found = jax.device_get(_evaluated(model, params, tokens_BxL, real_B))
+        metrics = jax.device_get(_evaluated(model, params, tokens_BxL, real_B))
         # Summed in float64, because float32 cannot count beyond 16 million.
-        totals = {name: totals.get(name, 0.0) + float(value) for name, value in found.items()}
+        totals = {name: totals.get(name, 0.0) + float(value) for name, value in metrics.items()}
     return summarise(totals)  # pyright: ignore[reportArgumentType]
 
 

@@ -10,12 +10,13 @@ import numpy as np
 
 
 def longest_repeats(texts: Sequence[str], originals: Sequence[str]) -> np.ndarray:
-    """Of each text, the most words in a row that stand in one of the originals, too; int64 [texts].
+    """The most words in a row of each text that one of the originals has, too; int64 [texts].
 
     Words are parted by white space, without regard to case. Each n takes time and memory linear in
     the words of the texts that repeat n - 1, and time linear in those of the originals.
     """
-    written, held = ([text.lower().split() for text in each] for each in (texts, originals))
+    written = [text.lower().split() for text in texts]
+    clients = [text.lower().split() for text in originals]
     longest, repeating, n = np.zeros(len(texts), np.int64), set(range(len(texts))), 0
     while repeating:
         n += 1
@@ -23,7 +24,7 @@ def longest_repeats(texts: Sequence[str], originals: Sequence[str]) -> np.ndarra
         for index in repeating:
             for run in _runs(written[index], n):
                 where.setdefault(run, set()).add(index)
-        common = {run for words in held for run in _runs(words, n) if run in where}
+        common = {run for words in clients for run in _runs(words, n) if run in where}
         repeating = set().union(*(where[run] for run in common))
         longest[list(repeating)] = n
     return longest

@@ -1,6 +1,6 @@
 """Groups of responses to one prompt: which they are, and the rows in which a network reads them.
 
-Sources: POPri (Hou et al. 2025), Algorithm 1 and section 5: of a prompt's J responses the one with
+Sources: POPri (Hou et al. 2025), Algorithm 1 and section 5: a prompt has J responses; the one with
 the highest score is chosen, and the one of rank l (5 of 10 in the paper) is rejected. In its
 ablation rejecting the last rank gives worse results than rejecting a middle one. Such a pair is a
 group of two. GRPO (Shao et al. 2024) takes all of a prompt's responses, each with its advantage.
@@ -30,7 +30,7 @@ class Groups:
     part in nothing.
 
     Attributes:
-      prompt_NxP, responses_NxGxT: int32. Of a pair (G = 2) the first response is the chosen one.
+      prompt_NxP, responses_NxGxT: int32. In a pair (G = 2) the first response is the chosen one.
       advantage_NxG: float32, see `advantages`; None for pairs.
     """
 
@@ -61,7 +61,7 @@ def groups_of(
     """Groups of sequences of token ids, cut to length; the default lengths are POPri's.
 
     A prompt keeps its last `prompt_tokens` tokens. A response keeps as many of its first tokens as
-    are possible with at most `total_tokens` in prompt and response together. Of a pair, the chosen
+    are possible with at most `total_tokens` in prompt and response together. In a pair, the chosen
     response comes first.
     """
     positive_int("prompt_tokens", prompt_tokens)
@@ -164,5 +164,5 @@ def advantages(scores_KxJ: np.ndarray, candidates_KxJ: np.ndarray) -> tuple[np.n
     (prompts_N,) = np.nonzero(highest_K > lowest_K)
     scores_NxJ = np.where(candidates_KxJ, scores_KxJ, np.nan)[prompts_N]
     above_NxJ = scores_NxJ - np.nanmean(scores_NxJ, axis=1, keepdims=True)
-    found_NxJ = above_NxJ / np.nanstd(scores_NxJ, axis=1, ddof=1, keepdims=True)
-    return prompts_N, np.nan_to_num(found_NxJ).astype(np.float32)
+    scaled_NxJ = above_NxJ / np.nanstd(scores_NxJ, axis=1, ddof=1, keepdims=True)
+    return prompts_N, np.nan_to_num(scaled_NxJ).astype(np.float32)

@@ -38,14 +38,14 @@ def log_probabilities(
     params = packed_on_cpu(placed(params, mesh))
     width_N = widths(groups, multiple)
     order = np.argsort(-width_N, kind="stable")
-    found_NxGxT = np.zeros(groups.responses_NxGxT.shape, np.float32)
+    log_NxGxT = np.zeros(groups.responses_NxGxT.shape, np.float32)
     starts = range(0, len(groups), microbatch_size)
     for start in track(starts, "log-probabilities", progress=progress):
         chosen = order[start : start + microbatch_size]
         indices, _ = filled(chosen, microbatch_size, mesh)
         given = dealt(rows(groups[indices], int(np.max(width_N[chosen]))), mesh)
-        found_NxGxT[chosen] = read(_jitted(model, params, given))[: len(chosen)]
-    return found_NxGxT
+        log_NxGxT[chosen] = read(_jitted(model, params, given))[: len(chosen)]
+    return log_NxGxT
 
 
 def of_tokens(model: Decoder, params: Params, read: Rows) -> Array:
@@ -57,25 +57,25 @@ def of_tokens(model: Decoder, params: Params, read: Rows) -> Array:
 
     def picked(hidden_BxMxH: Array, target_BxM: Array) -> Array:
         logits_NxV = model.logits(params, hidden_BxMxH.reshape(-1, hidden_BxMxH.shape[-1]))
-        found_N = -negative_log_likelihood(logits_NxV, target_BxM.reshape(-1))
-        return found_N.reshape(target_BxM.shape)
+        log_N = -negative_log_likelihood(logits_NxV, target_BxM.reshape(-1))
+        return log_N.reshape(target_BxM.shape)
 
     # Blocks along the responses, because the groups are on different devices.
     places = target_BxM.shape[1]
     block = min(max(_LOGITS_AT_ONCE // (model.vocab_size * batch), 1), places)
     if block == places:
-        found_BxM = picked(picked_BxMxH, target_BxM)
+        log_BxM = picked(picked_BxMxH, target_BxM)
     else:
         blocks = -(-places // block)
         rest = ((0, 0), (0, blocks * block - places))
         hidden = jnp.pad(picked_BxMxH, (*rest, (0, 0))).reshape(batch, blocks, block, -1)
         target = jnp.pad(target_BxM, rest, constant_values=PAD).reshape(batch, blocks, block)
-        found = lax.map(
-            lambda each: jax.checkpoint(picked)(*each),
+        log_blocks = lax.map(
+            lambda arguments: jax.checkpoint(picked)(*arguments),
             (jnp.swapaxes(hidden, 0, 1), jnp.swapaxes(target, 0, 1)),
         )
-        found_BxM = jnp.swapaxes(found, 0, 1).reshape(batch, -1)[:, :places]
-    return jnp.where(target_BxM != PAD, found_BxM, 0.0).reshape(read.target_BxGxT.shape)
+        log_BxM = jnp.swapaxes(log_blocks, 0, 1).reshape(batch, -1)[:, :places]
+    return jnp.where(target_BxM != PAD, log_BxM, 0.0).reshape(read.target_BxGxT.shape)
 
 
 _jitted = jax.jit(of_tokens, static_argnums=0)

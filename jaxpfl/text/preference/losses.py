@@ -30,20 +30,20 @@ from jax import Array
 
 
 class Objective(NamedTuple):
-    """What is minimised; the fields are those of `PreferenceSettings`."""
+    """The loss that is minimised; the fields are those of `PreferenceSettings`."""
 
     loss: str
     tau: float
     clip_ratio: float
 
 
-class Known(NamedTuple):
-    """What a loss needs besides the policy: float32, the same throughout a tuning.
+class Constants(NamedTuple):
+    """The terms of a loss that stay the same throughout a tuning: float32.
 
     Attributes:
       reference_BxGxT: log-probabilities by the model without adapters.
-      written_BxGxT: of GRPO: log-probabilities by the model that wrote the responses.
-      advantage_BxG: of GRPO, see `groups.advantages`.
+      written_BxGxT: for GRPO, log-probabilities by the model that wrote the responses.
+      advantage_BxG: for GRPO, see `groups.advantages`.
     """
 
     reference_BxGxT: Any
@@ -68,7 +68,7 @@ def ipo(h_B: Array, tau: float) -> Array:
 
 
 def grpo(
-    policy_BxGxT: Array, known: Known, is_token_BxGxT: Array, tau: float, clip_ratio: float
+    policy_BxGxT: Array, constants: Constants, is_token_BxGxT: Array, tau: float, clip_ratio: float
 ) -> dict[str, Array]:
     """GRPO's "loss" of each group, its "kl" (nats per token) and the share "clipped" of tokens.
 
@@ -79,27 +79,27 @@ def grpo(
     tokens_BxGx1 = jnp.maximum(jnp.sum(token_BxGxT, axis=2, keepdims=True), 1)
     weight_BxGxT = token_BxGxT / tokens_BxGx1
     weight_BxGxT = weight_BxGxT / jnp.sum(weight_BxGxT, axis=(1, 2), keepdims=True)
-    advantage_BxGx1 = known.advantage_BxG[:, :, None]
-    ratio_BxGxT = jnp.exp(policy_BxGxT - known.written_BxGxT)
+    advantage_BxGx1 = constants.advantage_BxG[:, :, None]
+    ratio_BxGxT = jnp.exp(policy_BxGxT - constants.written_BxGxT)
     gain_BxGxT = ratio_BxGxT * advantage_BxGx1
     most_BxGxT = jnp.clip(ratio_BxGxT, 1 - clip_ratio, 1 + clip_ratio) * advantage_BxGx1
-    away_BxGxT = known.reference_BxGxT - policy_BxGxT
+    away_BxGxT = constants.reference_BxGxT - policy_BxGxT
     kl_BxGxT = jnp.expm1(away_BxGxT) - away_BxGxT
-    each = {
+    measures = {
         "loss": tau * kl_BxGxT - jnp.minimum(gain_BxGxT, most_BxGxT),
         "kl": kl_BxGxT,
         "clipped": (gain_BxGxT > most_BxGxT).astype(jnp.float32),
     }
-    return {name: jnp.sum(weight_BxGxT * found, axis=(1, 2)) for name, found in each.items()}
+    return {name: jnp.sum(weight_BxGxT * values, axis=(1, 2)) for name, values in measures.items()}
 
 
 def measured(
-    objective: Objective, policy_BxGxT: Array, known: Known, is_token_BxGxT: Array
+    objective: Objective, policy_BxGxT: Array, constants: Constants, is_token_BxGxT: Array
 ) -> dict[str, Array]:
-    """The "loss" of each group and what is recorded beside it, see `Tuned.record`: float32 [B]."""
+    """The "loss" of each group and its other metrics, see `Tuned.record`: float32 [B]."""
     loss, tau, clip_ratio = objective
     if loss == "grpo":
-        return grpo(policy_BxGxT, known, is_token_BxGxT, tau, clip_ratio)
-    h_B = log_ratio(policy_BxGxT, known.reference_BxGxT)
+        return grpo(policy_BxGxT, constants, is_token_BxGxT, tau, clip_ratio)
+    h_B = log_ratio(policy_BxGxT, constants.reference_BxGxT)
     loss_B = {"dpo": dpo, "ipo": ipo}[loss](h_B, tau)
     return {"loss": loss_B, "margin": tau * h_B, "accuracy": (h_B > 0).astype(jnp.float32)}

@@ -28,7 +28,7 @@ from jaxpfl.progress import track
 from jaxpfl.text.microbatches import dealt, filled, placed
 from jaxpfl.text.preference.groups import Groups, Rows, lengths, rows, widths
 from jaxpfl.text.preference.log_probabilities import check_fits, log_probabilities, of_tokens
-from jaxpfl.text.preference.losses import Known, Objective, measured
+from jaxpfl.text.preference.losses import Constants, Objective, measured
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class PreferenceSettings(Checked):
     Attributes:
       loss: "dpo" or "ipo", of pairs, or "grpo", of all responses to a prompt.
       tau: the weight of staying close to the reference model; beta in the papers of DPO and GRPO.
-      clip_ratio: of GRPO, epsilon in its paper: a token's ratio counts between 1 - clip_ratio and
+      clip_ratio: epsilon in GRPO's paper: a token's ratio counts between 1 - clip_ratio and
         1 + clip_ratio.
       epochs: passes over the groups, each in a new order.
       batch_size: groups (pairs, with DPO and IPO) in a step.
-      learning_rate, final_learning_rate: of AdamW, in the first and the last step of a cosine
+      learning_rate, final_learning_rate: AdamW's, in the first and the last step of a cosine
         schedule.
-      weight_decay: of the adapters, multiplied by the learning rate.
+      weight_decay: the adapters' decay, multiplied by the learning rate.
       clip_norm: the gradient's global L2 norm is clipped to this, unless it is None. (The paper
         gives no value; the trainer of the released code uses 1.)
       microbatch_size: groups on the accelerator at a time, each a row of the prompt and all of its
@@ -139,7 +139,7 @@ def tune(
     Args:
       params: with adapters (`lora.attach`); they are not changed.
       groups: with advantages for GRPO, or else pairs.
-      seed: of their order; the same one gives the same parameters on the same hardware.
+      seed: decides their order; the same one gives the same parameters on the same hardware.
       carried: the optimiser of an earlier tuning, which is continued; it is not changed.
       mesh: the devices along its axis "data" share each microbatch. Parameters on the mesh keep
         their sharding; others are copied to all of its devices.
@@ -170,7 +170,7 @@ def tune(
         progress=progress,
     )
     written = by(model, params) if settings.loss == "grpo" else None
-    known = Known(by(*lora.detach(model, params)), written, groups.advantage_NxG)
+    constants = Constants(by(*lora.detach(model, params)), written, groups.advantage_NxG)
 
     adapters, base = adapter_trees.split(params)
     fixed = packed_on_cpu(base)
@@ -200,10 +200,10 @@ def tune(
             shapes.add((len(indices), width))
             places, tokens = places + len(indices) * width, tokens + int(np.sum(tokens_N[chosen]))
             weight_B = (real_B / len(batch)).astype(np.float32)
-            here = jax.tree.map(lambda each, indices=indices: each[indices], known)
+            here = jax.tree.map(lambda leaf, indices=indices: leaf[indices], constants)
             given = dealt((rows(groups[indices], width), here, weight_B), mesh)
-            found = _gradients(model, settings.objective, adapters, fixed, *given)
-            total = found if total is None else _sum(total, found)
+            part = _gradients(model, settings.objective, adapters, fixed, *given)
+            total = part if total is None else _sum(total, part)
         assert total is not None
         (_, metrics), gradients = total
         adapters, state = _apply(settings, scheduled, adapters, state, gradients)
@@ -223,21 +223,19 @@ def _gradients(
     adapters: Params,
     base: Params,
     read: Rows,
-    known: Known,
+    constants: Constants,
     weight_B: Array,
 ) -> tuple[tuple[Array, dict[str, Array]], Params]:
     def share(adapters: Params) -> tuple[Array, dict[str, Array]]:
         policy_BxGxT = of_tokens(model, adapter_trees.join(adapters, base), read)
-        found = measured(objective, policy_BxGxT, known, read.target_BxGxT != PAD)
-        metrics = {name: jnp.sum(weight_B * each_B) for name, each_B in found.items()}
+        measures = measured(objective, policy_BxGxT, constants, read.target_BxGxT != PAD)
+        metrics = {name: jnp.sum(weight_B * values_B) for name, values_B in measures.items()}
         return metrics["loss"], metrics
 
     return jax.value_and_grad(share, has_aux=True)(adapters)
 
 
-@partial(jax.jit, donate_argnums=0)
-def _sum(total: Any, found: Any) -> Any:
-    return jax.tree.map(jnp.add, total, found)
+_sum = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))

@@ -25,18 +25,18 @@ def prompt_room(tokeniser: Tokeniser, tokens: int) -> int:
 def last_tokens(tokeniser: Tokeniser, prompts: Sequence[str], tokens: int) -> list[str]:
     """The prompts cut to their last `tokens` tokens, what `Tokeniser.prompts` adds included."""
     room = prompt_room(tokeniser, tokens)
-    found, kept = list(prompts), [room] * len(prompts)
-    rows, wholes = tokeniser.encode(found), tokeniser.prompts(found)
+    texts, left = list(prompts), [room] * len(prompts)
+    rows, wholes = tokeniser.encode(texts), tokeniser.prompts(texts)
     # The rest of a divided word or character may have more tokens than before.
     while long := [i for i, whole in enumerate(wholes) if len(whole) > tokens]:
         for i in long:
-            found[i] = tokeniser.decode(rows[i][-kept[i] :] if kept[i] else []).lstrip("\ufffd")
-        cut = [found[i] for i in long]
+            texts[i] = tokeniser.decode(rows[i][-left[i] :] if left[i] else []).lstrip("\ufffd")
+        cut = [texts[i] for i in long]
         again = zip(long, tokeniser.encode(cut), tokeniser.prompts(cut), strict=True)
         for i, row, whole in again:
             rows[i], wholes[i] = row, whole
-            kept[i] = min(kept[i], len(row)) - 1
-    return found
+            left[i] = min(left[i], len(row)) - 1
+    return texts
 
 
 def groups_of_texts(
@@ -78,10 +78,10 @@ def _with_ends(
     rows = tokeniser.encode(texts)
     if format.stop:
         # Tokenised as one text, because a token may belong to both the response and its end.
-        # What follows a text in a prompt, up to the end of the stop string.
+        # The text between a sample and the next in a prompt, up to the end of the stop string.
         after = format.after + format.heading.format(number=format.shots + 2)
-        before, found, _ = after.partition(format.stop)
-        ending = before + found if found else format.stop
+        before, stop, _ = after.partition(format.stop)
+        ending = before + stop if stop else format.stop
         longer = tokeniser.encode([text + ending for text in texts])
     elif tokeniser.end_of_text is not None:
         longer = [np.append(row, np.int32(tokeniser.end_of_text)) for row in rows]

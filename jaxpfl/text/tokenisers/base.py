@@ -8,7 +8,6 @@ characters. A lone surrogate becomes U+FFFD. An id stands for bytes (`token_byte
 several ids is their bytes decoded as UTF-8, where invalid bytes become U+FFFD.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,12 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from jaxpfl.checks import positive_int
+from jaxpfl.data.columns import without_surrogates
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
 from jaxpfl.text.columns import text_column
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Tokeniser:
@@ -57,14 +55,14 @@ class Tokeniser:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of one sequence; special tokens and padding are left out."""
         pieces = self.token_bytes()
-        found = []
+        content = []
         for token in map(int, ids):
             if token == PAD:
                 continue
             if not 0 <= token < len(pieces):
                 raise InputError(f"ids must lie in 0 .. {len(pieces) - 1}, found {token}")
-            found.append(pieces[token])
-        return as_text(b"".join(found))
+            content.append(pieces[token])
+        return as_text(b"".join(content))
 
     def token_bytes(self) -> tuple[bytes, ...]:
         """The bytes that each id adds to the text before it; special tokens add none."""
@@ -144,4 +142,4 @@ def clean(texts: Sequence[str]) -> list[str]:
     """The texts with U+FFFD in place of lone surrogates, which UTF-8 cannot encode."""
     if isinstance(texts, str):
         raise InputError("encode takes a list of texts, found one text")
-    return [_SURROGATES.sub("\ufffd", text) for text in texts]
+    return list(map(without_surrogates, texts))

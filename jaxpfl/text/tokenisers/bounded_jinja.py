@@ -21,7 +21,7 @@ from typing import Any
 import jinja2
 import jinja2.sandbox
 
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, summary
 
 SECONDS = 1.0
 BYTES = 2**30
@@ -31,24 +31,24 @@ CHARACTERS = 2**24
 
 def fill_in(source: str, variables: Sequence[Mapping[str, Any]]) -> list[str]:
     """The texts that a template writes, one for each set of variables (of JSON's types)."""
-    lines = [json.dumps(each).encode() + b"\n" for each in (source, *variables)]
+    lines = [json.dumps(value).encode() + b"\n" for value in (source, *variables)]
     with subprocess.Popen(
-        # The program's own folder is none of the places where modules are looked for.
+        # -P: Python does not look for modules in the program's own folder.
         [sys.executable, "-P", __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        # Ctrl-C in a terminal is for this process.
+        # Ctrl-C in a terminal reaches this process alone.
         process_group=0,
     ) as child:
         try:
             written, _ = child.communicate(b"".join(lines))
         finally:
-            # Of an interrupt, too.
+            # After an interrupt, too.
             child.kill()
             child.wait()
-    # What follows the last end of a line is an answer that was cut off.
+    # The part after the last line end is an answer that was cut off.
     answers = [json.loads(line) for line in written.split(b"\n")[:-1]]
     for answer in answers:
         if "error" in answer:
@@ -68,7 +68,7 @@ def _answer_all() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (BYTES, hard))
     source = json.loads(sys.stdin.buffer.readline())
     for line in sys.stdin.buffer:
-        # When it is over, its signal ends the process, whatever the process is doing.
+        # The timer's signal ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         answer = _answer(source, json.loads(line))
         written = json.dumps(answer).encode() + b"\n"
@@ -86,8 +86,7 @@ def _answer(source: str, variables: dict[str, Any]) -> dict[str, str]:
         return {"error": f"it takes more than {BYTES >> 20:,} MiB of memory"}
     # A template may call anything that it is given with wrong arguments.
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return {"error": f"{type(error).__name__}: {lines[0][:1000]}"}
+        return {"error": summary(error)[:1000]}
     if len(text) > CHARACTERS:
         return {"error": f"it writes more than {CHARACTERS:,} characters"}
     return {"text": text}

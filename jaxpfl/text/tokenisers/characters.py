@@ -46,7 +46,7 @@ def encode(population: Population, sequence_length: int) -> Population:
     The fingerprint does not change, because the rows are as private as the text.
     """
     positive_int("sequence_length", sequence_length)
-    found = [character_rows(text, sequence_length) for text in texts_of(population)]
-    tokens = np.concatenate([np.zeros((0, sequence_length + 1), np.int32), *found])
-    rows = np.cumsum([0, *map(len, found)], dtype=np.int64)
+    rows_of_text = [character_rows(text, sequence_length) for text in texts_of(population)]
+    tokens = np.concatenate([np.zeros((0, sequence_length + 1), np.int32), *rows_of_text])
+    rows = np.cumsum([0, *map(len, rows_of_text)], dtype=np.int64)
     return population.with_examples({"tokens": tokens}, rows[population.offsets])

@@ -10,7 +10,6 @@ on another day.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.models.checkpoints.model_files import read_object
@@ -51,9 +50,8 @@ def read_template(folder: Path) -> ChatTemplate | None:
         except UnicodeDecodeError as error:
             raise CorruptFile(f"{place} is not UTF-8 text: {error.reason}") from error
     if isinstance(source, list):
-        named = {
-            str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)
-        }
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        named = {str(entry.get("name")): entry.get("template") for entry in entries}
         if "default" not in named:
             raise InputError(
                 f"{place}: one of several chat templates must be called 'default', found "
@@ -64,13 +62,9 @@ def read_template(folder: Path) -> ChatTemplate | None:
         return None
     if not isinstance(source, str):
         raise InputError(f"{place}: chat_template must be text, found {type(source).__name__}")
-    return ChatTemplate(source, _special_tokens(settings), str(place))
-
-
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
+    tokens = {}
     for role, token in settings.items():
         token = token.get("content") if isinstance(token, dict) else token
         if role.endswith("_token") and isinstance(token, str):
-            found[role] = token
-    return found
+            tokens[role] = token
+    return ChatTemplate(source, tokens, str(place))

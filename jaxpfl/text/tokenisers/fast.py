@@ -48,11 +48,11 @@ class FastTokeniser(Tokeniser):
         own = () if end_of_text is None else (end_of_text,)
         self.ends = tuple(dict.fromkeys((*own, *ends)))
         self.start = start
-        known = set(ids.values())
+        tokens = set(ids.values())
         for what, token in (("start", start), *(("end-of-text", end) for end in self.ends)):
-            if token is not None and token not in known:
+            if token is not None and token not in tokens:
                 raise InputError(
-                    f"the tokeniser {name} has {len(known)} ids up to {self.vocab_size - 1}, and "
+                    f"the tokeniser {name} has {len(tokens)} ids up to {self.vocab_size - 1}, and "
                     f"{token}, found for its {what} token, is none of them"
                 )
         self._ids = ids
@@ -81,9 +81,9 @@ class FastTokeniser(Tokeniser):
 
     def without_chat(self) -> "FastTokeniser":
         """See `Tokeniser.without_chat`."""
-        found = copy.copy(self)
-        found.chat = None
-        return found
+        plain = copy.copy(self)
+        plain.chat = None
+        return plain
 
     @cached_property
     def _special(self) -> list[str]:
@@ -93,12 +93,12 @@ class FastTokeniser(Tokeniser):
     @cached_property
     def _parsing(self) -> Any:
         tokenizers = require("tokenizers", "text")
-        found = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
-        found.encode_special_tokens = False
-        return found
+        parsing = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        parsing.encode_special_tokens = False
+        return parsing
 
     def _without_special(self, text: str) -> str:
-        # Again and again, because what is left may join to another one.
+        # Repeated, because the rest may join to another one.
         while any(token in text for token in self._special):
             for token in self._special:
                 text = text.replace(token, "")
@@ -158,22 +158,24 @@ class FastTokeniser(Tokeniser):
     def _bytes(self) -> tuple[bytes, ...]:
         of_character = {character: value for value, character in enumerate(byte_characters())}
         added = self._tokenizer.get_added_tokens_decoder()
-        found = [b""] * self.vocab_size
+        token_bytes = [b""] * self.vocab_size
         for piece, i in self._ids.items():
             byte = _BYTE_PIECE.fullmatch(piece)
             if i in added:
-                found[i] = b"" if added[i].special else added[i].content.encode()
+                token_bytes[i] = b"" if added[i].special else added[i].content.encode()
             elif self._style == "byte" and of_character.keys() >= set(piece):
-                found[i] = bytes(of_character[character] for character in piece)
+                token_bytes[i] = bytes(of_character[character] for character in piece)
             elif self._style == "piece" and byte:
-                found[i] = bytes([int(byte[1], 16)])
+                token_bytes[i] = bytes([int(byte[1], 16)])
             elif self._style == "piece":
-                found[i] = piece.replace("\u2581", " ").encode()
+                token_bytes[i] = piece.replace("\u2581", " ").encode()
             elif self._style == "word":
-                found[i] = piece[2:].encode() if piece.startswith("##") else f" {piece}".encode()
+                token_bytes[i] = (
+                    piece[2:].encode() if piece.startswith("##") else f" {piece}".encode()
+                )
             else:
-                found[i] = piece.encode()
-        return tuple(found)
+                token_bytes[i] = piece.encode()
+        return tuple(token_bytes)
 
 
 def byte_characters() -> list[str]:
@@ -207,13 +209,13 @@ def hugging_face(name: str | Path) -> FastTokeniser:
         token = token.get("content") if isinstance(token, dict) else token
         if token is None:
             return None
-        found = tokenizer.token_to_id(token) if isinstance(token, str) else None
-        if found is None:
+        id_ = tokenizer.token_to_id(token) if isinstance(token, str) else None
+        if id_ is None:
             raise InputError(
                 f"{folder / 'tokenizer_config.json'}: {role} must be a token of tokenizer.json, "
                 f"found {token!r}"
             )
-        return found
+        return id_
 
     end, ends = named("eos_token"), []
     for file in ("generation_config.json", "config.json"):
@@ -222,8 +224,8 @@ def hugging_face(name: str | Path) -> FastTokeniser:
         for token in ids:
             if token is None:
                 continue
-            known = type(token) is int and 0 <= token < 2**32
-            if not known or tokenizer.id_to_token(token) is None:
+            is_id = type(token) is int and 0 <= token < 2**32
+            if not is_id or tokenizer.id_to_token(token) is None:
                 raise InputError(
                     f"{folder / file}: eos_token_id must be an id of tokenizer.json, found "
                     f"{token!r}"

@@ -53,10 +53,10 @@ def public_words(source: str | Population, size: int | None) -> Vocabulary:
         )
     if path.name.endswith(_ENDINGS):
         ranked = [pair for pair in read_counts(path).items() if pair[0] not in SPECIALS]
-        found = Vocabulary.from_ranked(ranked, size, 0, source=path.name, splitting="spaces")
+        vocabulary = Vocabulary.from_ranked(ranked, size, 0, source=path.name, splitting="spaces")
     else:
-        found = Vocabulary.from_public(source, size)
-    return of_size(found, size, source)
+        vocabulary = Vocabulary.from_public(source, size)
+    return of_size(vocabulary, size, source)
 
 
 def why_missing(source: str) -> str:

@@ -24,14 +24,14 @@ def spans(tokeniser: Tokeniser, texts: Sequence[str], tokens: int = 64) -> list[
     character whose bytes are divided between two spans is in neither.
     """
     positive_int("tokens", tokens)
-    found = []
+    spans_of_texts = []
     for row in tokeniser.encode(texts):
         cut = [
             tokeniser.decode(row[start : start + tokens]).strip("\ufffd").strip()
             for start in range(0, len(row), tokens)
         ]
-        found.append([span for span in cut if span])
-    return found
+        spans_of_texts.append([span for span in cut if span])
+    return spans_of_texts
 
 
 def in_spans(population: Population, tokeniser: Tokeniser, tokens: int = 64) -> Population:

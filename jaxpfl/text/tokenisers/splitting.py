@@ -23,11 +23,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from types import MappingProxyType
 
+from jaxpfl.data.columns import without_surrogates
+
 Split = Callable[[str], Iterable[str]]
 
 CONTROL = "[\x00-\x1f\x7f]"
 """A regular expression of the characters that no word contains."""
 
+_CONTROL = re.compile(CONTROL)
 _UNICODE = unicodedata.ucd_3_2_0
 _ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)*|[!-/:-@\[-`{-~]")
 _CLASSED_TOKEN = re.compile(r"w+(?:'w+)*|['s]")
@@ -59,21 +62,16 @@ def words(text: str) -> Iterator[str]:
         for match in _ASCII_TOKEN.finditer(text.lower()):
             yield match.group()
         return
-    text = "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)
-    pairs = [_classify(c) for c in _UNICODE.normalize("NFC", text)]
+    pairs = [_classify(c) for c in _UNICODE.normalize("NFC", without_surrogates(text))]
     characters = "".join(pair[0] for pair in pairs)
     classes = "".join(pair[1] for pair in pairs)
     for match in _CLASSED_TOKEN.finditer(classes):
         yield characters[match.start() : match.end()]
 
 
-_CONTROL = re.compile(CONTROL)
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
 def spaces(text: str) -> list[str]:
     """The words between a text's spaces."""
-    text = _SURROGATE.sub("\ufffd", _CONTROL.sub("", text))
+    text = without_surrogates(_CONTROL.sub("", text))
     return [word for word in text.split(" ") if word]
 
 

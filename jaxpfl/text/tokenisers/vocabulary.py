@@ -107,11 +107,11 @@ class Vocabulary:
         positive_int("size", size)
         if size <= len(SPECIALS):
             raise InputError(f"size must exceed the {len(SPECIALS)} special tokens, found {size}")
-        kept = ranked[: size - len(SPECIALS)]
-        oov = sum(count for _, count in ranked[len(kept) :])
+        ranked, others = ranked[: size - len(SPECIALS)], ranked[size - len(SPECIALS) :]
+        oov = sum(count for _, count in others)
         return cls(
-            tokens=SPECIALS + tuple(word for word, _ in kept),
-            counts=(0, 0, sentences, oov) + tuple(count for _, count in kept),
+            tokens=SPECIALS + tuple(word for word, _ in ranked),
+            counts=(0, 0, sentences, oov) + tuple(count for _, count in ranked),
             source=source,
             splitting=splitting,
         )
@@ -135,7 +135,7 @@ class Vocabulary:
 
     @cached_property
     def sha256(self) -> str:
-        """Of what ids stand for: the words in their order, and how texts are split into them."""
+        """SHA-256 (hex) of the words in their order, and of how texts are split into them."""
         content = json.dumps([self.splitting, self.tokens], ensure_ascii=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -154,8 +154,8 @@ class Vocabulary:
         a longer text is cut and has no eos.
 
         These encode the column "words" where there is one (`with_words`), else "text". Clients that
-        were tokenised on the disk (`jaxpfl convert --vocabulary`) already have the ids: of these, a
-        row is made when it is read.
+        were tokenised on the disk (`jaxpfl convert --vocabulary`) have the ids already; their rows
+        are made when they are read.
         """
         instance("what is encoded", population, Population, "a Population")
         positive_int("sequence_length", sequence_length)
@@ -174,7 +174,7 @@ class Vocabulary:
 
     @property
     def encoding(self) -> dict[str, Any]:
-        """What ids on the disk stand for, as a manifest says it; public."""
+        """The meaning of ids on the disk, as a manifest states it; public."""
         return {
             "vocabulary": self.source,
             "vocabulary_size": len(self),
@@ -197,9 +197,9 @@ class Vocabulary:
     def _one_by_one(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         ids, words_N = array.array("i"), []
         for text in texts.to_pylist():
-            found = [self.ids.get(word, OOV) for word in self.split(text)]
-            ids.extend(found)
-            words_N.append(len(found))
+            row = [self.ids.get(word, OOV) for word in self.split(text)]
+            ids.extend(row)
+            words_N.append(len(row))
         return np.frombuffer(ids, np.intc), np.array(words_N, np.int64)
 
     def _by_spaces(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -210,12 +210,12 @@ class Vocabulary:
             removed = pc.ReplaceSubstringOptions(CONTROL, "")
             texts = pc.call_function("replace_substring_regex", [texts], removed)
         split = pc.call_function("split_pattern", [texts], pc.SplitPatternOptions(" "))
-        found = split.flatten()
-        real = pc.call_function("binary_length", [found]).to_numpy() > 0
+        pieces = split.flatten()
+        real = pc.call_function("binary_length", [pieces]).to_numpy() > 0
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(real)])
-        found = pc.call_function("index_in", [found], pc.SetLookupOptions(self._words))
+        places = pc.call_function("index_in", [pieces], pc.SetLookupOptions(self._words))
         # A word's place in the list, or -1; the list begins with the id after OOV.
-        ids = found.fill_null(-1).to_numpy()[real] + (OOV + 1)
+        ids = places.fill_null(-1).to_numpy()[real] + (OOV + 1)
         edges = split.offsets.to_numpy()
         return ids, np.diff(ends[edges - edges[0]])
 
@@ -224,12 +224,12 @@ class Vocabulary:
         return pa.array(self.tokens[OOV + 1 :], pa.large_string())
 
     def _check_encoded(self, name: str, tokens: Sequences) -> None:
-        found = tokens.encoding
-        if found.get("vocabulary_sha256") != self.sha256:
+        encoding = tokens.encoding
+        if encoding.get("vocabulary_sha256") != self.sha256:
             raise InputError(
-                f"{name} was tokenised with the {found.get('vocabulary_size')} words of "
-                f"{found.get('vocabulary')}, split as {found.get('splitting')!r}, but the model's "
-                f"vocabulary is the {len(self)} words of {self.source}, split as "
+                f"{name} was tokenised with the {encoding.get('vocabulary_size')} words of "
+                f"{encoding.get('vocabulary')}, split as {encoding.get('splitting')!r}, but the "
+                f"model's vocabulary is the {len(self)} words of {self.source}, split as "
                 f"{self.splitting!r}: set data.vocabulary to the folder with the tokens, or "
                 "convert the texts again"
             )
@@ -240,15 +240,15 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The words of one sequence, joined by spaces, up to the end of sentence or padding."""
-        found = []
+        decoded = []
         for token in map(int, ids):
             if token in (PAD, EOS):
                 break
             if not 0 <= token < len(self.tokens):
                 raise InputError(f"ids must lie in 0 .. {len(self.tokens) - 1}, found {token}")
             if token != BOS:
-                found.append(self.tokens[token])
-        return " ".join(found)
+                decoded.append(self.tokens[token])
+        return " ".join(decoded)
 
     def log_prior(self, size: int | None = None) -> tuple[float, ...]:
         """Log frequencies of the tokens as targets, add-one smoothed, for `output_bias_prior`.

@@ -62,7 +62,7 @@ def test_the_tokeniser_is_made_once_and_round_trips(sources, tmp_path, monkeypat
     assert all(0 not in row.tolist() for row in ids)
     # Corpora's own words take fewer tokens than letters.
     assert len(first.encode(["kab lod"])[0]) < 7
-    monkeypatch.setattr(public_models, "_learned", None)
+    monkeypatch.setattr(PublicModels, "_learned", pytest.fail)
     again = models(sources, tmp_path).tokeniser
     assert again.name == first.name
     np.testing.assert_array_equal(again.encode(texts[:1])[0], ids[0])

@@ -27,7 +27,7 @@ def test_a_section_gives_the_logits_of_transformers(kind, tmp_path):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     tokenizer.decoder = tokenizers.decoders.WordPiece()
     tokenizer.save(str(folder / "tokenizer.json"))
-    found = PublishedModel.found(PublishedModelConfig(str(folder)), "generator").loaded()
+    found = PublishedModel.of(PublishedModelConfig(str(folder)), "generator").loaded()
     with np.load(folder / "expected.npz", allow_pickle=False) as stored:
         tokens, real, expected = stored["tokens"], stored["real"], stored["logits"]
     padded = jnp.asarray(np.where(real, tokens, -1).astype(np.int32))
@@ -46,10 +46,10 @@ def test_a_section_makes_a_masked_language_model_causal(tmp_path):
     settings = json.loads((causal / "config.json").read_text())
     (causal / "config.json").write_text(json.dumps(settings | {"is_decoder": True}))
     with pytest.raises(InputError, match="or is_decoder: true in section downstream"):
-        PublishedModel.found(PublishedModelConfig(str(masked)), "downstream")
+        PublishedModel.of(PublishedModelConfig(str(masked)), "downstream")
     section = PublishedModelConfig(str(masked), is_decoder=True)
-    found = PublishedModel.found(section, "downstream").loaded(trained=True)
-    expected = PublishedModel.found(PublishedModelConfig(str(causal)), "x").loaded()
+    found = PublishedModel.of(section, "downstream").loaded(trained=True)
+    expected = PublishedModel.of(PublishedModelConfig(str(causal)), "x").loaded()
     assert found.model == expected.model
     jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
 
@@ -67,14 +67,14 @@ def test_what_cannot_be_made_causal_is_refused(kind, message, tmp_path):
     else:
         write_encoder(tmp_path, kind, causal=False)
     with pytest.raises(InputError, match=message):
-        PublishedModel.found(PublishedModelConfig(str(tmp_path), is_decoder=True), "downstream")
+        PublishedModel.of(PublishedModelConfig(str(tmp_path), is_decoder=True), "downstream")
 
 
 def test_a_generator_uses_the_chat_template_of_its_folder(tmp_path):
     folder = write_decoder(tmp_path, "llama")
 
     def tokeniser(section=PublishedGeneratorConfig, **chat):
-        return PublishedModel.found(section(str(folder), **chat), "generator").tokeniser
+        return PublishedModel.of(section(str(folder), **chat), "generator").tokeniser
 
     plain = tokeniser()
     assert plain.chat is None

@@ -7,17 +7,11 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
-from jaxpfl.experiments.config import reader, shipped
-from jaxpfl.experiments.config.sections import (
-    AlgorithmConfig,
-    ImageModelConfig,
-    LanguageModelConfig,
-    TrainingConfig,
-)
-from jaxpfl.experiments.engine.build import build_fed_avg
+from jaxpfl.experiments.config import reader, sections, shipped
+from jaxpfl.experiments.engine.build import build_fed_avg, build_model
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated import APFL, Ditto, Proximal, per_step
-from jaxpfl.models import MLP
+from jaxpfl.models import MLP, CIFGLanguageModel, emnist_cnn
 from tests.plans import flat_without_privacy
 
 TEXT = """\
@@ -47,7 +41,7 @@ def test_a_config_is_read_with_its_defaults_and_exponents_are_numbers(tmp_path):
     config = _load(tmp_path)
     assert config.privacy.delta == 1e-5
     assert isinstance(config.privacy.epsilon, float)
-    assert isinstance(config.model, LanguageModelConfig)
+    assert isinstance(config.model, sections.LanguageModelConfig)
     assert config.training.server.name == "nesterov"
 
 
@@ -169,14 +163,14 @@ def test_overrides_fill_in_what_the_file_lacks(tmp_path):
 def test_an_algorithm_is_chosen_by_its_name_and_has_its_own_settings(tmp_path):
     name, mu = "--training.algorithm.name", "--training.algorithm.mu"
     proximal = _load(tmp_path, TEXT, name, "fed_prox", mu, "0.5")
-    assert proximal.training.algorithm == AlgorithmConfig("fed_prox", 0.5)
+    assert proximal.training.algorithm == sections.ProximalConfig("fed_prox", 0.5)
     for wrong in ([name, "fed_prox"], [name, "fed_nova", mu, "0.1"], [name, "fed_prox", mu, "0"]):
         assert "mu" in _refused(tmp_path, TEXT, *wrong)
     assert "ditto" in _refused(tmp_path, TEXT, name, "dito")
     assert "variate_clip" in _refused(tmp_path, TEXT, name, "scaffold")
     clip = "--training.algorithm.variate-clip"
     variates = _load(tmp_path, TEXT, name, "scaffold", clip, "2")
-    assert variates.training.algorithm == AlgorithmConfig("scaffold", variate_clip=2.0)
+    assert variates.training.algorithm == sections.ScaffoldConfig("scaffold", 2.0)
     for kind, field, value in (
         ("scaffold", "variate-clip", "2"),
         ("ada_fed_prox", "rise-clip", "0.5"),
@@ -197,22 +191,22 @@ def test_an_algorithm_is_chosen_by_its_name_and_has_its_own_settings(tmp_path):
     ("settings", "penalty", "transform", "last"),
     [
         ({}, None, None, None),
-        ({"algorithm": AlgorithmConfig("fed_prox", 0.5)}, Proximal(0.5), None, None),
-        ({"algorithm": AlgorithmConfig("fed_nova")}, None, per_step, None),
-        ({"algorithm": AlgorithmConfig("ditto", 0.5)}, None, None, None),
-        ({"algorithm": AlgorithmConfig("apfl", mix=0.5)}, None, None, None),
+        ({"algorithm": sections.ProximalConfig("fed_prox", 0.5)}, Proximal(0.5), None, None),
+        ({"algorithm": sections.FedAvgConfig("fed_nova")}, None, per_step, None),
+        ({"algorithm": sections.ProximalConfig("ditto", 0.5)}, None, None, None),
+        ({"algorithm": sections.ApflConfig("apfl", 0.5)}, None, None, None),
         ({"schedule": "linear"}, None, None, 0.25),
         ({"schedule": "cosine"}, None, None, (1 - 0.5**0.5) / 2),
     ],
 )
 def test_clients_compute_what_the_config_says(settings, penalty, transform, last):
     """The factor of the last of four rounds is that of three quarters of the schedule."""
-    training = TrainingConfig(rounds=4, clients_per_round=10, **settings)
+    training = sections.TrainingConfig(rounds=4, clients_per_round=10, **settings)
     plan = flat_without_privacy(population=100, clients_per_round=10, rounds=4, clip_norm=1.0)
     (query,) = build_fed_avg(MLP(4, 3), training, plan).queries
     client: Any = query.client_fn
     assert (client.penalty, client.transform) == (penalty, transform)
-    name = settings.get("algorithm", AlgorithmConfig()).name
+    name = settings.get("algorithm", sections.FedAvgConfig()).name
     if name in ("ditto", "apfl"):
         own = (Ditto, "pull") if name == "ditto" else (APFL, "mix")
         assert (type(client), getattr(client, own[1])) == (own[0], 0.5)
@@ -229,9 +223,25 @@ def test_the_kind_of_model_is_chosen_by_its_name(tmp_path):
         "{name: emnist_cnn, image_shape: [28, 28, 1], classes: 62}",
     )
     model = _load(tmp_path, text).model
-    assert model == ImageModelConfig(name="emnist_cnn", image_shape=(28, 28, 1), classes=62)
+    assert model == emnist_cnn((28, 28, 1), 62)
     assert "model.name" in _refused(tmp_path, text.replace("emnist_cnn", "emnist"))
     assert "model.image_shape" in _refused(tmp_path, text.replace("[28, 28, 1]", "[28, 28]"))
+    for wrong in ("cnn, hidden: 9", "cnn, hidden: 9, features: [[0, true]]"):
+        assert "model.features" in _refused(tmp_path, text.replace("emnist_cnn", wrong))
+    own = text.replace("emnist_cnn", "cnn, hidden: 9, features: [[4, true]]")
+    assert _load(tmp_path, own).model.features == ((4, True),)
+    assert "model.crop" in _refused(tmp_path, text.replace("emnist_cnn", "resnet18, crop: 29"))
+
+
+def test_a_model_has_its_own_settings_and_those_that_follow_from_its_task_are_none(tmp_path):
+    config = _load(tmp_path, TEXT, "--model.layers", "2")
+    model = build_model(config.model, None)
+    assert model == CIFGLanguageModel(100, layers=2, name="cifg_lm")
+    for name in ("oov", "output_bias_prior"):
+        assert f"model.{name}" in _refused(tmp_path, TEXT.replace("{name:", f"{{{name}: 1, name:"))
+        assert name not in reader.to_mapping(config)["model"]
+    text = TEXT.replace("cifg_lm", "character_lstm")
+    assert "model.vocab_size" in _refused(tmp_path, text)
 
 
 def test_a_language_model_needs_a_public_corpus(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.text.preference.groups import advantages
-from jaxpfl.text.preference.losses import Known, Objective, measured
+from jaxpfl.text.preference.losses import Constants, Objective, measured
 
 
 def by_numpy(objective, policy, known, is_token):
@@ -70,7 +70,7 @@ def test_losses_of_pairs_are_the_formulas(name, tau, scale):
     policy[0] = reference[0]
     policy[1:3, :, 0], reference[1:3] = [[1e4, 0], [0, 1e4]], 0
     is_token = np.ones(policy.shape, bool)
-    found, slopes = check(Objective(name, tau, 0.2), policy, Known(reference), is_token, scale)
+    found, slopes = check(Objective(name, tau, 0.2), policy, Constants(reference), is_token, scale)
     assert np.all(np.isfinite(slopes))
     if name == "dpo":
         assert found["loss"][0] == pytest.approx(np.log(2), rel=1e-6)
@@ -85,7 +85,7 @@ def test_grpo_is_the_formula(tau, clip):
     drawn = generator.normal(-2, 0.4, (3, *is_token.shape))
     policy, reference, written = np.where(is_token, drawn, 0).astype(np.float32)
     advantage = generator.normal(size=(9, 4)).astype(np.float32) * (length_NxG > 0)
-    objective, known = Objective("grpo", tau, clip), Known(reference, written, advantage)
+    objective, known = Objective("grpo", tau, clip), Constants(reference, written, advantage)
     found, _ = check(objective, policy, known, is_token)
     assert 0.05 < found["clipped"].mean() < 0.6
     # A reward of the wrong sign is another loss.

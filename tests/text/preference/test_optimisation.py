@@ -19,7 +19,7 @@ from jaxpfl.text.preference import log_probabilities as module
 from jaxpfl.text.preference import optimisation as preference
 from jaxpfl.text.preference.groups import Groups, advantages, groups_of
 from jaxpfl.text.preference.log_probabilities import log_probabilities
-from jaxpfl.text.preference.losses import Known, Objective, dpo, ipo, log_ratio
+from jaxpfl.text.preference.losses import Constants, Objective, dpo, ipo, log_ratio
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
 from tests.text.preference.test_losses import by_numpy
 
@@ -134,7 +134,8 @@ def test_gradients_of_adapters_are_the_formulas(name, tau, logits, monkeypatch):
     policy, pull = jax.vjp(
         lambda given: _separately(model, adapter_trees.join(given, base), read), adapters
     )
-    objective, known = Objective(name, tau, 0.2), Known(reference, written, groups.advantage_NxG)
+    objective = Objective(name, tau, 0.2)
+    known = Constants(reference, written, groups.advantage_NxG)
     expected, slopes = by_numpy(objective, np.asarray(policy, np.float64), known, read[2])
     weight = jnp.full(len(groups), 1 / len(groups), jnp.float32)
     given = adapters, base, preference.rows(groups, 40), known, weight

@@ -14,7 +14,7 @@ from jaxpfl.cli import main
 from jaxpfl.data import Cohort, CohortSpec, Population, from_clients
 from jaxpfl.data import open as open_population
 from jaxpfl.data.columns import text_array
-from jaxpfl.data.convert import convert
+from jaxpfl.data.folders import convert
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.federated_training.config import Config

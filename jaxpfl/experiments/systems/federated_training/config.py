@@ -11,6 +11,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.engine.on_round import KeepBest
+from jaxpfl.models.mlp import MLP
 from jaxpfl.privacy.simulated import LargerPopulation
 
 
@@ -132,7 +133,7 @@ class Config:
         settings, model = self.prefinetune, self.model
         if settings is None:
             return
-        if isinstance(model, sections.CharacterModelConfig | sections.FeatureModelConfig):
+        if isinstance(model, sections.CharacterModelConfig | MLP):
             raise InputError(
                 f"prefinetune must be absent with model.name: {model.name}, found one: it is for "
                 "models of words and images"

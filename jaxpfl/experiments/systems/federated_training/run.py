@@ -16,7 +16,7 @@ from jaxpfl import files
 from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import LanguageModelConfig
-from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator, sentences_of
+from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
@@ -28,6 +28,7 @@ from jaxpfl.experiments.systems.federated_training.stages import FRED, Stages, a
 from jaxpfl.experiments.systems.federated_training.study import Prepared
 from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, restate
 from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.text.generation.language_model import sentences_of
 from jaxpfl.text.metrics.baselines import unigram_baseline
 
 VOCABULARY = "vocabulary.json"

@@ -255,7 +255,7 @@ def built(
         key = PublicDraws("federated_training", config.run.seed).key("output layer")
         return None, *torchvision_files.load(hub.resolve(settings.path), network, key), None
     trained, mesh = settings.lora is None, build.build_execution(config.training).mesh
-    found = PublishedModel.found(settings, "model", trained=trained)
+    found = PublishedModel.of(settings, "model", trained=trained)
     check_published(config, settings, found)
     published = found.loaded(trained=trained, mesh=mesh)
     return published, *trained_parts(published.model, published.params, settings, config.run.seed)

@@ -140,7 +140,7 @@ class CorpusWriter:
             # Refuses here, before anything is charged, if the model is missing.
             loaded_fill_model(evolution.fill_model, tokens=self.config.corpus.tokens)
         # The same for devices and published models, whose small files alone are read.
-        self._sharing, self._published  # noqa: B018
+        _ = self._sharing, self._published
 
     @cached_property
     def public(self) -> PublicModels:
@@ -212,7 +212,7 @@ class CorpusWriter:
         models = {}
         for name, settings in self.config.models.items():
             if isinstance(settings, PublishedModelConfig):
-                found = PublishedModel.found(settings, name, trained=name == "downstream")
+                found = PublishedModel.of(settings, name, trained=name == "downstream")
                 check_published(self.config, found)
                 models[name] = found
         return models

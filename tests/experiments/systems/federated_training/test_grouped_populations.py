@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from jaxpfl.data.convert import convert
+from jaxpfl.data.folders import convert
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.systems.federated_training.study import prepare
 

@@ -185,7 +185,7 @@ def test_a_run_is_exported_with_its_tokeniser(configured, folder, tmp_path, adap
     scored = Evaluator(model, DeclaredPublic(experiment.test), max_examples=20)(params).result()
     row = run.record["table"][-1]
     assert (row["model"], row["perplexity"]) == ("this run", scored["perplexity"])
-    digest = PublishedModel.found(PublishedModelConfig(path), "model").loaded().digest()
+    digest = PublishedModel.of(PublishedModelConfig(path), "model").loaded().digest()
     card = (out / "README.md").read_text()
     assert "NOT PRIVATE" in card
     assert f"a folder gpt2; SHA-256 of the parameters, as loaded: {digest}" in card

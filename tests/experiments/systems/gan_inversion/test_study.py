@@ -130,11 +130,8 @@ def test_every_number_says_what_it_is_of(straight):
 
 
 def _histograms(ledger: Ledger, names: tuple[str, ...]) -> list[Charge]:
-    found = [
-        charge
-        for charge in ledger.charges
-        if charge.run.startswith(tuple(f"accuracy of users, {name} " for name in names))
-    ]
+    labels = [f"accuracy of users, {name}" for name in names]
+    found = [charge for charge in ledger.charges if charge.label in labels]
     assert len(found) == len(names)
     return found
 

@@ -13,7 +13,7 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import scorer
-from jaxpfl.experiments.systems.synthetic_text.run import Run
+from jaxpfl.experiments.systems.synthetic_text.run import TextStudy
 from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.text.embed import embedder
 
@@ -98,7 +98,7 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
     assert counts[0] > 1.5 * counts[1]
     whole = synthetic_text.prepare(config)
     spans = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, spans=True))
-    cut = Run(dataclasses.replace(whole, config=spans), Workspace(spans, tmp_path))
+    cut = TextStudy(dataclasses.replace(whole, config=spans), Workspace(spans, tmp_path))
     tokeniser = cut.writer.public.tokeniser
     held = [whole.test.examples(client)["text"].to_pylist() for client in range(len(whole.test))]
     lengths = [len(row) for row in tokeniser.encode([" ".join(texts) for texts in held])]
@@ -116,7 +116,7 @@ def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_p
     for number, (limit, changed) in enumerate(settings):
         changes = ("--training.max_examples", str(limit), *changed)
         study = synthetic_text.prepare(synthetic_config("popri", *changes))
-        run = Run(study, Workspace(study.config, tmp_path / str(number), memory=memory))
+        run = TextStudy(study, Workspace(study.config, tmp_path / str(number), memory=memory))
         with run.releases(scorer(study.config, study.plan)) as releases:
             assert releases.releaser is not None
             held = releases.releaser._population

@@ -1,5 +1,12 @@
-"""`check(folder)`: whether a stored population is whole, down to its last byte."""
+"""Folders of stored populations: converts any source of clients to one, and checks one.
 
+A folder is mapped into memory (see `data.storage`), so that a population may be larger than the
+memory. Files of TensorFlow Federated, and tables that are grouped on the disk, are converted while
+they are read, in memory that does not grow with their size.
+"""
+
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +16,50 @@ from jaxpfl import files
 from jaxpfl.data import storage
 from jaxpfl.data.columns import read
 from jaxpfl.data.mapped import Mapped, MappedText
+from jaxpfl.data.open import streamed
 from jaxpfl.data.population import Population
 from jaxpfl.data.sequences import Sequences
-from jaxpfl.errors import CorruptFile
-from jaxpfl.progress import track
+from jaxpfl.data.stream import Encoder
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.progress import Progress, track
 
 
-def check(folder: str | Path, *, progress: bool = True) -> Population:
-    """Reads all of a folder that `Population.save` or `data.convert` wrote, and returns it.
+def convert(
+    source: str, out: str | Path, encoder: Encoder | None = None, *, progress: bool = True
+) -> dict[str, Any]:
+    """Writes the population of `source`, as for `data.open`, to the new folder `out`.
+
+    `out` is complete or absent. It is written as `.NAME.partial`; the next call removes the files
+    that a killed process left there. It contains private data and gets mode 0700.
+
+    Args:
+      encoder: writes token ids in place of the texts and all other columns, such as a
+        `text.Vocabulary`.
+
+    Returns:
+      The folder, and PRIVATE: numbers of clients and examples, bytes written and seconds taken.
+
+    Raises:
+      InputError: the folder exists already, or the source is not valid.
+      CorruptFile: the source is truncated or damaged.
+    """
+    out = files.user_path(out)
+    if out.exists():
+        raise InputError(f"{out}: the folder to write must be new, but it exists already")
+    began = time.monotonic()
+    with Progress("converting", progress=progress, step="example") as bar:
+        clients, examples = storage.write(out, streamed(source), encoder, bar)
+    return {
+        "out": str(out),
+        "clients": clients,
+        "examples": examples,
+        "bytes": sum(entry.stat().st_size for entry in os.scandir(out)),
+        "seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def check_folder(folder: str | Path, *, progress: bool = True) -> Population:
+    """Reads all of a folder that `Population.save` or `convert` wrote, and returns it.
 
     `Population.load` verifies a block when it is first read. This verifies every block, and that
     what they hold makes sense: clients and their ids, where texts and sequences begin, that texts
