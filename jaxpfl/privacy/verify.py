@@ -33,7 +33,7 @@ _DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
 _LARGE = 0.01
 """A delta that only the plan of a query can allow."""
 
-# What may be the name of an epsilon, and the forms in which a statement has it.
+# The possible names of an epsilon, and the forms in which a statement has it.
 _NAMED = re.compile(r"\beps|epsilon|[\u025b\u03b5\u03f5]", re.IGNORECASE)
 _DIGITS = r"([0-9]+\.?[0-9]*(?:e[+-][0-9]+)?)"
 _STATED = re.compile(rf"epsilon = {_DIGITS}, delta = {_DIGITS}\)")

@@ -117,7 +117,7 @@ def test_one_object_makes_sampler_noise_and_event():
     for plan in plans:
         assert plan.value_noise_std(0.5) == 2.0 * 0.5
         assert plan.event() == dp_accounting.SelfComposedDpEvent(plan.charge_event(), 10)
-    derived = {"denominator", "private"}
+    derived = {"adjacency", "denominator", "private"}
     assert not derived & {field.name for field in dataclasses.fields(Plan)}
 
 

@@ -42,8 +42,8 @@ from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.text.embed import Embedder, embedded, embeddings_of
 
 LABEL = "fred"
-# Where the unit is the example and clients do not matter: rows that a device adds up before their
-# sum is rounded to float32, and rows of one product; more of these would leave fewer bits to each.
+# With the example as unit, a device adds up so many rows before it rounds their sum to float32, and
+# multiplies so many at once; more rows of one product would leave fewer bits to each.
 _BLOCK, _ROWS = 1024, 64
 
 

@@ -72,7 +72,7 @@ class ClientSteps:
 
 @runtime_checkable
 class Stepping(Protocol):
-    """What `ClientSteps` is made into; an object with these methods is a client function, too."""
+    """The methods of `ClientSteps`; any object with them is a client function, too."""
 
     def init(self, broadcast: PyTree, key: jax.Array, /) -> PyTree: ...
 

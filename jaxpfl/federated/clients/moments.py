@@ -12,7 +12,7 @@ that one example more, which moves the others to other places, would change all 
 over very many examples that were made for it by several times its bound. Coordinates are therefore
 cut, towards zero, to multiples of a power of two near c 2^-19 (in batches of 17 to 64 rows), which
 never lengthens a vector. Products of such numbers are added up exactly for up to 1,024 examples in
-such batches, else each addition loses at most 2^-47 of the sum. What a client sends is rounded
+such batches, else each addition loses at most 2^-47 of the sum. A contribution is rounded
 to float32, and again by the factor sqrt(2) below. `release.example_rounding` says how far one
 example then moves a sum over clients, or blocks of examples.
 

@@ -126,7 +126,7 @@ class Analysis:
         if name in _CALLS:
             body = eqn.params[_CALLS[name]]
             if name == "jit":
-                # Where the called function was defined: "NAME at FILE:LINE".
+                # The definition of the called function: "NAME at FILE:LINE".
                 defined = (body.jaxpr.debug_info.func_src_info or "").rpartition(":")[0]
                 if defined in self._steps:
                     return self._steps[defined](eqn, given, place)

@@ -2,7 +2,7 @@
 
 Such processes share one set of devices, but each has memory and files of its own. One of them,
 process 0, holds a run's secret, ledger and files. It tells the others what to compute with it
-(`federated.hosts.shared_rounds`). What does not arrange this is refused.
+(`federated.hosts.shared_rounds`). A computation that does not arrange this is refused.
 
 Words go over the key-value store of `jax.distributed`, in which a reader waits as long as it needs,
 and bytes over the devices. A collective of CPUs gives up after 30 seconds, so that processes meet
@@ -136,7 +136,7 @@ class Group:
         mesh.store().key_value_set(self._key("gone", self.index), self._said(error))
 
     def _said(self, error: BaseException) -> str:
-        """What the other processes may print of an error in this one."""
+        """The sentence that the other processes may print of an error in this one."""
         if type(error).__module__.partition(".")[0] == __name__.partition(".")[0]:
             return str(error)
         return f"{type(error).__name__}, of which the output of process {self.index} says more"
@@ -160,7 +160,7 @@ class Group:
         self._questions, self._awaited = self._questions + 1, False
 
     def answers(self) -> list[dict[str, Any]]:
-        """What processes 1, 2, ... answered; waits for all."""
+        """The answers of processes 1, 2, ...; waits for all."""
         kind = f"answer/{self._questions}"
         self._questions += 1
         return [json.loads(self._get(self._key(kind, index))) for index in range(1, self.size)]

@@ -49,7 +49,7 @@ Tasks = Callable[[str, PyTree, Any], None]
 
 # `Work` as it is sent.
 _WORK = (np.int32(0), np.float32(0), *[np.zeros(4, np.uint32)] * 5)
-# What draws the cohort and computes its sum, and must be equal everywhere.
+# These decide how a cohort is drawn and summed, and must be equal everywhere.
 _EQUAL = ("versions", "options")
 
 
@@ -208,7 +208,7 @@ class SharedRounds:
         self._summed = here(prepared.sum(work, chosen)[0]).value
 
     def _answers(self) -> list[dict[str, Any]]:
-        """What processes 1, 2, ... answer, unless one failed."""
+        """The answers of processes 1, 2, ..., unless one failed."""
         answers = self._group.answers()
         for index, answer in enumerate(answers, 1):
             if "failed" in answer:

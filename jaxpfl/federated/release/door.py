@@ -321,7 +321,7 @@ class Door:
         return programs
 
     def _program(self, broadcast: PyTree, bucket: Bucket) -> Program:
-        """What adds buckets of this shape to the sums."""
+        """The program that adds buckets of this shape to the sums."""
         shape = bucket.mask.shape
         if shape not in self._programs and not self._sealed:
             self._programs[shape] = Program(self.trace(broadcast, bucket), give_back_memory)

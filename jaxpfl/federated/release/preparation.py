@@ -1,4 +1,4 @@
-"""What clients compute of their own data before the first round: a query's `prepare`.
+"""A query's `prepare`: clients compute it from their own data before the first round.
 
 It is called on blocks of whole clients that are dealt here, each time as it was given:
 

@@ -1,4 +1,4 @@
-"""What clients are asked: one client's computation, the packing of its examples, and its cost."""
+"""A query to clients: one client's computation, the packing of its examples, and its cost."""
 
 import dataclasses
 import math
@@ -179,7 +179,7 @@ class Query:
 
     @property
     def captured(self) -> list[str]:
-        """What its functions capture, by name and kind: public by declaration."""
+        """The values that its functions capture, by name and kind: public by declaration."""
         return [*captured(self.client_fn), *captured(self.prepare)]
 
     def _fitting(self) -> int:

@@ -37,7 +37,7 @@ class Sums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where sums are: on the devices of a mesh, which split each leaf on its axes `parts`."""
+    """The places of sums: the devices of a mesh, which split each leaf on its axes `parts`."""
 
     mesh: Mesh
     parts: tuple[PartitionSpec, ...]
