@@ -123,5 +123,5 @@ def _factor(covariance_DxD: np.ndarray) -> np.ndarray:
     eigenvalue_D, vector_DxD = np.linalg.eigh(covariance_DxD)
     # An eigenvalue below this is a rounding error of the decomposition itself.
     rounding = len(covariance_DxD) * np.finfo(np.float64).eps * np.abs(eigenvalue_D).max()
-    kept_R = eigenvalue_D > rounding
-    return vector_DxD[:, kept_R] * np.sqrt(eigenvalue_D[kept_R])
+    above_D = eigenvalue_D > rounding
+    return vector_DxD[:, above_D] * np.sqrt(eigenvalue_D[above_D])

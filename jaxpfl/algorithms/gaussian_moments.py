@@ -221,8 +221,8 @@ def project_psd(matrix_DxD) -> np.ndarray:
     else:
         return matrix_DxD
     eigenvalue_D, vector_DxD = np.linalg.eigh(matrix_DxD)
-    kept_R = eigenvalue_D > 0
-    factor_DxR = vector_DxD[:, kept_R] * np.sqrt(eigenvalue_D[kept_R])
+    positive_D = eigenvalue_D > 0
+    factor_DxR = vector_DxD[:, positive_D] * np.sqrt(eigenvalue_D[positive_D])
     return factor_DxR @ factor_DxR.T
 
 

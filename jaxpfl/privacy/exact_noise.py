@@ -126,9 +126,9 @@ def _tossed(draws: _Draws, uniform_UxP: jax.Array) -> _Draws:
     below_KxW, other_K = (jnp.asarray(table) for table in _alias_table())
     few_P, numbers = uniform_UxP[0], uniform_UxP[1:].reshape(4, _WORDS, -1)
     slot_P = few_P & 0xFF
-    kept_P = _less(numbers[0], jnp.moveaxis(below_KxW[slot_P], -1, 0))
+    own_P = _less(numbers[0], jnp.moveaxis(below_KxW[slot_P], -1, 0))
     fresh_P = draws.fresh
-    k_P = jnp.where(fresh_P, jnp.where(kept_P, slot_P, other_K[slot_P]), draws.k)
+    k_P = jnp.where(fresh_P, jnp.where(own_P, slot_P, other_K[slot_P]), draws.k)
     x_WxP = jnp.where(fresh_P, numbers[1], draws.x)
     last_WxP = jnp.where(fresh_P, x_WxP, draws.last)
     even_P = draws.even | fresh_P

@@ -118,7 +118,7 @@ class SecureSum:
         noise_P = discrete_gaussian(generator, self.deviation, update_P.size)
         sent_P = self._quantised(update_P) + noise_P
         # Two's complement: the lowest bits of a negative number are its residue.
-        return sent_P.astype(np.uint64) & self._mask
+        return sent_P.astype(np.uint64) & np.uint64(2**self.bits - 1)
 
     def add(self, messages: Iterable[np.ndarray]) -> np.ndarray:
         """Returns the sum of messages modulo 2^bits, uint64 [P]: all that a server learns.
@@ -131,13 +131,13 @@ class SecureSum:
           InputError: messages have different lengths; or there are more of them than clients, or
             fewer than are left after the planned dropouts. Nothing may then be released.
         """
-        total_P, count = np.zeros(0, np.uint64), 0
+        total_P, count, mask = np.zeros(0, np.uint64), 0, np.uint64(2**self.bits - 1)
         for message_P in messages:
             if count and message_P.shape != total_P.shape:
                 raise InputError(
                     f"messages must have equal lengths, found {total_P.shape} and {message_P.shape}"
                 )
-            total_P = (total_P + message_P) & self._mask if count else message_P
+            total_P = (total_P + message_P) & mask if count else message_P
             count += 1
         least = self.clients - self.dropouts
         if not least <= count <= self.clients:
@@ -175,10 +175,6 @@ class SecureSum:
         variance = float(self.clients * self.deviation**2)
         exponent = -(room**2) / (2 * variance)
         return min(1.0, 2 * coordinates * math.exp(max(exponent, -700.0)))
-
-    @property
-    def _mask(self) -> np.uint64:
-        return np.uint64(2**self.bits - 1)
 
     def _quantised(self, update_P: np.ndarray) -> np.ndarray:
         """The clipped update in whole steps, int64 [P], of norm at most `sensitivity`."""

@@ -105,11 +105,11 @@ class Analysis:
         constants = getattr(jaxpr, "consts", ())
         values = [*(self.rules.public("constant", id(number)) for number in constants), *given]
         program = getattr(jaxpr, "jaxpr", jaxpr)
-        known_values = dict(zip([*program.constvars, *program.invars], values, strict=True))
+        value_of = dict(zip([*program.constvars, *program.invars], values, strict=True))
 
         def read(atom: Any) -> Value:
             if not isinstance(atom, core.Literal):
-                return known_values[atom]
+                return value_of[atom]
             if np.size(atom.val) == 1:
                 return self.rules.public("literal", str(atom.val))
             return self.rules.public("constant", id(atom.val))
@@ -118,7 +118,7 @@ class Analysis:
             self.equations.add(id(eqn))
             here = (*place, id(eqn))
             results = self._equation(eqn, [read(atom) for atom in eqn.invars], here)
-            known_values.update(zip(eqn.outvars, results, strict=True))
+            value_of.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in program.outvars]
 
     def _equation(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
