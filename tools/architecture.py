@@ -101,8 +101,7 @@ SCORES = "federated/clients/scores.py"
 RUN = "experiments/engine/run_directory.py"
 # Secrets of one release, which end with it; and of an audit, on made-up clients.
 ONCE = {"experiments/release.py", "algorithms/base.py", "federated/audits/canaries.py", SECURE}
-DRAWS = {"correlated_noise", "exact_noise", "mechanisms"}
-NOISE = {DOOR, SCORES, *(f"privacy/{name}.py" for name in DRAWS)}
+NOISE = {DOOR, SCORES, "privacy/correlated_noise.py", "privacy/exact_noise.py"}
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
     "charges a ledger": (r"\.charge$", {RELEASE}),
@@ -114,12 +113,12 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "keeps or deletes a secret": (r"(^|\.)(saved_secret|forget_secret)$", {RUN}),
     "samples a cohort": (r"plan\.sample$", {PREPARED}),
     "packs a cohort": (r"(^|\.)Cohort$", {PREPARED, SECURE}),
-    "sums clients": (r"(prepared|_others|shared)\.sum$", {RELEASE, SHARED_ROUNDS}),
+    "sums clients": (r"(prepared|_processes|shared)\.sum$", {RELEASE, SHARED_ROUNDS}),
     "shares rounds among processes": (r"(^|\.)SharedRounds$", {"experiments/engine/shared_run.py"}),
     "opens the door": (r"(^|\.)Door$", {PREPARED}),
     "makes noise that rounds share": (r"(^|\.)NoiseStream$", {PREPARED}),
     "draws noise": (
-        r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$|(^|\.)exact_(normal|cells)$",
+        r"(^|mechanisms\.)standard_normal$|(^|\.)exact_(normal|cells)$",
         NOISE,
     ),
     "opens the C library": (r"(^|\.)CDLL$", {"memory.py"}),

@@ -93,7 +93,7 @@ def rounds(config: Config) -> list[dict]:
             ledger = Ledger(place / "ledger.jsonl", clients)
             releaser = Releaser(
                 clients, ledger, RunSecret.reproducible(0), run=name, name=name,
-                queries=algorithm.queries, kept=(place / "states", 0),
+                queries=algorithm.queries, states=(place / "states", 0),
             )  # fmt: skip
             running[name] = algorithm, releaser, algorithm.init(jax.random.key(0))
         for round in range(1, config.rounds + 2):

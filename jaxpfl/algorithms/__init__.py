@@ -11,7 +11,7 @@ fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
 fred               a private Frechet distance from clients' data to public corpora
 federated_metrics  accuracies of users, released with privacy
 candidate_scores   clients' scores of generated candidates
-popri              a language model tuned by clients' scores of what it writes
+popri              a language model tuned by clients' scores of its texts
 one_look           the same by one release of the clients' moments
 private_evolution  synthetic texts that clients vote on, and that the server varies
 frechet            the distance itself, from moments

@@ -38,7 +38,7 @@ class AdaFedProxState(NamedTuple):
     Attributes:
       params, before: w, and that of the round before.
       mu: float32 scalar.
-      falls: int32 scalar, of the loss in a row.
+      falls: int32 scalar, the number of falls of the loss in a row.
     """
 
     params: PyTree
@@ -64,7 +64,7 @@ class ComparedTraining(LocalTraining):
     ) -> PyTree:
         """One step, and how the losses of both models on the batch differ."""
         (params, before, mu), (trained, sums) = broadcast, state
-        new, old = (self.model.evaluate(each, batch, mask) for each in (params, before))
+        new, old = (self.model.evaluate(model, batch, mask) for model in (params, before))
         more = jax.tree.map(lambda y, w: mu * (y - w), trained[0], params)
         trained = super().step(params, trained, batch, mask, key, more)
         return trained, sums + jnp.stack([new["loss_sum"] - old["loss_sum"], new["count"]])

@@ -1,4 +1,4 @@
-"""What an algorithm is to everything that runs one."""
+"""The interface of an algorithm, and helpers that most algorithms share."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -48,7 +48,7 @@ class Algorithm(NamedTuple):
         Their plans have equal numbers of rounds. Each query is asked at most once in a round, and
         before the step donates a buffer of its state.
       params: `(state) -> model parameters`; None where there is no model.
-      begins_as: what the model of the initial state is called beside that of the last round.
+      begins_as: names the model of the initial state beside that of the last round.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Algorithm(NamedTuple):
     @property
     def rounds(self) -> int:
         """The number of rounds; `InputError` without a query, or if the plans' numbers differ."""
-        found = {query.plan.rounds for query in self.queries}
-        if len(found) != 1:
+        rounds = {query.plan.rounds for query in self.queries}
+        if len(rounds) != 1:
             raise InputError(
                 f"the plans of all queries of {self.name!r} must have the same number of rounds, "
-                f"found {sorted(found) or 'no query'}"
+                f"found {sorted(rounds) or 'no query'}"
             )
-        return found.pop()
+        return rounds.pop()
 
     def event(self, rounds: int | None = None) -> DpEvent:
         """Returns the event of the first `rounds` rounds (default: all): every query in each."""
@@ -81,12 +81,12 @@ class Algorithm(NamedTuple):
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
 
-        asked = {f"asks {query.label}": query.plan.statement() for query in self.queries}
-        return facts(f"Algorithm {self.name}", {"rounds": self.rounds, **asked})
+        plans = {f"asks {query.label}": query.plan.statement() for query in self.queries}
+        return facts(f"Algorithm {self.name}", {"rounds": self.rounds, **plans})
 
 
 def require_parts(model: object, plan: object, **optimisers: object) -> None:
-    """Refuses what cannot be trained, before it is called in a compiled program."""
+    """Refuses a model, plan or optimiser of another kind, before a program is compiled."""
     require_model(model)
     checks.instance("plan", plan, Plan, "a jaxpfl.Plan")
     for name, optimiser in optimisers.items():

@@ -1,11 +1,11 @@
 """Canaries for algorithms' own client functions (`audits.canaries`).
 
-Those of federated training have the model of an audit, and keep their clients' states. FreD and
+Canaries of federated training have the model of an audit, and keep their clients' states. FreD and
 candidates' scores have the worst neighbours: a client with one thing that nobody else has, and one
 with embeddings of zero, which contribute nothing. Canary i has the unit vector i as its embedding,
 so that there are as many dimensions as canaries.
 
-| question          | what canary i moves, and by how much                           | read off   |
+| question          | canary i moves this number, and so far                         | read off   |
 |-------------------|----------------------------------------------------------------|------------|
 | FreD's sum        | coordinate i, by the clip norm: it holds ten times that        | the sum    |
 | its second moment | entry (i, i), about the origin, by the squared clip norm       | the matrix |
@@ -36,11 +36,11 @@ from jaxpfl.federated.release.releaser import Release, Released
 from jaxpfl.privacy.plan import Plan
 
 _SLOPE = 100.0
-"""Of the canaries' loss, in clip norms: a step of rate 0.001 moves a canary by one clip norm."""
+"""The canaries' loss per clip norm: a step of rate 0.001 moves a canary by one clip norm."""
 
 
 class TrainingCanaries(Gradients):
-    """The question of an algorithm that trains, whose clients keep what it lets them keep.
+    """The question of an algorithm that trains, whose clients may keep states.
 
     Its server begins anew in every round. A canary is looked for in all parts of a contribution, as
     much as its first contribution has of each. `algorithm_of` is `(model, plan=) -> algorithm`,
@@ -62,17 +62,17 @@ class TrainingCanaries(Gradients):
 
         def watched(query: Query, broadcast: Any, clip_norm: Any = None) -> Released:
             del clip_norm  # the first one, because the server begins anew
-            found = release(query, broadcast, clip_norm=clip)
+            answer = release(query, broadcast, clip_norm=clip)
             row = {"direction": jnp.zeros((1, 1), jnp.int32), "length": jnp.full((1, 1), LENGTH)}
             one = Examples(row, jnp.ones((1, 1), bool), jnp.int32(1))
             sent = contribution(query.client_fn, broadcast, one, jax.random.key(0))
-            both = zip(jax.tree.leaves(sent), jax.tree.leaves(found.value), strict=True)
+            both = zip(jax.tree.leaves(sent), jax.tree.leaves(answer.value), strict=True)
             parts = [(a[0], b) for a, b in both if a.shape == (self.canaries,)]
-            first_P, found_PxM = (np.asarray(each, np.float64) for each in zip(*parts, strict=True))
-            seen_M = first_P @ found_PxM / np.linalg.norm(first_P)
+            first_P, value_PxM = (np.asarray(part, np.float64) for part in zip(*parts, strict=True))
+            seen_M = first_P @ value_PxM / np.linalg.norm(first_P)
             seen_M /= self.plan.clip_norm if clip is None else float(clip)
-            shown.append(Shown(seen_M, self.plan.adaptive_clip and found.clip_norm))
-            return found
+            shown.append(Shown(seen_M, self.plan.adaptive_clip and answer.clip_norm))
+            return answer
 
         state = self.algorithm.init(jax.random.key(0))
         state = state._replace(params=alternating(round) * state.params)
@@ -117,7 +117,7 @@ class ScoreCanaries:
         self.scorer = Scorer(plan, kind=kind, max_texts=max_texts)
         self.votes = kind == "nn_histogram"
         directions = np.eye(canaries, dtype=np.float32)[:, None]
-        # Where the length of scores is what it is, enough candidates to reach the clip norm.
+        # Scores that are not scaled need so many candidates to reach the clip norm.
         self.pairs = math.ceil(plan.clip_norm**2 / 2) if kind == "cosine" else 1
         both = np.concatenate([directions] * self.pairs + [-directions] * self.pairs, axis=1)
         self.candidates_KxJxD = directions if self.votes else both
@@ -130,10 +130,10 @@ class ScoreCanaries:
         self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
     ) -> Shown:
         del number, clip  # one plan, with a constant clip norm
-        asked = cast(Release, release)
-        scores_KxJ = self.scorer.release(asked, self.candidates_KxJxD, round).astype(np.float64)
+        scores_KxJ = self.scorer.release(cast(Release, release), self.candidates_KxJxD, round)
+        scores_KxJ = scores_KxJ.astype(np.float64)
         if not self.votes:
-            # Of coordinates y, a candidate's score is y_i / sqrt(2 pairs), and its opposite's is -.
+            # A candidate's score is y_i / sqrt(2 pairs) for coordinates y; its opposite's is -.
             scores_KxJ = scores_KxJ[:, [0]] - scores_KxJ[:, [-1]]
             scores_KxJ = scores_KxJ * math.sqrt(self.pairs / 2)
         return Shown(scores_KxJ[:, 0] / self.scorer.plan.clip_norm)
@@ -142,6 +142,6 @@ class ScoreCanaries:
 def _holding(length_M: np.ndarray, population: int, examples: int) -> Population:
     """Clients with equal embeddings: canary i with its length times the unit vector i."""
     canaries = len(length_M)
-    held_NxD = np.zeros((population, canaries), np.float32)
-    np.fill_diagonal(held_NxD, length_M)
-    return of_one_row({"embedding": held_NxD}, examples)
+    embedding_NxD = np.zeros((population, canaries), np.float32)
+    np.fill_diagonal(embedding_NxD, length_M)
+    return of_one_row({"embedding": embedding_NxD}, examples)

@@ -14,8 +14,8 @@
 | per_prompt   | the same                                      | prompt's responses | S, or 0      |
 | nn_histogram | how many of the client's texts are nearest it | -                  | clipped to S |
 
-`cosine` is POPri's Algorithm 1 as printed. `zscore` is what POPri's public code does: it divides by
-the standard deviation, so the norm is sqrt(K J) before the clip scales it to S. `per_prompt` suits
+`cosine` is POPri's Algorithm 1 as printed. `zscore` is POPri's public code, which divides by the
+standard deviation, so the norm is sqrt(K J) before the clip scales it to S. `per_prompt` suits
 the ranking of each prompt's responses: differences between prompts use up none of the norm.
 `nn_histogram` is the vote of private evolution; a client votes with at most `max_texts` of its
 texts, so S = max_texts clips no client.
@@ -61,8 +61,8 @@ class Scorer(Checked):
       plan: its clip norm is S, which must be constant, and its unit must be the client.
       noise: "projected", or "every_score" for the published noise. A histogram ignores it, because
         its votes have noise in every direction anyway.
-      max_texts: for nn_histogram only: the most texts that a client votes with in a round. Of a
-        client with more texts, a new uniform subset votes in every round.
+      max_texts: for nn_histogram only: the most texts that a client votes with in a round. A client
+        with more texts votes with a new uniform subset in every round.
 
     Raises:
       InputError: the plan's unit is not the client, its sampling is cyclic, or it clips adaptively.
@@ -94,7 +94,7 @@ class Scorer(Checked):
 
     @property
     def rounds(self) -> int:
-        """Of the plan; each of them asks `queries`."""
+        """The plan's rounds; each of them asks `queries`."""
         return self.plan.rounds
 
     @property
@@ -157,27 +157,26 @@ class Scorer(Checked):
         )
 
     def _candidates(self, candidates_KxJxD: Any) -> np.ndarray:
-        found = np.asarray(candidates_KxJxD)
-        if found.dtype.kind != "f" or found.ndim != 3:
+        candidates_KxJxD = np.asarray(candidates_KxJxD)
+        shape, dtype = list(candidates_KxJxD.shape), candidates_KxJxD.dtype
+        if dtype.kind != "f" or len(shape) != 3:
             raise InputError(
                 "candidates must be float [prompts, responses, d] like the clients' embeddings, "
-                f"found {found.dtype} {list(found.shape)}"
+                f"found {dtype} {shape}"
             )
-        prompts, responses, _ = found.shape
+        prompts, responses, _ = shape
         ranked = responses if self.kind == "per_prompt" else prompts * responses
         if prompts < 1 or ranked < 2:
-            raise InputError(
-                f"kind = {self.kind!r} ranks at least 2 candidates, found {list(found.shape)}"
-            )
+            raise InputError(f"kind = {self.kind!r} ranks at least 2 candidates, found {shape}")
         with np.errstate(over="ignore"):
-            found = np.ascontiguousarray(found, np.float32)
-        if not np.isfinite(found).all():
-            prompt, response, _ = np.argwhere(~np.isfinite(found))[0].tolist()
+            candidates_KxJxD = np.ascontiguousarray(candidates_KxJxD, np.float32)
+        if not np.isfinite(candidates_KxJxD).all():
+            prompt, response, _ = np.argwhere(~np.isfinite(candidates_KxJxD))[0].tolist()
             raise InputError(
                 f"the embedding of the candidate of prompt {prompt}, response {response} must be "
                 "finite in float32, found one that is not"
             )
-        return found
+        return candidates_KxJxD
 
 
 class ScoresState(NamedTuple):

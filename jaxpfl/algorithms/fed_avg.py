@@ -62,11 +62,11 @@ def fed_avg(
     """Returns DP-FedAvg for `model` under `plan`.
 
     Args:
-      model: what is trained: one of `jaxpfl.models`, or your own, `models.from_functions`.
-      client: the clients' optimiser, e.g. `optax.sgd(0.5)`; or what a client computes, which is
-        `federated.LocalTraining` with settings, as in FedProx and FedNova, or a client function of
-        your own that gets the parameters (with `frozen`, both) and returns their change, or None in
-        place of that of a parameter that is to stay as it is.
+      model: one of `jaxpfl.models`, or your own, `models.from_functions`.
+      client: the clients' optimiser, e.g. `optax.sgd(0.5)`; or a client function, which is
+        `federated.LocalTraining` with settings, as in FedProx and FedNova, or one of your own that
+        gets the parameters (with `frozen`, both) and returns their change, or None in place of the
+        change of a parameter that is to stay as it is.
       server: the server's optimiser, e.g. `optax.sgd(1.0, momentum=0.9, nesterov=True)`; plain
         averaging is `optax.sgd(1.0)`.
       plan: privacy of the whole run.
@@ -114,13 +114,13 @@ def fed_avg(
         broadcast = state.params if frozen is None else (state.params, frozen)
         if isinstance(client, LocalTraining):
             broadcast = client.scheduled(broadcast, round)
-        found = release(update, broadcast, clip_norm=used_clip_norm(plan, state.clip_norm))
-        change = _whole(state.params, found.value)
+        released = release(update, broadcast, clip_norm=used_clip_norm(plan, state.clip_norm))
+        change = _whole(state.params, released.value)
         params, server_state, update_norm = base.server_step(
             server, state.params, state.server, change, -plan.denominator
         )
         metrics = {"clip_norm": state.clip_norm, "update_norm": update_norm}
-        return FedAvgState(params, server_state, found.clip_norm), metrics
+        return FedAvgState(params, server_state, released.clip_norm), metrics
 
     begins_as = base.UNTRAINED if start is None else "before the rounds"
     return base.Algorithm(
@@ -131,12 +131,12 @@ def fed_avg(
 def _whole(params: Any, change: Any) -> Any:
     """The change, with zeros where it has None."""
     shapes, sent = (jax.tree.map(jnp.shape, tree) for tree in (params, change))
-    found = None
-    with contextlib.suppress(ValueError):  # of another structure
-        found = jax.tree.map(lambda p, d: jnp.zeros_like(p) if d is None else d, params, change)
-    if jax.tree.map(jnp.shape, found) != shapes:
+    whole = None
+    with contextlib.suppress(ValueError):  # another structure
+        whole = jax.tree.map(lambda p, d: jnp.zeros_like(p) if d is None else d, params, change)
+    if jax.tree.map(jnp.shape, whole) != shapes:
         raise InputError(f"client must return a change shaped like {shapes}, found {sent}")
-    return found
+    return whole
 
 
 def used_clip_norm(plan: Plan, clip_norm: jax.Array) -> jax.Array | None:

@@ -209,9 +209,9 @@ def fed_avg_gan(
         return base.placed(update, state)
 
     def step(state, release, round):
-        found = release(update, params(state), clip_norm=used_clip_norm(plan, state.clip_norm))
+        released = release(update, params(state), clip_norm=used_clip_norm(plan, state.clip_norm))
         critic, server_state, update_norm = base.server_step(
-            server, state.critic, state.server, found.value, -plan.denominator
+            server, state.critic, state.server, released.value, -plan.denominator
         )
         trained, optimizer_state, loss, left_out = train_generator(
             gan,
@@ -231,7 +231,7 @@ def fed_avg_gan(
             "generator_left_out": left_out,
         }
         following = GANState(
-            trained, critic, optimizer_state, server_state, found.clip_norm, state.draws
+            trained, critic, optimizer_state, server_state, released.clip_norm, state.draws
         )
         return following, metrics
 

@@ -90,10 +90,10 @@ def fed_buff(
     Metrics of a step are those of `fed_avg`.
     """
     base.require_parts(model, plan, client=client, server=server)
-    kept = checks.non_negative_int("longest", longest) + 1
+    models = checks.non_negative_int("longest", longest) + 1
 
     def uniform(key: jax.Array) -> jax.Array:
-        return jnp.int32(kept * jax.random.uniform(key))
+        return jnp.int32(models * jax.random.uniform(key))
 
     training = DelayedTraining(model, LocalTraining(model, client), delay or uniform)
     update = base.update_query(model, training, plan, **settings)
@@ -101,20 +101,20 @@ def fed_buff(
 
     def init(key):
         params = first_params(key)
-        history = jax.tree.map(lambda leaf: jnp.stack([leaf] * kept), params)
+        history = jax.tree.map(lambda leaf: jnp.stack([leaf] * models), params)
         state = FedBuffState(history, server.init(params), jnp.float32(plan.clip_norm))
         return base.placed(update, state)
 
     def step(state, release, round):
-        found = release(update, state.history, clip_norm=used_clip_norm(plan, state.clip_norm))
+        released = release(update, state.history, clip_norm=used_clip_norm(plan, state.clip_norm))
         params, server_state, norm = base.server_step(
-            server, _newest(state), state.server, found.value, -plan.denominator
+            server, _newest(state), state.server, released.value, -plan.denominator
         )
         history = jax.tree.map(
             lambda older, new: jnp.concatenate([new[None], older[:-1]]), state.history, params
         )
         metrics = {"clip_norm": state.clip_norm, "update_norm": norm}
-        return FedBuffState(history, server_state, found.clip_norm), metrics
+        return FedBuffState(history, server_state, released.clip_norm), metrics
 
     return base.Algorithm("fed_buff", init, step, (update,), _newest)
 

@@ -12,8 +12,8 @@ Dynamic Regularization", Algorithm 1.
         h = h - alpha release / N
         w = server optimiser(w, -release / n + h / alpha)
 
-Released is one noisy sum of clipped changes in each round, as in `fed_avg`, at the same cost. Of a
-client's linear term nothing is sent. h adds up the releases, so that its noise grows with rounds.
+A round releases one noisy sum of clipped changes, as in `fed_avg`, at the same cost. A client sends
+nothing of its linear term. h adds up the releases, so that its noise grows with rounds.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Regularised(LocalTraining):
         return super().finish(params, state[0])
 
     def keep(self, params: PyTree, state: PyTree, sent: PyTree) -> PyTree:
-        """g_k, moved by what was sent."""
+        """g_k, moved by the sent change."""
         return jax.tree.map(lambda g, d: g - self.alpha * d, state[1], sent)
 
 

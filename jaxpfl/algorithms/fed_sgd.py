@@ -4,9 +4,9 @@ Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang 2016, "Deep Lear
 Differential Privacy", Algorithm 1.
 
 It is `fed_avg` with another client function, `ClippedGradients`, and cohorts of examples: each is
-drawn with probability q from those of all clients. The mean is over n = q N, a public constant: how
-many were drawn is private. The promise is weaker: it protects an example, and not a person who
-holds many of them.
+drawn with probability q from those of all clients. The mean is over n = q N, a public constant: the
+number of drawn examples is private. The promise is weaker: it protects an example, and not a person
+with many of them.
 """
 
 import math
@@ -72,7 +72,7 @@ def _blocks(plan: Plan, replicas: int) -> CohortSpec:
     """Blocks of at most 32 examples that those of a round fill.
 
     These are seldom more than two standard deviations above the planned number. With more in a
-    block, an example takes longer: what lies between two layers leaves a core's cache.
+    block, an example takes longer: the values between two layers leave a core's cache.
     """
     planned = plan.denominator
     most = planned + 2 * math.sqrt(planned * (1 - planned / plan.population))

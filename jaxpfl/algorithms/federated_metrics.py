@@ -34,7 +34,7 @@ from jaxpfl.data.population import Population, one_per_example
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.release.query import Execution, Query
-from jaxpfl.federated.release.releaser import Others
+from jaxpfl.federated.release.releaser import OtherProcesses
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.participation import Poisson
@@ -47,7 +47,7 @@ TWENTIETHS = tuple(i / 20 for i in range(21))
 
 @dataclasses.dataclass(frozen=True)
 class MetricsPlan:
-    """What one release of metrics contains and costs; every field is public.
+    """The settings of one release of metrics; every field is public.
 
     Attributes:
       release: the plan of one round in which every client takes part, with the clip norm 1 that the
@@ -70,8 +70,8 @@ class MetricsPlan:
     def __post_init__(self) -> None:
         checks.instance("release", self.release, Plan, "a Plan")
         population = self.release.population
-        found = self.release.rounds, self.release.clip, self.release.participation
-        if found != (1, Clip(1.0), Poisson(population, population)):
+        terms = self.release.rounds, self.release.clip, self.release.participation
+        if terms != (1, Clip(1.0), Poisson(population, population)):
             raise InputError("release must be one round of everyone with clip norm 1")
         most = checks.positive_int("max_examples", self.max_examples)
         object.__setattr__(self, "max_examples", most)
@@ -219,7 +219,7 @@ def release(
     ledger: Ledger,
     secret: RunSecret | None = None,
     run: str | None = None,
-    others: Others | None = None,
+    others: OtherProcesses | None = None,
 ) -> ReleasedMetrics:
     """Runs `federated_metrics` once: releases the metrics of a model on all clients.
 
@@ -234,7 +234,7 @@ def release(
     """
     algorithm = federated_metrics(plan)
     evaluated = with_correct(clients, correct)
-    releaser = releaser_of(algorithm, evaluated, ledger, secret, run=run, others=others)
+    releaser = releaser_of(algorithm, evaluated, ledger, secret, run=run, processes=others)
     return ReleasedMetrics.of(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 

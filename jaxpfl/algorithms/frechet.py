@@ -26,7 +26,7 @@ from jaxpfl.algorithms.gaussian_moments import moments as moments
 from jaxpfl.algorithms.gaussian_moments import project_psd as project_psd
 from jaxpfl.errors import InputError
 
-# What is added to the eigenvalues of a covariance that is inverted, as a share of their mean.
+# Is added to the eigenvalues of a covariance before it is inverted, as a share of their mean.
 _RIDGE = 1e-2
 
 
@@ -63,7 +63,7 @@ class Reference:
 
     def distances(self, candidates: Sequence[Moments]) -> np.ndarray:
         """Returns the distances to the candidates, in their order: float64 [candidates]."""
-        return np.array([self.distance(each) for each in candidates], np.float64)
+        return np.array([self.distance(candidate) for candidate in candidates], np.float64)
 
 
 def _require_same(dimension: int, candidate: Moments) -> None:
@@ -104,10 +104,11 @@ def witness(target: Moments, current: Moments, embeddings_NxD: np.ndarray) -> np
       float64 [N]; only differences mean something.
     """
     _require_same(target.dimension, current)
-    found, vector_DxD = np.linalg.eigh(current.covariance_DxD)
+    eigenvalue_D, vector_DxD = np.linalg.eigh(current.covariance_DxD)
     ridge = _RIDGE * max(float(np.trace(current.covariance_DxD)) / current.dimension, 1e-30)
-    root_D = np.sqrt(np.maximum(found, 0.0) + ridge)
-    root_DxD, inverse_DxD = ((vector_DxD * each) @ vector_DxD.T for each in (root_D, 1 / root_D))
+    root_D = np.sqrt(np.maximum(eigenvalue_D, 0.0) + ridge)
+    root_DxD = (vector_DxD * root_D) @ vector_DxD.T
+    inverse_DxD = (vector_DxD * (1 / root_D)) @ vector_DxD.T
     middle_D, middle_DxD = np.linalg.eigh(root_DxD @ project_psd(target.covariance_DxD) @ root_DxD)
     root_of_DxD = (middle_DxD * np.sqrt(np.maximum(middle_D, 0.0))) @ middle_DxD.T
     map_DxD = inverse_DxD @ root_of_DxD @ inverse_DxD
@@ -122,5 +123,5 @@ def _factor(covariance_DxD: np.ndarray) -> np.ndarray:
     eigenvalue_D, vector_DxD = np.linalg.eigh(covariance_DxD)
     # An eigenvalue below this is a rounding error of the decomposition itself.
     rounding = len(covariance_DxD) * np.finfo(np.float64).eps * np.abs(eigenvalue_D).max()
-    kept_R = eigenvalue_D > rounding
-    return vector_DxD[:, kept_R] * np.sqrt(eigenvalue_D[kept_R])
+    above_D = eigenvalue_D > rounding
+    return vector_DxD[:, above_D] * np.sqrt(eigenvalue_D[above_D])

@@ -66,8 +66,9 @@ class Moments:
 class RunningMoments:
     """Accumulates the moments of a corpus that arrives in pieces and need not fit in memory.
 
-    Products of rows are added up in their own precision within a block, after the mean of the first
-    block was subtracted, which a large common mean would cost digits; blocks in float64. Rows with
+    Within a block, products of rows are added up in their own precision, after the mean of the
+    first block was subtracted, because a large common mean would cost digits; blocks are added up
+    in float64. Rows with
     a larger L2 norm than `clip_norm` are scaled down to it; `math.inf` clips no row.
     """
 
@@ -111,7 +112,7 @@ class RunningMoments:
                 shift_D = rows_BxD.mean(axis=0, dtype=np.float64).astype(self._dtype)
                 self._shift_D = shift_D
                 self._centred_BxD = np.empty((_BLOCK_ROWS, self._dimension), self._dtype)
-            # In one buffer, because new memory takes longer than what is written to it.
+            # In one buffer, because new memory takes longer than the writing.
             count = len(rows_BxD)
             rows_BxD = np.subtract(rows_BxD, shift_D, out=self._centred_BxD[:count])
             self._sum_D += rows_BxD.sum(axis=0, dtype=np.float64)
@@ -198,13 +199,11 @@ def _checked_shares(parts: Sequence[Moments], shares: Sequence[float]) -> np.nda
             f"a mixture of {len(parts)} corpora needs {len(parts)} shares, found shape "
             f"{list(np.shape(shares))}"
         )
-    found = [
-        checks.non_negative(f"share {index}", float(share)) for index, share in enumerate(shares)
-    ]
-    total = math.fsum(found)
+    shares = [checks.non_negative(f"share {k}", float(share)) for k, share in enumerate(shares)]
+    total = math.fsum(shares)
     if abs(total - 1) > 1e-6:
         raise InputError(f"the shares of a mixture must sum to 1, found a sum of {total!r}")
-    return np.asarray(found) / total
+    return np.asarray(shares) / total
 
 
 def project_psd(matrix_DxD) -> np.ndarray:
@@ -222,8 +221,8 @@ def project_psd(matrix_DxD) -> np.ndarray:
     else:
         return matrix_DxD
     eigenvalue_D, vector_DxD = np.linalg.eigh(matrix_DxD)
-    kept_R = eigenvalue_D > 0
-    factor_DxR = vector_DxD[:, kept_R] * np.sqrt(eigenvalue_D[kept_R])
+    positive_D = eigenvalue_D > 0
+    factor_DxR = vector_DxD[:, positive_D] * np.sqrt(eigenvalue_D[positive_D])
     return factor_DxR @ factor_DxR.T
 
 

@@ -10,12 +10,12 @@ Learning", Algorithm 1, model averaging.
             send k blocks, zeros but for block j:  clip_S(LocalTraining(theta_j) - theta_j)
         theta_j = server optimiser(theta_j, -release_j / n)        for each of the k models
 
-Released is one noisy sum of k blocks in each round, with noise on all. Of a contribution one block
-is not zero, so that its norm is S at most, and it costs what that of `fed_avg` costs. How many
-clients chose a model is private: its block is divided by n, the planned cohort, as in the paper's
-gradient averaging. A count of each cluster would take a part of the contribution's norm, and the
-quotient of two noisy sums is worst for the smallest cluster. Where clusters are equal, a server's
-rate of k makes up for it.
+A round releases one noisy sum of k blocks, with noise on all. One block of a contribution is not
+zero, so that its norm is S at most, and a round costs as much as one of `fed_avg`. The number of
+clients that chose a model is private: its block is divided by n, the planned cohort, as in the
+paper's gradient averaging. A count of each cluster would take a part of the contribution's norm,
+and the quotient of two noisy sums is worst for the smallest cluster. Where clusters are equal, a
+server's rate of k makes up for it.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class _Several:
 
     def init(self, key: jax.Array) -> PyTree:
         """k drawn models."""
-        drawn = [self.model.init(each) for each in jax.random.split(key, self.clusters)]
+        drawn = [self.model.init(own) for own in jax.random.split(key, self.clusters)]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
 
 
@@ -91,7 +91,7 @@ def ifca(
     Raises:
       InputError: an argument is of another kind or out of range.
 
-    State and metrics are those of `fed_avg`. Which model a client uses it finds by its own data.
+    State and metrics are those of `fed_avg`. A client finds its model by its own data.
     """
     require_parts(model, plan, client=client, server=server)
     several: Any = _Several(model, checks.positive_int("clusters", clusters))

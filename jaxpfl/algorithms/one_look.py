@@ -1,14 +1,14 @@
 """One look: POPri's rewards from one release of the clients' moments, in place of scores by round.
 
-    found = private_moments(embedded, plan, ledger=ledger, run="one look", secret=RunSecret())
-    rewards = MomentRewards(found, rounds=10)
+    target = private_moments(embedded, plan, ledger=ledger, run="one look", secret=RunSecret())
+    rewards = MomentRewards(target, rounds=10)
     algorithm = popri(generator, samples, rewards, embedder, settings)
     state, _ = algorithm.step(algorithm.init(key), None, 1)  # a round; nobody is asked
 
 POPri's scores are linear in one vector of a client, the mean of its embeddings. FreD's release
 (`algorithms.fred`) gives this mean over ALL clients, and their covariance, for the whole epsilon.
-Whatever is computed from it is post-processing: all rounds are free, and so is the choice of
-prompts, temperature, learning rate and checkpoint. The algorithm has no query of its own.
+Everything after it is post-processing: all rounds are free, and so is the choice of prompts,
+temperature, learning rate and checkpoint. The algorithm has no query of its own.
 
 | kind    | reward of a candidate x                                       | asks for        |
 |---------|---------------------------------------------------------------|-----------------|
@@ -17,8 +17,8 @@ prompts, temperature, learning rate and checkpoint. The algorithm has no query o
 | mean    | <x, p - m>: the same for the means alone, p of the clients and | place           |
 |         | m of the round's candidates                                   |                 |
 
-With few clients the noise hides most of their covariance. What it hides is taken to be as among a
-round's candidates (`fred.scores.estimate`). Measured: docs/synthetic_text.md.
+With few clients the noise hides most of their covariance. The hidden part is taken from a round's
+candidates (`fred.scores.estimate`). Measured: docs/synthetic_text.md.
 
 This method is ours. Related: DP-MERF (Harder, Adamczewski, Park 2021) trains a generator on one
 release of mean features.
@@ -43,8 +43,8 @@ class MomentRewards(Checked):
 
     Attributes:
       target: the clients' moments and their noise, as `private_moments` released them; PUBLIC.
-      rounds: of POPri; each is free.
-      kind: of reward, see the head of this file.
+      rounds: POPri's rounds; each is free.
+      kind: the kind of reward, see the head of this file.
     """
 
     target: PrivateMoments = field(repr=False)
@@ -62,21 +62,22 @@ class MomentRewards(Checked):
         Raises:
           InputError: embeddings of another dimension than the clients', or not finite.
         """
-        found = np.asarray(embeddings_KxJxD, np.float32)
+        rows_KxJxD = np.asarray(embeddings_KxJxD, np.float32)
         dimension = self.target.moments.dimension
-        if found.ndim != 3 or found.shape[-1] != dimension:
+        if rows_KxJxD.ndim != 3 or rows_KxJxD.shape[-1] != dimension:
             raise InputError(
                 f"embeddings must be float [prompts, responses, {dimension}] like the clients' "
-                f"embeddings, found {list(found.shape)}"
+                f"embeddings, found {list(rows_KxJxD.shape)}"
             )
-        # As the clients' were.
+        # Clipped as the clients' embeddings were.
         clip_norm = self.target.plan.clip_norm
-        norm_KxJx1 = np.linalg.norm(found, axis=-1, keepdims=True)
-        found = found * np.minimum(1, clip_norm / np.maximum(norm_KxJx1, 1e-30))
-        rows_MxD = found.reshape(-1, found.shape[-1])
-        current = moments(found[candidates_KxJ] if candidates_KxJ.any() else rows_MxD, np.inf)
+        norm_KxJx1 = np.linalg.norm(rows_KxJxD, axis=-1, keepdims=True)
+        rows_KxJxD = rows_KxJxD * np.minimum(1, clip_norm / np.maximum(norm_KxJx1, 1e-30))
+        rows_MxD = rows_KxJxD.reshape(-1, dimension)
+        candidates_NxD = rows_KxJxD[candidates_KxJ] if candidates_KxJ.any() else rows_MxD
+        current = moments(candidates_NxD, np.inf)
         if self.kind == "mean":
             reward_M = rows_MxD @ (self.target.moments.mean_D - current.mean_D)
         else:
             reward_M = witness(estimate(self.target, current), current, rows_MxD)
-        return reward_M.reshape(found.shape[:2]).astype(np.float32)
+        return reward_M.reshape(rows_KxJxD.shape[:2]).astype(np.float32)

@@ -102,7 +102,7 @@ class Written:
     Attributes:
       candidates: the share of the responses that are candidates (`PopriSettings.least_words`).
       pairs: the number of preference pairs, or of GRPO's groups, at most K (see `groups_by_score`).
-      record: of the tuning, see `text.preference.optimisation.Tuned`.
+      record: the tuning's record, see `text.preference.optimisation.Tuned`.
     """
 
     round: int
@@ -115,9 +115,9 @@ class Written:
 
     @property
     def means(self) -> dict[str, float]:
-        """The means over the tuning's steps of what is recorded by step; none without a pair."""
-        by_step = {name: each for name, each in self.record.items() if isinstance(each, list)}
-        return {name: float(np.mean(each)) for name, each in by_step.items()}
+        """The means over the tuning's steps of its records by step; none without a pair."""
+        by_step = {name: value for name, value in self.record.items() if isinstance(value, list)}
+        return {name: float(np.mean(values)) for name, values in by_step.items()}
 
 
 class PopriState(NamedTuple):
@@ -168,7 +168,7 @@ def popri(
     first, base = adapter_trees.split(params)
 
     def all_steps():
-        # Of rounds in which every prompt gives a pair.
+        # As if every prompt gave a pair in every round.
         return scorer.rounds * settings.preference.steps(settings.prompts)
 
     def init(key):
@@ -191,9 +191,9 @@ def popri(
         state, record = _unflat(following, state)
         number = 0 if groups is None else len(groups)
         share = float(np.mean(candidates_of(texts_KxJ, settings)))
-        found = Written(round, prompts, texts_KxJ.tolist(), scores_KxJ, share, number, record)
-        hooks.on_round(found)
-        means = {name: np.float32(mean) for name, mean in found.means.items()}
+        results = Written(round, prompts, texts_KxJ.tolist(), scores_KxJ, share, number, record)
+        hooks.on_round(results)
+        means = {name: np.float32(mean) for name, mean in results.means.items()}
         return state, {"pairs": np.int32(number), "candidates": np.float32(share), **means}
 
     def written(state: PopriState, prompts: list[str], round: int) -> Arrays:
@@ -213,7 +213,7 @@ def popri(
         if groups is None:
             return _flat(state, {})
         carries = settings.optimizer == "carried"
-        found = tune(
+        result = tune(
             model,
             params_of(state),
             groups,
@@ -223,8 +223,8 @@ def popri(
             mesh=generator.mesh,
             progress=hooks.progress,
         )
-        optimizer = found.optimizer if carries else ()
-        return _flat(PopriState(adapter_trees.split(found.params)[0], optimizer), found.record)
+        optimizer = result.optimizer if carries else ()
+        return _flat(PopriState(adapter_trees.split(result.params)[0], optimizer), result.record)
 
     return Algorithm("popri", init, step, scorer.queries, params_of)
 
@@ -264,7 +264,7 @@ def groups_by_score(
     scores_KxJ: np.ndarray,
     settings: PopriSettings,
 ) -> Groups | None:
-    """Returns what is tuned on, as token ids, or None where no prompt teaches anything.
+    """Returns the groups to tune on, as token ids, or None where no prompt teaches anything.
 
     Candidates alone are ranked. A prompt gives no pair where it has too few of them, or where its
     chosen and rejected texts are equal or one of them is empty, because such a pair would teach
@@ -298,7 +298,7 @@ def groups_by_score(
 
 
 def candidates_of(texts_KxJ: np.ndarray, settings: PopriSettings) -> np.ndarray:
-    """Which responses are long enough to be candidates: bool [K, J]."""
+    """Whether a response is long enough to be a candidate: bool [K, J]."""
     words = [len(text.split()) for text in texts_KxJ.reshape(-1)]
     return np.array(words).reshape(texts_KxJ.shape) >= settings.least_words
 

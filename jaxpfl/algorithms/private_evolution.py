@@ -175,7 +175,7 @@ def private_evolution(
         return {"votes": scorer.release(release, ahead_MxD[:, None], round)[:, 0]}
 
     def ahead(texts: list[str], round: int) -> Arrays:
-        """What is voted on, float32 [M, d]: embeddings of texts, or means over their variations."""
+        """The candidates of the vote, float32 [M, d]: texts' embeddings, or means of variations."""
         if settings.form == "aug_pe" or not settings.lookahead:
             return {"embeddings": np.asarray(embedder(texts))}
         key, total = draws.key("lookahead", round), np.float32(0)

@@ -36,7 +36,7 @@ from jaxpfl.privacy.plan import Plan
 
 
 class Parts(NamedTuple):
-    """Of parameters and of variates: what clients get, and what they send."""
+    """Parameters and variates, as clients get them, and their changes, as clients send them."""
 
     params: PyTree
     variate: PyTree

@@ -24,14 +24,14 @@ LoadOrCompute = Callable[[str, Callable[[], Arrays]], Arrays]
 
 @dataclass(frozen=True)
 class Hooks(Generic[T]):
-    """What happens around the rounds; none of it changes what is learned.
+    """Functions around the rounds; none of them changes a result.
 
     `load_or_compute` stores the result of each step of a round; `on_round` is called with the
     public results of each round.
     """
 
     load_or_compute: LoadOrCompute = lambda name, compute: compute()
-    on_round: Callable[[T], None] = lambda found: None
+    on_round: Callable[[T], None] = lambda results: None
     progress: bool = False
 
     def stored(self, round: int, step: str, compute: Callable[..., Arrays], *arguments: Any) -> Any:

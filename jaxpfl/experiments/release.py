@@ -12,7 +12,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, PyTree, Stepping
 from jaxpfl.federated.mesh import several
 from jaxpfl.federated.release.query import Execution, Query
-from jaxpfl.federated.release.releaser import OneRelease, Others, Releaser
+from jaxpfl.federated.release.releaser import OneRelease, OtherProcesses, Releaser
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
 
@@ -66,9 +66,9 @@ def release(
     checks.instance("ledger", ledger, (str, Path), "the path of a file")
     warn_of_numbers(clients.numeric())
 
-    def ask(others: Others | None) -> OneRelease:
+    def ask(others: OtherProcesses | None) -> OneRelease:
         with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
-            releaser = Releaser(clients, opened, queries=(query,), others=others)
+            releaser = Releaser(clients, opened, queries=(query,), processes=others)
             released = releaser.release(query, broadcast, round=1)
             total = guarantee_of(opened.charges, plan.delta, plan.unit)
         return OneRelease(jax.device_get(released.value), plan.statement(), total.statement())

@@ -1,8 +1,8 @@
-"""What happens in one round: local training, and the release, the only way from clients to server.
+"""One round: local training, and the release, the only way from clients to server.
 
 `clients` and `flow` import no other folder, `release` imports these two, and `hosts` and `audits`
 import these three. Beside them are `mesh`, the devices and where arrays are on them, and
-`double_word`, sums that are kept as two numbers.
+`double_word`, sums as pairs of numbers.
 
 clients     what one client computes
 flow        the flow of information through a traced program

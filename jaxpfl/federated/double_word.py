@@ -1,4 +1,4 @@
-"""Sums that are kept as two numbers: what a float32, or an int32, cannot hold is in the second."""
+"""Sums as pairs of numbers: the second one holds the part that the first cannot."""
 
 from typing import NamedTuple
 

@@ -110,7 +110,7 @@ def default_chunk(mesh: Mesh) -> int:
 
 
 def shardings(owner: Any, mesh: Mesh, tree: PyTree) -> PyTree:
-    """Where parameters, or changes of them, are on a mesh: a tree like `tree` of `NamedSharding`.
+    """The places of parameters, or their changes, on a mesh: a tree of `NamedSharding`.
 
     Without the axis `model`, every device holds all of them. With it, the owner's rule counts, if
     it is `Placing`; otherwise each array is split along its longest axis that the number of devices
@@ -153,7 +153,7 @@ def require_one_process(what: str, instead: str) -> None:
 
 
 def put(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """`jax.device_put`; of an array, each process has all that its own devices hold."""
+    """`jax.device_put`; each process gives the part of an array that its own devices hold."""
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
     made = partial(jax.make_array_from_process_local_data, sharding)
@@ -169,7 +169,7 @@ def shares(mesh: Mesh) -> tuple[int, ...]:
 def put_shares(tree: PyTree, mesh: Mesh) -> PyTree:
     """Splits the first axis of arrays evenly along the mesh's first axis, that of clients.
 
-    Of the arrays, a process has the shares of its own devices alone, in their order.
+    A process gives the shares of its own devices alone, in their order.
     """
     return put(tree, NamedSharding(mesh, PartitionSpec(mesh.axis_names[0])))
 
@@ -210,7 +210,7 @@ def settle(tree: PyTree) -> None:
 
 
 def meet(tree: PyTree) -> None:
-    """Where arrays are spread over processes: waits until all processes have computed them."""
+    """Waits until all processes have computed arrays that are spread over them."""
     leaves = jax.tree.leaves(tree)
     local = (isinstance(leaf, Tracer) or leaf.is_fully_addressable for leaf in leaves)
     if not several() or all(local):
@@ -220,15 +220,15 @@ def meet(tree: PyTree) -> None:
 
 
 def of_all_processes(words: str) -> list[str]:
-    """What each process says, in their order; all of them call it."""
+    """The words of each process, in their order; all of them call it."""
     name = f"jaxpfl/said/{next(_MEETINGS)}"
     own = f"{name}/{jax.process_index()}"
     store().key_value_set(own, words)
     every = range(jax.process_count())
-    found = [store().blocking_key_value_get(f"{name}/{index}", WAIT_MS) for index in every]
+    texts = [store().blocking_key_value_get(f"{name}/{index}", WAIT_MS) for index in every]
     store().wait_at_barrier(name, WAIT_MS)
     store().key_value_delete(own)
-    return found
+    return texts
 
 
 def store() -> Any:

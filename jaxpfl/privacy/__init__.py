@@ -1,25 +1,25 @@
-"""What a release costs, and why it is safe.
+"""The cost of releases in privacy, and the mechanisms that keep it.
 
 plan           fixes clipping, noise, participation and accounting in one object; start here
-participation  who takes part in a round, and what one round costs; draws cohorts
-gaussian       the mechanism behind every plan, and the noise that an epsilon needs
-guarantee      what a composition of releases costs: epsilon, second accountant, statement
+participation  the kinds of cohorts, and the cost of a round with each; draws cohorts
+gaussian       the noise's multiplier and kind, and the smallest multiplier for an epsilon
+guarantee      the cost of a composition of releases: epsilon, second accountant, statement
 ledger         write-ahead record of every release on a source of clients, with a hard budget
 chain          the ledger's file: an append-only list of lines that are bound by hashes
-budget         what a ledger's releases cost together, and whether another one fits
+budget         the cost of a ledger's releases together, and whether another one fits
 sources        recognises a ledger's clients by keyed hashes
 accounting     from events to epsilon (PLD, RDP), and back to a noise multiplier
 confirmation   second accountants that share no code with the first
-auditing       lower bounds on epsilon, from an attack on what was released
+auditing       lower bounds on epsilon, from an attack on releases
 profile        a composition's delta at every epsilon, for audits
 simulated      noise as if more clients took part than there are: no guarantee
 events         the kinds of release, and their form in a file
 clipping       bounds a client's contribution
 mechanisms     draws the noise, in float32
 exact_noise    draws it in whole steps, exactly
-secure_sum     noise shares of the clients, and what their sum costs
+secure_sum     noise shares of the clients, and the cost of their sum
 secret         the secret that a run's cohorts, shuffles and noise follow from
-keys           where randomness comes from
+keys           the sources of randomness, and a table of its purposes
 """
 
 from typing import TYPE_CHECKING

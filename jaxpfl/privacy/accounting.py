@@ -35,7 +35,7 @@ Accountant = Literal["pld", "rdp"]
 RDP_ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(x) for x in range(12, 64))
 
 LARGEST_STEP = 500.0
-"""Of a grid of privacy losses, whose steps PLD exponentiates in double precision."""
+"""The largest step of a grid of privacy losses: PLD exponentiates it in double precision."""
 
 FrozenCounts = tuple[tuple[dp_accounting.DpEvent, int], ...]
 _LossDistribution: TypeAlias = "dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution"
@@ -141,7 +141,7 @@ def _pld_epsilon(releases: FrozenCounts, delta: float, coarsening: float) -> flo
 
 
 def _pld_excess(releases: FrozenCounts, delta: float) -> float:
-    """What rounding up to the grid adds: of a step s, about s^2 a release, and at most s."""
+    """The epsilon that rounding up to a grid of step s adds: about s^2 a release, at most s."""
     if not gaussians_apart(releases)[1]:
         return 0.0
     step = _interval(releases, delta)
@@ -177,12 +177,13 @@ def composed(sampled: FrozenCounts, precision: float, interval: float) -> _LossD
 
 
 def _rdp_epsilon(releases: FrozenCounts, delta: float, _: float = 1.0) -> float:
-    found = dp_accounting.rdp.compute_epsilon(RDP_ORDERS, renyi_divergences(releases), delta)
-    return float(found[0])
+    divergences = renyi_divergences(releases)
+    epsilon, _ = dp_accounting.rdp.compute_epsilon(RDP_ORDERS, divergences, delta)
+    return float(epsilon)
 
 
 class AccountantSpec(NamedTuple):
-    """One accountant, as everything that offers a choice of them reads it.
+    """One accountant, for all code that offers a choice of them.
 
     Attributes:
       epsilon: `(releases, delta, coarsening) -> epsilon` of noisy releases that it supports; a

@@ -1,4 +1,4 @@
-"""A lower bound on epsilon, from an attack that guesses who took part.
+"""A lower bound on epsilon, from an attack that guesses the participants.
 
 The game. A canary is put among the clients or left out, by a fair coin. An observer of everything
 that is released gives it a score, which should be larger where it is in. Let the score be above a
@@ -7,17 +7,17 @@ that the stated releases imply (`privacy.profile`; Kairouz, Oh, Viswanath 2015, 
 
     p <= e^epsilon r + delta    and    1 - r <= e^epsilon (1 - p) + delta.
 
-A quarter of the trials chooses score and threshold, which so do not depend on the others. These
-give a lower bound on p and an upper one on r (Clopper and Pearson 1934; Jagielski, Ullman, Oprea
-2020), which hold together with the stated confidence, and with them every inequality that they
-contradict. The most noise of which none is contradicted, as a factor on the stated noise, has an
-epsilon at the stated delta: this is the bound. For Gaussians on everyone it is that of Nasr et al.
-2023, "Tight auditing of differentially private machine learning".
+A quarter of the trials chooses score and threshold, which so do not depend on the others. The
+others give a lower bound on p and an upper one on r (Clopper and Pearson 1934; Jagielski, Ullman,
+Oprea 2020), which hold together with the stated confidence. They contradict some inequalities. The
+bound is the epsilon, at the stated delta, of the most noise whose inequalities stand, as a factor
+on the stated noise. For Gaussians on everyone it is that of Nasr et al. 2023, "Tight auditing of
+differentially private machine learning".
 
-The bound is one on epsilon if the release is what was stated, but for the size of its noise. That
-it EXCEEDS the stated epsilon needs no such assumption: a pair that was stated is contradicted.
+It bounds epsilon if the release is as stated, but for the size of its noise. If it EXCEEDS the
+stated epsilon, no such assumption is needed: a stated pair is contradicted.
 
-Canaries that share a run, but no coordinate of what is released, are independent if noise is, as
+Canaries that share a run, but no coordinate of the releases, are independent if noise is, as
 stated, drawn for each coordinate.
 """
 
@@ -36,20 +36,20 @@ from jaxpfl.privacy.profile import deltas, scaled
 # Every fourth trial chooses. The best of many events was lucky, so that the choice goes by bounds
 # on rates, which hold with this probability each.
 _CHOOSING, _CAREFUL = 4, 0.999
-# Of many different scores, the thresholds that are tried: quantiles, and all of the extreme ones.
+# The thresholds that are tried among many scores: quantiles, and all of the extreme ones.
 _QUANTILES, _EXTREMES = 512, 64
 
 _EPSILONS = np.concatenate([np.arange(0, 3, 0.05), np.arange(3, 20, 0.25)])
-# Of the logarithm of the factor on the noise: how far it is looked for, and how closely.
+# The search for the logarithm of the factor on the noise: its range and precision.
 _FARTHEST, _PRECISION = math.log(64), 2e-3
 
 
 class Trials(NamedTuple):
-    """What was observed of N canaries.
+    """The observations of N canaries.
 
     Attributes:
       scores_SxN: S different scores of each canary, float64.
-      present_N: bool, which canaries were in, each by a fair coin of its own.
+      present_N: bool, whether a canary was in, each by a fair coin of its own.
     """
 
     scores_SxN: np.ndarray
@@ -70,10 +70,10 @@ class Bound:
 
 
 def lower_bound(trials: Trials, stated: Guarantee, *, confidence: float = 0.99) -> Bound:
-    """Returns a lower bound on the epsilon of what was released.
+    """Returns a lower bound on the epsilon of the releases.
 
     Args:
-      stated: what the releases are said to cost; its delta is that of the bound.
+      stated: the releases' stated cost; the bound is for its delta.
 
     Raises:
       InputError: the trials do not fit together, are too few or have a score that is NaN, the
@@ -117,8 +117,8 @@ def upper_rate(events: np.ndarray, trials: int, confidence: float) -> np.ndarray
     The rate at which so few events, or fewer, would have the probability 1 - confidence.
     """
     left = trials - np.asarray(events)
-    found = special.betaincinv(np.asarray(events) + 1.0, np.maximum(left, 1e-9), confidence)
-    return np.where(left > 0, found, 1.0)
+    rates = special.betaincinv(np.asarray(events) + 1.0, np.maximum(left, 1e-9), confidence)
+    return np.where(left > 0, rates, 1.0)
 
 
 def _check(trials: Trials) -> None:
@@ -136,7 +136,7 @@ def _check(trials: Trials) -> None:
 
 def _chosen(scores_SxN: np.ndarray, present_N: np.ndarray) -> tuple[int, float]:
     """The score and the threshold that seem to separate the canaries best."""
-    best, found = -math.inf, (0, 0.0)
+    best, score_and_cut = -math.inf, (0, 0.0)
     for number, score_N in enumerate(scores_SxN):
         cut_C = _cuts(score_N)
         ins_C, outs_C = (
@@ -148,8 +148,8 @@ def _chosen(scores_SxN: np.ndarray, present_N: np.ndarray) -> tuple[int, float]:
         mu_C = special.ndtri(p_C) - special.ndtri(r_C)
         place = int(np.argmax(mu_C))
         if mu_C[place] > best:
-            best, found = float(mu_C[place]), (number, float(cut_C[place]))
-    return found
+            best, score_and_cut = float(mu_C[place]), (number, float(cut_C[place]))
+    return score_and_cut
 
 
 def _bounds(

@@ -1,4 +1,4 @@
-"""What a ledger's releases cost together, and whether another one fits the budget."""
+"""The account of a ledger: the cost of its releases together, and whether another one fits."""
 
 import dataclasses
 import math
@@ -57,12 +57,12 @@ class Account:
         """Raises `InputError` if the event has another adjacency than the account."""
         if not _is_noisy(events.counts(event)):
             return
-        found = events.adjacency(event)
-        if self._adjacency is not None and found != self._adjacency:
+        adjacency = events.adjacency(event)
+        if self._adjacency is not None and adjacency != self._adjacency:
             raise InputError(
-                f"its releases are accounted for under {self._adjacency}, this one under {found}, "
-                "so that they have no common epsilon: sample all of them in the same way, or use "
-                "two ledgers and state the guarantees of both"
+                f"its releases are accounted for under {self._adjacency}, this one under "
+                f"{adjacency}, so that they have no common epsilon: sample all of them in the same "
+                "way, or use two ledgers and state the guarantees of both"
             )
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:

@@ -1,11 +1,11 @@
-"""Certificates: what was released and what it costs, in a file that others can check.
+"""Certificates: the releases of ledgers and their cost, in a file that others can check.
 
-A certificate holds the queries and charges of ledgers and what follows from them: an epsilon of
+A certificate holds the queries and charges of ledgers and their consequences: an epsilon of
 everything, epsilons at other deltas, and how well any test for a client's membership can do.
 `privacy.verify`, which imports nothing of this package, computes all of it again. Everything in a
 certificate is public: hashes of data are keyed, as in a ledger.
 
-It covers what its ledgers were charged with. `NOT_COVERED` is said in each.
+It covers the charges of its ledgers. Each certificate lists `NOT_COVERED`.
 """
 
 import math
@@ -39,8 +39,8 @@ def certificate(
 
     `delta` is that of the stated epsilons; `statement` and `stamp` are as they are printed.
     """
-    found = [_of(name, each, delta) for name, each in ledgers.items()]
-    if not stamp and any(math.isinf(each.spent(delta)) for each in ledgers.values()):
+    records = [_of(name, ledger, delta) for name, ledger in ledgers.items()]
+    if not stamp and any(math.isinf(ledger.spent(delta)) for ledger in ledgers.values()):
         # The releases of another run, which share the ledger.
         stamp = "NOT PRIVATE: not everything on its ledgers has noise"
     content = {
@@ -49,7 +49,7 @@ def certificate(
         "stamp": stamp,
         "statement": statement,
         "versions": {name: version(name) for name in ("jaxpfl", "dp-accounting", "jax")},
-        "ledgers": found,
+        "ledgers": records,
         "not_covered": [*NOT_COVERED, *([] if all(map(_exact, ledgers.values())) else [ROUNDED])],
         "weights": {},
     }
@@ -68,20 +68,20 @@ def certify(
     """Writes the `certificate.json` of a run, when its result is written.
 
     Args:
-      plans: of what clients were asked; the first one with noise gives the delta, which is else
-        `WITHOUT_NOISE`, for what other runs were charged with on these ledgers.
-      ledgers: of the releases that the statement is of; none is charged by a run that asks nobody.
+      plans: of the run's queries; the first one with noise gives the delta, which is else
+        `WITHOUT_NOISE`, for the charges of other runs on these ledgers.
+      ledgers: files of the releases that the statement covers; absent for a run that asks nobody.
     """
-    found: dict[str, Ledger] = {}
+    by_name: dict[str, Ledger] = {}
     for path in ledgers:
         ledger = Ledger.read(path) if path.exists() else None
         # One file may have several names, and files in several folders one name.
-        if ledger is not None and ledger.head not in {each.head for each in found.values()}:
+        if ledger is not None and all(ledger.head != other.head for other in by_name.values()):
             inside = path.is_relative_to(directory)
             name = path.relative_to(directory).as_posix() if inside else path.name
-            found[name if name not in found else f"{name} ({len(found) + 1})"] = ledger
+            by_name[name if name not in by_name else f"{name} ({len(by_name) + 1})"] = ledger
     delta = next((plan.delta for plan in plans if plan.private), WITHOUT_NOISE)
-    record = certificate(system, found, delta, statement=statement, stamp=stamp)
+    record = certificate(system, by_name, delta, statement=statement, stamp=stamp)
     files.write_json(directory / NAME, record)
 
 
@@ -93,8 +93,8 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_weights(path: Path, folder: Path) -> None:
     """Writes the certificate in `path` into the folder of an export, with hashes of its files."""
-    names = sorted(each for each in folder.rglob("*") if each.is_file() and each.name != NAME)
-    weights = {each.relative_to(folder).as_posix(): files.sha256_file(each) for each in names}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    weights = {path.relative_to(folder).as_posix(): files.sha256_file(path) for path in paths}
     files.write_json(folder / NAME, sealed({**files.read_record(path), "weights": weights}))
 
 
@@ -107,7 +107,7 @@ def _exact(ledger: Ledger) -> bool:
 def _of(name: str, ledger: Ledger, delta: float) -> dict[str, Any]:
     # Epsilons at several deltas, which all hold; none if a release has no noise.
     deltas = sorted({delta, *DELTAS}, reverse=True)
-    curve = [{"delta": each, "epsilon": ledger.spent(each)} for each in deltas]
+    curve = [{"delta": point, "epsilon": ledger.spent(point)} for point in deltas]
     curve = [point for point in curve if math.isfinite(point["epsilon"])]
     spent = ledger.spent(delta)
     return {

@@ -108,7 +108,7 @@ class Chain:
 
     def contains(self, head: str) -> bool:
         """Returns whether `head` is or was this chain's head."""
-        return head in self._known
+        return head in self._heads
 
     def require_unchanged(self) -> None:
         """Refuses to go on if the file, or a run directory that this process holds, was changed."""
@@ -158,13 +158,13 @@ class Chain:
         Raises:
           CorruptFile: a line was altered, or `expected_head` is not in the chain.
         """
-        known = self._hashes
+        hashes = self._hashes
         try:
             self._load()
         except BaseException:
             self.close()  # nothing may be appended to lines that could not be read
             raise
-        if self._hashes[: len(known)] != known:
+        if self._hashes[: len(hashes)] != hashes:
             self.close()
             raise CorruptFile(f"{self.path}: the ledger was altered while it was open")
         if expected_head is not None and not self.contains(expected_head):
@@ -177,13 +177,13 @@ class Chain:
         self._size, self._end = self._size + len(line), line
         self.lines.append(fields)
         self._hashes.append(digest)
-        self._known.add(digest)
+        self._heads.add(digest)
 
     def _load(self) -> int:
         """Reads and checks the file; returns the size of its complete lines."""
         self.lines: list[dict[str, Any]] = []
         self._hashes: list[str] = []
-        self._known: set[str] = set()
+        self._heads: set[str] = set()
         self._size, self._end = 0, b""
         *lines, last = self.path.read_bytes().split(b"\n")
         if last and not _is_torn(last):

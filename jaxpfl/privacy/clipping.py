@@ -1,4 +1,4 @@
-"""Clipping: what bounds a client's influence.
+"""Clipping, which bounds a client's influence.
 
 A contribution is a pytree of arrays, whose L2 norm over all leaves is clipped to S (McMahan et al.
 2018, section 3.2). All arithmetic is float32 at least, whatever the contribution's type.
@@ -80,7 +80,7 @@ class AdaptiveClip(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """How a contribution is clipped: to the L2 norm `norm`, or adaptively from it on, see above."""
+    """The clip of contributions: to the L2 norm `norm`, or adaptively from it on, see above."""
 
     norm: float
     adaptive: AdaptiveClip | None = None
@@ -100,7 +100,7 @@ class Clip:
 def clip_factors(
     contribution: PyTree, clip_norm: jax.Array, ordered: bool = False
 ) -> tuple[PyTree, jax.Array, jax.Array]:
-    """Returns what one client's contribution must be multiplied by to be clipped.
+    """Returns the factors by which one client's contribution is multiplied to be clipped.
 
     Args:
       contribution: pytree of arrays of any real type.

@@ -79,7 +79,7 @@ def renyi_epsilon(
         moment = (order - 1) * order * gaussian_mu**2 / 2
         for share, whole in ((1 - part, below), (part, math.ceil(order))):
             moment += share * (whole - 1) * (xi + rho * whole)
-            moment += share * sum(n * _moments(*each)[whole] for *each, n in fixed_size)
+            moment += share * sum(n * _moments(*kind)[whole] for *kind, n in fixed_size)
         # Canonne, Kamath, Steinke 2020, Proposition 12; then Bretagnolle and Huber's inequality.
         converted = (moment - math.log(delta * order)) / (order - 1) + math.log1p(-1 / order)
         best = min(best, converted)
@@ -90,14 +90,14 @@ def renyi_epsilon(
 def banded_shift(weights_R: np.ndarray, per_epoch: int, epochs: int) -> float:
     """Returns how far one client moves C X of DP-FTRL, in S, if it takes part once in each epoch.
 
-    C is that of the noise itself, whose recurrence in `correlated_noise` has these weights (1 /
-    c_0, c_1 / c_0, ...). What a client sends in two epochs may point anywhere, so that products of
+    C is the noise's own matrix, whose recurrence in `correlated_noise` has these weights (1 / c_0,
+    c_1 / c_0, ...). A client's contributions to two epochs may point anywhere, so that products of
     C's columns count absolutely; they are largest for a client whose rounds come first.
     """
     column = np.concatenate([[1.0], weights_R[1:]]) / weights_R[0]
     apart = range(per_epoch, len(column), per_epoch)
     overlaps = [abs(np.dot(column[:-rounds], column[rounds:])) for rounds in apart]
-    pairs = sum((epochs - k) * each for k, each in enumerate(overlaps[: epochs - 1], 1))
+    pairs = sum((epochs - k) * overlap for k, overlap in enumerate(overlaps[: epochs - 1], 1))
     return math.sqrt(epochs * np.dot(column, column) + 2 * pairs)
 
 
@@ -225,7 +225,7 @@ def _composed(
 def _losses(
     q: float, z: float, tilt: float, removed: bool, nodes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log probabilities and privacy losses of one round on a grid of what it may release.
+    """Log probabilities and privacy losses of one round on a grid of its possible releases.
 
     The grid goes 12 deviations beyond where tilted probabilities may be.
     """

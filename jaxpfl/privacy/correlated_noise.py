@@ -28,8 +28,8 @@ Sums X are whole numbers of steps of n z S / `exact_noise.STEPS`. In steps / 2^1
 
 with standard normal N. Then V_t = 2^16 X_t + v_t is floor(2^16 (C X)_t + 2^16 STEPS N) -
 ceil(sum_k m_k V_{t-k} / 2^16), because the m_k X_{t-k} and 2^16 (C X)_t are whole. So V, and the
-releases floor(V_t / 2^16) = X_t + floor(v_t / 2^16), are computed from what the Gaussian mechanism
-releases: that v is rounded adds nothing to delta, and only its draws count (`exact_noise`).
+releases floor(V_t / 2^16) = X_t + floor(v_t / 2^16), are computed from the Gaussian mechanism's
+output: rounding v adds nothing to delta, and only its draws count (`exact_noise`).
 """
 
 import math
@@ -119,13 +119,13 @@ def _advance(
         ago_B = (row - 1 - jnp.arange(bands)) % max(bands, 1) + 1
         own = jax.random.fold_in(key, round)
         if exact:
-            noise_P, kept = _next_exact(own, weights_R[ago_B], ring)
+            noise_P, newest = _next_exact(own, weights_R[ago_B], ring)
         else:
             noise_P = standard_normal(own, (width,)) * weights_R[0]
             noise_P = noise_P - jnp.matmul(weights_R[ago_B], ring, precision="highest")
-            kept = noise_P
+            newest = noise_P
         if bands:
-            ring = jax.lax.dynamic_update_index_in_dim(ring, kept, row, 0)
+            ring = jax.lax.dynamic_update_index_in_dim(ring, newest, row, 0)
         return noise_P, ring
 
     start = jnp.zeros(width, jnp.int32 if exact else jnp.float32), ring
@@ -152,14 +152,14 @@ def _next_exact(
     # In 2^-16 of v's unit.
     start_6xP = jnp.stack([jnp.zeros_like(whole_P)] * 2 + drawn)
     left_6xP, _ = jax.lax.scan(subtract, start_6xP, (weights_B, ring_Bx6xP), unroll=16)
-    carry_P, found = jnp.int32(0), []
-    for each_P in left_6xP:
-        found.append((each_P + carry_P) & 0xFF)
-        carry_P = (each_P + carry_P) >> 8
+    carry_P, low_bytes = jnp.int32(0), []
+    for byte_P in left_6xP:
+        low_bytes.append((byte_P + carry_P) & 0xFF)
+        carry_P = (byte_P + carry_P) >> 8
     whole_P += carry_P
-    kept = [*found[2:], whole_P & 0xFF, (whole_P >> 8) & 0xFF]
-    noise_P = (whole_P << 16) | (found[5] << 8) | found[4]
-    return noise_P, jnp.stack(kept).astype(jnp.uint8)
+    bytes_6xP = jnp.stack([*low_bytes[2:], whole_P & 0xFF, (whole_P >> 8) & 0xFF])
+    noise_P = (whole_P << 16) | (low_bytes[5] << 8) | low_bytes[4]
+    return noise_P, bytes_6xP.astype(jnp.uint8)
 
 
 def band_weights(bands: int) -> np.ndarray:

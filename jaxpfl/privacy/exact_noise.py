@@ -35,13 +35,13 @@ class _Draws(NamedTuple):
     """Draws of P coordinates at work: each tosses coins until the first tails.
 
     Attributes:
-      tosses: how many each has made, uint32 [P].
+      tosses: the number of each one's tosses, uint32 [P].
       k, x: the proposal; uint32 [P] and [3, P].
       last: the uniform number that the next must be below for heads, uint32 [3, P].
       even: whether heads came an even number of times, bool [P].
       fresh: whether a new proposal is due, bool [P].
-      negative: whether the accepted draw is, bool [P].
-      done: whether there is one, bool [P].
+      negative: whether the accepted draw is negative, bool [P].
+      done: whether a draw was accepted, bool [P].
     """
 
     tosses: jax.Array
@@ -98,9 +98,11 @@ def exact_cells(key: jax.Array, place_P: jax.Array) -> tuple[jax.Array, jax.Arra
             lambda leaf, part: leaf.at[..., left_R].set(part, mode="drop"), draws, some
         )
         (left_R,) = jnp.nonzero(~draws.done, size=room, fill_value=count)
-        given = (each.at[left_R].get(mode="clip") for each in (place_P, draws.tosses))
+        place_R, tosses_R = (
+            array_P.at[left_R].get(mode="clip") for array_P in (place_P, draws.tosses)
+        )
         # For the next pass: XLA would compute it again for each use in this one.
-        return left_R, jax.vmap(uniform, out_axes=1)(*given), draws
+        return left_R, jax.vmap(uniform, out_axes=1)(place_R, tosses_R), draws
 
     zero_P, no_P = jnp.zeros(count, jnp.uint32), jnp.zeros(count, bool)
     number = jnp.zeros((_WORDS, count), jnp.uint32)
@@ -124,9 +126,9 @@ def _tossed(draws: _Draws, uniform_UxP: jax.Array) -> _Draws:
     below_KxW, other_K = (jnp.asarray(table) for table in _alias_table())
     few_P, numbers = uniform_UxP[0], uniform_UxP[1:].reshape(4, _WORDS, -1)
     slot_P = few_P & 0xFF
-    kept_P = _less(numbers[0], jnp.moveaxis(below_KxW[slot_P], -1, 0))
+    own_P = _less(numbers[0], jnp.moveaxis(below_KxW[slot_P], -1, 0))
     fresh_P = draws.fresh
-    k_P = jnp.where(fresh_P, jnp.where(kept_P, slot_P, other_K[slot_P]), draws.k)
+    k_P = jnp.where(fresh_P, jnp.where(own_P, slot_P, other_K[slot_P]), draws.k)
     x_WxP = jnp.where(fresh_P, numbers[1], draws.x)
     last_WxP = jnp.where(fresh_P, x_WxP, draws.last)
     even_P = draws.even | fresh_P
@@ -142,17 +144,17 @@ def _tossed(draws: _Draws, uniform_UxP: jax.Array) -> _Draws:
 
 def _less(first_WxP: jax.Array, second_WxP: jax.Array) -> jax.Array:
     """Compares numbers of several words, the highest first."""
-    found = first_WxP[-1] < second_WxP[-1]
+    less_P = first_WxP[-1] < second_WxP[-1]
     for first_P, second_P in zip(first_WxP[-2::-1], second_WxP[-2::-1], strict=True):
-        found = (first_P < second_P) | ((first_P == second_P) & found)
-    return found
+        less_P = (first_P < second_P) | ((first_P == second_P) & less_P)
+    return less_P
 
 
 def _alias_table() -> tuple[np.ndarray, np.ndarray]:
     """Walker's table of the weights exp(-(k / 16)^2 / 2), in whole numbers.
 
     Returns:
-      Of each of 256 slots, the probability that its own k is taken, uint32 [256, 3] of 2^96; and
+      For each of 256 slots, the probability that its own k is taken, uint32 [256, 3] of 2^96; and
       the k that is taken otherwise, uint32 [256].
     """
     exact = Context(prec=80)
@@ -171,5 +173,5 @@ def _alias_table() -> tuple[np.ndarray, np.ndarray]:
         weights[giver] -= share - weights[k]
         if weights[giver] < share:
             small.append(large.pop())
-    words = [[(each >> shift) & 0xFFFFFFFF for shift in (64, 32, 0)] for each in below]
+    words = [[(number >> shift) & 0xFFFFFFFF for shift in (64, 32, 0)] for number in below]
     return np.array(words, np.uint32), np.array(other, np.uint32)

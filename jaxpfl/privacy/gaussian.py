@@ -1,8 +1,9 @@
-"""The Gaussian mechanism behind every plan: its guarantee on everyone, and the noise it needs.
+"""The setting of a plan's noise (`Noise`), and the smallest noise multiplier for an epsilon.
 
-Noisy sums over everyone with multipliers z_i (noise / shift) are together exactly as private as one
-with mu = shift / noise = sqrt(sum 1 / z_i^2) (Dong, Roth, Su 2022, Corollary 3.3). For the cost of
-sampled cohorts see `privacy.participation`.
+Nothing is drawn here: `privacy.mechanisms`, `exact_noise` and `correlated_noise` draw. The cost of
+a round, sampled or on everyone, is that of its `privacy.participation`. `on_everyone` is for sums
+without a plan: with multipliers z_i (noise / shift) they are together exactly as private as one
+with mu = shift / noise = sqrt(sum 1 / z_i^2) (Dong, Roth, Su 2022, Corollary 3.3).
 """
 
 import dataclasses
@@ -67,8 +68,8 @@ def on_everyone(multipliers: Iterable[float], delta: float, unit: Unit = "client
 def smallest_multiplier(guarantee_of: Callable[[float], Guarantee], epsilon: float) -> float:
     """Returns the smallest noise multiplier z with guarantee_of(z).epsilon() at most `epsilon`.
 
-    The guarantee's accountant finds it, rounded up to 5 digits. What is stated of it is confirmed
-    by a second accountant (`guarantee.stated`), which may raise it by up to 0.1 percent.
+    The guarantee's accountant finds it, rounded up to 5 digits. A second accountant confirms its
+    epsilon (`guarantee.stated`), which may raise it by up to 0.1 percent.
 
     Raises:
       InputError: no z between 1e-3 and 1e6 reaches `epsilon`, or the accountants disagree.
@@ -79,8 +80,8 @@ def smallest_multiplier(guarantee_of: Callable[[float], Guarantee], epsilon: flo
 
     def excess(log_z: float, coarsening: float) -> float:
         releases = events.counts(guarantee_of(math.exp(log_z)).event)
-        found = accounting.epsilon_of_counts(releases, *terms, coarsening)
-        return math.log(min(max(found, 1e-9), 1e9) / target)
+        spent = accounting.epsilon_of_counts(releases, *terms, coarsening)
+        return math.log(min(max(spent, 1e-9), 1e9) / target)
 
     # The root is found on a coarse discretisation and then corrected on the fine one.
     coarse, fine = 8.0, 1.0

@@ -1,7 +1,7 @@
-"""What releases cost together: one epsilon, confirmed by a second accountant, and one statement.
+"""The cost of releases together: one epsilon, confirmed by a second accountant, and a statement.
 
 All releases on the same clients compose, such as rounds of training, a Frechet distance and
-histograms of metrics. A `Guarantee` is that of any such composition: the rounds of one plan, or all
+histograms of metrics. A `Guarantee` is for any such composition: the rounds of one plan, or all
 charges of a ledger.
 """
 
@@ -24,7 +24,7 @@ Unit = Literal["client", "example"]
 
 EXAMPLE_ROUNDING = 2.0**-7
 """The share of S by which rounding may add to what one example moves a sum by. A query whose blocks
-could exceed it is refused, see `federated.release.rounding`."""
+could exceed it is refused, see `federated.release.example_rounding`."""
 
 
 def sensitivity(unit: Unit) -> float:
@@ -37,7 +37,7 @@ _IN_WORDS = {"add_or_remove_one": "add or remove one", "replace_one": "replace o
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee(Checked):
-    """(epsilon, delta) of one event, with what the two numbers refer to.
+    """(epsilon, delta) of one event, with unit, adjacency and accountant.
 
     Attributes:
       event: everything that was released; multipliers in it are relative to the adjacency.
@@ -77,7 +77,7 @@ class Guarantee(Checked):
                 repeated[release] += 1
             except TypeError:  # a composition holds a list, which has no hash
                 parts.append(release)
-        parts += [dp_accounting.SelfComposedDpEvent(*each) for each in repeated.items()]
+        parts += [dp_accounting.SelfComposedDpEvent(*pair) for pair in repeated.items()]
         event = dp_accounting.ComposedDpEvent(parts)
         chosen = accountant or accounting.default_accountant(events.counts(event))
         return cls(event, delta, unit, events.adjacency(event), chosen)
@@ -154,7 +154,7 @@ def stated(releases: Counts, delta: float, accountant: Accountant, adjacency: Ad
         return bound
     if second > bound + tolerance or (same and not looser and second < least):
         raise _disagreement(accountant, bound, "a second accountant", second)
-    # Not for the last bits, by which what fits a budget exactly would exceed it.
+    # Not for the last bits, by which a cost that fits a budget exactly would exceed it.
     return second if second > bound * (1 + 1e-9) else bound
 
 

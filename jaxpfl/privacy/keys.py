@@ -1,4 +1,4 @@
-"""Where randomness comes from: two roots, and a table of every purpose that is drawn for.
+"""The sources of randomness: two roots, and a table of every purpose that is drawn for.
 
 Every draw of a run is a function of (root, purpose, address), so that any round can be computed
 again alone. The SECRET root is a run's `federated.RunSecret`: 128 bits of the operating system's
@@ -8,7 +8,7 @@ Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing
 | purpose      | text                      | value                                                 |
 |--------------|---------------------------|-------------------------------------------------------|
 | run          | the label, or nothing     | the run's name in ledgers; public                     |
-| question     | broadcast, clip norm      | what a round asks, a part of its identity; public     |
+| question     | broadcast, clip norm      | a round's question, a part of its identity; public    |
 | charge       | identity                  | identifies a charge in the ledger; public             |
 | record       | identity                  | identifies a recorded release in the ledger; public   |
 | asked        | identity                  | identifies an epoch's recorded question; public       |
@@ -82,8 +82,8 @@ def key_from_words(words: Any) -> jax.Array:
 def require_noise_key(key: jax.Array) -> None:
     """Refuses keys that are raw integers, or of another implementation than threefry4x32."""
     if not hasattr(key, "dtype") or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        found = type(key).__name__
-        raise InputError(f"noise needs a typed JAX key, found {found} without a key type")
-    found = str(jax.random.key_impl(key))
-    if found != NOISE_IMPLEMENTATION:
-        raise InputError(f"noise needs a {NOISE_IMPLEMENTATION} key, found {found!r}")
+        kind = type(key).__name__
+        raise InputError(f"noise needs a typed JAX key, found {kind} without a key type")
+    implementation = str(jax.random.key_impl(key))
+    if implementation != NOISE_IMPLEMENTATION:
+        raise InputError(f"noise needs a {NOISE_IMPLEMENTATION} key, found {implementation!r}")

@@ -7,8 +7,8 @@ epsilon. A charge is on the disk before `charge` returns, and only then may data
 a crash may leave a charge without a release, but never a release without a charge.
 
 Guarantees:
-- The file is protected, and locked for one process, as described in `chain`. That lines were cut
-  off its end is noticed only by a caller that keeps `head` elsewhere, as checkpoints do.
+- The file is protected, and locked for one process, as described in `chain`. Only a caller that
+  keeps `head` elsewhere, as checkpoints do, notices that lines were cut off its end.
 - A charge is identified by its `identity`, a keyed hash of everything that the release depends on,
   so that the same release, repeated after a crash, is not charged twice. `record` notes a hash of
   the result, so that a repetition with another result is noticed, and charged.
@@ -74,7 +74,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
       unit: what every release protects.
       recorded_budget: the file's own.
       charges: in the order in which they were made.
-      queries: what clients were asked, the fields of each line of `_QUERY`.
+      queries: the queries to clients, the fields of each line of `_QUERY`.
 
     Args:
       path: the file; made, with its folder and its key, if absent.
@@ -180,8 +180,8 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
 
         labels = Counter(charge.label for charge in self.charges)
         released = "\n".join(f"{label}: {number}" for label, number in labels.items())
-        kept = {"unit": self.unit, "budget": self.recorded_budget, "releases": released}
-        return facts("Ledger", {"file": self.path, **kept})
+        rows = {"file": self.path, "unit": self.unit, "budget": self.recorded_budget}
+        return facts("Ledger", {**rows, "releases": released})
 
     def covers(self, clients: Clients) -> bool:
         """Returns whether the releases of these clients' source are charged here.
@@ -229,8 +229,8 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
           label: names the algorithm and release; public.
           run: names the run; public, so that it must not be a plain hash of private data.
           identity: a keyed hash of everything that the release depends on; public.
-          query: what clients are asked, as `PreparedQuery.asked` has it, for a line of its own
-            before the first charge of each; public. None = not told.
+          query: its `PreparedQuery.ledger_entry`, for a line of its own before its first charge;
+            public. None = no such line.
 
         Raises:
           BudgetExhausted: the release would exceed a budget; nothing was written.
@@ -257,9 +257,9 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         if not self._account.fits(event):
             raise self.exhausted(f"round {charge.round} of {charge.label!r}")
         names = {"run": run, "label": label}
-        if query is not None and (asked := {**names, **query}) not in self.queries:
-            self.append(asked)
-            self.queries.append(asked)
+        if query is not None and (entry := {**names, **query}) not in self.queries:
+            self.append(entry)
+            self.queries.append(entry)
         fields = {**names, "round": charge.round, "identity": identity}
         self.append({**fields, "event": events.to_json(event)})
         self._count(charge)
@@ -330,8 +330,8 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
             try:
                 self._take(fields, first=number == 1)
             except _FAULTS as error:
-                known = isinstance(error, InputError)
-                reason = str(error) if known else "it is not a line of a ledger"
+                expected = isinstance(error, InputError)
+                reason = str(error) if expected else "it is not a line of a ledger"
                 raise altered(self.path, number, reason) from None
 
     def _take(self, fields: dict[str, Any], *, first: bool) -> None:
@@ -368,7 +368,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
 
 
 def guarantee_of(charges: Iterable[Charge], delta: float, unit: Unit = "client") -> Guarantee:
-    """Returns what these charges cost together; raises `InputError` as `Guarantee.of_events`."""
+    """Returns the guarantee of charges together; raises `InputError` as `Guarantee.of_events`."""
     return Guarantee.of_events((charge.event for charge in charges), delta, unit)
 
 

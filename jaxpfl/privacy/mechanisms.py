@@ -23,17 +23,9 @@ from jaxpfl.privacy.clipping import PyTree
 from jaxpfl.privacy.keys import require_noise_key
 
 
-def gaussian_noise_like(key: jax.Array, tree: PyTree, std: jax.Array | float) -> PyTree:
-    """Returns float32 noise N(0, std^2), one independent draw for each coordinate of `tree`.
-
-    `key`, a typed threefry4x32 key, is for this draw alone; `tree` holds arrays or shapes.
-    """
-    return cut(standard_normal(key, (coordinates(tree),)) * std, tree)
-
-
 @partial(jax.jit, static_argnames=("shape",))
 def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns float32 draws of N(0, 1) of this shape; the key as for `gaussian_noise_like`."""
+    """Returns float32 draws of N(0, 1); the typed threefry4x32 key is for this draw alone."""
     require_noise_key(key)
 
     def add_draw(index, total):
@@ -49,10 +41,10 @@ def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:
     """Rounds noisy float32 values to multiples of 2^-6 to 2^-5 standard deviations of their noise.
 
-    Without it, low bits tell what was added to the noise: of a supposed sum, the difference must be
-    a float32 (Mironov 2012, "On significance of the least significant bits"). Thousands of float32
-    draws lead to each value of the grid. It is post-processing, and adds 0.03 % to the variance.
-    Without noise, `std` = 0, the values stay.
+    Without it, low bits tell what was added to the noise: if a supposed sum is right, the
+    difference must be a float32 (Mironov 2012, "On significance of the least significant bits").
+    Thousands of float32 draws lead to each value of the grid. It is post-processing, and adds
+    0.03 % to the variance. Without noise, `std` = 0, the values stay.
     """
     exponent = jax.lax.bitcast_convert_type(std, jnp.uint32) & jnp.uint32(0x7F800000)
     step = jax.lax.bitcast_convert_type(exponent, jnp.float32) * jnp.float32(2.0**-5)

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and what a Gaussian of that round costs.
+"""The participants of a round, and the cost of that round's Gaussian.
 
 |           | who takes part            | adjacency         | the sum moves by |
 |-----------|---------------------------|-------------------|------------------|
@@ -79,8 +79,9 @@ class _OfClients:
         It is not amplified, because the first release reveals something about the cohort: it is one
         Gaussian of multiplier z, or z / 2 under replace-one. A third release costs as much again.
 
-        Proof. Fix the rest of the cohort and, in a cohort of fixed size, who replaces the client in
-        question: both are drawn alike for neighbours, and divergences are jointly convex. The sum
+        Proof. Fix the rest of the cohort and, in a cohort of fixed size, the client that replaces
+        the one in question: both are drawn alike for neighbours, and divergences are jointly
+        convex. The sum
         is then one of few values, no further apart than one client moves it. Given the first
         release, the second is a mixture of Gaussians around them, whose proportions may depend on
         the data; by joint convexity, its divergence between neighbours is at most that of two

@@ -22,7 +22,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, events, gaussian, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
-from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
 from jaxpfl.privacy.participation import Participation, Sampling
@@ -31,7 +30,7 @@ from jaxpfl.privacy.simulated import LargerPopulation, both_statements
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run of `rounds` private sums does and costs; every field is public.
+    """All settings of `rounds` private sums that decide their cost; every field is public.
 
     Attributes:
       rounds: T.
@@ -97,7 +96,8 @@ class Plan:
             from jaxpfl.privacy import correlated_noise
 
             epochs = self.charge_number(self.rounds)
-            correlated_noise.check_shift(self.bands, self.rounds_per_epoch, epochs, self.exact)
+            per_epoch = self.participation.rounds_per_epoch
+            correlated_noise.check_shift(self.bands, per_epoch, epochs, self.exact)
         if self.accountant is not None:
             accounting.require_support(events.counts(self.charge_event()), self.accountant)
         if self.adaptive_clip is not None:
@@ -177,9 +177,9 @@ class Plan:
     def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:
         for leaf in events.counts(prior):
             if not isinstance(leaf, dp_accounting.GaussianDpEvent):
-                found = type(leaf).__name__
-                raise InputError(f"prior releases must be Gaussians on everyone, found {found}")
-        # Of a cohort of fixed size and a Gaussian, there is no common one.
+                kind = type(leaf).__name__
+                raise InputError(f"prior releases must be Gaussians on everyone, found {kind}")
+        # A cohort of fixed size and a Gaussian have no common adjacency.
         events.adjacency(dp_accounting.ComposedDpEvent([prior, self.charge_event()]))
         alone = dataclasses.replace(self.guarantee(), event=prior).epsilon()
         if alone >= target:
@@ -226,15 +226,15 @@ class Plan:
 
         Args:
           participation: of the clients that there are.
-          delta: of what these clients have, below 1 / their number.
+          delta: of these clients' own guarantee, below 1 / their number.
 
         Raises:
           InputError: `participation` is not of fewer clients, or cannot simulate this plan's.
         """
         if self.noise is None or participation.sampling != self.sampling:
-            found = f"{self.sampling!r}{'' if self.private else ' without noise'}"
+            own = f"{self.sampling!r}{'' if self.private else ' without noise'}"
             wanted = f"a plan with noise and sampling = {participation.sampling!r}"
-            raise InputError(f"a simulation needs {wanted}, found {found}")
+            raise InputError(f"a simulation needs {wanted}, found {own}")
         size, here = self.clients_per_round, participation.clients_per_round
         z = self.noise.multiplier * here / size
         # Rounding must not make the epsilon that is stated for the larger population too small.
@@ -273,22 +273,9 @@ class Plan:
         return self.participation.sampling
 
     @property
-    def rounds_per_epoch(self) -> int:
-        """R = floor(N / n)."""
-        return self.participation.rounds_per_epoch
-
-    @property
     def denominator(self) -> float:
         """The expected cohort size, n or N / R: divide a sum by this constant to get a mean."""
         return self.participation.denominator
-
-    @property
-    def adjacency(self) -> Adjacency:
-        return self.participation.adjacency
-
-    @property
-    def chosen_accountant(self) -> Accountant:
-        return self.accountant or accounting.default_accountant(events.counts(self.charge_event()))
 
     @property
     def clip_norm(self) -> float:
@@ -305,11 +292,6 @@ class Plan:
         return 0.0 if self.noise is None else self.noise.multiplier
 
     @property
-    def noise_kind(self) -> NoiseKind:
-        """See `Noise`; "independent" without noise."""
-        return "independent" if self.noise is None else self.noise.kind
-
-    @property
     def correlated(self) -> bool:
         return self.noise is not None and self.noise.correlated
 
@@ -320,8 +302,8 @@ class Plan:
 
     @property
     def bands(self) -> int:
-        """Of correlated noise: the rounds of an epoch, or all if they are fewer."""
-        return min(self.rounds_per_epoch, self.rounds)
+        """The bands of correlated noise: the rounds of an epoch, or all if they are fewer."""
+        return min(self.participation.rounds_per_epoch, self.rounds)
 
     @property
     def indicator_noise_std(self) -> float:
@@ -372,15 +354,19 @@ class Plan:
         return dp_accounting.SelfComposedDpEvent(self.charge_event(), charges)
 
     def guarantee(self, rounds: int | None = None) -> Guarantee:
-        """Returns what the first `rounds` rounds (default: all) cost at the plan's delta."""
+        """Returns the guarantee of the first `rounds` rounds (default: all) at the plan's delta."""
         # A plan without noise is not private, even before its first round.
         event = self.event(rounds) if self.private else self.charge_event()
-        return Guarantee(event, self.delta, self.unit, self.adjacency, self.chosen_accountant)
+        charge = events.counts(self.charge_event())
+        accountant = self.accountant or accounting.default_accountant(charge)
+        return Guarantee(event, self.delta, self.unit, self.participation.adjacency, accountant)
 
     def epsilon(self, rounds: int | None = None, accountant: Accountant | None = None) -> float:
         """Returns epsilon at the plan's delta after `rounds` rounds (default: all)."""
-        found = self.guarantee(rounds)
-        return dataclasses.replace(found, accountant=accountant or found.accountant).epsilon()
+        guarantee = self.guarantee(rounds)
+        if accountant is not None:
+            guarantee = dataclasses.replace(guarantee, accountant=accountant)
+        return guarantee.epsilon()
 
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
@@ -394,8 +380,8 @@ class Plan:
     def _repr_html_(self) -> str:
         from jaxpfl.notebook import facts
 
-        known = {name: value for name, value in self.to_dict().items() if value is not False}
-        return facts("Plan", {**known, "privacy": self.statement()})
+        fields = {name: value for name, value in self.to_dict().items() if value is not False}
+        return facts("Plan", {**fields, "privacy": self.statement()})
 
     def sample(self, seed: int, round: int) -> np.ndarray:
         """Returns a round's cohort: sorted client indices, int64; see `check_round`. PRIVATE."""
@@ -411,7 +397,7 @@ class Plan:
             "clip_norm": self.clip_norm,
             "adaptive_clip": self.adaptive_clip and dataclasses.asdict(self.adaptive_clip),
             "noise_multiplier": self.noise_multiplier,
-            "noise": self.noise_kind,
+            "noise": "independent" if self.noise is None else self.noise.kind,
             "delta": self.delta,
             "accountant": self.accountant,
             "private": self.private,

@@ -1,8 +1,8 @@
 """The privacy profile of a composition: its delta at every epsilon, and not at one of them alone.
 
-Whoever states an epsilon at one delta states, through the same events, an epsilon at every other
-one. A mechanism whose outputs contradict any of these pairs does not do what was stated, which
-shows with far fewer observations at a large delta than at a small one.
+An epsilon that is stated at one delta implies, through the same events, an epsilon at every other
+one. A mechanism whose outputs contradict any of these pairs is not the stated one. That shows with
+far fewer observations at a large delta than at a small one.
 
 | releases                  | delta at an epsilon                                               |
 |---------------------------|-------------------------------------------------------------------|
@@ -13,7 +13,7 @@ shows with far fewer observations at a large delta than at a small one.
 | any release without noise | 1                                                                 |
 
 The coarse grid makes the bounds weaker by some thousandths and never invalid. It is for audits;
-what a run states is computed by `privacy.accounting`.
+`privacy.accounting` computes a run's stated epsilon.
 """
 
 import math
@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxpfl.privacy import accounting, confirmation, events
 
-# Of one release's privacy loss, on a grid: more points would only cost time.
+# The most points of one release's privacy loss on a grid: more would only cost time.
 _POINTS = 20_000
 
 
@@ -65,8 +65,8 @@ def _scaled(record: Any, factor: float) -> Any:
         return record
     grows = {"noise_multiplier": factor, "rho": factor**-2, "xi": factor**-2}
     return {
-        name: each * grows[name] if name in grows else _scaled(each, factor)
-        for name, each in record.items()
+        name: value * grows[name] if name in grows else _scaled(value, factor)
+        for name, value in record.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""Secure summation: what its arithmetic costs in privacy and in precision. A simulation.
+"""Secure summation: the cost of its arithmetic in privacy and in precision. A simulation.
 
 In a deployment with secure aggregation (Bonawitz et al. 2017) the server only learns the SUM of the
 clients' messages modulo a power of two, and each client adds a share of integer noise to its own.
@@ -12,9 +12,9 @@ differential privacy, that is by Renyi divergences
     with tau = 10 sum_{k<n} exp(-2 pi^2 s^2 k / (k + 1))  (Kairouz, Liu, Steinke 2021)
 
 of n discrete Gaussian shares of standard deviation s steps over P coordinates, D2 in deviations of
-the noise, for whole orders a. Neighbours differ
-in one client's update, which is replaced by zero; its noise share stays, as does that of each other
-client that has not dropped out. If more clients drop out than was planned for, nothing is released.
+the noise, for whole orders a. Neighbours differ in one client's update, which is replaced by zero;
+its noise share stays, as does that of each other client that has not dropped out. If more clients
+drop out than was planned for, nothing is released.
 A client whose noise share the adversary knows, because it planted that client, protects nobody else
 and counts among the dropouts, too.
 
@@ -33,7 +33,7 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 
 _LARGEST_DEVIATION = 2**16
-"""Of one draw. Up to it, all products fit into 64 bits."""
+"""The largest deviation of one draw: up to it, all products fit into 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class SecureSum:
         noise_P = discrete_gaussian(generator, self.deviation, update_P.size)
         sent_P = self._quantised(update_P) + noise_P
         # Two's complement: the lowest bits of a negative number are its residue.
-        return sent_P.astype(np.uint64) & self._mask
+        return sent_P.astype(np.uint64) & np.uint64(2**self.bits - 1)
 
     def add(self, messages: Iterable[np.ndarray]) -> np.ndarray:
         """Returns the sum of messages modulo 2^bits, uint64 [P]: all that a server learns.
@@ -131,13 +131,13 @@ class SecureSum:
           InputError: messages have different lengths; or there are more of them than clients, or
             fewer than are left after the planned dropouts. Nothing may then be released.
         """
-        total_P, count = np.zeros(0, np.uint64), 0
+        total_P, count, mask = np.zeros(0, np.uint64), 0, np.uint64(2**self.bits - 1)
         for message_P in messages:
             if count and message_P.shape != total_P.shape:
                 raise InputError(
                     f"messages must have equal lengths, found {total_P.shape} and {message_P.shape}"
                 )
-            total_P = (total_P + message_P) & self._mask if count else message_P
+            total_P = (total_P + message_P) & mask if count else message_P
             count += 1
         least = self.clients - self.dropouts
         if not least <= count <= self.clients:
@@ -157,9 +157,9 @@ class SecureSum:
         """Returns what one sum of P coordinates costs: Renyi divergences of at most xi + rho a."""
         left = self.clients - self.dropouts
         variance = float(left * self.deviation**2)
-        # That with the smaller divergence at order 10, near which epsilons are found.
-        found = _renyi_bounds(self.sensitivity(coordinates), variance, left, coordinates)
-        rho, xi = min(found, key=lambda bound: bound[1] + 10 * bound[0])
+        # The one with the smaller divergence at order 10, near which epsilons are found.
+        bounds = _renyi_bounds(self.sensitivity(coordinates), variance, left, coordinates)
+        rho, xi = min(bounds, key=lambda bound: bound[1] + 10 * bound[0])
         return dp_accounting.ZCDpEvent(rho, xi)
 
     def overflow_probability(self, coordinates: int) -> float:
@@ -176,10 +176,6 @@ class SecureSum:
         exponent = -(room**2) / (2 * variance)
         return min(1.0, 2 * coordinates * math.exp(max(exponent, -700.0)))
 
-    @property
-    def _mask(self) -> np.uint64:
-        return np.uint64(2**self.bits - 1)
-
     def _quantised(self, update_P: np.ndarray) -> np.ndarray:
         """The clipped update in whole steps, int64 [P], of norm at most `sensitivity`."""
         if not np.isfinite(update_P).all():
@@ -189,7 +185,7 @@ class SecureSum:
         norm = largest * float(np.linalg.norm(update_P / largest)) if largest else 0.0
         factor = min(1.0, self.clip_norm / norm) if norm else 1.0
         steps_P = np.rint(update_P * (factor / self.step)).astype(np.int64)
-        # What is accounted for holds for whatever is sent, and not because the clip is right.
+        # So the accounted sensitivity holds for every message, even if the clip were wrong.
         if not np.linalg.norm(steps_P.astype(np.float64)) <= self.sensitivity(steps_P.size):
             return np.zeros(update_P.size, np.int64)
         return steps_P
@@ -220,14 +216,16 @@ def discrete_gaussian(generator: np.random.Generator, deviation: int, count: int
       generator: of the client, whose bounded whole numbers are unbiased (by rejection).
       deviation: a whole number in 1 .. 65,536.
     """
-    found, missing = [], count
+    parts, missing = [], count
     while missing > 0:
         drawn_N = _discrete_laplace(generator, deviation, 2 * missing + 64)
         off_N = np.abs(drawn_N) - deviation
-        kept_N = _exponential_coins(generator, off_N**2, np.full(drawn_N.size, 2 * deviation**2))
-        found.append(drawn_N[kept_N][:missing])
-        missing -= found[-1].size
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+        accepted_N = _exponential_coins(
+            generator, off_N**2, np.full(drawn_N.size, 2 * deviation**2)
+        )
+        parts.append(drawn_N[accepted_N][:missing])
+        missing -= parts[-1].size
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _discrete_laplace(generator: np.random.Generator, scale: int, count: int) -> np.ndarray:
@@ -244,8 +242,8 @@ def _discrete_laplace(generator: np.random.Generator, scale: int, count: int) ->
     size_N = rest_N + scale * wholes_N
     negative_N = generator.integers(0, 2 * one) == 1
     # Zero has one sign only.
-    kept_N = ~(negative_N & (size_N == 0))
-    return np.where(negative_N, -size_N, size_N)[kept_N]
+    accepted_N = ~(negative_N & (size_N == 0))
+    return np.where(negative_N, -size_N, size_N)[accepted_N]
 
 
 def _exponential_coins(

@@ -25,17 +25,17 @@ SIMULATED = "SIMULATED"
 
 
 def both_statements(larger: str, here: str) -> str:
-    """Joins what is stated of the larger population and of the clients that there are."""
+    """Joins the statements of the larger population and of the actual clients."""
     return f"the larger population would have {larger}; these clients have {here}"
 
 
 @dataclasses.dataclass(frozen=True)
 class LargerPopulation:
-    """What the noise of a simulation is scaled for; public.
+    """The larger population that a simulation's noise is scaled for; public.
 
     As the section `simulated` of a config: `privacy.epsilon`, or `privacy.noise_multiplier`, and
-    this `delta` are then the larger population's. What the run's own clients have is stated, too,
-    at `privacy.delta`, and charged to the ledger, which `privacy.epsilon` does not limit.
+    this `delta` are then the larger population's. The guarantee of the run's own clients is stated,
+    too, at `privacy.delta`, and charged to the ledger, which `privacy.epsilon` does not limit.
 
     Attributes:
       population: N.
@@ -62,7 +62,7 @@ class LargerPopulation:
         )
 
     def check(self, participation: Participation, adaptive: AdaptiveClip | None) -> None:
-        """Refuses what fewer clients cannot simulate.
+        """Refuses a plan that fewer clients cannot simulate.
 
         Raises:
           InputError: this population or its cohorts are not larger, or the participation or the

@@ -33,7 +33,7 @@ _DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
 _LARGE = 0.01
 """A delta that only the plan of a query can allow."""
 
-# What may be the name of an epsilon, and the forms in which a statement has it.
+# The possible names of an epsilon, and the forms in which a statement has it.
 _NAMED = re.compile(r"\beps|epsilon|[\u025b\u03b5\u03f5]", re.IGNORECASE)
 _DIGITS = r"([0-9]+\.?[0-9]*(?:e[+-][0-9]+)?)"
 _STATED = re.compile(rf"epsilon = {_DIGITS}, delta = {_DIGITS}\)")
@@ -78,33 +78,33 @@ def cost_of(charges: Sequence[Any]) -> Callable[[float], float]:
         return lambda delta: math.inf
     if kinds <= {dp.GaussianDpEvent}:
         # They are together one, of shift / noise = mu.
-        mu = math.sqrt(sum(n / each.noise_multiplier**2 for each, n in leaves))
+        mu = math.sqrt(sum(n / leaf.noise_multiplier**2 for leaf, n in leaves))
         return lambda delta: float(dp.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
     if kinds <= {dp.GaussianDpEvent, dp.PoissonSampledDpEvent}:
-        fine, least = zip(*(_steps(*each) for each in leaves), strict=True)
+        fine, least = zip(*(_steps(leaf, n) for leaf, n in leaves), strict=True)
         losses = dp.pld.PLDAccountant(value_discretization_interval=max(min(fine), *least))
-        for each in leaves:
-            losses.compose(*each)
+        for leaf, n in leaves:
+            losses.compose(leaf, n)
         return losses.get_epsilon
     renyi = dp.rdp.RdpAccountant([*_ORDERS], adjacency)
-    for each in leaves:
-        renyi.compose(*each)
+    for leaf, n in leaves:
+        renyi.compose(leaf, n)
     # Bounds of integer noise are proven at whole orders. Between them (order - 1) times the
     # divergence is convex, so a chord bounds it: it lies so far above the parabola.
-    rho = sum(n * each.rho for each, n in leaves if isinstance(each, dp.ZCDpEvent))
+    rho = sum(n * leaf.rho for leaf, n in leaves if isinstance(leaf, dp.ZCDpEvent))
     total = renyi.rdp + rho * (_ORDERS % 1) * (1 - _ORDERS % 1) / (_ORDERS - 1)
     return lambda delta: float(dp.rdp.compute_epsilon([*_ORDERS], [*total], delta)[0])
 
 
 def _adjacency_of(charges: Sequence[Any]) -> str:
-    """That of all charges, where they have noise; without any, add-or-remove-one."""
+    """The adjacency of all charges with noise; without any, add-or-remove-one."""
     types = {charge["event"]["type"] for charge in charges} - {"non_private"}
     need(_FIXED not in types or len(types) == 1, "has two adjacencies, with no common epsilon")
     return "replace_one" if _FIXED in types else "add_or_remove_one"
 
 
 def _steps(leaf: Any, times: int) -> tuple[float, float]:
-    """Of the grid of privacy losses: fine enough for TOLERANCE; for 10^5 points at most."""
+    """Steps of the grid of privacy losses: fine enough for TOLERANCE; for 10^5 points at most."""
     q, z = getattr(leaf, "sampling_probability", 1.0), getattr(leaf, "event", leaf).noise_multiplier
     deviation = q * math.sqrt(math.expm1(min(z**-2, 50.0)))
     return min(1e-4 if times > 250 else 5e-4, deviation / 100), (1 / z + 20) / (2 * z) / 2e5
@@ -125,8 +125,8 @@ def _release(event: Any) -> Any:
             return dp.PoissonSampledDpEvent(q, _release(noise)) if q < 1 else _release(noise)
         case {"type": "sampled_without_replacement", "clients": n, "population": of, **rest}:
             need(type(n) is type(of) is int and 0 < n <= of, f"draws {quoted(n)} of {quoted(of)}")
-            each = _release(rest["event"])
-            return dp.SampledWithoutReplacementDpEvent(of, n, each) if n < of else each
+            gaussian = _release(rest["event"])
+            return dp.SampledWithoutReplacementDpEvent(of, n, gaussian) if n < of else gaussian
     raise Unfit(f"has an event of an unknown kind, or out of range: {quoted(event)}")
 
 
@@ -146,7 +146,7 @@ def check(certificate: Any, also: Sequence[str] = ()) -> list[str]:
         with at(f"ledger {number}"):
             lines += _check_ledger(ledger, number, certificate["stamp"], costs)
     for name in ("key", "head"):
-        need(len({each[name] for each in ledgers}) == len(ledgers), "names one ledger twice")
+        need(len({ledger[name] for ledger in ledgers}) == len(ledgers), "names one ledger twice")
     for statement in (certificate["statement"], *also):
         _check_statement(statement, "SIMULATED" in certificate["stamp"], costs)
     return lines or ["  it names no ledger, and so no release"]
@@ -157,16 +157,16 @@ def _check_statement(
 ) -> None:
     """Refuses an epsilon below that of the cheapest run, and one in a form that cannot be read."""
     text, stated = unicodedata.normalize("NFKC", statement), []
-    for place in (each.start() for each in _NAMED.finditer(text)):
-        found = _STATED.match(text, place)
-        fits = found or _WITHOUT.match(text, place)
+    for place in (name.start() for name in _NAMED.finditer(text)):
+        pair = _STATED.match(text, place)
+        fits = pair or _WITHOUT.match(text, place)
         need(fits, "its statement has an epsilon in another form than (epsilon = E, delta = D)")
-        if found:
-            epsilon, delta = map(float, found.groups())
+        if pair:
+            epsilon, delta = map(float, pair.groups())
             need(0 < delta < 1, "its statement has a delta of 0, or of 1 or more")
             least = min((cost(delta) for cost in costs), default=0.0)
             stated.append((epsilon >= least * (1 - TOLERANCE), epsilon, delta, least))
-    # Of a simulation it has the epsilon of a larger population, too, which nothing here is of.
+    # A simulation also states the epsilon of a larger population, which no ledger here has.
     if not simulated or not any(fits for fits, *_ in stated):
         for fits, epsilon, delta, least in stated:
             said = f"its statement says epsilon = {epsilon:g} at delta = {delta:g}"
@@ -176,43 +176,43 @@ def _check_statement(
 def _check_ledger(
     ledger: Any, place: int, stamp: str, costs: list[Callable[[float], float]]
 ) -> list[str]:
-    """Returns what the ledger and each of its runs cost, in words; adds the runs' to `costs`."""
+    """Returns the costs of the ledger and its runs, in words; adds the runs' to `costs`."""
     _require("ledger", ledger)
     for name, what in (("charges", "charge"), ("queries", "query")):
-        for number, each in enumerate(ledger[name], 1):
+        for number, record in enumerate(ledger[name], 1):
             with at(f"{what} {number}"):
-                _require(what, each)
+                _require(what, record)
     for name in ("curve", "trade_off"):
-        for each in ledger[name]:
-            _require(name, each)
+        for point in ledger[name]:
+            _require(name, point)
     charges, curve, delta = ledger["charges"], ledger["curve"], ledger["delta"]
     unit, adjacency, cost = ledger["unit"], _adjacency_of(charges), cost_of(charges)
     need(unit in ("client", "example"), "protects neither a client nor an example")
     need(ledger["lines"] > len(charges) + len(ledger["queries"]), "has fewer lines than releases")
-    plans = [(each["run"], each["label"], each["plan"]) for each in ledger["queries"]]
+    plans = [(query["run"], query["label"], query["plan"]) for query in ledger["queries"]]
     strict = [plan for *_, plan in plans if plan["private"] and not plan["allow_large_delta"]]
     rare = len(strict) < len(plans) or any(delta * (p["population"] or 0) < 1 for p in strict)
     need(rare or not plans, f"states the delta {delta:g}, which is 1 / the population or more")
     need(plans or delta <= _LARGE, f"states the delta {delta:g}, which no plan of it allows")
     runs, untold = defaultdict[str, list[Any]](list), 0
     for number, charge in enumerate(charges, 1):
-        asked = charge["run"], charge["label"]
-        planned = [_event_of(plan) for *names, plan in plans if names == [*asked]]
+        query = [charge["run"], charge["label"]]
+        planned = [_event_of(plan) for *names, plan in plans if names == query]
         fits = charge["event"] in planned or not planned
         need(fits, f"charge {number}: is not what its query's plan charges")
         runs[charge["run"]].append(charge)
         untold += not planned
     need(ledger["adjacency"] == adjacency, f"has the adjacency {adjacency}, and states another")
     need(stamp or math.isfinite(cost(0.5)), "lacks the stamp NOT PRIVATE")
-    for each in (ledger, *curve):
-        need(0 < each["delta"] < 1, f"has the delta {each['delta']:g}")
-        least, given = cost(each["delta"]), each["epsilon"]
+    for point in (ledger, *curve):
+        need(0 < point["delta"] < 1, f"has the delta {point['delta']:g}")
+        least, given = cost(point["delta"]), point["epsilon"]
         fits = math.isinf(least) if given is None else given >= least * (1 - TOLERANCE) - 1e-9
-        need(fits, f"costs epsilon = {least:.6g} at delta = {each['delta']:g}, and states {given}")
-    for each in ledger["trade_off"]:
-        missed, most = each["false_negatives"], least_missed(each["false_positives"], curve)
+        need(fits, f"costs epsilon = {least:.6g} at delta = {point['delta']:g}, and states {given}")
+    for point in ledger["trade_off"]:
+        missed, most = point["false_negatives"], least_missed(point["false_positives"], curve)
         need(missed <= most + 1e-9, f"its trade-off says {missed:.4g}, its curve {most:.4g}")
-    own = [{"delta": each, "epsilon": cost(each)} for each in {delta, *_DELTAS}]
+    own = [{"delta": level, "epsilon": cost(level)} for level in {delta, *_DELTAS}]
     lines = [
         f"  ledger {place}: {_priced(charges, cost, delta)} for each {unit}, computed again. "
         "Whoever accuses 5 % of the others of being members misses at least "
@@ -234,7 +234,7 @@ def _priced(charges: Sequence[Any], cost: Callable[[float], float], delta: float
 
 
 def _event_of(plan: dict[str, Any]) -> dict[str, Any]:
-    """What one charge of a plan costs, as `charges` have it."""
+    """The event of one charge of a plan, as `charges` have it."""
     fixed, of, n = plan["sampling"] == "fixed", plan["population"], plan["clients_per_round"]
     # To replace a client moves a sum twice as far.
     noise = {"type": "gaussian", "noise_multiplier": plan["noise_multiplier"] / (1 + fixed)}
@@ -252,11 +252,11 @@ def least_missed(level: float, curve: Sequence[dict[str, float]]) -> float:
 
     Source: Dong, Roth, Su 2022, "Gaussian differential privacy", Proposition 2.12.
     """
-    found = [0.0]
-    for each in curve:
-        kept, grown = 1 - each["delta"], math.exp(min(each["epsilon"], 700.0))
-        found += [kept - grown * level, (kept - level) / grown]
-    return max(found)
+    bounds = [0.0]
+    for point in curve:
+        growth = math.exp(min(point["epsilon"], 700.0))
+        bounds += [1 - point["delta"] - growth * level, (1 - point["delta"] - level) / growth]
+    return max(bounds)
 
 
 def digest_of(content: Any) -> str:
@@ -266,7 +266,7 @@ def digest_of(content: Any) -> str:
 
 
 def check_file(path: Path, ledgers: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
-    """Compares a ledger's file with those of `ledgers` of its key; returns it, and what fits."""
+    """Compares a ledger's file with the `ledgers` of its key; returns the key, and what fits."""
     records, heads = [], ["0" * 64]
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         with at(f"line {number}"):
@@ -276,38 +276,38 @@ def check_file(path: Path, ledgers: Sequence[dict[str, Any]]) -> tuple[str, list
             need(record.pop("previous") == heads[-1], "does not follow the line before it")
             heads.append(digest)
             records.append(record)
-    key, found = records[0]["key"] if records else "", dict[str, None]()
-    for ledger in (each for each in ledgers if each["key"] == key):
+    key, fitting = records[0]["key"] if records else "", dict[str, None]()
+    for ledger in (ledger for ledger in ledgers if ledger["key"] == key):
         lines = ledger["lines"]
         need(heads[lines:][:1] == [ledger["head"]], f"line {lines} is not the certificate's last")
         charges, queries = ([r for r in records[:lines] if f in r] for f in ("event", "plan"))
         own = {**records[0], "charges": charges, "queries": queries}
         for name in ("population", "unit", "charges", "queries"):
             need(own[name] == ledger[name], f"does not have the certificate's {name}")
-        every, more = [each for each in records if "event" in each], ""
+        every, more = [record for record in records if "event" in record], ""
         if len(every) > len(charges):
             whole = _priced(every, cost_of(every), ledger["delta"])
             later = f"{len(every) - len(charges)} later releases are not certified"
             more = f"; {later}: with them {whole}"
-        found[f"{shown(path)}: fits{more}"] = None
-    need(found, "is the ledger of none of these certificates")
-    return key, [*found]
+        fitting[f"{shown(path)}: fits{more}"] = None
+    need(fitting, "is the ledger of none of these certificates")
+    return key, [*fitting]
 
 
 def check_weights(named: dict[str, str], folder: Path) -> str:
-    """Compares the files of an export with their digests; returns in words what was found."""
+    """Compares the files of an export with their digests; returns the result in words."""
     need(named, "names no weights")
-    held = [each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()]
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     for name, digest in named.items():
-        fits = name in held and hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+        fits = name in files and hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
         need(fits, f"{quoted(name)} in {shown(folder)} is not the file that it is for")
-    others = ", ".join(map(quoted, sorted({*held} - {*named, "certificate.json"})))
+    others = ", ".join(map(quoted, sorted(files - {*named, "certificate.json"})))
     fit = f"  {shown(folder)}: {len(named)} files fit"
     return fit + (f"; not certified: {others}" if others else "")
 
 
 def together(ledgers: Sequence[dict[str, Any]]) -> str:
-    """What all releases of several certificates cost, if they are of the same clients."""
+    """The cost of all releases of several certificates, if they are of the same clients."""
     longest: dict[str, list[Any]] = {}
     for ledger in ledgers:
         before, now = longest.get(ledger["key"], []), ledger["charges"]
@@ -315,8 +315,8 @@ def together(ledgers: Sequence[dict[str, Any]]) -> str:
         need(before[:same] == now[:same], "two certificates of one ledger have other charges")
         longest[ledger["key"]] = max(before, now, key=len)
     need(len({ledger["unit"] for ledger in ledgers}) == 1, "two units have no common epsilon")
-    charges = [charge for each in longest.values() for charge in each]
-    delta = min(each["delta"] for each in ledgers)
+    charges = [charge for charges in longest.values() for charge in charges]
+    delta = min(ledger["delta"] for ledger in ledgers)
     cost, on = cost_of(charges)(delta), len(longest)
     said = f"{len(charges)} releases on {on} ledgers cost (epsilon = {cost:.6g}, delta = {delta:g})"
     return f"together, if of the same clients: {said}"
@@ -325,7 +325,7 @@ def together(ledgers: Sequence[dict[str, Any]]) -> str:
 def verified(
     paths: Sequence[Path], ledgers: Sequence[Path], weights: Path | None, joined: bool
 ) -> Iterator[str]:
-    """Checks certificates; yields what was found, a line each; raises Unfit."""
+    """Checks certificates; yields the results, a line each; raises Unfit."""
     every: list[dict[str, Any]] = []
     for path in paths:
         with at(shown(path)):
@@ -346,13 +346,13 @@ def verified(
     if joined:
         yield together(every)
     left = f"{len(unread)} of {number} ledgers say the same (--ledger)"
-    asked = f"whether {left}; " if unread else ""
-    asked += "" if weights is not None else "weights (--weights); "
-    yield f"not checked: {asked}releases on other ledgers; that the program did what it says"
+    unchecked = f"whether {left}; " if unread else ""
+    unchecked += "" if weights is not None else "weights (--weights); "
+    yield f"not checked: {unchecked}releases on other ledgers; that the program did what it says"
 
 
 def quoted(value: object, most: int = 60) -> str:
-    """What others wrote, as a JSON text in ASCII: no control character, no other line, cut."""
+    """Another's text as JSON in ASCII: no control character, no other line, cut."""
     text = value if isinstance(value, str) else repr(value)
     return json.dumps(text if len(text) <= most else text[:most] + "...")
 
@@ -412,7 +412,7 @@ def need(holds: Any, otherwise: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Checks what the command line names; ends with status 1 if something does not fit."""
+    """Checks the files that the command line names; ends with status 1 if one does not fit."""
     parser = argparse.ArgumentParser(prog="verify", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("certificates", metavar="CERTIFICATE", type=Path, nargs="+")
     parser.add_argument("--ledger", type=Path, action="append", default=[], metavar="FILE")

@@ -70,7 +70,7 @@ def test_a_private_run_states_what_its_ledger_was_charged_with(system, tmp_path)
     charges = Ledger.read(ledger).charges
     assert len(charges) == algorithm.rounds * len(algorithm.queries)
     plan = algorithm.queries[0].plan
-    whole = Guarantee.of_events([algorithm.event()], plan.delta, plan.unit, plan.chosen_accountant)
+    whole = Guarantee.of_events([algorithm.event()], plan.delta, plan.unit, plan.accountant)
     assert result.metrics["epsilon"] == pytest.approx(whole.epsilon())
     assert result.privacy.startswith(whole.statement())
     run = json.loads((tmp_path / "run.json").read_text())

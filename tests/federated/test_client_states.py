@@ -92,7 +92,7 @@ def asked(
     """The values of rounds, and the releaser, which is still good for its clients' states."""
     with Ledger(folder / "ledger.jsonl", population()) as ledger:
         states = folder / "states", done
-        releaser = Releaser(population(), ledger, SAME, run="run", warn=warn, kept=states)
+        releaser = Releaser(population(), ledger, SAME, run="run", warn=warn, states=states)
         values = []
         for round in rounds:
             sent = jnp.full(2, broadcast * round, jnp.float32)

@@ -170,7 +170,7 @@ def test_a_query_that_is_first_asked_in_a_later_round_is_compared_before_it_is_c
     other = SharedRounds(Line(1, said), lambda *_: (theirs, clients))
     shared = SharedRounds(Line(0, said, other), lambda *_: ([], CLIENTS)).at("all")
     with Ledger(tmp_path / "ledger.jsonl", clients) as ledger:
-        asked = {"run": "r", "queries": queries, "others": shared}
+        asked = {"run": "r", "queries": queries, "processes": shared}
         releaser = Releaser(clients, ledger, RunSecret.reproducible(0), **asked)
         first = releaser.release(queries[0], np.ones(2, np.float32), round=1)
         np.testing.assert_array_equal(first.value, [6.0, 6.0])
@@ -207,7 +207,7 @@ def test_what_cannot_be_shared_is_refused_before_a_charge(query, broadcast, mess
     shared, _, said = two(query_of())
     with pytest.raises(InputError, match=message):
         prepared(shared, query, broadcast)
-    assert [*said["told"][0]] == ["stage", "known", "awaited"], "others were asked to prepare it"
+    assert [*said["told"][0]] == ["stage", "inputs", "awaited"], "others were asked to prepare it"
 
 
 NO_CONTAINERS = [("subprocess", "Popen"), ("os", "system"), ("antigravity", "fly"), (["os"], "x")]

@@ -80,12 +80,12 @@ def test_other_implementations_are_refused_for_noise(implementation):
     """TRUST 20: typed keys, pinned to threefry4x32, also inside jit and after fold_in."""
     key = jax.random.key(0, impl=implementation)
     with pytest.raises(InputError, match="threefry4x32"):
-        mechanisms.gaussian_noise_like(key, jnp.zeros(3), 1.0)
+        mechanisms.standard_normal(key, (3,))
     with pytest.raises(InputError, match="threefry4x32"):
-        jax.jit(lambda k: mechanisms.gaussian_noise_like(k, jnp.zeros(3), 1.0))(key)
+        jax.jit(lambda k: mechanisms.standard_normal(k, (3,)))(key)
     for raw in (np.zeros(4, np.uint32), jnp.zeros(2, jnp.uint32), 0, None, [1, 2, 3, 4]):
         with pytest.raises(InputError, match="typed JAX key"):
-            mechanisms.gaussian_noise_like(raw, jnp.zeros(3), 1.0)  # type: ignore
+            mechanisms.standard_normal(raw, (3,))  # type: ignore
 
 
 def test_an_unpinned_default_does_not_reach_the_noise():
@@ -100,7 +100,7 @@ def test_an_unpinned_default_does_not_reach_the_noise():
 def test_noise_is_float32_for_narrow_leaves():
     """TRUST 19: only the leaf's shape is read."""
     tree = {"a": jnp.zeros(8, jnp.bfloat16), "b": jnp.zeros((2, 3), jnp.int8)}
-    noise = mechanisms.gaussian_noise_like(keys.training_root(1), tree, 1.0)
+    noise = mechanisms.cut(mechanisms.standard_normal(keys.training_root(1), (14,)), tree)
     assert {leaf.dtype for leaf in jax.tree.leaves(noise)} == {jnp.dtype("float32")}
     assert {name: leaf.shape for name, leaf in noise.items()} == {"a": (8,), "b": (2, 3)}
 

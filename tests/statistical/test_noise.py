@@ -18,7 +18,7 @@ Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 def noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The library's noise at unit scale, through the function that rounds call."""
-    return mechanisms.gaussian_noise_like(key, jax.ShapeDtypeStruct(shape, jnp.float32), 1.0)
+    return mechanisms.standard_normal(key, shape)
 
 
 def plain(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -96,8 +96,8 @@ def test_bfloat16_draws_are_rejected(largest_component):
 def test_leaves_are_cut_from_one_vector_in_their_order():
     """TRUST 22: another division into leaves draws the same values, at any number of devices."""
     tree = {"a": jnp.zeros((3, 5)), "b": jnp.zeros(()), "c": jnp.zeros((0, 2)), "d": jnp.zeros(7)}
-    found = mechanisms.gaussian_noise_like(training_root(5), tree, 2.0)
-    whole = mechanisms.gaussian_noise_like(training_root(5), jnp.zeros(40), 2.0)
-    assert [leaf.shape for leaf in jax.tree.leaves(found)] == [(3, 5), (), (0, 2), (7,)]
-    values = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found)])
+    noise = mechanisms.cut(mechanisms.standard_normal(training_root(5), (23,)), tree)
+    whole = mechanisms.standard_normal(training_root(5), (40,))
+    assert [leaf.shape for leaf in jax.tree.leaves(noise)] == [(3, 5), (), (0, 2), (7,)]
+    values = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(noise)])
     np.testing.assert_array_equal(values, whole[: len(values)])

@@ -18,15 +18,15 @@ CLEAN = {
     "data/readers/one.py": "",
     "data/readers/other.py": "",
     "data/stored/two.py": "from jaxpfl.data.readers import other\n",
-    "privacy/mechanisms.py": "def draw(key):\n    return standard_normal(key)\n",
+    "privacy/mechanisms.py": "",
     "privacy/correlated_noise.py": "from jaxpfl.privacy import mechanisms\n"
     "def draw(key):\n    return mechanisms.standard_normal(key)\n",
     "privacy/exact_noise.py": "def draw(key):\n    return exact_cells(key, places)\n",
     "federated/release/sum_digest.py": "",
-    "federated/clients/scores.py": "noise = gaussian_noise_like(key, tree, std)\n",
+    "federated/clients/scores.py": "noise = standard_normal(key, shape) * std\n",
     "federated/release/door.py": "from jaxpfl.federated.release.sum_digest import sum_digest\n"
     "from jaxpfl.federated.release.summing import accumulate\n"
-    "class Door:\n    def noise(self, key):\n        return gaussian_noise_like(key)\n",
+    "class Door:\n    def noise(self, key):\n        return standard_normal(key)\n",
     "federated/release/prepared_query.py": "from jaxpfl.federated.release.door import Door\n"
     "def sum(plan):\n    Door(Cohort(plan.sample(0, 1)), NoiseStream(plan))\n",
     "federated/audits/rehearsal.py": "from jaxpfl.federated.release import prepared_query\n",
@@ -169,7 +169,7 @@ PLANTED = {
         ("cohort = data.Cohort(clients, chosen)\n", 1, "packs a cohort"),
         ("Door(query, shapes)(broadcast, buckets)\n", 1, "opens the door"),
         ("correlated_noise.NoiseStream(kind, 3, key)\n", 1, "rounds share"),
-        ("noise = gaussian_noise_like(key, tree, std)\n", 1, "draws noise"),
+        ("noise = standard_normal(key, shape) * std\n", 1, "draws noise"),
         ("def f():\n    mechanisms.standard_normal(key, shape)\n", 2, "draws noise"),
         ("def f():\n    exact_noise.exact_normal(key, count, mesh)\n", 2, "draws noise"),
         ("drawn = exact_cells(key, places)\n", 1, "draws noise"),
@@ -177,7 +177,7 @@ PLANTED = {
         ("from jaxpfl.federated.release import door\n", 1, "imports federated.release"),
         ("import jaxpfl.federated.release.door\n", 1, "imports federated.release"),
         ("import jaxpfl.federated.release.prepared_query\n", 1, "release.prepared_query"),
-        ("self._others.sum(query, broadcast, work)\n", 1, "sums clients"),
+        ("self._processes.sum(query, broadcast, work)\n", 1, "sums clients"),
         ("library = ctypes.CDLL(None)\n", 1, "opens the C library"),
         ("def f():\n    give_back_after_compiling()\n", 2, "sets malloc"),
     ],

@@ -81,28 +81,27 @@ def best_mixture(private: PrivateMoments, candidates: Mapping[str, Moments]) -> 
     nearest = int(np.argmin(alone_K))
     if not at(share_K)[0] < alone_K[nearest]:
         share_K = np.eye(len(parts))[nearest]
-    found, alone = (
-        max(each - private.noise.mean_bias, 0.0) for each in (at(share_K)[0], alone_K[nearest])
-    )
+    bias = private.noise.mean_bias
+    mixed, alone = max(at(share_K)[0] - bias, 0.0), max(alone_K[nearest] - bias, 0.0)
     order_K = np.argsort(-share_K, kind="stable")
     shares = {names[k]: float(share_K[k]) for k in order_K if share_K[k]}
-    return BestMixture(shares, found, names[nearest], alone)
+    return BestMixture(shares, mixed, names[nearest], alone)
 
 
 def distance_of_mixture(
     private: PrivateMoments, parts: Sequence[Moments]
 ) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
     """Returns a function of K shares: FreD of this file's head, and its gradient [K]."""
-    kept_R, known_DxR, other_DxQ = visible(private)
+    visible_R, visible_DxR, other_DxQ = visible(private)
     clients_D, mean_KxD = private.moments.mean_D, np.stack([part.mean_D for part in parts])
-    covariance_KxRxR = np.stack([known_DxR.T @ p.covariance_DxD @ known_DxR for p in parts])
+    covariance_KxRxR = np.stack([visible_DxR.T @ p.covariance_DxD @ visible_DxR for p in parts])
     away_KxQ = (mean_KxD - clients_D) @ other_DxQ
-    mean_KxR, clients_R = mean_KxD @ known_DxR, clients_D @ known_DxR
+    mean_KxR, clients_R = mean_KxD @ visible_DxR, clients_D @ visible_DxR
     linear_K = np.trace(covariance_KxRxR, axis1=1, axis2=2)
-    linear_K = linear_K + np.sum((mean_KxR - clients_R) ** 2, axis=1) + kept_R.sum()
+    linear_K = linear_K + np.sum((mean_KxR - clients_R) ** 2, axis=1) + visible_R.sum()
     # In the coordinates of F.
-    mean_KxR = mean_KxR * np.sqrt(kept_R)
-    second_KxRxR = covariance_KxRxR * np.sqrt(np.outer(kept_R, kept_R))
+    mean_KxR = mean_KxR * np.sqrt(visible_R)
+    second_KxRxR = covariance_KxRxR * np.sqrt(np.outer(visible_R, visible_R))
     second_KxRxR += mean_KxR[:, :, None] * mean_KxR[:, None]
 
     def at(share_K: np.ndarray) -> tuple[float, np.ndarray]:

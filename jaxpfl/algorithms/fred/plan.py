@@ -1,4 +1,4 @@
-"""What one private query of the clients' moments releases, its noise and its privacy cost.
+"""The plan of one private query of the clients' moments: its noise and its privacy cost.
 
 The L2 sensitivities of count, sum and second moment, by which adding or removing one unit moves a
 release, are 1, c and c^2 with c the clip norm: of one example, and of one client, who contributes
@@ -32,7 +32,7 @@ _SHARES, _SHARES_WITHOUT_COUNT = (0.004, 0.498, 0.498), (0.0, 0.5, 0.5)
 
 @dataclasses.dataclass(frozen=True)
 class FredPlan:
-    """What one private query of the moments releases and costs; every field is public.
+    """The settings of one private query of the moments; every field is public.
 
     Plans are made by `calibrated` and `without_privacy`.
 

@@ -35,15 +35,15 @@ from jaxpfl.data.selection import at_most
 from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.federated.clients.moments import Moment, from_half, half_shape
 from jaxpfl.federated.release.query import Execution, Query
-from jaxpfl.federated.release.releaser import Others
+from jaxpfl.federated.release.releaser import OtherProcesses
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.text.embed import Embedder, embedded, embeddings_of
 
 LABEL = "fred"
-# Where the unit is the example and clients do not matter: rows that a device adds up before their
-# sum is rounded to float32, and rows of one product; more of these would leave fewer bits to each.
+# With the example as unit, a device adds up so many rows before it rounds their sum to float32, and
+# multiplies so many at once; more rows of one product would leave fewer bits to each.
 _BLOCK, _ROWS = 1024, 64
 
 
@@ -88,8 +88,8 @@ class PrivateMoments(NamedTuple):
         """The moments that `arrays` returned; `plan` is the one they were released under."""
         axes = {"count": 0, "mean": 1, "covariance": 2, "noise": 1}
         for name, number in axes.items():
-            found = arrays.get(name)
-            if found is None or found.ndim != number or found.dtype.kind != "f":
+            array = arrays.get(name)
+            if array is None or array.ndim != number or array.dtype.kind != "f":
                 raise InputError(
                     f"released moments need an array {name!r} of floats, {number} axes"
                 )
@@ -221,7 +221,7 @@ def private_moments(
     ledger: Ledger,
     secret: RunSecret | None = None,
     run: str | None = None,
-    others: Others | None = None,
+    others: OtherProcesses | None = None,
 ) -> PrivateMoments:
     """Runs `fred` once: releases count, mean and covariance of the column "embedding".
 
@@ -241,7 +241,7 @@ def private_moments(
         raise InputError("the plan must release the count or declare a population, found neither")
     units = len(clients) if plan.unit == "client" else clients.num_examples
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
-    releaser = releaser_of(algorithm, clients, ledger, secret, run=run, others=others)
+    releaser = releaser_of(algorithm, clients, ledger, secret, run=run, processes=others)
     return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 
@@ -251,7 +251,7 @@ def _query(plan: FredPlan, moment: Moment, released: Plan, column: str) -> Query
     by_client = plan.unit == "client"
     # A sum over examples does not depend on who holds them: equal blocks waste no padding.
     max_examples = plan.max_examples if by_client else _BLOCK
-    # Of examples one block at a time: two would be added in plain float32, which rounds.
+    # Examples go one block at a time: two would be added in plain float32, which rounds.
     clients_per_device = 32 if by_client else 1
     return Query(
         moment if column == "embedding" else f"{column} {moment}",

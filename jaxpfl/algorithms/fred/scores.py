@@ -8,9 +8,9 @@ released values alone, by a parametric bootstrap (Efron and Tibshirani 1993, "An
 Bootstrap", section 6.5), which is post-processing and costs no privacy:
 
 1. The clients' covariance is estimated. Eigenvalues above the largest that noise alone would have,
-   2 s sqrt(d) for entries of standard deviation s, are moved back by what the noise adds to them
+   2 s sqrt(d) for entries of standard deviation s, are moved back by the noise's part in them
    (Benaych-Georges and Nadakuditi 2011, "The eigenvalues and eigenvectors of finite, low rank
-   perturbations of large random matrices", section 3.1). Of the other directions only the trace is
+   perturbations of large random matrices", section 3.1). Only the trace of the other directions is
    known. A model says how it is spread over them: as in the mean of the candidates, as in one of
    the candidates, or evenly.
 2. From each model, releases with the same noise are simulated and scored. The mean error of a
@@ -100,8 +100,8 @@ def score(
     gap_K = np.diff(corrected_MxK, axis=1).min(axis=0)
     gap_K -= _WIDTH * np.diff(error_MxKs[0], axis=1).std(axis=0, ddof=1)
     return [
-        Score(name, *(float(each) for each in found), tied=bool(tied))
-        for name, *found, tied in zip(
+        Score(name, *map(float, numbers), tied=bool(tied))
+        for name, *numbers, tied in zip(
             names,
             distance_K,
             np.maximum(corrected_MxK[0], 0.0),
@@ -116,7 +116,7 @@ def score(
 def _errors(
     private: PrivateMoments, candidates: Sequence[Moments], progress: bool
 ) -> Iterator[np.ndarray]:
-    """Of each model, the errors [simulations, candidates] of the distances of simulated releases.
+    """Each model's errors [simulations, candidates] of the distances of simulated releases.
 
     The simulated noise protects nothing, and may therefore be public and always the same.
     """
@@ -135,43 +135,43 @@ def _errors(
 
 
 def estimate(private: PrivateMoments, prior: Moments) -> Moments:
-    """What the clients' moments are without noise, as far as the release tells.
+    """The clients' moments without noise, as far as the release tells.
 
     The first step of this file's method: the mean is the released one, directions of the covariance
-    that stand out of the noise are kept, and the rest of its trace is spread as in `prior`, which
+    that stand out of the noise stay, and the rest of its trace is spread as in `prior`, which
     is public. Without noise these are the released moments.
     """
     return next(_models(private, [prior])) if private.noise.diagonal else private.moments
 
 
 def visible(private: PrivateMoments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What of the released covariance stands out of the noise, see the head of this file.
+    """The part of the released covariance that stands out of the noise, see the head of this file.
 
     Returns:
-      Its eigenvalues without what the noise adds to them [r], all where there is no noise; their
-      directions [d, r]; and the other directions [d, d - r].
+      Its eigenvalues without the noise's part [r], all where there is no noise; their directions
+      [d, r]; and the other directions [d, d - r].
     """
     eigenvalue_D, vector_DxD = np.linalg.eigh(private.moments.covariance_DxD)
     edge = 2 * private.noise.off_diagonal * math.sqrt(private.moments.dimension)
     above_D = (eigenvalue_D > edge) | (edge == 0)
-    kept_R = eigenvalue_D[above_D]
-    kept_R = (kept_R + np.sqrt(kept_R**2 - edge**2)) / 2
-    return kept_R, vector_DxD[:, above_D], vector_DxD[:, ~above_D]
+    visible_R = eigenvalue_D[above_D]
+    visible_R = (visible_R + np.sqrt(visible_R**2 - edge**2)) / 2
+    return visible_R, vector_DxD[:, above_D], vector_DxD[:, ~above_D]
 
 
 def _models(private: PrivateMoments, candidates: Sequence[Moments]) -> Iterator[Moments]:
-    """What the clients' moments may be without noise; the most plausible model first."""
+    """Models of the clients' moments without noise; the most plausible one first."""
     released, noise = private.moments, private.noise
-    kept_R, known_DxR, other_DxQ = visible(private)
-    known_DxD = (known_DxR * kept_R) @ known_DxR.T
-    rest = float(np.trace(released.covariance_DxD)) - noise.trace_bias - float(kept_R.sum())
+    visible_R, visible_DxR, other_DxQ = visible(private)
+    visible_DxD = (visible_DxR * visible_R) @ visible_DxR.T
+    rest = float(np.trace(released.covariance_DxD)) - noise.trace_bias - float(visible_R.sum())
 
     def model(shape_QxQ: np.ndarray) -> Moments:
         share = max(rest, 0.0) / max(float(np.trace(shape_QxQ)), 1e-30)
         rest_DxD = other_DxQ @ (share * shape_QxQ) @ other_DxQ.T
-        return Moments(released.count, released.mean_D, known_DxD + rest_DxD)
+        return Moments(released.count, released.mean_D, visible_DxD + rest_DxD)
 
-    shapes = [other_DxQ.T @ each.covariance_DxD @ other_DxQ for each in candidates]
+    shapes = [other_DxQ.T @ candidate.covariance_DxD @ other_DxQ for candidate in candidates]
     yield model(np.mean(shapes, axis=0))
     for shape_QxQ in shapes[:_CANDIDATE_MODELS]:
         yield model(shape_QxQ)
@@ -179,7 +179,7 @@ def _models(private: PrivateMoments, candidates: Sequence[Moments]) -> Iterator[
 
 
 def _released(model: Moments, noise: MomentNoise, generator: np.random.Generator) -> Moments:
-    """The moments of clients who have those of the model, as a release would state them."""
+    """The moments that a release would state of clients with the model's moments."""
     dimension = model.dimension
     count = max(model.count + noise.count * generator.standard_normal(), 1.0)
     scale = model.count / count

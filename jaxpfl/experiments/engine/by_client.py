@@ -12,7 +12,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec, batches
 from jaxpfl.data.population import Population
-from jaxpfl.federated.clients.client import Examples, computed, first_state, kept
+from jaxpfl.federated.clients.client import Examples, computed, first_state, next_state
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import Personalising
 from jaxpfl.federated.clients.static import Static
@@ -106,5 +106,5 @@ def _trained(static: Static, params: Params, examples: Examples, key: jax.Array)
     first = first_state(client, params)
     sent, state = computed(client, params, first, examples, key)
     if isinstance(client, Personalising):
-        return client.own_model(params, kept(client, params, state, sent))
+        return client.own_model(params, next_state(client, params, state, sent))
     return jax.tree.map(jnp.add, params, sent)

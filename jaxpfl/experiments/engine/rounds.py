@@ -33,7 +33,7 @@ from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.records.cautions import of_rounds
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
-from jaxpfl.federated.release.releaser import Others
+from jaxpfl.federated.release.releaser import OtherProcesses
 from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.progress import Progress
@@ -54,7 +54,7 @@ class Loop:
 
     run: Run
     tracking: Tracking
-    others: Callable[[], Others | None] = lambda: None
+    others: Callable[[], OtherProcesses | None] = lambda: None
 
     def __post_init__(self) -> None:
         evaluated = self.tracking.evaluate or self.tracking.sentences

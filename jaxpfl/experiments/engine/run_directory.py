@@ -34,7 +34,7 @@ from jaxpfl.experiments.engine.cost import Cost, stamped
 from jaxpfl.experiments.engine.setting import Result, Setting, stamp_of
 from jaxpfl.federated.release.identity import environment
 from jaxpfl.federated.release.query import read_columns, require_population
-from jaxpfl.federated.release.releaser import Others, Releaser
+from jaxpfl.federated.release.releaser import OtherProcesses, Releaser
 from jaxpfl.models.base import Checking
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.privacy.secret import RunSecret
@@ -163,7 +163,7 @@ class Run(AbstractContextManager["Run"]):
         self,
         *,
         warn: Callable[[str], None] = lambda message: None,
-        others: Callable[[], Others | None] = lambda: None,
+        others: Callable[[], OtherProcesses | None] = lambda: None,
         done: int = 0,
     ) -> Releaser | None:
         """Asks the clients; None for a finished run, whose secret is gone.
@@ -202,8 +202,8 @@ class Run(AbstractContextManager["Run"]):
             queries=self.algorithm.queries,
             warn=warn,
             observe=log,
-            others=shared,
-            kept=(private / "client_states", done),
+            processes=shared,
+            states=(private / "client_states", done),
         )
 
     def end(self, result: Result, *, stopped: bool = False) -> Result:

@@ -24,7 +24,7 @@ from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_array
 from jaxpfl.experiments.report.run_page import page_of_run, write_run_page
 from jaxpfl.experiments.systems import ARTIFACTS, RESULT
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
-from jaxpfl.federated.release.releaser import Others
+from jaxpfl.federated.release.releaser import OtherProcesses
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
@@ -51,7 +51,7 @@ class Workspace:
     others: SharedRounds | None = field(default=None, repr=False)
     memory: dict[Any, Any] = field(default_factory=dict, repr=False)
 
-    def shared(self, stage: str, known: Any = ()) -> Others | None:
+    def shared(self, stage: str, known: Any = ()) -> OtherProcesses | None:
         """Comes to a stage with the other processes, if there are any; see `SharedRounds.at`."""
         return None if self.others is None else self.others.at(stage, known)
 

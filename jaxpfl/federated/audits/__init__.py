@@ -1,1 +1,1 @@
-"""Releases on made-up clients: what they would cost, and what an attacker would see."""
+"""Releases on made-up clients: their cost and size, and an attacker's view of them."""

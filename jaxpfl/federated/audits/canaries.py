@@ -1,4 +1,4 @@
-"""Canary clients through the release: what an audit observes (`privacy.auditing`).
+"""Canary clients go through the release, and an audit observes them (`privacy.auditing`).
 
 An audit plays a run of given plans on made-up clients, with the release that every run has: ledger,
 cohorts, clip, sum and noise. All clients contribute nothing, except canaries. Canary i would like
@@ -10,9 +10,9 @@ clip is tested, too. Whether it is in is decided by a fair coin:
 | Poisson, or cyclic | its contribution   | a contribution of zero, as if it were not there        |
 | of fixed size      | its contribution   | the opposite contribution: one client is replaced      |
 
-What a coordinate shows is scored by how much it looks like "in" (`audits.canary_scores`). With
-cyclic participation, trials are those canaries alone whose place in an epoch shows most.
-`Gradients` asks what training does: a model whose gradient is what a client holds. The questions in
+A coordinate is scored by how much it looks like "in" (`audits.canary_scores`). With cyclic
+participation, trials are those canaries alone whose place in an epoch shows most. `Gradients` asks
+as training does, with a model whose gradient is the client's data. The questions in
 `algorithms.canaries` call algorithms' own client functions. It is a SIMULATION: nothing is charged
 but ledgers of the game's own, and its secrets follow from a seed.
 """
@@ -20,7 +20,7 @@ but ledgers of the game's own, and its secrets follow from a seed.
 import dataclasses
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -52,11 +52,11 @@ LENGTH = 10.0
 
 
 class Shown(NamedTuple):
-    """What the answer to a question shows.
+    """An answer, as an attacker sees it.
 
     Attributes:
-      seen_M: of each canary, its contribution in clip norms, and noise; None = of no canary alone.
-      clip_norm: of the next round, if it changes.
+      seen_M: each canary's contribution in clip norms, and noise; None = of no canary alone.
+      clip_norm: the next round's clip norm, if it changes.
     """
 
     seen_M: np.ndarray | None
@@ -64,7 +64,7 @@ class Shown(NamedTuple):
 
 
 class Questions(Protocol):
-    """What clients are asked in every round, one question for each plan of a game."""
+    """The questions of every round, one for each plan of a game."""
 
     def clients(self, present_M: np.ndarray) -> Population:
         """Returns all clients, of whom the first are the canaries, in or out."""
@@ -81,11 +81,11 @@ MakeQuestions = Callable[[tuple[Plan, ...], int], Questions]
 """Makes the questions of plans, for a number of canaries."""
 
 MakeAsking = Callable[[Population, Ledger, RunSecret], AbstractContextManager[Any]]
-"""Makes what is asked: a `federated.Releaser`, or one that a test has made worse."""
+"""Makes the game's `federated.Releaser`, or one that a test has made worse."""
 
 
 class Played(NamedTuple):
-    """What a game came to, simulated: scores and coins of all canaries, and the stated cost."""
+    """A game's result, simulated: scores and coins of all canaries, and the stated cost."""
 
     trials: Trials
     stated: Guarantee
@@ -93,14 +93,14 @@ class Played(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Game:
-    """What is played.
+    """A game's plans, and how it is played.
 
     Attributes:
       plans: each is asked once in every round, on the same clients. All are private and have the
         same population, unit, sampling and delta.
       canaries: at most the population.
       rounds: how many of the plans' rounds are played; None = all.
-      questions: makes what is asked; None = `Gradients`.
+      questions: makes the questions; None = `Gradients`.
     """
 
     plans: tuple[Plan, ...]
@@ -113,10 +113,10 @@ class Game:
         if not self.plans or not all(plan.private for plan in self.plans):
             raise InputError("an audit needs plans with noise, found one without or no plan")
         for name in ("population", "unit", "sampling", "delta", "rounds"):
-            found = sorted({getattr(plan, name) for plan in self.plans})
-            if len(found) > 1:
+            values = sorted({getattr(plan, name) for plan in self.plans})
+            if len(values) > 1:
                 raise InputError(
-                    f"plans that are audited together must share {name}, found {found}"
+                    f"plans that are audited together must share {name}, found {values}"
                 )
         first = self.plans[0]
         if self.canaries > first.population:
@@ -132,10 +132,10 @@ class Game:
         """Plays whole runs, each with new coins, cohorts and noise.
 
         Args:
-          seed: what all coins and secrets follow from.
-          asking_of: makes what is asked, of a run's clients, ledger and secret; None = `Releaser`.
+          seed: of all coins and secrets.
+          asking_of: makes the releaser from a run's clients, ledger and secret; None = `Releaser`.
         """
-        asking_of = _asking if asking_of is None else asking_of
+        asking_of = asking_of or (lambda *parts: Releaser(*parts, run="audit"))
         questions = (self.questions or Gradients)(self.plans, self.canaries)
         scores, present, stated = [], [], None
         for run in range(checks.positive_int("runs", runs)):
@@ -151,16 +151,16 @@ class Game:
         return Played(Trials(np.concatenate(scores, axis=1), np.concatenate(present)), stated)
 
     def _places(self, secret: "_Watched") -> list[np.ndarray | None]:
-        """Of each plan the place of each canary in an epoch, if it is known to the observer."""
+        """For each plan the place of each canary in an epoch, if the observer knows it."""
         if self.plans[0].sampling != "cyclic" or len(secret.cohorts) != len(self.plans):
             return [None] * len(self.plans)
-        found = []
+        places: list[np.ndarray | None] = []
         for plan, seed in zip(self.plans, secret.cohorts.values(), strict=True):
             place_N = np.zeros(plan.population, np.int64)
-            for place in range(plan.rounds_per_epoch):
+            for place in range(plan.participation.rounds_per_epoch):
                 place_N[plan.participation.sample(seed, place + 1)] = place
-            found.append(place_N[: self.canaries])
-        return found
+            places.append(place_N[: self.canaries])
+        return places
 
     def _best(self, places: list[np.ndarray | None]) -> np.ndarray:
         """The canaries that may be told best, whatever their coins, bool [canaries]."""
@@ -174,7 +174,7 @@ class Game:
     def _run(
         self, questions: Questions, present_M: np.ndarray, secret: RunSecret, asking_of: MakeAsking
     ) -> tuple[list[np.ndarray | None], Guarantee]:
-        """What is observed in one run, [rounds, canaries] for each plan; and what it cost."""
+        """The observations of one run, [rounds, canaries] for each plan; and its cost."""
         first, clients = self.plans[0], questions.clients(present_M)
         clips: list[jax.Array | None] = [None] * len(self.plans)
         seen: list[list[np.ndarray]] = [[] for _ in self.plans]
@@ -192,27 +192,21 @@ class Game:
                     if shown.seen_M is not None:
                         seen[number].append(shown.seen_M)
             stated = guarantee_of(ledger.charges, first.delta, first.unit)
-        return [np.stack(each) if each else None for each in seen], stated
-
-
-def _asking(
-    clients: Population, ledger: Ledger, secret: RunSecret
-) -> AbstractContextManager[Releaser]:
-    return nullcontext(Releaser(clients, ledger, secret, run="audit"))
+        return [np.stack(rounds) if rounds else None for rounds in seen], stated
 
 
 class _Watched(RunSecret):
-    """A secret that remembers the seeds of cohorts by what they were asked for, in that order."""
+    """A secret that remembers the seeds of cohorts by their identities, in the order of calls."""
 
     def __init__(self, words: bytes | None = None) -> None:
         super().__init__(words)
         self.cohorts: dict[str, int] = {}
 
     def words_of(self, purpose: str, text: str) -> np.ndarray:
-        found = super().words_of(purpose, text)
+        words = super().words_of(purpose, text)
         if purpose == "cohort":
-            self.cohorts[text] = int.from_bytes(found.tobytes(), "big")
-        return found
+            self.cohorts[text] = int.from_bytes(words.tobytes(), "big")
+        return words
 
 
 class Gradients:
@@ -227,17 +221,17 @@ class Gradients:
             client_fn, cohort = LocalTraining(model, _STEP_OF_ONE), CohortSpec(1, 1)
             if plan.unit == "example":
                 client_fn, cohort = ClippedGradients(model, plan.clip_norm), CohortSpec(16, 16)
-            asked = Query(f"canaries {number}", client_fn, plan, cohort, columns=model.columns)
-            self.queries.append(asked)
+            query = Query(f"canaries {number}", client_fn, plan, cohort, columns=model.columns)
+            self.queries.append(query)
 
     def clients(self, present_M: np.ndarray) -> Population:
         """Clients of one example each: a direction, and a length in clip norms."""
         first = self.plans[0]
-        held = np.zeros(first.population, np.float32)
-        absent = -LENGTH if first.adjacency == "replace_one" else 0.0
-        held[: self.canaries] = np.where(present_M, LENGTH, absent)
+        lengths = np.zeros(first.population, np.float32)
+        absent = -LENGTH if first.participation.adjacency == "replace_one" else 0.0
+        lengths[: self.canaries] = np.where(present_M, LENGTH, absent)
         directions = np.arange(first.population, dtype=np.int32) % self.canaries
-        return of_one_row({"direction": directions, "length": held})
+        return of_one_row({"direction": directions, "length": lengths})
 
     def ask(
         self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
@@ -245,13 +239,13 @@ class Gradients:
         plan = self.plans[number]
         clip_norm = plan.clip_norm if clip is None else float(clip)
         broadcast = jnp.full(self.canaries, alternating(round), jnp.float32)
-        found = release(self.queries[number], broadcast, clip_norm=clip)
-        seen_M = alternating(round) * np.asarray(found.value, np.float64) / clip_norm
-        return Shown(seen_M, None if plan.adaptive_clip is None else found.clip_norm)
+        answer = release(self.queries[number], broadcast, clip_norm=clip)
+        seen_M = alternating(round) * np.asarray(answer.value, np.float64) / clip_norm
+        return Shown(seen_M, None if plan.adaptive_clip is None else answer.clip_norm)
 
 
 def of_one_row(columns: dict[str, np.ndarray], times: int = 1) -> Population:
-    """Made-up clients, of whom each holds one row of all columns, so many times."""
+    """Made-up clients; each holds one row of all columns, so many times."""
     count = len(next(iter(columns.values())))
     names: Any = [str(number) for number in range(count)]
     repeated = {name: np.repeat(column, times, axis=0) for name, column in columns.items()}

@@ -1,12 +1,12 @@
-"""What canaries' coordinates say of the coins: the likelihood of "in", and a sum over rounds.
+"""Scores of canaries' coordinates: the likelihood of "in", and a sum over rounds.
 
-A game (`audits.canaries`) observes, in every round, what a canary's coordinate shows of its
-contribution, in clip norms: 1 or 0 and noise. Two scores say how much all rounds look like "in":
+A game (`audits.canaries`) observes a canary's coordinate in every round, in clip norms: 1 or 0 and
+noise. Two scores say how much all rounds look like "in":
 
     likelihood   the logarithm of the likelihoods of all rounds, in against out, as stated by the
-                 plans: the best score there is, if the release does what is stated. Who took part
-                 in which round is averaged over where it is secret, and known where nothing is
-                 amplified by it, in cyclic participation.
+                 plans: the best score there is, if the release does what is stated. It averages
+                 over cohorts where they are secret. In cyclic participation, which amplifies
+                 nothing, it uses the cohorts.
     sum          of all rounds but the last of an odd number. Noise that rounds share cancels in it.
 """
 
@@ -33,8 +33,8 @@ def scores_of(
     """The scores "likelihood" and "sum" of each canary, float64 [2, canaries].
 
     Args:
-      observed: for each plan [rounds, canaries]: sign times coordinate, in clip norms; None =
-        nothing, of a plan whose releases show no canary alone.
+      observed: for each plan [rounds, canaries]: sign times coordinate, in clip norms; None = the
+        plan's releases show no canary alone.
       places: for each plan with cyclic participation int64 [canaries], from 0: the place in all
         epochs, if it is known; None = unknown, and for other plans.
     """
@@ -61,16 +61,16 @@ def _likelihood(
         left, taken = np.log1p(-q), math.log(q)
 
     def mixture(moved: float) -> np.ndarray:
-        """Against a coordinate that nobody moves: of one that is moved with probability q."""
+        """The likelihood that a coordinate is moved with probability q, against never."""
         return np.logaddexp(left, taken + (2 * moved * seen_TxM - 1) / (2 * z**2))
 
     present_TxM = mixture(1.0)
-    absent = mixture(-1.0) if plan.adjacency == "replace_one" else 0.0
+    absent = mixture(-1.0) if plan.participation.adjacency == "replace_one" else 0.0
     return (present_TxM - absent).sum(axis=0)
 
 
 def shown_best(plan: Plan, rounds: int) -> np.ndarray:
-    """Which places in an epoch so many rounds show best, bool [rounds per epoch].
+    """The places in an epoch that so many rounds show best, bool [rounds per epoch].
 
     With cyclic participation a client has one place in all epochs. Some take part less often than
     others in rounds that are no whole epochs, and noise that rounds share hides some places more.
@@ -80,17 +80,17 @@ def shown_best(plan: Plan, rounds: int) -> np.ndarray:
 
 
 def _contributions(plan: Plan, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a client of each place contributes [places, rounds], where noise is independent.
+    """The contributions of a client of each place [places, rounds], where noise is independent.
 
-    Returns also the matrix [rounds, rounds] that what is observed is divided by for that.
+    Returns also the matrix [rounds, rounds] by which the observations are divided for that.
     """
-    cycle = plan.rounds_per_epoch
+    cycle = plan.participation.rounds_per_epoch
     place_RxT = (np.arange(rounds)[None, :] % cycle == np.arange(cycle)[:, None]).astype(float)
     sign_T = np.array([alternating(round) for round in range(1, rounds + 1)])
     if not plan.correlated:
         return place_RxT, np.eye(rounds)
-    # Divided by a root of the noise's covariance, the rounds have independent noise. The signs are
-    # of what is observed, not of the noise, and must be as they were for that.
+    # Divided by a root of the noise's covariance, the rounds have independent noise. The
+    # observations are multiplied by signs and the noise is not, so that the root needs them, too.
     root_TxT = noise_root(plan.bands, rounds)
     place_RxT = linalg.solve_triangular(root_TxT, (place_RxT * sign_T).T, lower=True).T
     return place_RxT, sign_T[:, None] * root_TxT

@@ -20,10 +20,10 @@ from jaxpfl.federated.release.releaser import Released
 
 @dataclass(frozen=True)
 class QuerySize:
-    """What a query would send and occupy; sizes in bytes.
+    """The traffic and the memory of a query; sizes in bytes.
 
     Attributes:
-      down, up: what a client receives and sends in a round.
+      down, up: a client receives and sends so much in a round.
       bucket: the largest bucket of clients' examples.
       side_by_side: the clients whose computations are in memory at a time, on all devices.
       sums: the running sums, on all devices.
@@ -39,7 +39,7 @@ class QuerySize:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What an algorithm's rounds send and occupy; `state` is the server's, in bytes."""
+    """The traffic and the memory of an algorithm's rounds; `state` is the server's, in bytes."""
 
     state: int
     queries: tuple[QuerySize, ...]
@@ -57,9 +57,9 @@ def size_of(tree: PyTree) -> int:
 def ask(
     query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
 ) -> tuple[QuerySize, PyTree]:
-    """Traces what clients would compute in a query, and its sum over a bucket.
+    """Traces the client function of a query, and its sum over a bucket.
 
-    Of the flow of information the client function's is checked, whose door may be of any size.
+    The flow of information is checked in the client function alone: the door may be of any size.
 
     Args:
       columns: made up, see `column`; `query.prepare` is not applied.
@@ -72,26 +72,26 @@ def ask(
       InputError: the contribution is not a tree of float arrays, or a bucket cannot be split.
       TypeError, ValueError: the client function does not fit the columns.
     """
-    held = {name: columns[name] for name in query.columns or columns}
-    require_room(query, held, elsewhere=True)
+    columns = {name: columns[name] for name in query.columns or columns}
+    require_room(query, columns, elsewhere=True)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
-    door, client = opened(query, shapes, held)
+    door, client = opened(query, shapes, columns)
     if not query.plan.unchecked:
         check_client(query, client)
-    door.programs(shapes, held)
+    door.programs(shapes, columns)
     replicas, up = query.execution.replicas, size_of(client.contribution)
     # An accumulator holds pairs of numbers.
-    sizes = up, size_of(door.bucket(held)), door.chunk * replicas, 2 * up * replicas
+    sizes = up, size_of(door.bucket(columns)), door.chunk * replicas, 2 * up * replicas
     return QuerySize(query.label, size_of(shapes), *sizes), client.contribution
 
 
 def check_information_flow(
     query: Query, clients: Population, broadcast: PyTree = ()
 ) -> InformationFlow:
-    """What is proven of a query before its first charge, without a release.
+    """Proves a query's flow of information as before its first charge, without a release.
 
-    Nothing is compiled, run or charged. Of the clients and the broadcast only shapes are used,
-    after the query's `prepare`. Raises as `information_flow.check_release`, and `InputError` if the
+    Nothing is compiled, run or charged. After the query's `prepare`, only shapes of the clients and
+    the broadcast are used. Raises as `information_flow.check_release`, and `InputError` if the
     query does not fit the data.
     """
     columns = read_columns(query, prepared(query, clients))
@@ -113,14 +113,14 @@ def rehearse(
     queries: list[QuerySize] = []
 
     def release(query: Query, broadcast: PyTree = (), clip_norm: Any = None) -> Released:
-        found, contribution = ask(query, broadcast, columns)
-        queries.append(found)
+        size, contribution = ask(query, broadcast, columns)
+        queries.append(size)
         next_norm = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), contribution)
         return Released(zeros, next_norm)
 
-    def first_round(key: jax.Array, *given: PyTree) -> Any:
-        algorithm = algorithm_of(*given)
+    def first_round(key: jax.Array, *arrays: PyTree) -> Any:
+        algorithm = algorithm_of(*arrays)
         state = algorithm.init(key)
         algorithm.step(state, release, 1)
         return state

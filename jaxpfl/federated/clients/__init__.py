@@ -1,1 +1,1 @@
-"""What one client computes from its own data; imports no other folder of `federated`."""
+"""The computations of one client on its own data; imports no other folder of `federated`."""

@@ -1,8 +1,8 @@
-"""What one client computes: a pure function of a broadcast, its own examples and its own key.
+"""Client functions: pure functions of a broadcast, one client's examples and its own key.
 
-Of nothing else. What depends on other clients, such as the size of the largest of those that are
-computed together, could carry their data past the clip, and no test finds every function that does.
-So a client function is not handed any such thing. It has one of two forms:
+They depend on nothing else. A number that depends on other clients, such as the size of the largest
+of those that are computed together, could carry their data past the clip, and no test finds every
+such function. So a client function is not handed any such thing. It has one of two forms:
 
 | form     | written as                                    | what it is handed                |
 |----------|-----------------------------------------------|----------------------------------|
@@ -72,7 +72,7 @@ class ClientSteps:
 
 @runtime_checkable
 class Stepping(Protocol):
-    """What `ClientSteps` is made into; an object with these methods is a client function, too."""
+    """The methods of `ClientSteps`; any object with them is a client function, too."""
 
     def init(self, broadcast: PyTree, key: jax.Array, /) -> PyTree: ...
 
@@ -120,7 +120,7 @@ class BoundedByExample(Protocol):
 
     "At most" is of exact sums. The function adds up examples' shares in float32, in any order, by
     steps those of each batch first, and rounds each of them at most four times before. One that
-    rounds less than that may have an attribute `roundings`: see `federated.release.rounding`.
+    rounds less may have an attribute `roundings`: see `federated.release.example_rounding`.
 
     Attributes:
       example_bound: the L2 bound, in the contribution's units.
@@ -163,13 +163,13 @@ def computed(
     key: jax.Array,
     longest: jax.Array | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """One client's contribution, and what `kept` makes its next state of; see `contribution`."""
+    """One client's contribution, and its state after the last step, for `next_state`."""
     own = (client_state,) if isinstance(client_fn, Stateful) else ()
     if not isinstance(client_fn, Stepping):
-        found = client_part(client_fn, "__call__", broadcast, *own, examples, key)
-        # As for keys: otherwise what was drawn is drawn again wherever the clip and the sum use it.
-        found = jax.lax.optimization_barrier(found)
-        return found if isinstance(client_fn, Stateful) else (found, None)
+        result = client_part(client_fn, "__call__", broadcast, *own, examples, key)
+        # As in `keys_of`: otherwise random draws are repeated wherever clip and sum use them.
+        result = jax.lax.optimization_barrier(result)
+        return result if isinstance(client_fn, Stateful) else (result, None)
 
     # Before the loop, for the reason of `keys_of`.
     keys_S = jax.vmap(jax.random.fold_in, (None, 0))(key, 1 + jnp.arange(len(examples.mask)))
@@ -178,13 +178,13 @@ def computed(
     def advance(index: jax.Array, state: PyTree) -> PyTree:
         batch = {name: column[index] for name, column in examples.batches.items()}
         own = jax.random.wrap_key_data(words_SxW[index], impl=jax.random.key_impl(key))
-        given = state, batch, examples.mask[index], own
-        found = client_part(client_fn, "step", broadcast, *given)
+        mask = examples.mask[index]
+        stepped = client_part(client_fn, "step", broadcast, state, batch, mask, own)
         if longest is None:
-            return found
+            return stepped
         # A choice and no product with zero: the others' steps may compute NaN from padding.
         taken = index < examples.steps
-        return jax.tree.map(lambda new, old: jnp.where(taken, new, old), found, state)
+        return jax.tree.map(lambda new, old: jnp.where(taken, new, old), stepped, state)
 
     start = client_part(client_fn, "init", broadcast, *own, jax.random.fold_in(key, 0))
     # A traced bound, so that steps that nobody has are not run.
@@ -206,21 +206,26 @@ def keys_of(key: jax.Array, words_Cx2: Any) -> jax.Array:
     return jax.lax.optimization_barrier(jax.random.key_data(jax.vmap(own)(words_Cx2)))
 
 
-def kept(client_fn: ClientFn, broadcast: PyTree, computed: PyTree, sent: PyTree) -> PyTree:
-    """A client's next state, of the second part of `computed`, and of what it sent, as added up."""
+def next_state(client_fn: ClientFn, broadcast: PyTree, last: PyTree, sent: PyTree) -> PyTree:
+    """A client's state for its next round.
+
+    Args:
+      last: its state after the last step, from `computed`.
+      sent: its contribution as it was added up, after the clip.
+    """
     if not isinstance(client_fn, Stepping):
-        return computed
-    return client_part(client_fn, "keep", broadcast, computed, sent)
+        return last
+    return client_part(client_fn, "keep", broadcast, last, sent)
 
 
 def client_part(client_fn: Any, method: str, *given: Any) -> PyTree:
-    """What a method of a client function computes: all that clients do."""
+    """Calls a method of a client function; all that clients do goes through here."""
     return compiled_part(Static(client_fn), method, *given)
 
 
-# Compiled by itself, which traces each method for the shapes of one client, and once: what the
-# check of the flow of information reads is then what runs, and a function that is vmapped cannot
-# look at its tracers to find the other clients.
+# Compiled by itself, so that each method is traced for the shapes of one client, and once. The
+# check of the flow of information then reads the program that runs, and a function that is vmapped
+# cannot look at its tracers to find the other clients.
 @partial(jax.jit, static_argnums=(0, 1))
 def compiled_part(static: Static, method: str, *given: Any) -> PyTree:
     """`client_part`, as the check of the flow of information knows it."""
@@ -249,7 +254,7 @@ RULES = (_of_several_clients,)
 
 
 class TracedClient(NamedTuple):
-    """A client function as JAX traces it: shapes of its contribution and of what it keeps."""
+    """A client function as JAX traces it: shapes of its contribution and its state."""
 
     jaxpr: Any
     contribution: PyTree
@@ -279,12 +284,12 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         checks.arguments(whose, client_fn, f"(broadcast, {own}examples, key)")
 
     def one_round(broadcast: PyTree, client_state: PyTree, examples: Examples, key: Any) -> Any:
-        found, held = computed(client_fn, broadcast, client_state, examples, key)
-        return found, kept(client_fn, broadcast, held, found) if own else None
+        sent, last = computed(client_fn, broadcast, client_state, examples, key)
+        return sent, next_state(client_fn, broadcast, last, sent) if own else None
 
     before = jax.eval_shape(partial(first_state, client_fn), broadcast)
-    held, extended = jax.tree.leaves(before), jax.dtypes.extended
-    if own and not (held and not any(jnp.issubdtype(leaf.dtype, extended) for leaf in held)):
+    leaves, extended = jax.tree.leaves(before), jax.dtypes.extended
+    if own and not (leaves and not any(jnp.issubdtype(leaf.dtype, extended) for leaf in leaves)):
         raise InputError(
             f"client_state of query {label!r} must be a tree of arrays of numbers: keep "
             "jax.random.key_data of a key"
@@ -292,32 +297,32 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
     try:
         if isinstance(client_fn, Stepping):
             _require_one_state(client_fn, whose, broadcast, examples, key)
-        # A function of its own, so that nothing is kept of it.
-        found = jax.jit(one_round).trace(broadcast, before, examples, key)
+        # `one_round` is new in each call, so that JAX caches nothing of it.
+        program = jax.jit(one_round).trace(broadcast, before, examples, key)
     except KeyError as error:
         if len(error.args) != 1 or error.args[0] in examples.batches:
             raise
-        held = f"its examples have the columns {', '.join(sorted(examples.batches))}"
+        columns = f"its examples have the columns {', '.join(sorted(examples.batches))}"
         missing = f"looks up {error.args[0]!r}, which is not there"
-        raise InputError(f"{whose} {missing}: {held}") from error
+        raise InputError(f"{whose} {missing}: {columns}") from error
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
-        asked = "asks other clients or devices by a collective (psum and the like)"
-        raise InformationLeak(f"{whose} {asked}: {str(error).splitlines()[0]}") from error
+        leak = "asks other clients or devices by a collective (psum and the like)"
+        raise InformationLeak(f"{whose} {leak}: {str(error).splitlines()[0]}") from error
     except TypeError as error:
         if "not a valid JAX type" not in str(error):
             raise
-        found = str(error).splitlines()[0]
-        raise InputError(f"{whose} must return a tree of float arrays: {found}") from error
-    contribution, after = found.out_info
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{whose} must return a tree of float arrays: {reason}") from error
+    contribution, after = program.out_info
     _require_equal(f"a round of {whose}", "client_state", before, after)
     leaves = jax.tree.leaves(contribution)
     kinds = [str(leaf.dtype) for leaf in leaves]
     if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
         kind = ", ".join(kinds) or "no array"
         raise InputError(f"{whose} must return a tree of float arrays, found {kind}")
-    return TracedClient(found.jaxpr, contribution, before)
+    return TracedClient(program.jaxpr, contribution, before)
 
 
 def _require_one_state(
@@ -336,10 +341,10 @@ def _require_one_state(
 
 
 def _require_equal(what: str, first: str, before: PyTree, after: PyTree) -> None:
-    wanted, found = (
-        jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", each)
-        for each in (before, after)
+    wanted, returned = (
+        jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", state)
+        for state in (before, after)
     )
-    if jax.tree.flatten(wanted) != jax.tree.flatten(found):
+    if jax.tree.flatten(wanted) != jax.tree.flatten(returned):
         expected = f"a state like that of {first}, {wanted}"
-        raise InputError(f"{what} must return {expected}, found {found}")
+        raise InputError(f"{what} must return {expected}, found {returned}")

@@ -1,4 +1,4 @@
-"""What a client does in DP-SGD: it adds up its examples' clipped gradients.
+"""The client of DP-SGD: it adds up its examples' clipped gradients.
 
 Source: Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1:
 
@@ -6,8 +6,8 @@ Source: Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm 
 
 with a minus, so that it is a change of the parameters, like that of `LocalTraining`.
 
-One with a NaN, an infinity or an overflow, and padding, add exactly 0, and the others what they
-would. Most of these gradients are never formed.
+A gradient with a NaN, an infinity or an overflow, and padding, add exactly 0, and change nothing of
+the others. Most of these gradients are never formed.
 
 A layer y = x W of a vector x [I] has the gradient x' dy of one example, a matrix that is larger
 than x and dy together. Its norm follows from these (Goodfellow 2015, "Efficient per-example
@@ -106,7 +106,7 @@ def clipped_sum(
 
     def add(batch: Batch, mask_B: jax.Array, total: list[jax.Array]) -> list[jax.Array]:
         computed = jax.vmap(slopes, (None, None, 0))([leaves[i] for i in others], taps, batch)
-        # Otherwise what is added might be computed a second time, and be rounded in another way.
+        # Otherwise the gradients might be computed a second time, and be rounded in another way.
         (gradients, tap_slopes), factors = jax.lax.optimization_barrier(computed)
         pairs = [
             (factor.reshape(len(factor), -1), slope.reshape(len(slope), -1))
@@ -120,13 +120,13 @@ def clipped_sum(
         factor_B, *_ = jax.tree.leaves(factors_B)
         counts_B = finite_B & mask_B
         for i, gradient_B in zip(others, gradients, strict=True):
-            kept_B = _kept(gradient_B, counts_B)
-            total[i] = total[i] + jnp.tensordot(factor_B, kept_B, 1, precision="highest")
+            counted_B = _counted(gradient_B, counts_B)
+            total[i] = total[i] + jnp.tensordot(factor_B, counted_B, 1, precision="highest")
         for product, (x_BxI, dy_BxO) in zip(products, pairs, strict=True):
-            x_BxI = _kept(x_BxI, counts_B) * factor_B[:, None]
+            x_BxI = _counted(x_BxI, counts_B) * factor_B[:, None]
             over_examples = (((0,), (0,)), ((), ()))
             added_IxO = jax.lax.dot_general(
-                x_BxI, _kept(dy_BxO, counts_B), over_examples, precision="highest"
+                x_BxI, _counted(dy_BxO, counts_B), over_examples, precision="highest"
             )
             i = product.weight
             total[i] = total[i] + product.as_weight(added_IxO)
@@ -157,6 +157,6 @@ def _lengths(rows_BxK: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(rows_BxK / divisor_B[:, None]), axis=1)) * largest_B
 
 
-def _kept(array_B: jax.Array, counts_B: jax.Array) -> jax.Array:
+def _counted(array_B: jax.Array, counts_B: jax.Array) -> jax.Array:
     """Zero for examples that do not count. A select and no product: NaN * 0 is NaN."""
     return jnp.where(counts_B.reshape(-1, *(1,) * (array_B.ndim - 1)), array_B, 0)

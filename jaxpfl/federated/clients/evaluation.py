@@ -56,12 +56,12 @@ def logits(
     model: Classifier, params: Params, image_NxHxWxC: np.ndarray, *, batch_size: int = 256
 ) -> np.ndarray:
     """A classifier's logits, float [N, classes], in batches of one shape: one program for all."""
-    found = []
+    batches = []
     for start in range(0, max(1, len(image_NxHxWxC)), batch_size):
         image_BxHxWxC = image_NxHxWxC[start : start + batch_size]
         padding = ((0, batch_size - len(image_BxHxWxC)), *[(0, 0)] * (image_NxHxWxC.ndim - 1))
-        found.append(_logits(Static(model), params, np.pad(image_BxHxWxC, padding)))
-    return np.concatenate(found)[: len(image_NxHxWxC)]
+        batches.append(_logits(Static(model), params, np.pad(image_BxHxWxC, padding)))
+    return np.concatenate(batches)[: len(image_NxHxWxC)]
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,7 +1,7 @@
-"""What a client does in federated averaging: some steps of SGD on its own examples.
+"""The client of federated averaging: some steps of SGD on its own examples.
 
-Algorithms that only differ in a client's loss, or in what it makes of its change before it is
-clipped, are settings of `LocalTraining`: docs/algorithms.md has one for each.
+Algorithms that only differ in a client's loss, or in how it transforms its change before the clip,
+are settings of `LocalTraining`: docs/algorithms.md has one for each.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class OfModel:
             self.model.check(columns)
 
     def shardings(self, mesh: Mesh, params: PyTree) -> PyTree:
-        """Where the broadcast, and a contribution, is on a mesh: as the model's own rule says."""
+        """The places of broadcast and contribution on a mesh, by the model's own rule."""
         return shardings(self.model, mesh, params)
 
 
@@ -99,7 +99,7 @@ class LocalTraining(OfModel):
     schedule: optax.Schedule | None = None
 
     def scheduled(self, params: PyTree, round: int) -> PyTree:
-        """What clients get in a round, from 1: the parameters, and the factor if there is one."""
+        """The broadcast of a round, from 1: the parameters, and the factor if there is one."""
         if self.schedule is None:
             return params
         return Scheduled(params, jnp.asarray(self.schedule(round - 1), jnp.float32))
@@ -117,7 +117,7 @@ class LocalTraining(OfModel):
         return whole if self.adapters else (whole, None)
 
     def init(self, params: PyTree, key: jax.Array) -> PyTree:
-        """The broadcast parameters, the optimiser's state and what `transform` needs."""
+        """The broadcast parameters, the optimiser's state, and count and key for `transform`."""
         local, _ = self._given(params)
         # Words, because a step hands the state on, and a key may be used but once.
         drawn = self.transform and (jnp.int32(0), jax.random.bits(key, (2,), jnp.uint32))
@@ -161,9 +161,9 @@ class LocalTraining(OfModel):
             return change
         key = jax.random.wrap_key_data(drawn[1], impl="threefry2x32")
         sent = self.transform(change, drawn[0].astype(jnp.float32), key)
-        expected, found = (jax.tree.map(jnp.shape, tree) for tree in (change, sent))
-        if found != expected:
-            raise InputError(f"transform must return shapes like {expected}, found {found}")
+        expected, shapes = (jax.tree.map(jnp.shape, tree) for tree in (change, sent))
+        if shapes != expected:
+            raise InputError(f"transform must return shapes like {expected}, found {shapes}")
         return sent
 
 

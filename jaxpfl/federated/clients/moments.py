@@ -12,11 +12,11 @@ that one example more, which moves the others to other places, would change all 
 over very many examples that were made for it by several times its bound. Coordinates are therefore
 cut, towards zero, to multiples of a power of two near c 2^-19 (in batches of 17 to 64 rows), which
 never lengthens a vector. Products of such numbers are added up exactly for up to 1,024 examples in
-such batches, else each addition loses at most 2^-47 of the sum. What a client sends is rounded
-to float32, and again by the factor sqrt(2) below. `release.rounding` says how far one example then
-moves a sum over clients, or blocks of examples.
+such batches, else each addition loses at most 2^-47 of the sum. A contribution is rounded
+to float32, and again by the factor sqrt(2) below. `release.example_rounding` says how far one
+example then moves a sum over clients, or blocks of examples.
 
-Of a symmetric matrix only a half is sent: the diagonal, and sqrt(2) times one triangle. The half's
+A client sends half of a symmetric matrix: the diagonal, and sqrt(2) times one triangle. The half's
 L2 norm is then the Frobenius norm of the whole, and after equal noise, off-diagonal entries have
 sqrt(2) times less noise than with the plain triangle. The half is stored in the rectangular full
 packed layout of Gustavson et al. 2010 ("Rectangular full packed format for Cholesky's algorithm",
@@ -97,10 +97,10 @@ class ClientMoment:
         """Returns a scalar, [d], or the half of [d, d] (see `half_shape`)."""
         if self.moment == "count":
             return jnp.minimum(total.count, 1) if self.average else total.count
-        found = (total.moment.high + total.moment.low) * total.unit
+        moment = (total.moment.high + total.moment.low) * total.unit
         if self.average:
-            found = found / jnp.maximum(total.count, 1)
-        return to_half(found) if self.moment == "second" else found
+            moment = moment / jnp.maximum(total.count, 1)
+        return to_half(moment) if self.moment == "second" else moment
 
 
 class _Total(NamedTuple):
@@ -139,7 +139,7 @@ class _Grid(NamedTuple):
 
 
 def _clipped(rows_BxD: jax.Array, real_B: jax.Array, clip_norm: float) -> tuple:
-    """Rows clipped to `clip_norm`, zero where not real or not finite; and which rows count."""
+    """Rows clipped to `clip_norm`, zero where not real or not finite; and the rows that count."""
     largest_B = jnp.max(jnp.abs(rows_BxD), axis=1)
     valid_B = real_B & jnp.isfinite(largest_B)
     # The square of a giant row would overflow, so that it must be scaled before it can be clipped.
@@ -189,7 +189,7 @@ def from_half(half: np.ndarray, dimension: int) -> np.ndarray:
 
 
 def _layout(dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which entries of a half come from the left part, and their weights (1 on the diagonal)."""
+    """The entries of a half that come from the left part; all weights (1 on the diagonal)."""
     rows, k = half_shape(dimension)
     row, column = np.indices((rows, k))
     lower = row > column

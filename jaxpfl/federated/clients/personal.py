@@ -1,8 +1,8 @@
 """Models, or parts of them, that clients keep for themselves and that are never sent.
 
-Each is a client function of `fed_avg`, releases what it releases, clipped changes of the shared
-parameters, and costs what it costs. `own_model(params, own)` is the model that a client uses, from
-the shared parameters and from what it keeps (`Stateful`).
+Each is a client function of `fed_avg`: it releases clipped changes of the shared parameters, and
+costs as much. `own_model(params, own)` is the model that a client uses, from the shared parameters
+and from its own state (`Stateful`).
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Personalising(Stateful, Protocol):
     """A `Stateful` client function whose clients have models of their own."""
 
     def own_model(self, params: PyTree, own: PyTree, /) -> PyTree:
-        """The model that a client uses, from the shared parameters and what it keeps."""
+        """The model that a client uses, from the shared parameters and its own state."""
         ...
 
 
@@ -185,11 +185,11 @@ class PersonalParts(Passing):
         return jax.tree.map(lambda leaf, mine: leaf if mine is None else mine, params, own)
 
     def _labels(self, params: PyTree) -> PyTree:
-        """Of each parameter, whose it is: "own" or "shared"."""
+        """The owner of each parameter: "own" or "shared"."""
 
         def label(path: Any, leaf: Any) -> str:
-            found = re.search(self.own, jax.tree_util.keystr(path, simple=True, separator="/"))
-            return "own" if found else "shared"
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            return "own" if re.search(self.own, name) else "shared"
 
         labels = jax.tree_util.tree_map_with_path(label, params)
         if len(set(jax.tree.leaves(labels))) != 2:

@@ -14,10 +14,10 @@ coordinates. The scores are then A L^-T (sum of y + noise): A L^-T has orthonorm
 computing with a release costs no privacy. Its guarantee is the door's for vectors of d entries,
 whatever A, L and their rounding are: a wrong L gives wrong scores and never a weaker guarantee.
 
-The noise of a score. Noise added to all entries of A m would be the same mechanism, followed by
-nothing: what of it lies outside the columns of A is no score of anyone, and is left out here at no
-cost. Together the scores' noise variances are d sigma^2 and not candidates sigma^2; in root mean
-square a score's noise is sigma sqrt(d / candidates), 0.15 sigma for 18,000 candidates and d = 384.
+The noise of a score. Noise added to all entries of A m would be the same mechanism. Its part
+outside the columns of A is no score of anyone, and is left out here at no cost. Together the
+scores' noise variances are d sigma^2 and not candidates sigma^2; in root mean square a score's
+noise is sigma sqrt(d / candidates), 0.15 sigma for 18,000 candidates and d = 384.
 `orthogonal_noise` draws the rest, for comparisons with systems that add it.
 
 Source of the scores: POPri (Hou et al., "Private federated learning using preference-optimized
@@ -37,13 +37,13 @@ import scipy.linalg
 
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
-from jaxpfl.privacy.mechanisms import gaussian_noise_like
+from jaxpfl.privacy.mechanisms import standard_normal
 
 Centring = Literal["none", "all", "prompt"]
 
 
 class ScoreSpace(NamedTuple):
-    """Which scores are possible; public. A and the lower triangular L are float32."""
+    """The space of possible scores; public. A and the lower triangular L are float32."""
 
     rows_KxJxD: np.ndarray
     factor_DxD: np.ndarray
@@ -63,8 +63,9 @@ class ScoreSpace(NamedTuple):
         if the scores themselves had been summed. It is not needed for privacy.
         """
         rows_KxJxD, factor_DxD = self
-        like = jax.ShapeDtypeStruct(rows_KxJxD.shape[:2], jnp.float32)
-        noise_KxJ = gaussian_noise_like(key, like, std)
+        prompts, responses, _ = rows_KxJxD.shape
+        noise_M = standard_normal(key, (prompts * responses,)) * std
+        noise_KxJ = noise_M.reshape(prompts, responses)
         inside_D = jnp.tensordot(noise_KxJ, rows_KxJxD, 2, precision="highest")
         inside_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True)
         solved_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True, trans=1)
@@ -125,7 +126,7 @@ def unit_rows(rows: jax.Array) -> jax.Array:
 def _moderate(rows: jax.Array) -> jax.Array:
     """Rows [..., d], each times a power of two, such that the squares of any row fit float32."""
     _, exponent = jnp.frexp(jnp.max(jnp.abs(rows), axis=-1, keepdims=True))
-    # Not a division by the largest: of a giant, the reciprocal is flushed to zero.
+    # Not a division by the largest: the reciprocal of a giant is flushed to zero.
     return rows * jnp.ldexp(jnp.float32(1), -jnp.clip(exponent, -120, 120))
 
 
@@ -176,9 +177,9 @@ class LinearScores:
     def step(
         self, factor_DxD: jax.Array, mean_D: Any, batch: Batch, mask_B: Any, key: jax.Array
     ) -> jax.Array:
-        held_BxD = batch["mean_embedding"].astype(jnp.float32)
-        _require_same_dimension(held_BxD.shape[-1], factor_DxD.shape[-1])
-        return mean_D + jnp.sum(jnp.where(mask_B[:, None], held_BxD, jnp.float32(0)), axis=0)
+        rows_BxD = batch["mean_embedding"].astype(jnp.float32)
+        _require_same_dimension(rows_BxD.shape[-1], factor_DxD.shape[-1])
+        return mean_D + jnp.sum(jnp.where(mask_B[:, None], rows_BxD, jnp.float32(0)), axis=0)
 
     def finish(self, factor_DxD: jax.Array, mean_D: jax.Array) -> jax.Array:
         """Returns y = L^T m."""

@@ -1,4 +1,4 @@
-"""What a compiled function is looked up by: the client function itself, not what it equals."""
+"""Client functions as keys of compiled programs: looked up by identity, not by their `==`."""
 
 from collections.abc import Hashable
 from dataclasses import MISSING, fields, is_dataclass
@@ -22,7 +22,7 @@ class Static:
     | plain numbers and texts  | of one type, and equal in all bits                            |
 
     Attributes:
-      function: what is held.
+      function: the client function or model.
     """
 
     __slots__ = ("_content", "_hash", "function")
@@ -41,16 +41,16 @@ class Static:
 class _Itself:
     """Equal for the same object alone, which lives as long as this."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_object",)
 
-    def __init__(self, held: Any) -> None:
-        self._held = held
+    def __init__(self, object_: Any) -> None:
+        self._object = object_
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self._held is other._held
+        return isinstance(other, _Itself) and self._object is other._object
 
     def __hash__(self) -> int:
-        return id(self._held)
+        return id(self._object)
 
 
 def _content(value: Any) -> Hashable:
@@ -64,20 +64,21 @@ def _content(value: Any) -> Hashable:
         return kind, value.dtype.str, value.tobytes()
     if kind is MethodType:
         return kind, _Itself(value.__func__), _content(value.__self__)
-    attributes: Any = object.__getstate__(value)  # None, a dictionary, or this and that of slots
+    # None, a dictionary, or a pair of it and a dictionary of slots.
+    attributes: Any = object.__getstate__(value)
     if isinstance(value, tuple) and attributes is None:
         return kind, *map(_content, value)
-    # What another constructor makes, as of a class that is written in C, may hold more.
+    # Another constructor, as of a class that is written in C, may put more into an object.
     if is_dataclass(value) and kind.__new__ is object.__new__:
-        held = attributes if isinstance(attributes, tuple) else (attributes,)
-        names = {name for each in held for name in each or ()} - _derived(kind)
-        given = [field.name for field in fields(value)]
-        if names <= {*given}:
-            return kind, *[_content(getattr(value, name, MISSING)) for name in given]
+        parts = attributes if isinstance(attributes, tuple) else (attributes,)
+        names = {name for part in parts for name in part or ()} - _derived(kind)
+        own = [field.name for field in fields(value)]
+        if names <= {*own}:
+            return kind, *[_content(getattr(value, name, MISSING)) for name in own]
     return _Itself(value)
 
 
 def _derived(kind: type) -> set[str]:
     """The attributes that follow from the others, once they are first read."""
-    held = [item for each in kind.__mro__ for item in vars(each).items()]
-    return {name for name, each in held if isinstance(each, cached_property)}
+    attributes = [item for base in kind.__mro__ for item in vars(base).items()]
+    return {name for name, value in attributes if isinstance(value, cached_property)}

@@ -7,8 +7,8 @@ without the gradient itself:
 
     loss(weights, example)  ->  loss(the other weights, taps, example), and the x of each product
 
-What is looked for is a weight that is used once, in one product with one vector: as it is or
-transposed, at the top of the program or within a `jit`. Any other weight is left alone.
+A weight is opened up if it is used once, in one product with one vector: as it is or transposed, at
+the top of the program or within a `jit`. Any other weight is left alone.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ class Product:
 
     Attributes:
       weight: its place among the loss's weights.
-      path: of the equation in the program: its number, within a `jit` after the number of that. Not
-        the equation itself, because calls of one function share its equations.
+      path: the equation's number in the program, within a `jit` after the number of that. Not the
+        equation itself, because calls of one function share its equations.
       equation: of the program.
-      place: of the weight among the equation's two operands.
+      place: the weight's place among the equation's two operands.
       axis: the weight's axis that is summed over.
       transposed: whether the operand is the weight's transpose.
     """
@@ -81,12 +81,12 @@ def opened(
     """Opens up the products of a loss with single vectors, for an example of arrays or shapes."""
     program = jax.make_jaxpr(loss)(list(weights), example)
     number = len(weights)
-    found = _Uses()
-    found.read(program.jaxpr, {program.jaxpr.invars[i]: (i, False) for i in range(number)}, ())
+    uses = _Uses()
+    uses.read(program.jaxpr, {program.jaxpr.invars[i]: (i, False) for i in range(number)}, ())
     products = [
-        found.products[i]
+        uses.products[i]
         for i in range(number)
-        if found.times.get(i) == 1 and i in found.products and found.products[i].of_a_vector
+        if uses.times.get(i) == 1 and i in uses.products and uses.products[i].of_a_vector
     ]
     left_out = {product.weight for product in products}
     others = [i for i in range(number) if i not in left_out]
@@ -104,37 +104,39 @@ def opened(
 
 
 class _Uses:
-    """Counts where weights are used, and keeps the products."""
+    """Counts the uses of weights, and collects the products."""
 
     def __init__(self) -> None:
         self.times: dict[int, int] = {}
         self.products: dict[int, Product] = {}
 
     def read(
-        self, program: Jaxpr, known: dict[Any, tuple[int, bool]], path: tuple[int, ...]
+        self, program: Jaxpr, weights: dict[Any, tuple[int, bool]], path: tuple[int, ...]
     ) -> None:
-        """Reads a program; `known` says which variables are weights, and whether transposed."""
+        """Reads a program; `weights` has its variables that are weights, and whether transposed."""
+
+        def weight_of(variable: Any) -> tuple[int, bool] | None:
+            return None if isinstance(variable, Literal) else weights.get(variable)
+
         for index, equation in enumerate(program.eqns):
             name = equation.primitive.name
-            held = [None if isinstance(v, Literal) else known.get(v) for v in equation.invars]
-            if not any(held):
+            operands = [weight_of(variable) for variable in equation.invars]
+            if not any(operands):
                 continue
-            if name == "transpose" and equation.params["permutation"] == (1, 0) and held[0]:
-                weight, transposed = held[0]
-                known[equation.outvars[0]] = (weight, not transposed)
+            if name == "transpose" and equation.params["permutation"] == (1, 0) and operands[0]:
+                weight, transposed = operands[0]
+                weights[equation.outvars[0]] = (weight, not transposed)
             elif name in ("jit", "pjit"):
                 inner = equation.params["jaxpr"].jaxpr
-                inside = {v: each for v, each in zip(inner.invars, held, strict=True) if each}
+                inside = {v: w for v, w in zip(inner.invars, operands, strict=True) if w}
                 self.read(inner, inside, (*path, index))
             else:
-                for place, each in enumerate(held):
-                    if each:
-                        self._used(equation, place, *each, (*path, index))
-        for variable in program.outvars:
-            each = None if isinstance(variable, Literal) else known.get(variable)
-            if each:
-                # Whatever a `jit` returns is not followed.
-                self.times[each[0]] = 2
+                for place, operand in enumerate(operands):
+                    if operand:
+                        self._used(equation, place, *operand, (*path, index))
+        for result in filter(None, map(weight_of, program.outvars)):
+            # A weight that a `jit` returns is not followed.
+            self.times[result[0]] = 2
 
     def _used(
         self, equation: Any, place: int, weight: int, transposed: bool, path: tuple[int, ...]
@@ -149,7 +151,7 @@ class _Uses:
         if len(equation.invars[place].aval.shape) != 2:
             return
         if weight in self.products or any(p.path == path for p in self.products.values()):
-            # Of two weights that are multiplied with each other, one remains a weight.
+            # If two weights are multiplied with each other, one remains a weight.
             return
         axis = sums[place][0]
         self.products[weight] = Product(weight, path, equation, place, axis, transposed)
@@ -163,7 +165,7 @@ def _run(
     factors: dict[tuple[int, ...], jax.Array],
     path: tuple[int, ...],
 ) -> list[Any]:
-    """Evaluates a program with taps on its products, and puts down the products' other factors."""
+    """Evaluates a program with taps on its products, and notes the products' other factors."""
     values = dict(zip(program.constvars, constants, strict=True))
     values |= dict(zip(program.invars, arguments, strict=True))
 
@@ -172,7 +174,7 @@ def _run(
 
     for index, equation in enumerate(program.eqns):
         operands, here = [value_of(variable) for variable in equation.invars], (*path, index)
-        if any(each[: len(here)] == here and each != here for each in tapped):
+        if any(product[: len(here)] == here and product != here for product in tapped):
             inner = equation.params["jaxpr"]
             results = _run(inner.jaxpr, inner.consts, operands, tapped, factors, here)
         else:

@@ -1,4 +1,4 @@
-"""Two things that a client sends in one contribution, each clipped to a norm of its own."""
+"""Contributions of two parts, each clipped to a norm of its own."""
 
 import dataclasses
 import math
@@ -31,13 +31,13 @@ class TwoParts:
 
     @property
     def scales(self) -> tuple[float, float]:
-        """What the clipped parts are multiplied by."""
+        """The factors of the clipped parts."""
         first, second = self.bounds
         return math.sqrt(1 - self.share), math.sqrt(self.share) * first / second
 
     @classmethod
     def of(cls, plan: Plan, name: str, second: float, share: float) -> "TwoParts":
-        """Of a plan whose clip norm is S."""
+        """The parts of a plan whose clip norm is S."""
         if plan.adaptive_clip is not None:
             raise InputError(
                 f"a {name} beside the change needs a plan with a constant clip norm, found an "

@@ -1,7 +1,7 @@
 """Follows labels through a program's equations, into its loops, branches and calls.
 
-A loop is followed until its carried values keep their labels. What cannot be followed is refused by
-name: an unknown primitive, a callback, anything with an effect.
+A loop is followed until its carried values keep their labels. An operation that cannot be followed
+is refused by name: an unknown primitive, a callback, anything with an effect.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,13 +45,13 @@ def _definition(function: Any) -> str:
 
 
 class Steps(NamedTuple):
-    """The only functions by which clients' data may reach what a program returns, in this order.
+    """The only functions by which clients' data may reach a program's results, in this order.
 
     Each is compiled by itself, and recognised by where it is defined: a function of the same name
-    is not taken for it. What each does is proven elsewhere.
+    is not taken for it. Tests elsewhere show that each does what its name says.
 
     Attributes:
-      compute: what one client computes, whose results are private.
+      compute: a client's computation, whose results are private.
       clip: `(contribution, bound) -> (factors, norm, finite)`.
       scale: `(rows, factors) -> rows`.
       bind: `(secret, sum) -> (key, name)`.
@@ -75,9 +75,9 @@ class Analysis:
     Attributes:
       clip_norm: the token of the round's clip norm, which contributions must be clipped to; None =
         the client function bounds them itself.
-      drawn: of each key that noise was drawn with, the place of the draw.
+      drawn: for each key that noise was drawn with, the place of the draw.
       constants: kinds of the numbers that the program holds, and the lines where they enter.
-      equations: those followed.
+      equations: ids of the equations that were followed.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -94,58 +94,54 @@ class Analysis:
             _definition(steps.clip): self._clip,
             _definition(steps.scale): self._scale,
             _definition(steps.bind): self._bind,
-            **{_definition(each): self._draw for each in steps.draw},
-            **{_definition(each): self._add_noise for each in steps.add_noise},
+            **{_definition(step): self._draw for step in steps.draw},
+            **{_definition(step): self._add_noise for step in steps.add_noise},
         }
 
     def closed(
         self, jaxpr: Any, given: Sequence[Value], place: tuple[Any, ...] = ()
     ) -> list[Value]:
         self.constants |= entering(jaxpr)
-        values = [self.rules.public("constant", id(each)) for each in getattr(jaxpr, "consts", ())]
-        return self._program(getattr(jaxpr, "jaxpr", jaxpr), [*values, *given], place)
-
-    def _program(self, jaxpr: Any, given: Sequence[Value], place: tuple[Any, ...]) -> list[Value]:
-        found = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
+        constants = getattr(jaxpr, "consts", ())
+        values = [*(self.rules.public("constant", id(number)) for number in constants), *given]
+        program = getattr(jaxpr, "jaxpr", jaxpr)
+        value_of = dict(zip([*program.constvars, *program.invars], values, strict=True))
 
         def read(atom: Any) -> Value:
-            if isinstance(atom, core.Literal):
-                return self._literal(atom.val)
-            return found[atom]
+            if not isinstance(atom, core.Literal):
+                return value_of[atom]
+            if np.size(atom.val) == 1:
+                return self.rules.public("literal", str(atom.val))
+            return self.rules.public("constant", id(atom.val))
 
-        for eqn in jaxpr.eqns:
+        for eqn in program.eqns:
             self.equations.add(id(eqn))
             here = (*place, id(eqn))
-            values = self._equation(eqn, [read(atom) for atom in eqn.invars], here)
-            found.update(zip(eqn.outvars, values, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
-
-    def _literal(self, number: Any) -> Value:
-        if np.size(number) == 1:
-            return self.rules.public("literal", str(number))
-        return self.rules.public("constant", id(number))
+            results = self._equation(eqn, [read(atom) for atom in eqn.invars], here)
+            value_of.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in program.outvars]
 
     def _equation(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         name = name_of(eqn)
         if name in _CALLS:
             body = eqn.params[_CALLS[name]]
             if name == "jit":
-                # Where the called function was defined: "NAME at FILE:LINE".
+                # The definition of the called function: "NAME at FILE:LINE".
                 defined = (body.jaxpr.debug_info.func_src_info or "").rpartition(":")[0]
                 if defined in self._steps:
                     return self._steps[defined](eqn, given, place)
             if name != "shard_map":
                 return self.closed(body, given, place)
-            # What it computes once is computed on each device, with equal keys. Whole on each
-            # device, one draw could be added to the sums of all.
+            # Its body runs on each device, with equal keys. A draw that is whole on each device
+            # could be added to the sums of all.
             given = [
-                each if any(spec) else _without_noise(each)
-                for each, spec in zip(given, eqn.params["in_specs"], strict=True)
+                value if any(spec) else _without_noise(value)
+                for value, spec in zip(given, eqn.params["in_specs"], strict=True)
             ]
             self._repeated += 1
-            found = self.closed(body, given, place)
+            results = self.closed(body, given, place)
             self._repeated -= 1
-            return found
+            return results
         if name in _LOOPS:
             follow = {"while": self._while, "scan": self._scan, "cond": self._branches}[name]
             return follow(eqn, given, place)
@@ -154,27 +150,28 @@ class Analysis:
 
     def _while(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        asked, consts = given[:first], given[first : first + second]
+        condition, consts = given[:first], given[first : first + second]
         carried, _ = self._loop(
             eqn.params["body_jaxpr"], consts, given[first + second :], [], place
         )
-        (goes_on,) = self.closed(eqn.params["cond_jaxpr"], [*asked, *carried], (*place, "until"))
+        operands = [*condition, *carried]
+        (goes_on,) = self.closed(eqn.params["cond_jaxpr"], operands, (*place, "until"))
         return [
-            self._result(eqn, chosen(goes_on, [each], counted=True), each, place, index)
-            for index, each in enumerate(carried)
+            self._result(eqn, chosen(goes_on, [value], counted=True), value, place, index)
+            for index, value in enumerate(carried)
         ]
 
     def _scan(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         consts, carries = _scanned(eqn.params)
         rows = [
-            self._unpaired(each, place, "row", index)
-            for index, each in enumerate(given[consts + carries :])
+            self._unpaired(value, place, "row", index)
+            for index, value in enumerate(given[consts + carries :])
         ]
         carried, stacked = self._loop(
             eqn.params["jaxpr"], given[:consts], given[consts : consts + carries], rows, place
         )
         stacked = [
-            self._unpaired(each, place, "stacked", index) for index, each in enumerate(stacked)
+            self._unpaired(value, place, "stacked", index) for index, value in enumerate(stacked)
         ]
         return [*carried, *stacked]
 
@@ -184,20 +181,20 @@ class Analysis:
         number = len(carried)
         # Added in every pass, one draw would be in several sums.
         consts, carried = (
-            [_without_noise(each) for each in values] for values in (consts, carried)
+            [_without_noise(value) for value in values] for values in (consts, carried)
         )
         for _ in range(_PASSES):
             # Tokens of their own, because the values differ between passes.
             carried = [
-                self.rules.value(_without_source(each), place, "carried", index, cause=each.cause)
-                for index, each in enumerate(carried)
+                self.rules.value(_without_source(value), place, "carried", index, cause=value.cause)
+                for index, value in enumerate(carried)
             ]
             out = self.closed(body, [*consts, *carried, *rows], place)
             after = [
                 Value(*joined(pair), pair[0].token, pair[0].cause or pair[1].cause)
                 for pair in zip(carried, out[:number], strict=True)
             ]
-            if [each.label for each in after] == [each.label for each in carried]:
+            if [value.label for value in after] == [value.label for value in carried]:
                 self._repeated -= 1
                 return carried, out[number:]
             carried = after
@@ -209,11 +206,11 @@ class Analysis:
             self.closed(branch, operands, (*place, number))
             for number, branch in enumerate(eqn.params["branches"])
         ]
-        found = []
+        results = []
         for index, cases in enumerate(zip(*branches, strict=True)):
-            worst = next((each for each in cases if each.kind is Kind.PRIVATE), cases[0])
-            found.append(self._result(eqn, chosen(by, cases), worst, place, index))
-        return found
+            worst = next((value for value in cases if value.kind is Kind.PRIVATE), cases[0])
+            results.append(self._result(eqn, chosen(by, cases), worst, place, index))
+        return results
 
     def _result(self, eqn, label, value: Value, place, index: int) -> Value:
         """A result of a loop or branch, which made it private if it was not before."""
@@ -231,8 +228,8 @@ class Analysis:
         return self.rules.value(label, *description, cause=value.cause)
 
     def _compute(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
-        """What clients compute: whatever it is, it is private."""
-        # What a rule for several clients has brought in is read here.
+        """A client's computation, whose results are private."""
+        # Operations that a rule for several clients has brought in are read here.
         if id(eqn.params["jaxpr"]) not in self._computed:
             self._computed.add(id(eqn.params["jaxpr"]))
             require_all_computing(eqn.params["jaxpr"], self._allowed_rules)
@@ -263,7 +260,7 @@ class Analysis:
 
     def _scale(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         leaf, factor = given
-        rows, factors = (each.aval.shape for each in eqn.invars)
+        rows, factors = (operand.aval.shape for operand in eqn.invars)
         if factor.label == (Kind.FACTOR, leaf.token) and factors == rows[:1]:
             return [self.rules.value((Kind.BOUNDED, None), place)]
         return [self.rules.value((Kind.PRIVATE, None), place, cause=Cause(eqn, True))]
@@ -309,21 +306,22 @@ class Analysis:
 
     def _add_noise(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         *sums, noise = given
-        for each in sums:
-            if each.kind not in (Kind.PUBLIC, Kind.BOUNDED):
+        for part in sums:
+            if part.kind not in (Kind.PUBLIC, Kind.BOUNDED):
                 raise InformationLeak(
                     "noise is added to what is no sum of clipped contributions, but depends on "
-                    f"{what(each)}: {named(eqn)}{because(each)}"
+                    f"{what(part)}: {named(eqn)}{because(part)}"
                 )
         if noise.kind is not Kind.NOISE:
-            found = what(noise)
+            origin = what(noise)
             if noise.kind is Kind.SECRET:
-                found = "secret keys otherwise, such as noise on some coordinates alone"
+                origin = "secret keys otherwise, such as noise on some coordinates alone"
             raise InformationLeak(
                 "what is added to the sum must be Gaussian noise of a public size on every "
-                f"coordinate, found something that depends on {found}: {named(eqn)}{because(noise)}"
+                f"coordinate, found something that depends on {origin}: "
+                f"{named(eqn)}{because(noise)}"
             )
-        if len({each.aval.shape for each in [*eqn.invars, *eqn.outvars]}) > 1:
+        if len({variable.aval.shape for variable in [*eqn.invars, *eqn.outvars]}) > 1:
             raise InformationLeak(f"one draw of noise is added to several sums: {named(eqn)}")
         label = self.rules.noised(sums, noise, place)
         if label[0] is Kind.PRIVATE:
@@ -359,7 +357,7 @@ def what(value: Value) -> str:
 
 
 def _without_source(value: Value) -> tuple[Any, Any]:
-    """A label that holds for other rows, too: factors are of known rows alone."""
+    """A label that holds for other rows, too: factors belong to their own rows alone."""
     return (Kind.PRIVATE, None) if value.kind is Kind.FACTOR else value.label
 
 
@@ -368,5 +366,5 @@ def _require_computing(eqn: Any) -> None:
     if name_of(eqn) not in COMPUTES | COLLECTIVES or effects(eqn):
         raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {named(eqn)}")
     for inner in programs(list(eqn.params.values())):
-        for each in getattr(inner, "jaxpr", inner).eqns:
-            _require_computing(each)
+        for equation in getattr(inner, "jaxpr", inner).eqns:
+            _require_computing(equation)

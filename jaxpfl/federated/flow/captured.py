@@ -1,7 +1,7 @@
-"""What a client function captures besides its arguments: public by declaration, so it is listed.
+"""Lists the values that a client function captures besides its arguments: public by declaration.
 
-Nothing can tell whether a number in a closure was computed from the clients. Whoever reads a run's
-record sees each one by name, with its kind and never its value.
+Nothing can tell whether a number in a closure was computed from the clients. So a run's record
+lists each one by name, with its kind and never its value.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ def captured(function: Any) -> tuple[str, ...]:
     """Names and kinds of the values that a function, or an object with methods, reads.
 
     From its closure, defaults, fields and bound arguments, in depth; and, if it is not from an
-    installed package, from the globals that its code names, and what it names of the user's own
-    modules (`module.NAME`). Of a container of more than 32 values only their number is listed, and
-    what of them enters the program is among its constants (`client_program`).
+    installed package, from the globals that its code names, and names of the user's own modules
+    (`module.NAME`). Only the length of a container of more than 32 values is listed; its values
+    that enter the program are among the program's constants (`client_program`).
     """
-    found: dict[str, None] = {}
+    listed: dict[str, None] = {}
     seen: set[int] = set()
 
     def read(name: str, value: Any, depth: int) -> None:
@@ -39,20 +39,20 @@ def captured(function: Any) -> tuple[str, ...]:
         if value is None or isinstance(value, ModuleType | BuiltinFunctionType):
             return
         if kind is not None:
-            found[f"{name}: {kind}"] = None
+            listed[f"{name}: {kind}"] = None
         elif isinstance(value, jax.Array | np.ndarray | np.generic):
-            found[f"{name}: {value.dtype}{list(np.shape(value))}"] = None
+            listed[f"{name}: {value.dtype}{list(np.shape(value))}"] = None
         elif id(value) not in seen:
             seen.add(id(value))
             many = isinstance(value, Mapping | tuple | list | set | frozenset) and len(value)
             parts = [] if many > _LONGEST or depth == _DEEPEST else list(_parts(value))
-            for part, each in parts:
-                read(f"{name}.{part}" if name else part, each, depth + 1)
+            for part_name, part in parts:
+                read(f"{name}.{part_name}" if name else part_name, part, depth + 1)
             if not parts and not callable(value):
-                found[f"{name}: {type(value).__name__}{f' of {many}' if many else ''}"] = None
+                listed[f"{name}: {type(value).__name__}{f' of {many}' if many else ''}"] = None
 
     read("", function, 0)
-    return tuple(found)
+    return tuple(listed)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -67,14 +67,14 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from of_function(value)
     elif isinstance(value, partial):
         yield "function", value.func
-        yield from [(str(place), each) for place, each in enumerate(value.args)]
+        yield from [(str(place), argument) for place, argument in enumerate(value.args)]
         yield from value.keywords.items()
     elif isinstance(value, Mapping):
-        yield from [(str(key), each) for key, each in value.items()]
+        yield from [(str(key), item) for key, item in value.items()]
     elif isinstance(value, tuple | list | set | frozenset):
-        yield from [(str(place), each) for place, each in enumerate(value)]
+        yield from [(str(place), item) for place, item in enumerate(value)]
     elif dataclasses.is_dataclass(value):
-        yield from [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
+        yield from [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     if not isinstance(value, FunctionType | partial | Mapping | tuple | list | set | frozenset):
         yield from _of_class(type(value))
         if not dataclasses.is_dataclass(value):
@@ -82,15 +82,16 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
-    """What a class that is not from an installed package holds, and its methods."""
+    """The values and methods of a class that is not from an installed package."""
     if not installed(getattr(sys.modules.get(kind.__module__), "__file__", None)):
-        held = (FunctionType, jax.Array, np.ndarray, np.generic, *_PLAIN)
-        found = [(name, each) for name, each in vars(kind).items() if isinstance(each, held)]
-        yield from [(name, each) for name, each in found if not name.startswith("__")]
+        kinds = (FunctionType, jax.Array, np.ndarray, np.generic, *_PLAIN)
+        for name, value in list(vars(kind).items()):
+            if isinstance(value, kinds) and not name.startswith("__"):
+                yield name, value
 
 
 def of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """What a function reads besides its arguments, by name."""
+    """The values that a function reads besides its arguments, by name."""
     code = function.__code__
     cells = function.__closure__ or ()
     names = set() if installed(code.co_filename) else _names(code)
@@ -99,17 +100,17 @@ def of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
             yield from _with_modules(name, cell.cell_contents, names)
         except ValueError:  # not yet assigned
             continue
-    for place, each in enumerate(function.__defaults__ or ()):
-        yield f"default {place}", each
+    for place, default in enumerate(function.__defaults__ or ()):
+        yield f"default {place}", default
     yield from (function.__kwdefaults__ or {}).items()
     for name in sorted(names):
-        # What it imports itself is among the names, too.
+        # Modules that it imports itself are among the names, too.
         value = function.__globals__.get(name, sys.modules.get(name))
         yield from _with_modules(name, value, names)
 
 
 def _with_modules(name: str, value: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
-    """A value; of a module of the user's, too, what has one of these names in it."""
+    """A value; if it is a module of the user's, also its values with one of these names."""
     yield name, value
     if isinstance(value, ModuleType) and not installed(getattr(value, "__file__", None)):
         for part in sorted(names & vars(value).keys()):
@@ -117,9 +118,9 @@ def _with_modules(name: str, value: Any, names: set[str]) -> Iterator[tuple[str,
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names of globals that code may read, that of functions within it, too."""
-    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
-    return set(code.co_names).union(*(_names(each) for each in inner))
+    """The names of globals that code may read, and that functions within it may read."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def installed(file: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""Proves of a program that what it returns depends on clients only through noisy sums.
+"""Proves that a program's results depend on clients only through noisy sums.
 
 Its inputs are labelled (`labels`), and the labels are followed through every equation
 (`analysis`, `rules`); what remains on the outputs decides.
@@ -16,14 +16,14 @@ from jaxpfl.federated.mesh import PyTree
 
 
 class InformationFlow(NamedTuple):
-    """What was proven of a program; public.
+    """A program's proof; public.
 
     Attributes:
       equations: the number of those of the program that were followed.
       noisy: outputs that depend on clients, each by noisy sums; none of a plan without noise.
-      constants: what counts as public because the program holds it: names and kinds of what the
-        client function captures, and kinds of numbers with the lines where they enter the program.
-        No values.
+      constants: all that counts as public because the program holds it: names and kinds of values
+        that the client function captures, and kinds of numbers with the lines where they enter the
+        program. No values.
       bounded_by_client: the client function bounds each example itself, and the program does not
         clip.
       alone: operations of the client function that were not tried side by side (`flow.lanes`), with
@@ -41,12 +41,12 @@ class Labelled(NamedTuple):
     """The inputs of a program to check: each a pytree of arrays or shapes.
 
     Attributes:
-      public: a broadcast, or what else everyone may know.
+      public: a broadcast, or other values that everyone may know.
       clip_norm: the round's; float32 scalar.
       clients: the cohort's data.
-      noise_key: typed, from which all noise that is not shared must follow.
-      secrets: what else is secret, and no client's.
-      noise: of unit scale, that several rounds share; None = there is none.
+      noise_key: typed; all noise that is not shared must follow from it.
+      secrets: other secrets, and no client's.
+      noise: noise of unit scale that several rounds share; None = there is none.
     """
 
     public: PyTree
@@ -83,12 +83,12 @@ def check_program(
         jax.tree_util.keystr(path) or "the result"
         for path, _ in jax.tree_util.tree_leaves_with_path(results)
     ]
-    found = dict(zip(names, outputs, strict=True))
+    values_of = dict(zip(names, outputs, strict=True))
     if private:
-        _check_outputs(analysis, found)
+        _check_outputs(analysis, values_of)
     return InformationFlow(
         len(analysis.equations),
-        tuple(name for name, each in found.items() if each.kind is Kind.RELEASED),
+        tuple(name for name, value in values_of.items() if value.kind is Kind.RELEASED),
         tuple(sorted(analysis.constants)),
         not clips,
     )
@@ -114,9 +114,9 @@ def _check_outputs(analysis: Analysis, outputs: Mapping[str, Value]) -> None:
 
 
 def _labels(given: Labelled) -> list[tuple[Kind, Any]]:
-    """Of each leaf of the inputs, in their order."""
+    """The label of each leaf of the inputs, in their order."""
     size = 0 if given.noise is None else given.noise.size
-    of_each = Labelled(
+    labels = Labelled(
         (Kind.PUBLIC, None),
         (Kind.PUBLIC, None),
         (Kind.PRIVATE, None),
@@ -124,5 +124,5 @@ def _labels(given: Labelled) -> list[tuple[Kind, Any]]:
         (Kind.SECRET, None),
         (Kind.NOISE, Noise((Draws(("shared",), 0, size),), None)),
     )
-    parts = zip(given, of_each, strict=True)
+    parts = zip(given, labels, strict=True)
     return [label for part, label in parts for _ in jax.tree.leaves(part)]

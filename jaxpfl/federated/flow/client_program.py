@@ -1,15 +1,15 @@
-"""Reads what one client computes, as JAX traces it: operations, and the numbers that it holds.
+"""Reads the program of one client, as JAX traces it: its operations and the numbers that it holds.
 
-Nothing can tell whether a number was computed from the clients. Whoever reads a run's record sees
-where each one enters the program, with its kind and never its value:
+Nothing can tell whether a number was computed from the clients. So a run's record lists where each
+one enters the program, with its kind and never its value:
 
 - every array, whatever line it enters at;
 - a single number, if a line of the user's makes it enter that does not say it itself: `x - mean`,
-  `x - np.load(file)[0]` and `x - 1 / 3`, but not `x - 0.5`. 0, 1, -1, what is not finite and the
-  sizes of axes are left out.
+  `x - np.load(file)[0]` and `x - 1 / 3`, but not `x - 0.5`. 0, 1, -1, infinity, NaN and the sizes
+  of axes are left out.
 
-What an installed package's code makes of a line of the user's, such as the step of an optimizer
-with a rate that was read from a file, counts as of that line.
+A number of an installed package that a line of the user's calls, such as the step of an optimizer
+with a rate that was read from a file, enters at that line.
 """
 
 import itertools
@@ -32,12 +32,12 @@ from jaxpfl.federated.flow.captured import installed
 
 _NUMBER = re.compile(r"(?<![\w.])(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?")
 _JAX = str(Path(jax.__file__).parent)
-# Where the engine calls client functions: `clients.client.compiled_part`.
+# The function by which the engine calls client functions: `clients.client.compiled_part`.
 _CALLED = ("compiled_part", str(Path(__file__).parents[1] / "clients" / "client.py"))
 
 
 class ClientProgram(NamedTuple):
-    """What was read of a client function's program.
+    """A client function's program, as it was read.
 
     Attributes:
       alone: operations that were not tried side by side, with their lines; the first of each.
@@ -52,8 +52,8 @@ def read(jaxpr: Any, rules: Sequence[Any], platform: str) -> ClientProgram:
     """Refuses a client function that does anything but compute from its operands.
 
     Args:
-      jaxpr: its program. That of one client, in which a function with a rule of its own for several
-        clients is not yet replaced by what the rule says.
+      jaxpr: its program for one client, in which a function with a rule of its own for several
+        clients is not yet replaced by the rule's result.
       rules: see `analysis.Steps`.
       platform: of the devices that run it.
 
@@ -80,7 +80,7 @@ def needs_alone(jaxpr: Any, platform: str) -> bool:
 
 
 def require_all_computing(jaxpr: Any, rules: Sequence[Any]) -> None:
-    """Refuses what `read` refuses, and reads no more."""
+    """Refuses the programs that `read` refuses, and reads no more."""
     for closed, _, caller in _all_programs(jaxpr):
         require_computing(closed, rules, caller)
 
@@ -103,23 +103,23 @@ def _all_programs(jaxpr: Any) -> Iterator[tuple[Any, tuple[str, str], str | None
             if inner and eqn.primitive.name == "jit":
                 within = _function(getattr(inner[0], "jaxpr", inner[0]))
                 called = (caller or _place(eqn)) if within[1].startswith(_JAX) else None
-            left += [(each, within, called) for each in inner]
+            left += [(program, within, called) for program in inner]
 
 
 def require_computing(closed: Any, rules: Sequence[Any], caller: str | None) -> Any:
     """A program without the ones within it, if it does nothing but compute."""
     program = getattr(closed, "jaxpr", closed)
-    for each in (*program.constvars, *program.invars):
-        _require_plain(each.aval, lambda: "an operand of a program")
+    for operand in (*program.constvars, *program.invars):
+        _require_plain(operand.aval, lambda: "an operand of a program")
     for eqn in program.eqns:
-        for each in eqn.outvars:
-            _require_plain(each.aval, partial(named, eqn, caller))
+        for result in eqn.outvars:
+            _require_plain(result.aval, partial(named, eqn, caller))
         name = lanes.name_of(eqn)
         # The effects of programs within are read there.
-        known = name in lanes.COMPUTES and (name in lanes.PROGRAMS or not effects(eqn))
+        computes = name in lanes.COMPUTES and (name in lanes.PROGRAMS or not effects(eqn))
         if name == "custom_vmap_call":
-            known &= not lanes.own_rule(eqn, tuple(rules))
-        if not known:
+            computes &= not lanes.own_rule(eqn, tuple(rules))
+        if not computes:
             raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {named(eqn, caller)}")
     return program
 
@@ -131,8 +131,8 @@ def _require_plain(aval: Any, place: Callable[[], str]) -> None:
 
 
 def effects(eqn: Any) -> list[Any]:
-    """What an equation does besides its results."""
-    return [each for each in eqn.effects if type(each).__name__ != "NamedAxisEffect"]
+    """The effects of an equation besides its results."""
+    return [effect for effect in eqn.effects if type(effect).__name__ != "NamedAxisEffect"]
 
 
 def programs(values: Sequence[Any]) -> Iterator[Any]:
@@ -149,8 +149,8 @@ def programs(values: Sequence[Any]) -> Iterator[Any]:
 
 def named(eqn: Any, place: str | None = None) -> str:
     """An equation and its line, or that of the call that it belongs to, without any value."""
-    out = ", ".join(str(each.aval) for each in eqn.outvars)
-    operands = " ".join(str(each.aval) for each in eqn.invars)
+    out = ", ".join(str(result.aval) for result in eqn.outvars)
+    operands = " ".join(str(operand.aval) for operand in eqn.invars)
     name = eqn.params.get("name", eqn.primitive.name)
     return f"{out} = {name} {operands} ({place or _place(eqn)})"
 
@@ -161,10 +161,10 @@ def _place(eqn: Any) -> str:
 
 def entering(closed: Any) -> set[str]:
     """Kinds of the arrays that a program holds, and the lines where they enter it."""
-    program, held = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
+    program, constants = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
     return {
-        described(each, _first_line(program, variable))
-        for variable, each in zip(program.constvars, held, strict=False)
+        described(constant, _first_line(program, variable))
+        for variable, constant in zip(program.constvars, constants, strict=False)
     }
 
 
@@ -176,44 +176,46 @@ def described(constant: Any, line: str | None) -> str:
 def _first_line(program: Any, variable: Any) -> str | None:
     """The first line of the user's that reads a variable, here or in a program within."""
     for eqn in program.eqns:
-        places = [index for index, each in enumerate(eqn.invars) if each is variable]
+        places = [index for index, operand in enumerate(eqn.invars) if operand is variable]
         if not places:
             continue
         for inner in programs(list(eqn.params.values())):
             within = getattr(inner, "jaxpr", inner)
             # Operands of a call are the last ones of its equation; before them, branches' numbers.
             place = places[0] - len(eqn.invars) + len(within.invars)
-            found = _first_line(within, within.invars[place]) if place >= 0 else None
-            if found is not None:
-                return found
-        found = _line(eqn, _CALLED)
-        if found is not None:
-            return found[0]
+            line = _first_line(within, within.invars[place]) if place >= 0 else None
+            if line is not None:
+                return line
+        if (line_and_text := _line(eqn, _CALLED)) is not None:
+            return line_and_text[0]
     return None
 
 
 def _literals(eqn: Any, function: tuple[str, str]) -> set[str]:
     """Kinds and lines of the numbers that an equation holds, see the module."""
-    literals = [each for each in eqn.invars if isinstance(each, core.Literal)]
-    arrays = [each.val for each in literals if np.size(each.val) > 1]
-    shapes = [each.aval.shape for each in (*eqn.invars, *eqn.outvars)]
+    literals = [operand.val for operand in eqn.invars if isinstance(operand, core.Literal)]
+    arrays = [value for value in literals if np.size(value) > 1]
+    shapes = [variable.aval.shape for variable in (*eqn.invars, *eqn.outvars)]
     plain = {0, 1, *itertools.chain(*shapes)}
-    single = [each.val for each in literals if np.size(each.val) == 1]
     # By their type: NumPy's comparisons of keys and of half precision are not needed here.
-    single = [each for each in single if _tells(np.asarray(each).item(), plain)]
+    single = [
+        value
+        for value in literals
+        if np.size(value) == 1 and _tells(np.asarray(value).item(), plain)
+    ]
     if not arrays and not single:
         return set()
     line, text = _line(eqn, function) or (None, "")
-    found = {described(each, line) for each in arrays}
+    kinds = {described(array, line) for array in arrays}
     if line is None:
-        return found
-    said = [float(number.replace("_", "")) for number in _NUMBER.findall(text)]
+        return kinds
+    written = [float(number.replace("_", "")) for number in _NUMBER.findall(text)]
     hidden = [
-        each
-        for each in single
-        if not any(np.asarray(number).astype(each.dtype) == abs(each) for number in said)
+        value
+        for value in single
+        if not any(np.asarray(number).astype(value.dtype) == abs(value) for number in written)
     ]
-    return found | {described(each, line) for each in hidden}
+    return kinds | {described(value, line) for value in hidden}
 
 
 def _tells(number: Any, plain: set[int]) -> bool:

@@ -1,4 +1,4 @@
-"""What a value of a release's program may depend on: the labels of `release.information_flow`.
+"""The labels of `release.information_flow`: the possible dependences of a value in a program.
 
 | label      | the value depends on                                                               |
 |------------|------------------------------------------------------------------------------------|
@@ -8,7 +8,7 @@
 | `KEY`      | as `SECRET`: a key that noise may be drawn with, or its words; how it is derived   |
 | `NOISE`    | as `SECRET`: Gaussian draws times a public scale, one for each coordinate          |
 | `BOUNDED`  | clients, by sums of clipped contributions, or as a choice among public values      |
-| `FACTOR`   | clients: what one known contribution must be multiplied by to be clipped           |
+| `FACTOR`   | clients: the factor by which one contribution is multiplied to be clipped          |
 | `PRIVATE`  | clients, in any way                                                                |
 """
 
@@ -35,7 +35,7 @@ OF_SECRETS = {Kind.SECRET, Kind.KEY, Kind.NOISE}
 
 
 class Key(NamedTuple):
-    """How a key was derived.
+    """The derivation of a key.
 
     Attributes:
       path: the derivations, first to last; a key whose path begins with it can be derived from it.
@@ -90,13 +90,13 @@ class Cause(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What is known of a variable.
+    """A variable's label, and more.
 
     Attributes:
-      detail: of KEY a `Key`, of NOISE a `Noise`, of RELEASED a frozenset of `Use`, of FACTOR the
-        token of the contribution.
+      detail: a `Key` for KEY, a `Noise` for NOISE, a frozenset of `Use` for RELEASED, the token of
+        the contribution for FACTOR.
       token: equal tokens are equal values.
-      cause: None of inputs.
+      cause: None for inputs.
     """
 
     kind: Kind
@@ -159,31 +159,27 @@ def chosen(by: Value, cases: Sequence[Value], *, counted: bool = False) -> tuple
 
 
 def part(draws: tuple[Draws, ...], start: int, stop: int) -> tuple[Draws, ...]:
-    found, offset = [], 0
-    for each in draws:
-        size = each.stop - each.start
+    parts, offset = [], 0
+    for drawn in draws:
+        size = drawn.stop - drawn.start
         first, last = max(start - offset, 0), min(stop - offset, size)
         if first < last:
-            found.append(Draws(each.key, each.start + first, each.start + last))
+            parts.append(Draws(drawn.key, drawn.start + first, drawn.start + last))
         offset += size
-    return tuple(found)
+    return tuple(parts)
 
 
 def used(addition: tuple[Any, ...], draws: Iterable[Draws]) -> Iterator[Use]:
     offset = 0
-    for each in draws:
-        yield Use(addition, each, offset)
-        offset += each.stop - each.start
+    for drawn in draws:
+        yield Use(addition, drawn, offset)
+        offset += drawn.stop - drawn.start
 
 
-def length(draws: Iterable[Draws]) -> int:
-    return sum(each.stop - each.start for each in draws)
-
-
-def shared(found: Iterable[Use]) -> Draws | None:
+def shared(uses: Iterable[Use]) -> Draws | None:
     """Draws that were added to two sums, if there are any."""
     last: Use | None = None
-    for use in sorted(found, key=lambda each: (repr(each.draws.key), each.draws.start)):
+    for use in sorted(uses, key=lambda use: (repr(use.draws.key), use.draws.start)):
         same = last is not None and last.draws.key == use.draws.key
         overlaps = last is not None and same and use.draws.start < last.draws.stop
         if last is not None and overlaps and last.addition != use.addition:

@@ -1,17 +1,17 @@
-"""Which operations keep lanes apart: clients, or examples, that `vmap` computes side by side.
+"""Operations that keep lanes apart: clients, or examples, that `vmap` computes side by side.
 
-That a client's contribution follows from its own data is true of its program, but not of every
-rule of `vmap` and not of every loop that XLA makes of one operation. `betainc` goes on for all
-until the slowest has converged; the gradient of a depthwise convolution's kernel, on a CPU, is one
-convolution over all, in which a neighbour's NaN is everyone's. So this is a list of what was
-tried, and not of what is suspect: `tests/federated/test_lanes.py` builds each member, puts NaN,
-infinity, 1e30, zeros and other numbers in the lanes beside it, moves it to other lanes, and wants
-the same bits. What the trials of each platform are is in `TRIED`.
+A client's program computes its contribution from its own data alone. A rule of `vmap`, or the loop
+that XLA makes of one operation, may not. `betainc` goes on for all until the slowest has converged;
+the gradient of a depthwise convolution's kernel, on a CPU, is one convolution over all, in which a
+neighbour's NaN is everyone's. So this lists the operations that were tried, and not those that are
+suspect: `tests/federated/test_lanes.py` builds each member, puts NaN, infinity, 1e30, zeros and
+other numbers in the lanes beside it, moves it to other lanes, and wants the same bits. `TRIED` has
+the trials of each platform.
 
-What is not on the list, but computes from its operands alone, runs one client at a time, without
-`vmap` (`unlisted`, `InformationFlow.alone`): slower, and no query fails for it. Where the unit is
-the example, the client function itself maps over examples, so that there it is refused. Whatever
-else there is, is refused everywhere: draws with a state of their own, callbacks, kernels, and
+An operation that is not on the list, but computes from its operands alone, runs one client at a
+time, without `vmap` (`unlisted`, `InformationFlow.alone`): slower, and no query fails for it. With
+the example as unit, the client function itself maps over examples, so that such an operation is
+refused. All others are refused everywhere: draws with a state of their own, callbacks, kernels, and
 primitives, key types and batching rules that are not JAX's own objects, whatever their names.
 """
 
@@ -46,7 +46,7 @@ TRIED = {
 }
 """By platform, as `jax.Device.platform` names it; nothing is on the list of any other."""
 
-# Of each number by itself, and of one of each operand.
+# These compute each number from one number of each operand.
 _NUMBERS = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
 bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type cos cosh digamma div eq
@@ -75,15 +75,15 @@ threefry2x32
 _PROGRAMS = """
 cond custom_jvp_call custom_linear_solve custom_vjp_call custom_vmap_call jit remat2 scan while
 """
-# Functions of their operands, iterated until all have converged, or libraries for whole batches. Of
-# a Fourier transform on a CPU, for one, bits follow from its place in the batch.
+# Functions of their operands, iterated until all have converged, or libraries for whole batches.
+# The bits of a Fourier transform on a CPU, for one, follow from its place in the batch.
 _ITERATED = """
 approx_top_k cholesky cholesky_update eig eigh fft geqp3 geqrf hessenberg householder_product igamma
 igamma_grad_a igammac lu lu_pivots_to_permutation ormqr platform_index qr ragged_dot_general
 random_gamma regularized_incomplete_beta schur svd symmetric_product triangular_solve tridiagonal
 tridiagonal_solve
 """
-# What devices, or clients side by side, tell each other. No client function needs it.
+# Messages between devices, or clients side by side. No client function needs them.
 _TELLING = """
 all_gather all_gather_invariant all_to_all axis_index pbroadcast pmax pmin ppermute psum
 psum_invariant pvary ragged_all_to_all reduce_scatter shard_map
@@ -100,14 +100,14 @@ def _names(*texts: str) -> frozenset[str]:
 
 
 LISTED = _names(_NUMBERS, _PLACES, _SUMS, _DRAWS, _PROGRAMS)
-"""The names of what keeps lanes apart; `unlisted` has the parameters for which it is so."""
+"""Operations that keep lanes apart; `unlisted` has the parameters for which they do."""
 
 COLLECTIVES, PROGRAMS, _TYPES = _names(_TELLING), _names(_PROGRAMS), _names(_NUMBER_TYPES)
 _CONVOLVED = {"bfloat16", "float16", "float32"}
 # It only says where an array is.
 _PLACED = {"sharding_constraint"}
 COMPUTES = LISTED | _names(_ITERATED) | _PLACED
-"""The names of all that a client function may consist of: what computes from its operands alone."""
+"""The operations of which a client function may consist: they compute from operands alone."""
 
 # The rule by which JAX takes lanes in turn, each by itself.
 _ONE_BY_ONE = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__  # pyright: ignore
@@ -117,17 +117,17 @@ _ONE_BY_ONE = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__  # pyr
 def of_jax() -> dict[int, str]:
     """JAX's own primitives, and the classes behind `call_hi_primitive`: ids and names.
 
-    From its modules, where no other package's are. A name proves nothing: anybody may give it to a
-    primitive with a lowering of his own.
+    They are read from JAX's modules, which hold no other package's. A name proves nothing: anybody
+    may give it to a primitive with a lowering of his own.
     """
     modules = [
         module
         for name, module in list(sys.modules.items())
         if name.startswith("jax._src.") and "pallas" not in name
     ]
-    values = [each for module in modules for each in list(vars(module).values())]
-    found = {id(each): each.name for each in values if isinstance(each, Primitive)}
-    return found | {id(each): each.__name__ for each in values if isinstance(each, type)}
+    values = [value for module in modules for value in list(vars(module).values())]
+    primitives = {id(value): value.name for value in values if isinstance(value, Primitive)}
+    return primitives | {id(value): value.__name__ for value in values if isinstance(value, type)}
 
 
 def name_of(eqn: Any) -> str | None:
@@ -146,17 +146,17 @@ def _implementations() -> tuple[Any, ...]:
 
 
 def strange_type(aval: Any) -> str | None:
-    """What is no array of numbers or of threefry keys, whose own Python JAX might run; else None.
+    """A type other than arrays of numbers or threefry keys, whose Python JAX might run; or None.
 
-    Of other implementations of keys, `vmap` uses the first lane's for all, or keeps a state.
+    With other implementations of keys, `vmap` uses the first lane's for all, or keeps a state.
     """
     if type(aval) is not ShapedArray:
         return type(aval).__name__
     if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return None
-    given: Any = aval.dtype
-    known = any(getattr(given, "_impl", None) is each for each in _implementations())
-    return None if known else f"{given}, and not of threefry,"
+    dtype: Any = aval.dtype
+    threefry = any(getattr(dtype, "_impl", None) is own for own in _implementations())
+    return None if threefry else f"{dtype}, and not of threefry,"
 
 
 def own_rule(eqn: Any, rules: tuple[Any, ...]) -> bool:
@@ -165,7 +165,7 @@ def own_rule(eqn: Any, rules: tuple[Any, ...]) -> bool:
     # one's own may say that it is equal to another.
     rule = eqn.params["rule"].rule
     in_turn = type(rule) is FunctionType and rule.__code__ is _ONE_BY_ONE
-    return not in_turn and not any(rule is each for each in rules)
+    return not in_turn and not any(rule is allowed for allowed in rules)
 
 
 def unlisted(eqn: Any, platform: str) -> bool:
@@ -173,11 +173,10 @@ def unlisted(eqn: Any, platform: str) -> bool:
     name, params = name_of(eqn), eqn.params
     if platform not in TRIED or name not in LISTED:
         return name not in _PLACED
-    types = {each.aval.dtype.name for each in (*eqn.invars, *eqn.outvars)}
+    types = {variable.aval.dtype.name for variable in (*eqn.invars, *eqn.outvars)}
     if name == "conv_general_dilated":
         # XLA may make one convolution of a group's, with zeros for the others, and NaN * 0 is NaN:
-        # on a CPU for groups of a batch, and for all in double precision. Whether on a TPU, nobody
-        # has tried.
+        # on a CPU for groups of a batch, and for all in double precision. Nobody has tried a TPU.
         tried = platform != "tpu" and params["batch_group_count"] == 1
         return not (tried and types <= _CONVOLVED)
-    return any(each not in _TYPES and not each.startswith("key<") for each in types)
+    return any(name not in _TYPES and not name.startswith("key<") for name in types)

@@ -1,8 +1,8 @@
 """Reads the text of a program as JAX lowers it for the devices of a run, before it is compiled.
 
-What a primitive is lowered to is not always what its name says. This sees whatever reaches outside
-the program: custom calls, callbacks, channels, and draws with a state. It cannot replace the list
-of primitives (`flow.lanes`): an operation that mixes lanes may be an ordinary loop here.
+A primitive is not always lowered to what its name says. This finds whatever reaches outside the
+program: custom calls, callbacks, channels, and draws with a state. It cannot replace the list of
+primitives (`flow.lanes`): an operation that mixes lanes may be an ordinary loop here.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from jaxpfl.errors import InformationLeak
 
-# Where arrays are, and the linear algebra and selection that JAX lowers so. Products, convolutions,
+# JAX lowers the places of arrays, linear algebra and selection to these. Products, convolutions,
 # FFT, sorts and draws need none; libraries for them are chosen when the text is compiled.
 _KNOWN = re.compile(
     r"""
@@ -31,7 +31,7 @@ _OUTSIDE = re.compile(
 
 
 def require_known_calls(texts: Iterable[str], platform: str, label: str) -> None:
-    """Refuses programs that call, send or receive what JAX's own operations do not.
+    """Refuses programs with calls, sends or receives that JAX's own operations do not need.
 
     Args:
       texts: StableHLO, as `jax.stages.Lowered.as_text` gives it.

@@ -1,8 +1,8 @@
-"""What a function could remember of a call, to find out whether it does.
+"""Hashes of everything in which a function could remember a call, to find out whether it does.
 
-Followed, in depth: its closure, defaults and attributes; of code that is not installed, the globals
-that it names, its classes, modules and caches; of objects, what copying them would copy. Not seen:
-files, and what installed packages keep for themselves, as by `cached_property`.
+Followed, in depth: its closure, defaults and attributes; in code that is not installed, the globals
+that it names, its classes, modules and caches; in objects, all that copying them would copy. Not
+seen: files, and values that installed packages keep for themselves, as by `cached_property`.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ class Memory:
     """The state of all that a call of a function could leave behind, at the time this was made.
 
     Attributes:
-      hashes: of what is held or read, by its name in the function. PRIVATE.
+      hashes: of each value that the function holds or reads, by its name there. PRIVATE.
     """
 
     def __init__(self, function: Any) -> None:
         self._alive: list[Any] = []  # so that no other object gets one's id
         with warnings.catch_warnings(action="ignore"):
-            self.hashes = {str(name): self._hash(held) for name, held in _parts(function)}
+            self.hashes = {str(name): self._hash(value) for name, value in _parts(function)}
 
-    def _hash(self, held: Any) -> str:
-        digest, waiting, numbers = hashlib.sha256(), [held], {}
+    def _hash(self, root: Any) -> str:
+        digest, waiting, numbers = hashlib.sha256(), [root], {}
         while waiting:
             value = waiting.pop()
             text, parts = "", []
@@ -55,7 +55,7 @@ class Memory:
                     content = hashlib.sha256(value.tobytes()).hexdigest()
                     text = f"{value.dtype} {value.shape} {content}"
                 else:
-                    parts = [each for part in _parts(value) for each in part]
+                    parts = [item for name_and_part in _parts(value) for item in name_and_part]
                     text = "" if parts else str(id(value))
             digest.update(f"{type(value).__name__} {len(parts)} {len(text)} {text}".encode())
             waiting += reversed(parts)
@@ -63,7 +63,7 @@ class Memory:
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What a value holds and reads, by name; nothing of what does not change, or cannot be read."""
+    """The parts that a value holds and reads, by name, without constant or unreadable ones."""
     if isinstance(value, FunctionType):
         yield from of_function(value)
         yield from vars(value).items()
@@ -73,14 +73,14 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(value, _CACHED):
         code = getattr(value.__wrapped__, "__code__", None)
         if not installed(getattr(code, "co_filename", None)):
-            _, *kept = value.cache_info()
-            yield "what its cache holds", kept
+            _, *counts = value.cache_info()
+            yield "what its cache holds", counts
             yield from _parts(value.__wrapped__)
     elif isinstance(value, _COMPILED):
         yield from _parts(getattr(value, "__wrapped__", None))
     elif isinstance(value, type | ModuleType):
         if not _is_installed(value):
-            yield from [(k, each) for k, each in vars(value).items() if k not in _PYTHONS]
+            yield from [(name, v) for name, v in vars(value).items() if name not in _PYTHONS]
     elif isinstance(value, property | staticmethod | classmethod):
         yield "function", value.fget if isinstance(value, property) else value.__func__
     elif type(value) in _BY_NAME:
@@ -108,12 +108,12 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
             return
         made_of = ()
     _, arguments, state, *items = (*made_of, None, None, None, None, None)[:5]
-    # What a class says of its state may leave out what it keeps for later.
+    # A class's own `__getstate__` may leave out values that it keeps for later.
     state = object.__getstate__(value) if own else state
-    for each in state if isinstance(state, tuple) else (state,):
-        for name, held in each.items() if isinstance(each, dict) else [("state", each)]:
+    for part in state if isinstance(state, tuple) else (state,):
+        for name, attribute in part.items() if isinstance(part, dict) else [("state", part)]:
             if own or not isinstance(getattr(kind, str(name), None), cached_property):
-                yield str(name), held
+                yield str(name), attribute
     yield "class", kind
     yield "arguments", arguments
-    yield "items", [each if each is None else list(each) for each in items]
+    yield "items", [iterator if iterator is None else list(iterator) for iterator in items]

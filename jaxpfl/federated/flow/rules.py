@@ -1,4 +1,4 @@
-"""What one equation makes of its operands' labels. See `federated.flow.labels`."""
+"""The labels of an equation's results, from its operands' labels. See `federated.flow.labels`."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,6 @@ from jaxpfl.federated.flow.labels import (
     Use,
     Value,
     chosen,
-    length,
     mixed,
     part,
     shared,
@@ -27,7 +26,7 @@ _SAME = {
     "broadcast_in_dim", "copy", "copy_p", "device_put", "optimization_barrier", "pbroadcast",
     "pvary", "reshape", "sharding_constraint", "squeeze", "stop_gradient",
 }  # fmt: skip
-# Of each coordinate by itself.
+# These compute each coordinate by itself.
 _EACH = {"add", "sub", "mul", "div", "neg", "max", "min", "round"}
 _EACH |= {"convert_element_type", "integer_pow"}
 # The same numbers elsewhere; operands after the first are places.
@@ -39,7 +38,7 @@ _ADDED = {
     "add", "add_any", "concatenate", "cumsum", "dynamic_update_slice", "neg", "pad", "psum",
     "psum_invariant", "reduce_sum", "stack", "sub",
 }  # fmt: skip
-# What fixed-point numbers are made with.
+# These make fixed-point numbers.
 _ROUNDED = {"ceil", "floor", "round"}
 _BITS = {"and", "or", "shift_left", "shift_right_arithmetic", "shift_right_logical"}
 
@@ -64,9 +63,9 @@ class TransferFunctions:
 
     def public(self, *description: Any) -> Value:
         """A public value that no equation made."""
-        found = self.value((Kind.PUBLIC, None), *description)
-        self._made[found.token] = Kind.PUBLIC, ()
-        return found
+        value = self.value((Kind.PUBLIC, None), *description)
+        self._made[value.token] = Kind.PUBLIC, ()
+        return value
 
     def follows(self, value: Value, bound: frozenset[int]) -> bool:
         """Whether a value is a function of the values with these tokens and of public ones."""
@@ -88,18 +87,18 @@ class TransferFunctions:
         (kind, detail), cause = self._label(eqn, given, place)
         if kind is Kind.PRIVATE and cause is None:
             cause = self._cause(eqn, given)
-        found = []
+        results = []
         for index, out in enumerate(eqn.outvars):
             token = self._described(eqn, given, place, index, out, kind)
             # Another pass through a loop may have raised labels.
-            self._made[token] = kind, tuple(each.token for each in given)
+            self._made[token] = kind, tuple(operand.token for operand in given)
             if eqn.primitive.name == "unstack" and given[0].kind is Kind.KEY:
                 kind, detail = _one_of_row(eqn, given[0].detail, index)
-            found.append(Value(kind, detail, token, cause))
-        return found
+            results.append(Value(kind, detail, token, cause))
+        return results
 
     def _label(self, eqn, given, place) -> tuple[tuple[Kind, Any], Cause | None]:
-        name, kinds = eqn.primitive.name, {each.kind for each in given}
+        name, kinds = eqn.primitive.name, {operand.kind for operand in given}
         if name == "select_n" and kinds & OF_CLIENTS:
             return chosen(given[0], given[1:]), None
         if len(given) == 1 and name in _SAME and _aligned(eqn):
@@ -108,7 +107,7 @@ class TransferFunctions:
             rows = self._rows(eqn, given, given[0].detail)
             return ((Kind.PRIVATE, None) if rows is None else (Kind.FACTOR, rows)), None
         if kinds == {Kind.BOUNDED, Kind.NOISE} and name == "add":
-            first, second = sorted(given, key=lambda each: each.kind is Kind.NOISE)
+            first, second = sorted(given, key=lambda operand: operand.kind is Kind.NOISE)
             if eqn.invars[0].aval.shape == eqn.invars[1].aval.shape:
                 return self.noised([first], second, place), None
         if Kind.PRIVATE not in kinds and Kind.FACTOR not in kinds and Kind.BOUNDED in kinds:
@@ -128,13 +127,13 @@ class TransferFunctions:
         It is private if the noise's key is not bound to each of the parts.
         """
         drawn: Noise = noise.detail
-        if drawn.bound is not None and not all(self.follows(each, drawn.bound) for each in sums):
+        if drawn.bound is not None and not all(self.follows(part, drawn.bound) for part in sums):
             return Kind.PRIVATE, None
         return Kind.RELEASED, frozenset(used(place, drawn.draws))
 
     def _secret(self, eqn, given: Sequence[Value]) -> tuple[Kind, Any]:
-        """Of operands some of which are secret, and none is of clients."""
-        name, first, kinds = eqn.primitive.name, given[0], [each.kind for each in given]
+        """The label of a result whose operands are partly secret, and not of clients."""
+        name, first, kinds = eqn.primitive.name, given[0], [operand.kind for operand in given]
         if Kind.NOISE in kinds:
             label = _still_noise(eqn, given)
             return mixed(given) if label is None else label
@@ -143,9 +142,9 @@ class TransferFunctions:
         key: Key = first.detail
         if name in ("random_fold_in", "random_split"):
             # Each of a row of keys gets another number.
-            each = name == "random_fold_in" and given[1].token in self._counted
+            by_row = name == "random_fold_in" and given[1].token in self._counted
             step = (
-                "each" if each else name,
+                "each" if by_row else name,
                 *(other.token for other in given[1:]),
                 str(eqn.params.get("shape")),
             )
@@ -163,13 +162,13 @@ class TransferFunctions:
     def _rows(self, eqn, given: Sequence[Value], source: int) -> int | None:
         """The token of some rows of a value, if whole rows are taken."""
         before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        if any(each.kind is not Kind.PUBLIC for each in given[1:]):
+        if any(start.kind is not Kind.PUBLIC for start in given[1:]):
             return None
         if not before or before[1:] != after[1:]:
             return None
         zero = self.token("literal", "0")
         if eqn.primitive.name == "dynamic_slice":
-            if any(each.token != zero for each in given[2:]):
+            if any(start.token != zero for start in given[2:]):
                 return None
             return self.token("rows", source, before[0], given[1].token, after[0])
         params = eqn.params
@@ -189,24 +188,24 @@ class TransferFunctions:
                 return rows
         if kind is Kind.PRIVATE:
             return self.token(place, index)
-        operands = tuple(each.token for each in given)
-        says = {name: each for name, each in eqn.params.items() if not name.endswith("sharding")}
-        found = self.token(name, operands, str(says), index, str(out.aval))
+        operands = tuple(operand.token for operand in given)
+        params = {key: p for key, p in eqn.params.items() if not key.endswith("sharding")}
+        token = self.token(name, operands, str(params), index, str(out.aval))
         counts = name == "convert_element_type" and operands[0] in self._counted
         if counts or (name == "iota" and len(out.aval.shape) == 1):
-            self._counted.add(found)
-        return found
+            self._counted.add(token)
+        return token
 
     def _cause(self, eqn, given: Sequence[Value]) -> Cause:
         """The equation to name for a private result."""
-        private = [each for each in given if each.kind is Kind.PRIVATE]
-        known = [each.cause for each in private if each.cause is not None]
-        for cause in known:
+        private = [operand for operand in given if operand.kind is Kind.PRIVATE]
+        causes = [operand.cause for operand in private if operand.cause is not None]
+        for cause in causes:
             if cause.mixed:
                 return cause
-        others = {each.kind for each in given} - {Kind.PUBLIC, Kind.PRIVATE}
-        if not others and known and eqn.primitive.name in _MOVED | _ADDED | {"select_n"}:
-            return known[0]
+        others = {operand.kind for operand in given} - {Kind.PUBLIC, Kind.PRIVATE}
+        if not others and causes and eqn.primitive.name in _MOVED | _ADDED | {"select_n"}:
+            return causes[0]
         return Cause(eqn, bool(others))
 
 
@@ -218,7 +217,7 @@ def _aligned(eqn: Any) -> bool:
 
 def _bounds(name: str, given: Sequence[Value]) -> bool:
     """Whether the result is a sum of clipped contributions, at a public scale."""
-    kinds = [each.kind for each in given]
+    kinds = [operand.kind for operand in given]
     if name in _MOVED:
         return set(kinds[1:]) <= {Kind.PUBLIC}
     if name == "dynamic_update_slice":
@@ -234,7 +233,7 @@ def _bounds(name: str, given: Sequence[Value]) -> bool:
 
 def _still_noise(eqn: Any, given: Sequence[Value]) -> tuple[Kind, Any] | None:
     """The label of a result that is noise in each of its coordinates, else None."""
-    name, kinds = eqn.primitive.name, [each.kind for each in given]
+    name, kinds = eqn.primitive.name, [operand.kind for operand in given]
     shape, size = eqn.outvars[0].aval.shape, math.prod(eqn.outvars[0].aval.shape)
     if name == "mul" and sorted(kind.value for kind in kinds) == ["noise", "public"]:
         place = kinds.index(Kind.NOISE)
@@ -243,9 +242,9 @@ def _still_noise(eqn: Any, given: Sequence[Value]) -> tuple[Kind, Any] | None:
             return given[place].label
         return None
     if name == "concatenate" and set(kinds) == {Kind.NOISE} and len(shape) == 1:
-        noises = [each.detail for each in given]
-        draws = tuple(each for noise in noises for each in noise.draws)
-        alone = shared(Use((place,), each, 0) for place, each in enumerate(draws)) is None
+        noises = [operand.detail for operand in given]
+        draws = tuple(drawn for noise in noises for drawn in noise.draws)
+        alone = shared(Use((place,), drawn, 0) for place, drawn in enumerate(draws)) is None
         bounds = {noise.bound for noise in noises if noise.bound is not None}
         if alone and len(bounds) <= 1:
             return Kind.NOISE, Noise(draws, next(iter(bounds), None))
@@ -278,7 +277,7 @@ def _in_place(eqn: Any) -> bool:
     if eqn.primitive.name == "all_gather":
         # The devices' shares of a vector, joined in the order in which they were dealt.
         return eqn.params["tiled"] and len(eqn.outvars[0].aval.shape) == 1
-    shapes = {each.aval.shape for each in eqn.invars} - {()}
+    shapes = {operand.aval.shape for operand in eqn.invars} - {()}
     return eqn.primitive.name in _EACH and shapes <= {eqn.outvars[0].aval.shape}
 
 
@@ -293,16 +292,17 @@ def _unordered(label: tuple[Kind, Any]) -> tuple[Kind, Any]:
 def _sliced(eqn: Any, draws: tuple[Draws, ...]) -> tuple[Draws, ...]:
     """The draws in a slice of a vector; all of them where it is no vector, or a share of one."""
     params, shape = eqn.params, eqn.invars[0].aval.shape
-    if len(shape) != 1 or shape[0] != length(draws) or params["strides"] is not None:
+    length = sum(drawn.stop - drawn.start for drawn in draws)
+    if len(shape) != 1 or shape[0] != length or params["strides"] is not None:
         return draws
     return part(draws, params["start_indices"][0], params["limit_indices"][0])
 
 
-def _narrowed(eqn: Any, found: frozenset[Use]) -> frozenset[Use]:
+def _narrowed(eqn: Any, uses: frozenset[Use]) -> frozenset[Use]:
     """The uses in a slice of a noisy sum."""
-    additions = {use.addition for use in found}
-    if len(additions) != 1 or any(use.offset < 0 for use in found):
-        return found
-    draws = tuple(use.draws for use in sorted(found, key=lambda use: use.offset))
+    additions = {use.addition for use in uses}
+    if len(additions) != 1 or any(use.offset < 0 for use in uses):
+        return uses
+    draws = tuple(use.draws for use in sorted(uses, key=lambda use: use.offset))
     sliced = _sliced(eqn, draws)
-    return found if sliced == draws else frozenset(used(additions.pop(), sliced))
+    return uses if sliced == draws else frozenset(used(additions.pop(), sliced))

@@ -1,8 +1,8 @@
-"""All that is known of other processes, in a computation that `jax.distributed` spreads over them.
+"""Messages between the processes of one computation, which `jax.distributed` joined.
 
 Such processes share one set of devices, but each has memory and files of its own. One of them,
 process 0, holds a run's secret, ledger and files. It tells the others what to compute with it
-(`federated.hosts.shared_rounds`). What does not arrange this is refused.
+(`federated.hosts.shared_rounds`). A computation that does not arrange this is refused.
 
 Words go over the key-value store of `jax.distributed`, in which a reader waits as long as it needs,
 and bytes over the devices. A collective of CPUs gives up after 30 seconds, so that processes meet
@@ -12,7 +12,7 @@ When a process is gone, JAX ends the others, without an exception that Python co
 with process 0, which keeps the store, and `LOST_BEFORE` seconds after any other that `join` joined.
 A thread notices the latter earlier, once the run has begun, says so and ends the process.
 
-What one process says of its failure, the others print. Only errors of this package are quoted,
+The others print the sentence of a process that failed. Only errors of this package are quoted,
 because the text of any other one may hold a client's value.
 """
 
@@ -40,7 +40,8 @@ JOINED_WITHIN = 300.0
 """Seconds that the others wait for a process that has not begun the run, and may load its data."""
 
 _SIGN_EVERY = 2.0
-# Who waits for a message hears of a failure there, and can clean up; who computes never does.
+# A process that waits for a message hears of a failure in time to clean up; one that computes does
+# not.
 _GRACE = 5.0
 # Each process makes the same groups, and meets in the same order, so that the numbers agree.
 _GROUPS, _MEETINGS = itertools.count(), itertools.count()
@@ -135,7 +136,7 @@ class Group:
         mesh.store().key_value_set(self._key("gone", self.index), self._said(error))
 
     def _said(self, error: BaseException) -> str:
-        """What the other processes may print of an error in this one."""
+        """The sentence that the other processes may print of an error in this one."""
         if type(error).__module__.partition(".")[0] == __name__.partition(".")[0]:
             return str(error)
         return f"{type(error).__name__}, of which the output of process {self.index} says more"
@@ -159,10 +160,10 @@ class Group:
         self._questions, self._awaited = self._questions + 1, False
 
     def answers(self) -> list[dict[str, Any]]:
-        """What processes 1, 2, ... answered; waits for all."""
-        number, self._questions = self._questions, self._questions + 1
-        others = range(1, self.size)
-        return [json.loads(self._get(self._key(f"answer/{number}", each))) for each in others]
+        """The answers of processes 1, 2, ...; waits for all."""
+        kind = f"answer/{self._questions}"
+        self._questions += 1
+        return [json.loads(self._get(self._key(kind, index))) for index in range(1, self.size)]
 
     def send(self, content: bytes) -> None:
         """Process 0 sends bytes, which the others `receive`."""
@@ -180,8 +181,8 @@ class Group:
         # Words, because many small numbers take many instructions.
         words = np.frombuffer(content.tobytes() + bytes(-content.size % 4), np.uint32)
         mesh.store().wait_at_barrier(f"{self._name}/bytes/{next(_MEETINGS)}", mesh.WAIT_MS)
-        found = multihost_utils.broadcast_one_to_all(words)
-        return np.asarray(found).tobytes()[: content.size]
+        words = multihost_utils.broadcast_one_to_all(words)
+        return np.asarray(words).tobytes()[: content.size]
 
     def _key(self, kind: str, number: int) -> str:
         return f"{self._name}/{kind}/{number}"
@@ -210,12 +211,12 @@ class Group:
                 _end(f"process {key.rsplit('/')[-1]} of this run ended: {sentence}", orderly=True)
             now = time.monotonic()
             for index, (last, when) in seen.items():
-                found, limit = signs.get(self._key("sign", index), ""), LOST_AFTER
+                newest, limit = signs.get(self._key("sign", index), ""), LOST_AFTER
                 silent = "gave no sign of life for"
                 if not last:
                     limit, silent = JOINED_WITHIN, "did not begin it within"
-                if found != last:
-                    seen[index] = (found, now)
+                if newest != last:
+                    seen[index] = (newest, now)
                 elif now - when > limit and not self._over.is_set():
                     _end(f"process {index} of this run {silent} {limit:g} s")
 
@@ -223,14 +224,14 @@ class Group:
 def _end(sentence: str, *, orderly: bool = False) -> NoReturn:
     """Ends this process at once: JAX would wait for the others, and then end it without a word.
 
-    What is on the disk is as after any crash.
+    The files are as after any crash.
 
     Args:
       orderly: the other process lives, and would wait 100 seconds for one that has not said
         good-bye before it could exit.
     """
-    kept = "what was saved is kept: resume the run, with any number of processes"
-    os.write(2, f"\nerror: {sentence}; {kept}\n".encode())
+    advice = "what was saved is kept: resume the run, with any number of processes"
+    os.write(2, f"\nerror: {sentence}; {advice}\n".encode())
     if orderly:
         leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
         leaving.start()

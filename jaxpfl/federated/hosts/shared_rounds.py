@@ -1,4 +1,4 @@
-"""Releases that several processes compute together: what process 0 tells, and what the others do.
+"""Releases that several processes compute together: process 0 commands, and the others serve.
 
 Process 0 alone runs the system: it holds the state, the secret, the ledger and all files. The
 others have the clients and the queries, and wait:
@@ -6,9 +6,9 @@ others have the clients and the queries, and wait:
     stage      which clients are asked next, with what is public and they depend on
     prepare    a query and the shapes of its broadcast, BEFORE its first release is charged: every
                process traces it, and a keyed digest of program and clients must be equal
-    sum        a release that was charged: the broadcast and the release's own secrets (not the
-               run's), and what its clients keep; all sum their devices' share of the same cohort,
-               and process 0 gets back what the clients keep then
+    sum        a release that was charged: the broadcast, the release's own secrets (not the run's)
+               and its clients' states; all sum their devices' share of the same cohort, and
+               process 0 gets the clients' next states
     recorded   the release is on process 0's disk: only now do the others hand it out
     task       a computation without clients, such as writing texts, in which all take part
 
@@ -36,7 +36,7 @@ from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.mesh import here
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
+from jaxpfl.federated.release.prepared_query import PreparedQuery, StatesAt, Summed, Work
 from jaxpfl.federated.release.query import Query
 
 PyTree = Any
@@ -49,7 +49,7 @@ Tasks = Callable[[str, PyTree, Any], None]
 
 # `Work` as it is sent.
 _WORK = (np.int32(0), np.float32(0), *[np.zeros(4, np.uint32)] * 5)
-# What draws the cohort and computes its sum, and must be equal everywhere.
+# These decide how a cohort is drawn and summed, and must be equal everywhere.
 _EQUAL = ("versions", "options")
 
 
@@ -57,17 +57,18 @@ class SharedRounds:
     """The releases of one run, in process 0, which makes them, and in the others, which `serve`.
 
     Args:
-      asks: what a stage asks, by its name and what is known of it; the same in all of them.
+      asks: returns a stage's queries and clients, given its name and its public inputs; the same
+        in all processes.
       tasks: takes part in a task, given its name, arrays and settings (`together`).
 
     Attributes:
-      environment: of all processes, as identities of releases have it; in process 0 alone.
+      environment: the environments of all processes, for the identities of releases; in process 0.
       released: the value of the last sum, in the others.
     """
 
     def __init__(self, group: Group, asks: Asks, tasks: Tasks | None = None) -> None:
         self._group, self._asks, self._tasks = group, asks, tasks
-        self._asked: Any = None
+        self._stage: Any = None
         self._prepared: list[PreparedQuery] = []
         self.environment: Any = None
         self.released: Any = None
@@ -79,70 +80,70 @@ class SharedRounds:
             for index, answer in enumerate(self._answers(), 1):
                 _require_equal(index, environments[0], answer["environment"])
                 environments.append(answer["environment"])
-            found = sorted({json.dumps(each, sort_keys=True) for each in environments})
+            distinct = sorted({json.dumps(own, sort_keys=True) for own in environments})
             # On equal machines, a run has the same identities however many processes share it.
-            self.environment = [*map(json.loads, found)] if found[1:] else environments[0]
+            self.environment = [*map(json.loads, distinct)] if distinct[1:] else environments[0]
 
-    def at(self, stage: str, known: PyTree = ()) -> Self:
-        """Process 0 comes to a stage; `known` is what it depends on, public arrays and numbers."""
+    def at(self, stage: str, inputs: PyTree = ()) -> Self:
+        """Process 0 comes to a stage, which depends on `inputs`: public arrays and numbers."""
         self._prepared.clear()
-        self._send(known, stage=stage)
+        self._send(inputs, stage=stage)
         return self
 
-    def together(self, task: str, known: PyTree, about: Any, compute: Callable[[], T]) -> T:
+    def together(self, task: str, inputs: PyTree, about: Any, compute: Callable[[], T]) -> T:
         """Process 0 computes something while the others take part in it, to the end.
 
         Args:
-          known: public arrays that they need.
+          inputs: public arrays that they need.
           about: public settings, in JSON's types.
         """
-        self._send(known, task=task, about=about)
-        made = compute()
+        self._send(inputs, task=task, about=about)
+        result = compute()
         self._answers()
-        return made
+        return result
 
-    def _send(self, known: PyTree, **message: Any) -> None:
-        known = jax.tree.map(np.asarray, known)
-        told = trees.described(known, "what is known")
-        self._group.tell(**message, known=told, awaited=True)
-        self._group.send(trees.content_of(jax.tree.leaves(known)))
+    def _send(self, inputs: PyTree, **message: Any) -> None:
+        inputs = jax.tree.map(np.asarray, inputs)
+        description = trees.described(inputs, "the inputs of a stage")
+        self._group.tell(**message, inputs=description, awaited=True)
+        self._group.send(trees.content_of(jax.tree.leaves(inputs)))
 
     def _received(self, message: dict[str, Any]) -> PyTree:
-        shapes, structure = jax.tree.flatten(trees.shapes_of(message["known"]))
+        shapes, structure = jax.tree.flatten(trees.shapes_of(message["inputs"]))
         return jax.tree.unflatten(structure, trees.received(shapes, self._group.receive))
 
     def prepared(
-        self, number: int, query: Query, broadcast: PyTree, population: Population, kept: Kept
+        self, number: int, query: Query, broadcast: PyTree, population: Population, states: StatesAt
     ) -> PreparedQuery:
-        """Query `number` of the stage as process 0 keeps it, once all agree on it.
+        """Prepares query `number` of the stage in process 0, once all agree on it.
 
         Raises:
           InputError: it cannot be shared, or a process has other clients or cannot prepare it.
         """
         _check_shareable(query, broadcast)
-        told = trees.described(broadcast, f"the broadcast of query {query.label!r}")
-        self._group.tell(prepare=number, broadcast=told, awaited=True)
+        description = trees.described(broadcast, f"the broadcast of query {query.label!r}")
+        self._group.tell(prepare=number, broadcast=description, awaited=True)
         key = os.urandom(16)
         self._group.send(key)
-        found = PreparedQuery.of(query, broadcast, population, kept)
+        prepared = PreparedQuery.of(query, broadcast, population, states)
         for index, answer in enumerate(self._answers(), 1):
-            if answer["digest"] != _digest(key, found):
+            if answer["digest"] != _digest(key, prepared):
                 raise InputError(
                     f"process {index} has other clients or another config than process 0: all "
                     f"must be given the same; nothing was charged for query {query.label!r}"
                 )
-        self._prepared.append(found)
-        return found
+        self._prepared.append(prepared)
+        return prepared
 
     def sum(self, prepared: PreparedQuery, work: Work) -> tuple[Summed, dict[str, Any]]:
         """The sum of a release, on the devices of process 0, which alone calls this.
 
-        Of the broadcast, process 0's bits count, and only leaves that changed are sent.
+        The others get the broadcast's bits from process 0, which sends only leaves that changed.
         """
-        number = next(i for i, each in enumerate(self._prepared) if each is prepared)
+        number = next(n for n, query in enumerate(self._prepared) if query is prepared)
         changed, sent = list(prepared.broadcast.changed), prepared.broadcast.changes()
         chosen = prepared.drawn(work)
-        parts = [np.asarray(each, like.dtype) for each, like in zip(work, _WORK, strict=True)]
+        parts = [np.asarray(part, like.dtype) for part, like in zip(work, _WORK, strict=True)]
         content = trees.content_of([*parts, *sent])
         # Told last, because the others wait for the bytes from then on.
         self._group.tell(sum=number, changed=changed, cohort=_name(chosen, work))
@@ -161,7 +162,9 @@ class SharedRounds:
         while True:
             message = self._group.hear()
             if "stage" in message:
-                self._come_to(message)
+                self._prepared.clear()
+                self._stage = None  # Not two populations at a time.
+                self._stage = self._asks(message["stage"], self._received(message))
             elif "prepare" in message:
                 self._prepare(message)
             elif "sum" in message:
@@ -175,18 +178,13 @@ class SharedRounds:
             else:
                 return message
 
-    def _come_to(self, message: dict[str, Any]) -> None:
-        self._prepared.clear()
-        self._asked = None  # Not two populations at a time.
-        self._asked = self._asks(message["stage"], self._received(message))
-
     def _prepare(self, message: dict[str, Any]) -> None:
         key = self._group.receive(16)
-        queries, clients = self._asked
+        queries, clients = self._stage
         broadcast = trees.shapes_of(message["broadcast"])
-        found = PreparedQuery.of(queries[message["prepare"]], broadcast, clients)
-        self._prepared.append(found)
-        self._group.answer(digest=_digest(key, found))
+        prepared = PreparedQuery.of(queries[message["prepare"]], broadcast, clients)
+        self._prepared.append(prepared)
+        self._group.answer(digest=_digest(key, prepared))
 
     def _sum(self, message: dict[str, Any]) -> None:
         prepared, changed = self._prepared[message["sum"]], message["changed"]
@@ -210,7 +208,7 @@ class SharedRounds:
         self._summed = here(prepared.sum(work, chosen)[0]).value
 
     def _answers(self) -> list[dict[str, Any]]:
-        """What processes 1, 2, ... answer, unless one failed."""
+        """The answers of processes 1, 2, ..., unless one failed."""
         answers = self._group.answers()
         for index, answer in enumerate(answers, 1):
             if "failed" in answer:
@@ -231,7 +229,7 @@ def _require_equal(index: int, own: dict[str, Any], environment: dict[str, Any])
 
 
 def _check_shareable(query: Query, broadcast: PyTree) -> None:
-    """Refuses what would fail, or be computed several times."""
+    """Refuses a query that would fail, or be computed several times."""
     if set(query.execution.devices.devices.flat) != set(jax.devices()):
         raise InputError(
             f"query {query.label!r} must be computed by all devices of all processes: leave "
@@ -252,5 +250,5 @@ def _name(chosen: np.ndarray, work: Work) -> str:
 
 
 def _digest(key: bytes, prepared: PreparedQuery) -> str:
-    """Of clients and program; without the key, no guess of them can be tested."""
+    """A keyed hash of clients and program; without the key, no guess of them can be tested."""
     return hmac.new(key, prepared.described(None).encode(), hashlib.sha256).hexdigest()

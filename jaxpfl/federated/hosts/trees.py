@@ -27,10 +27,10 @@ def described(tree: PyTree, what: str) -> dict[str, Any]:
     """
     leaves, structure = jax.tree.flatten(tree)
     shapes = [[list(np.shape(leaf)), str(leaf.dtype)] for leaf in leaves]
-    found = {"containers": _told(structure), "leaves": shapes}
+    description = {"containers": _containers(structure), "leaves": shapes}
     with contextlib.suppress(InputError, TypeError):
-        if jax.tree.structure(shapes_of(json.loads(json.dumps(found)))) == structure:
-            return found
+        if jax.tree.structure(shapes_of(json.loads(json.dumps(description)))) == structure:
+            return description
     raise InputError(
         f"{what} must be made of tuples, lists, dictionaries by text or number, and NamedTuples "
         "and registered dataclasses at the top level of a module, so that other processes can be "
@@ -38,11 +38,11 @@ def described(tree: PyTree, what: str) -> dict[str, Any]:
     )
 
 
-def shapes_of(told: dict[str, Any]) -> PyTree:
-    """The tree that was `described`, of `jax.ShapeDtypeStruct`; what is none is refused."""
+def shapes_of(description: dict[str, Any]) -> PyTree:
+    """The tree that was `described`, of `jax.ShapeDtypeStruct`; refuses any other description."""
     try:
-        leaves = [jax.ShapeDtypeStruct(shape, jnp.dtype(kind)) for shape, kind in told["leaves"]]
-        return jax.tree.unflatten(_heard(told["containers"]), leaves)
+        leaves = [jax.ShapeDtypeStruct(shape, jnp.dtype(d)) for shape, d in description["leaves"]]
+        return jax.tree.unflatten(_structure(description["containers"]), leaves)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         message = f"another process sent what is no tree of known containers: {error}"
         raise InputError(message) from error
@@ -63,29 +63,30 @@ def received(shapes: Sequence[Any], receive: Callable[[int], bytes]) -> list[np.
     ]
 
 
-def _told(structure: Any) -> Any:
-    """None for a leaf; for a container its module and name, what it says of itself, its content."""
+def _containers(structure: Any) -> Any:
+    """None for a leaf; a container's module, name, metadata (such as keys) and children."""
     node = structure.node_data()
     if node is None:
         return None
     kind, about = node
-    return [kind.__module__, kind.__qualname__, about, [_told(c) for c in structure.children()]]
+    children = [_containers(child) for child in structure.children()]
+    return [kind.__module__, kind.__qualname__, about, children]
 
 
-def _heard(told: Any) -> Any:
-    if told is None:
+def _structure(containers: Any) -> Any:
+    if containers is None:
         return jax.tree.structure(0)
-    module, name, about, content = told
+    module, name, about, children = containers
     # Only looked up: an attribute of a module may import others.
     kind: Any = type(None) if name == "NoneType" else sys.modules[module]
     for part in () if name == "NoneType" else name.split("."):
         kind = vars(kind)[part]
-    parts = [_heard(each) for each in content]
+    parts = [_structure(child) for child in children]
     if kind is not dict:
         about = _tuples(about)
     elif len(about) != len(parts):
         raise ValueError(f"a dictionary has {len(parts)} values and {len(about)} keys")
-    # It refuses what is no container.
+    # It refuses a class that is no container.
     return PyTreeDef.from_node_data_and_children(default_registry, (kind, about), parts)
 
 

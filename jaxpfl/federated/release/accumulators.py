@@ -22,6 +22,7 @@ longer than the clip norm by 1e-6 of it.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -41,14 +42,6 @@ def _map_pairs(function, pairs: PyTree, *rest: PyTree) -> PyTree:
     return jax.tree.map(function, pairs, *rest, is_leaf=is_pair)
 
 
-def _zeros(like: PyTree, devices: int, dtype: Any) -> PyTree:
-    def zero(leaf):
-        array = jnp.zeros((devices, *leaf.shape), dtype)
-        return DoubleWord(array, array)
-
-    return jax.tree.map(zero, like)
-
-
 def _joined(parts: list[jax.Array]) -> DoubleWord:
     """The sum of float32 arrays as the pair high = fl(sum), low = fl(sum - high).
 
@@ -66,7 +59,7 @@ def _joined(parts: list[jax.Array]) -> DoubleWord:
         rest = rest + part
     # Not `quick_two_sum`: if parts cancel, the rest may be larger than the last one.
     pair = two_sum(parts[-1], rest)
-    # Without negative zeros.
+    # A negative zero becomes a positive one.
     return DoubleWord(*(jnp.where(leaf == 0, jnp.float32(0), leaf) for leaf in pair))
 
 
@@ -106,34 +99,22 @@ def scaled(leaf_C: jax.Array, factor_C: jax.Array) -> jax.Array:
     return leaf_C.astype(jnp.float32) * factor_C.reshape((-1,) + (1,) * (leaf_C.ndim - 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class Compensated:
-    """Float32 sums as pairs, high + low with |low| at most half a unit in high's last place.
-
-    Between subtotals and devices, each addition loses at most 2^-47 of the running sum, and nothing
-    while the sum has no bits below 2^-48 of itself. Within a subtotal additions are plain float32,
-    because a two-sum for each client would triple the memory traffic. Without noise it is a whole
-    bucket; of blocks of examples it is a few, and `release.rounding` has the bound.
-
-    The last bits of the result may depend on the layout of devices and chunks.
-
-    Attributes:
-      most: clients, or blocks of examples, in a subtotal.
-    """
-
-    most: int = 2**30
+class _Sums:
+    """Sums of trees; a subclass has the arithmetic of one leaf."""
 
     ordered_norms: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     slack: ClassVar[float] = 1.0
-
-    def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
-        """1: values are added as they are."""
-        return jnp.float32(1)
+    dtype: ClassVar[Any] = jnp.int32
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
         """Running sums of nothing, [devices, ...] for each leaf."""
-        return _zeros(like, devices, jnp.float32)
+
+        def zero(leaf):
+            array = jnp.zeros((devices, *leaf.shape), self.dtype)
+            return DoubleWord(array, array)
+
+        return jax.tree.map(zero, like)
 
     def start(self, sums: PyTree) -> PyTree:
         """Returns a bucket's first subtotal, zeros [...], for running sums [1, ...]."""
@@ -143,19 +124,15 @@ class Compensated:
         self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, scale: jax.Array
     ) -> PyTree:
         """Adds float leaves [chunk, ...], each times its client's factor [chunk]."""
-
-        def add(total, leaf_C, factor_C):
-            return total + jnp.sum(scaled(leaf_C, factor_C), axis=0)
-
-        return jax.tree.map(add, subtotal, leaves_C, factors_C)
+        return _map_pairs(partial(self._add, scale), subtotal, leaves_C, factors_C)
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
         """Adds a bucket's subtotal to the running sums of its device."""
-        return _map_pairs(lambda pair, leaf: plus(pair, leaf[None]), sums, subtotal)
+        return _map_pairs(self._merge, sums, subtotal)
 
     def join_devices(self, sums: PyTree) -> PyTree:
-        """Adds the devices' partial sums [devices, ...] up to float32 pairs of leaves [...]."""
-        return _map_pairs(lambda pair: _joined(_few(pair)), sums)
+        """Adds the devices' partial sums [devices, ...] up to pairs of leaves [...]."""
+        return _map_pairs(self._join, sums)
 
     def add_noise(self, total: PyTree, noise: PyTree | None, scale: jax.Array) -> PyTree:
         """Returns total + noise as float32 leaves [...], rounded once, after the addition.
@@ -165,7 +142,55 @@ class Compensated:
         """
         if noise is None:
             return _map_pairs(lambda pair: pair.high + pair.low, total)
-        return _map_pairs(rounded_sum, total, noise)
+        return _map_pairs(partial(self._add_noise, scale), total, noise)
+
+    def _add(self, scale, total, leaf_C, factor_C) -> Any:
+        raise NotImplementedError
+
+    def _merge(self, pair, part) -> DoubleWord:
+        raise NotImplementedError
+
+    def _join(self, pair) -> DoubleWord:
+        raise NotImplementedError
+
+    def _add_noise(self, scale, pair, noise) -> jax.Array:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Compensated(_Sums):
+    """Float32 sums as pairs, high + low with |low| at most half a unit in high's last place.
+
+    Between subtotals and devices, each addition loses at most 2^-47 of the running sum, and nothing
+    while the sum has no bits below 2^-48 of itself. Within a subtotal additions are plain float32,
+    because a two-sum for each client would triple the memory traffic. Without noise it is a whole
+    bucket; of blocks of examples it is a few, and `release.example_rounding` has the bound.
+
+    The last bits of the result may depend on the layout of devices and chunks.
+
+    Attributes:
+      most: clients, or blocks of examples, in a subtotal.
+    """
+
+    most: int = 2**30
+
+    dtype: ClassVar[Any] = jnp.float32
+
+    def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
+        """1: values are added as they are."""
+        return jnp.float32(1)
+
+    def _add(self, scale, total, leaf_C, factor_C) -> jax.Array:
+        return total + jnp.sum(scaled(leaf_C, factor_C), axis=0)
+
+    def _merge(self, pair, part) -> DoubleWord:
+        return plus(pair, part[None])
+
+    def _join(self, pair) -> DoubleWord:
+        return _joined(_few(pair))
+
+    def _add_noise(self, scale, pair, noise) -> jax.Array:
+        return rounded_sum(pair, noise)
 
 
 @jax.jit
@@ -176,7 +201,7 @@ def rounded_sum(pair: DoubleWord, noise: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClipSteps:
+class ClipSteps(_Sums):
     """Exact integer sums, of plans with float noise: the sum of the contributions as computed.
 
     A clipped value is counted in steps of 2^(ceil(log2 S) - 24) of the round's clip norm S, and
@@ -188,8 +213,6 @@ class ClipSteps:
     low, holds 2^30 of them.
     """
 
-    ordered_norms: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
     most: ClassVar[int] = 64
     slack: ClassVar[float] = 1 + 2**-16
 
@@ -200,57 +223,34 @@ class ClipSteps:
         bits = (bits + jnp.uint32(0x007FFFFF)) & jnp.uint32(0x7F800000)
         return jnp.float32(2.0**24) / jax.lax.bitcast_convert_type(bits, jnp.float32)
 
-    start = Compensated.start
+    def _add(self, scale, total, leaf_C, factor_C) -> jax.Array:
+        # `jnp.trunc` before the conversion would take far longer.
+        whole_C = (scaled(leaf_C, factor_C) * scale).astype(jnp.int32)
+        return total + jnp.sum(whole_C, axis=0, dtype=jnp.int32)
 
-    def zeros(self, like: PyTree, devices: int) -> PyTree:
-        return _zeros(like, devices, jnp.int32)
+    def _merge(self, pair, part) -> DoubleWord:
+        return _carried(pair.high, pair.low + part[None], 24)
 
-    def add(
-        self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, scale: jax.Array
-    ) -> PyTree:
-        """As `Compensated.add`, to int32 leaves. `jnp.trunc` before it would take far longer."""
+    def _join(self, pair) -> DoubleWord:
+        # By halves of the low parts, so that those of 2^19 devices fit.
+        high, middle, low = (
+            jnp.sum(part, axis=0, dtype=jnp.int32)
+            for part in (pair.high, pair.low >> 12, pair.low & 0xFFF)
+        )
+        middle, low = _carried(middle, low, 12)
+        high, middle = _carried(high, middle, 12)
+        return DoubleWord(high, (middle << 12) | low)
 
-        def add(total, leaf_C, factor_C):
-            whole_C = (scaled(leaf_C, factor_C) * scale).astype(jnp.int32)
-            return total + jnp.sum(whole_C, axis=0, dtype=jnp.int32)
-
-        return jax.tree.map(add, subtotal, leaves_C, factors_C)
-
-    def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
-        def merge(pair, part):
-            return _carried(pair.high, pair.low + part[None], 24)
-
-        return _map_pairs(merge, sums, subtotal)
-
-    def join_devices(self, sums: PyTree) -> PyTree:
-        """Adds the devices' partial sums [devices, ...] up to int32 pairs of leaves [...]."""
-
-        def join(pair):
-            # By halves of the low parts, so that those of 2^19 devices fit.
-            high, middle, low = (
-                jnp.sum(part, axis=0, dtype=jnp.int32)
-                for part in (pair.high, pair.low >> 12, pair.low & 0xFFF)
-            )
-            middle, low = _carried(middle, low, 12)
-            high, middle = _carried(high, middle, 12)
-            return DoubleWord(high, (middle << 12) | low)
-
-        return _map_pairs(join, sums)
-
-    def add_noise(self, total: PyTree, noise: PyTree, scale: jax.Array) -> PyTree:
-        """As `Compensated.add_noise`: the sum becomes a float32 pair, exactly up to 2^48 steps."""
-
-        def noisy(pair, noise):
-            high = pair.high.astype(jnp.float32)
-            low = ((pair.high - high.astype(jnp.int32)) << 24) + pair.low
-            pair = DoubleWord(high * jnp.float32(2.0**24), low.astype(jnp.float32))
-            return rounded_sum(DoubleWord(*(leaf / scale for leaf in pair)), noise)
-
-        return _map_pairs(noisy, total, noise)
+    def _add_noise(self, scale, pair, noise) -> jax.Array:
+        # The sum becomes a float32 pair, exactly up to 2^48 steps.
+        high = pair.high.astype(jnp.float32)
+        low = ((pair.high - high.astype(jnp.int32)) << 24) + pair.low
+        pair = DoubleWord(high * jnp.float32(2.0**24), low.astype(jnp.float32))
+        return rounded_sum(DoubleWord(*(leaf / scale for leaf in pair)), noise)
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedPoint:
+class FixedPoint(_Sums):
     """Exact integer sums, of plans with exact noise: the same bits for every order and layout.
 
     A contribution is multiplied by its clip factor before it becomes integers. Its norm is
@@ -265,70 +265,50 @@ class FixedPoint:
     ordered_norms: ClassVar[bool] = True
     exact: ClassVar[bool] = True
     most: ClassVar[int] = 2**30
-    slack: ClassVar[float] = 1.0  # in the scale
 
     @staticmethod
     def require_room(plan: Plan) -> None:
         """Refuses steps in which everyone's values, or four rounds' indicators, could overflow."""
         least = max(plan.population / 2**26, 2**-9)
         few, std = plan.clients_per_round / 1000, plan.indicator_noise_std
-        for name, found, needed in (
+        for name, value, needed in (
             ("noise multiplier", plan.value_noise_std(1.0), least),
             ("indicator_noise", std or few, few),
         ):
-            if found < needed:
+            if value < needed:
                 raise InputError(
                     f"exact noise needs a larger {name} for so many clients, at least {needed:g}, "
-                    f"found {found:g}: sums in steps of it could overflow"
+                    f"found {value:g}: sums in steps of it could overflow"
                 )
 
     def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
         """Steps of a value of 1, fewer by what rounding may add to a clipped contribution."""
         return jnp.float32(STEPS * (1 - 2**-16)) / (noise_multiplier * clip_norm)
 
-    def zeros(self, like: PyTree, devices: int) -> PyTree:
-        return _zeros(like, devices, jnp.int32)
-
     def start(self, sums: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), sums)
 
-    def add(
-        self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, scale: jax.Array
-    ) -> PyTree:
-        """As `Compensated.add`. No value overflows: scaled leaves have norm at most S."""
-        chunk = jax.tree.leaves(leaves_C)[0].shape[0]
-        if chunk > 32_000:
-            raise InputError(f"fixed-point sums need chunks of at most 32000, found {chunk}")
+    def _add(self, scale, pair, leaf_C, factor_C) -> DoubleWord:
+        # No value overflows: scaled leaves have norm at most S.
+        if len(leaf_C) > 32_000:
+            raise InputError(f"fixed-point sums need chunks of at most 32000, found {len(leaf_C)}")
+        whole_C = jnp.trunc(scaled(leaf_C, factor_C) * scale).astype(jnp.int32)
+        low = pair.low + jnp.sum(whole_C & 0xFFFF, axis=0, dtype=jnp.int32)
+        high = pair.high + jnp.sum(whole_C >> 16, axis=0, dtype=jnp.int32)
+        # Carried after each chunk, so that only the chunk's size limits the low half.
+        return DoubleWord(high + (low >> 16), low & 0xFFFF)
 
-        def add(pair, leaf_C, factor_C):
-            whole_C = jnp.trunc(scaled(leaf_C, factor_C) * scale).astype(jnp.int32)
-            low = pair.low + jnp.sum(whole_C & 0xFFFF, axis=0, dtype=jnp.int32)
-            high = pair.high + jnp.sum(whole_C >> 16, axis=0, dtype=jnp.int32)
-            # Carried after each chunk, so that only the chunk's size limits the low half.
-            return DoubleWord(high + (low >> 16), low & 0xFFFF)
+    def _merge(self, pair, part) -> DoubleWord:
+        low = pair.low + part.low[None]
+        return DoubleWord(pair.high + part.high[None] + (low >> 16), low & 0xFFFF)
 
-        return _map_pairs(add, subtotal, leaves_C, factors_C)
+    def _join(self, pair) -> DoubleWord:
+        low = jnp.sum(pair.low, axis=0, dtype=jnp.int32)
+        high = jnp.sum(pair.high, axis=0, dtype=jnp.int32)
+        return DoubleWord(high + (low >> 16), low & 0xFFFF)
 
-    def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
-        def merge(pair, part):
-            low = pair.low + part.low[None]
-            return DoubleWord(pair.high + part.high[None] + (low >> 16), low & 0xFFFF)
-
-        return _map_pairs(merge, sums, subtotal)
-
-    def join_devices(self, sums: PyTree) -> PyTree:
-        """Adds the devices' partial sums [devices, ...] up to int32 pairs of leaves [...]."""
-
-        def join(pair):
-            low = jnp.sum(pair.low, axis=0, dtype=jnp.int32)
-            high = jnp.sum(pair.high, axis=0, dtype=jnp.int32)
-            return DoubleWord(high + (low >> 16), low & 0xFFFF)
-
-        return _map_pairs(join, sums)
-
-    def add_noise(self, total: PyTree, noise: PyTree, scale: jax.Array) -> PyTree:
-        """As `Compensated.add_noise`, in steps, in which the sum is exact."""
-        return _map_pairs(lambda pair, noise: whole_sum(pair, noise) / scale, total, noise)
+    def _add_noise(self, scale, pair, noise) -> jax.Array:
+        return whole_sum(pair, noise) / scale
 
 
 @jax.jit

@@ -58,16 +58,15 @@ class OwnBroadcast:
                 continue
             self._given[place] = weakref.ref(leaf)
             self._keys[place] = jax.random.key_impl(leaf) if is_key else None
-            self._copy(place, np.array(bits, order="C"), str(leaf.dtype))
+            copy = np.array(bits, order="C")
+            content = hashlib.sha256(f"{leaf.dtype} {copy.shape} ".encode())
+            content.update(_bytes_of(copy))
+            digest = content.hexdigest()
+            if digest != self._digests[place]:
+                self._digests[place], self._copies[place] = digest, copy
+                self.changed[place] = True
         described = f"{self._structure} {' '.join(self._digests)}"
         return hashlib.sha256(described.encode()).hexdigest()
-
-    def _copy(self, place: int, copy: np.ndarray, kind: str) -> None:
-        digest = hashlib.sha256(f"{kind} {copy.shape} ".encode())
-        digest.update(_bytes_of(copy))
-        if digest.hexdigest() != self._digests[place]:
-            self._digests[place], self._copies[place] = digest.hexdigest(), copy
-            self.changed[place] = True
 
     def changes(self) -> list[np.ndarray]:
         """The copies of the leaves that changed, for another process's `receive`."""

@@ -1,4 +1,4 @@
-"""What each client keeps between rounds, in files. PRIVATE.
+"""The clients' states between rounds, in files. PRIVATE.
 
     rows                 record p: the last round of the client at place p, and its state after it
     00000007.DIGEST      round 7: whose states these are, 32 bytes; its clients' places, int64 [n],
@@ -40,14 +40,14 @@ class ClientStates:
     """The states of a query's clients.
 
     Attributes:
-      digest: of all states.
+      digest: a hash of all states.
       round: the last one whose states are here.
-      record_bytes: of one client.
+      record_bytes: the size of one client's record.
 
     Args:
-      kept: a folder, made if absent (None = a temporary one); the round to go on after, later ones
-        are taken back; and the key of the clients' names, by which nobody can tell their ids.
-      ids: of the clients, by whose indices the methods name them; all different.
+      states_at: a folder, made if absent (None = a temporary one); the round to go on after, later
+        ones are taken back; and the key of the clients' names, which hides their ids.
+      ids: the clients' ids, all different; the methods name clients by their indices in it.
       like: a pytree of shapes of one client's state.
 
     Raises:
@@ -56,14 +56,14 @@ class ClientStates:
     """
 
     def __init__(
-        self, kept: tuple[Path | None, int, bytes], ids: Sequence[str], like: PyTree
+        self, states_at: tuple[Path | None, int, bytes], ids: Sequence[str], like: PyTree
     ) -> None:
-        directory, round, key = kept
-        names = [hmac.digest(key, each.encode(), "sha256") for each in ids]
+        directory, round, key = states_at
+        names = [hmac.digest(key, client.encode(), "sha256") for client in ids]
         order = sorted(range(len(names)), key=names.__getitem__)
         self._places = np.empty(len(names), _PLACE)
         self._places[order] = np.arange(len(names))
-        self._whose = hashlib.sha256(b"".join(names[each] for each in order)).digest()
+        self._whose = hashlib.sha256(b"".join(names[index] for index in order)).digest()
         leaves, self._structure = jax.tree.flatten(like)
         self._leaves = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._leaves]
@@ -121,8 +121,8 @@ class ClientStates:
             values = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
             records[:, low:high] = values.reshape(len(clients), high - low)
         digest = hashlib.sha256(self.digest.encode())
-        for each in (places, records):
-            digest.update(each.data)
+        for part in (places, records):
+            digest.update(part.data)
         self.round, self.digest = round, digest.hexdigest()
         before = self._whose + places.tobytes() + self.records(clients).tobytes()
         files.write_atomically(self._directory / f"{round:08d}.{self.digest}", before, mode=0o600)
@@ -139,7 +139,7 @@ class ClientStates:
                 path.unlink()
 
     def records(self, clients: np.ndarray) -> np.ndarray:
-        """Records uint8 [clients, bytes]; zeros of who was never asked, and of -1."""
+        """Records uint8 [clients, bytes]; zeros for a client that was never asked, and for -1."""
         records = np.zeros((len(clients), self.record_bytes), np.uint8)
         for record, client in zip(records, clients.tolist(), strict=True):
             if client >= 0:
@@ -148,7 +148,7 @@ class ClientStates:
         return records
 
     def put(self, clients: np.ndarray, records: np.ndarray) -> None:
-        """Writes what `records` returned, without a way back."""
+        """Writes records as `records` returns them, without a way back."""
         self._put(self._places[clients], records)
 
     def _put(self, places: np.ndarray, records: np.ndarray) -> None:

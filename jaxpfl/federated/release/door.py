@@ -1,7 +1,14 @@
-"""The door: clip, sum, noise. Private to `release.prepared_query`, which alone opens it, for
-`release.releaser`, which charges first.
+"""The door: from a cohort's examples to a noisy sum. It calls each step in this order:
 
-    broadcast + cohort --client_fn--> contributions --clip--> --sum--> --noise--> release
+    summing.accumulate            client function, clip, and the sum of each device
+    Door.__call__, vector         the devices' sums, joined to one vector
+    sum_digest                    the noise's key, from a secret and the exact sum
+    privacy.mechanisms, or        the draw of the noise
+    privacy.exact_noise
+    accumulators                  sum and noise, added and rounded
+    next_clip_norm                the clip norm of the next round
+
+`release.prepared_query` alone opens the door, for `release.releaser`, which charges first.
 
 Guarantee. With a `Plan` of clip norm S and noise standard deviation sigma, the release is
 sum_i clip_S(contribution_i) + N(0, sigma^2 I), where a contribution that is not finite counts as
@@ -9,7 +16,7 @@ zero. Adding or removing one client moves the sum by at most S in L2 norm, whate
 padding, the chunk size and the number of devices; noise is drawn once per coordinate. Under
 `Plan(unit="example")` the client function bounds each example's share of a contribution
 (`client.BoundedByExample`): contributions are not clipped, and adding or removing one EXAMPLE moves
-the sum by at most S and what rounding adds (`release.rounding`), which the noise is for, too.
+the sum by at most S and what rounding adds (`release.example_rounding`); the noise covers both.
 
 The noise's key is a function of a secret and of THE EXACT SUM (the idea of deterministic
 signatures, RFC 6979): the host hashes its bits between two programs, see `release.sum_digest`.
@@ -95,8 +102,8 @@ def _joined(
 ) -> tuple[DoubleWord, jax.Array]:
     """Adds up the devices: (exact sum [W], of which each has a share; sum of indicators).
 
-    The sum is one vector of padded length, whatever the shapes of the contributions, so that doors
-    with vectors of equal length share one compiled program, as of `_noised`.
+    The sum is one vector of padded length, whatever the shapes of the contributions. Doors with
+    vectors of equal length therefore share one compiled program; so it is with `_noised`.
 
     Args:
       sums_DxW: each device's sum, as `exchanged` makes it.
@@ -134,7 +141,7 @@ def _noised(
     if private:
         own = padded if shared_P is None else padded - shared_P.size
         if accumulator.exact:
-            # Of a number of coordinates that the devices divide.
+            # The devices must divide the number of coordinates.
             drawn_W = exact_normal(noise_key, own + -own % mesh.size, mesh)[:own]
         else:
             drawn_W = standard_normal(noise_key, (own,))
@@ -228,7 +235,7 @@ class Door:
         """Sums a cohort's contributions to `broadcast`, noisily.
 
         Args:
-          cohort: of each bucket, the slots of this process's devices, see `mesh.shares`.
+          cohort: each bucket's slots of this process's devices, see `mesh.shares`.
           clip_norm: float32 scalar, S of this round.
           keys: of this release alone.
           shared_noise_P: this round's of a `NoiseStream`, for all coordinates of all leaves in
@@ -241,11 +248,11 @@ class Door:
         if plan.correlated and plan.exact:
             from jaxpfl.privacy.correlated_noise import column_norm
 
-            # A draw's, in which steps are counted.
+            # Steps are counted in a draw's standard deviation.
             noise_multiplier *= np.float32(column_norm(plan.bands))
         all_shares = replicas(self.mesh) // len(shares(self.mesh))
         for bucket in cohort:
-            # What is only traced is the whole bucket, not a process's share of it.
+            # A traced bucket is the whole one, not a process's share of it.
             traced = isinstance(bucket.mask, Tracer)
             program = self._program(broadcast, _all_of(bucket, 1 if traced else all_shares))
             bucket = bucket if traced else put_shares(bucket, self.mesh)
@@ -285,12 +292,12 @@ class Door:
         not be available.
         """
         rungs = self.query.cohort.rungs
-        found = [self._program(broadcast, self.bucket(columns, steps)) for steps in rungs]
+        programs = [self._program(broadcast, self.bucket(columns, steps)) for steps in rungs]
         self._sealed = True
-        return found
+        return programs
 
     def _program(self, broadcast: PyTree, bucket: Bucket) -> Program:
-        """What adds buckets of this shape to the sums."""
+        """The program that adds buckets of this shape to the sums."""
         shape = bucket.mask.shape
         if shape not in self._programs and not self._sealed:
             self._programs[shape] = Program(self.trace(broadcast, bucket))
@@ -302,17 +309,19 @@ class Door:
             functools.partial(placed, NamedSharding(self.mesh, spec))
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())
         )
-        engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
-        nothing = functools.partial(zero_sums, self.query.accumulator, self._layout, self._like)
-        sums = self._layout.placed(jax.eval_shape(nothing))
-        places = shardings(self.query.client_fn, self.mesh, broadcast)
-        given = jax.tree.map(
+        query, chunk = self.query, self._chunk_of(bucket.weight.shape[0])
+        clips = query.plan.unit == "client"
+        engine = Engine(self._client_fn, clips, query.accumulator, chunk, self._layout)
+        start = functools.partial(zero_sums, query.accumulator, self._layout, self._like)
+        sums = self._layout.placed(jax.eval_shape(start))
+        places = shardings(query.client_fn, self.mesh, broadcast)
+        shapes = jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
             broadcast,
             places,
         )
         scalar, key = everywhere(shape_of()), everywhere(key_shape())
-        return accumulate.trace(engine, given, sums, by_client(bucket), scalar, shape_of(), key)
+        return accumulate.trace(engine, shapes, sums, by_client(bucket), scalar, shape_of(), key)
 
     def bucket(self, columns: Mapping[str, Any], steps: int | None = None) -> Bucket:
         """The shapes of a bucket of so many steps; None = of the largest shape."""
@@ -344,10 +353,6 @@ class Door:
     def chunk(self) -> int:
         """The clients that one device computes side by side, in a bucket of the largest shape."""
         return self._chunk_of(self.query.cohort.capacity)
-
-    def _engine(self, chunk: int) -> Engine:
-        query, clips = self.query, self.query.plan.unit == "client"
-        return Engine(self._client_fn, clips, query.accumulator, chunk, self._layout)
 
     def _chunk_of(self, slots: int) -> int:
         """The chunk for buckets of this many slots; it divides a replica's share of them."""

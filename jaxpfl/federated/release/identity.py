@@ -36,13 +36,13 @@ _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 class Identity(NamedTuple):
-    """What a release's charge, record and secrets are keyed hashes of, as text. PRIVATE.
+    """The identity of a release, as four texts whose keyed hashes the release uses. PRIVATE.
 
     Attributes:
-      charge: of the charge; the rounds of an epoch have one.
-      release: of this release alone.
-      cohort: of the cohort; the rounds of an epoch, and of all epochs, have one.
-      shared: of what the rounds of a run may share.
+      charge: identifies the charge; the rounds of an epoch share it.
+      release: identifies this release alone.
+      cohort: identifies the cohort; the rounds of all epochs share it.
+      shared: identifies the run; for noise that its rounds share.
     """
 
     charge: str
@@ -55,8 +55,8 @@ class Identity(NamedTuple):
         """The identity of a round.
 
         Args:
-          run: `described`, the run's name and the query's label.
-          question: a digest of broadcast and clip norm, and of what clients keep.
+          run: the run's identity: `described`, the run's name and the query's label.
+          question: a digest of broadcast and clip norm, and of the clients' states.
         """
         if plan.sampling == "cyclic":
             # A client has the same place in all epochs.
@@ -67,7 +67,7 @@ class Identity(NamedTuple):
 
 
 def environment() -> dict[str, Any]:
-    """What the rounding of a computation may depend on, as plain values for JSON."""
+    """Everything on this machine that rounding may depend on, as plain values for JSON."""
     return {
         "devices": [device.device_kind for device in jax.devices()],
         "processor": cores.processor(),
@@ -82,9 +82,9 @@ def environment() -> dict[str, Any]:
 def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> Any:
     """A query's client function as JAX traces it for one client; only shapes and dtypes count."""
     shape, rows = jax.ShapeDtypeStruct, (query.cohort.rungs[-1], query.cohort.batch_size)
-    dtypes = {name: jax.dtypes.canonicalize_dtype(each.dtype) for name, each in columns.items()}
     batches: Any = {
-        name: shape((*rows, *each.shape[1:]), dtypes[name]) for name, each in columns.items()
+        name: shape((*rows, *column.shape[1:]), jax.dtypes.canonicalize_dtype(column.dtype))
+        for name, column in columns.items()
     }
     mask: Any = shape(rows, np.bool_)
     steps: Any = shape((), np.int32)

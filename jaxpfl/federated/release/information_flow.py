@@ -1,11 +1,11 @@
 """Proves of a release's program that nothing of the clients leaves it but by the noisy sum.
 
 `check_release` runs before a query is first charged (`release.prepared_query`). It reads two
-programs, as JAX traces them. That of ONE client must compute from its operands alone: callbacks,
-collectives, rules of its own under vmap and whatever is not known are refused. Of the door's, as
-`release.prepared_query` opens it, inputs are labelled, and the labels are followed through every
-equation (`federated.flow`). An output may depend on the clients only through these six steps, in
-this order:
+programs, as JAX traces them. The program of ONE client must compute from its operands alone:
+callbacks, collectives, rules of its own under vmap and unknown operations are refused. The inputs
+of the door's program, as `release.prepared_query` opens it, are labelled, and the labels are
+followed through every equation (`federated.flow`). An output may depend on the clients only through
+these six steps, in this order:
 
 | step              | what is required of it, in the program that was traced                      |
 |-------------------|-----------------------------------------------------------------------------|
@@ -37,11 +37,10 @@ import numpy as np
 
 from jaxpfl.errors import InformationLeak
 from jaxpfl.federated.clients.client import RULES, PyTree, compiled_part
-from jaxpfl.federated.flow import client_program
 from jaxpfl.federated.flow.analysis import Steps
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.flow.check import InformationFlow, Labelled, check_program
-from jaxpfl.federated.flow.client_program import ClientProgram
+from jaxpfl.federated.flow.client_program import ClientProgram, read
 from jaxpfl.federated.release.accumulators import rounded_sum, scaled, whole_sum
 from jaxpfl.federated.release.door import Door, Keys, Summed, key_shape, shape_of
 from jaxpfl.federated.release.query import Query
@@ -70,33 +69,33 @@ def check_release(
     `client` is the client function as traced for one client; of arrays, only shapes and dtypes are
     used.
     """
-    plan, read = query.plan, check_client(query, client)
+    plan, client_program = query.plan, check_client(query, client)
     noise = None
     if plan.correlated:
         noise = shape_of((door.coordinates,), np.int32 if plan.exact else np.float32)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
     buckets = [door.bucket(columns, rung) for rung in query.cohort.rungs]
     # At least two, so that what the first one adds is an input of the second.
-    given = Labelled(shapes, shape_of(), [*buckets, buckets[0]], *secrets(), noise)
+    inputs = Labelled(shapes, shape_of(), [*buckets, buckets[0]], *secrets(), noise)
 
-    def release(given: Labelled) -> Summed:
-        keys = Keys(given.secrets, given.noise_key)
-        return door(given.public, given.clients, given.clip_norm, keys, given.noise)
+    def release(inputs: Labelled) -> Summed:
+        keys = Keys(inputs.secrets, inputs.noise_key)
+        return door(inputs.public, inputs.clients, inputs.clip_norm, keys, inputs.noise)
 
-    found = check_program(release, given, STEPS, clips=plan.unit == "client", private=plan.private)
-    constants = {*captured(query.client_fn), *read.constants, *found.constants}
-    return found._replace(constants=tuple(sorted(constants)), alone=read.alone)
+    flow = check_program(release, inputs, STEPS, clips=plan.unit == "client", private=plan.private)
+    constants = {*captured(query.client_fn), *client_program.constants, *flow.constants}
+    return flow._replace(constants=tuple(sorted(constants)), alone=client_program.alone)
 
 
 def check_client(query: Query, client: Any) -> ClientProgram:
     """The first half of `check_release`, which reads the client function's program."""
     platform = query.execution.platform
     try:
-        found = client_program.read(client.jaxpr, STEPS.rules, platform)
-        if found.alone and query.plan.unit == "example":
+        program = read(client.jaxpr, STEPS.rules, platform)
+        if program.alone and query.plan.unit == "example":
             raise InformationLeak(
                 f"an operation that was not tried side by side on a {platform}, so that examples "
-                f"might not be kept apart: {found.alone[0]}"
+                f"might not be kept apart: {program.alone[0]}"
             )
     except InformationLeak as error:
         raise InformationLeak(
@@ -104,7 +103,7 @@ def check_client(query: Query, client: Any) -> ClientProgram:
             "Plan.without_privacy(..., unchecked=True), which says of everything that it is not "
             "private"
         ) from None
-    return found
+    return program
 
 
 def secrets() -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""What clients compute of their own data before the first round: a query's `prepare`.
+"""A query's `prepare`: clients compute it from their own data before the first round.
 
 It is called on blocks of whole clients that are dealt here, each time as it was given:
 
@@ -34,7 +34,7 @@ from jaxpfl.federated.release.query import Query
 
 _BLOCK = 97
 _LEFT: set[tuple[str, str]] = set()
-"""What refused ones remembered, by name and hash: who asks again would find it. PRIVATE."""
+"""Whatever a refused `prepare` remembered, by name and hash, so that it stays refused. PRIVATE."""
 
 
 def prepared(query: Query, population: Population) -> Population:
@@ -49,17 +49,20 @@ def prepared(query: Query, population: Population) -> Population:
     if query.prepare is None:
         return population
     unit = query.plan.unit
-    units = population if unit == "client" else _each_alone(population)
+    units, count = population, population.num_examples
+    if unit == "example":
+        ids: Any = [str(example) for example in range(count)]
+        units = Population(population.rows(slice(0, count)), np.arange(count + 1), ids)
     unused = _copied(query, query.prepare)
 
     def rows_of(block: np.ndarray) -> Population | None:
-        asked = _by_themselves(units.select(block))
-        found = _copied(query, unused)(asked)
-        same = isinstance(found, Population) and len(found) == len(asked)
+        clients = _by_themselves(units.select(block))
+        rows = _copied(query, unused)(clients)
+        same = isinstance(rows, Population) and len(rows) == len(clients)
         # An example stays one: one that became two would count twice, and one that vanished would
         # leave its place in the draw to another.
-        if same and (unit == "client" or np.array_equal(found.offsets, asked.offsets)):
-            return found
+        if same and (unit == "client" or np.array_equal(rows.offsets, clients.offsets)):
+            return rows
         return None
 
     in_order, apart = _deals(len(units))
@@ -129,32 +132,23 @@ def _by_themselves(block: Population) -> Population:
 
 def _columns(rows: Population) -> dict[str, Column]:
     """The columns that can be read whole; those of token ids as they are cannot, by no query."""
-    found = rows.rows(slice(0, rows.num_examples))
-    return {name: each for name, each in found.items() if not isinstance(each, Sequences)}
+    columns = rows.rows(slice(0, rows.num_examples)).items()
+    return {name: column for name, column in columns if not isinstance(column, Sequences)}
 
 
 def _joined(units: Population, parts: list[Population | None]) -> Population | None:
     """The rows of all blocks as those of the units; None if they do not fit together."""
     fitting = [part for part in parts if part is not None]
     columns = [_columns(part) for part in fitting]
-    kinds = [{name: describe(each) for name, each in part.items()} for part in columns]
-    if len(fitting) < len(parts) or any(each != kinds[0] for each in kinds):
+    kinds = [{name: describe(column) for name, column in part.items()} for part in columns]
+    if len(fitting) < len(parts) or any(kind != kinds[0] for kind in kinds):
         return None
     joined = {name: concatenated([part[name] for part in columns]) for name in kinds[0]}
     sizes = np.concatenate([part.sizes() for part in fitting])
     return units.with_examples(joined, offsets_of(sizes))
 
 
-def _equal(found: Population | None, expected: Population) -> bool:
+def _equal(rows: Population | None, expected: Population) -> bool:
     """Whether two have the same bits."""
-    if found is None:
-        return False
-    pair = (content_hash(_columns(each), each.offsets) for each in (found, expected))
-    return len(set(pair)) == 1
-
-
-def _each_alone(population: Population) -> Population:
-    """Each example as a client of its own."""
-    count = population.num_examples
-    ids: Any = [str(example) for example in range(count)]
-    return Population(population.rows(slice(0, count)), np.arange(count + 1), ids)
+    parts = (rows, expected) if rows is not None else ()
+    return len({content_hash(_columns(part), part.offsets) for part in parts}) == 1

@@ -1,4 +1,4 @@
-"""A query at work: what is kept of it, and its sum. Private to `federated.release.releaser`.
+"""A query at work: its clients, programs and door, and its sum, for `federated.release.releaser`.
 
 `hosts.shared_rounds` computes the same sum in the other processes of a run that has several.
 """
@@ -30,14 +30,14 @@ from jaxpfl.federated.release.query import Query, read_columns, require_room
 from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.participation import shuffled
 
-Kept = tuple[Path | None, int, bytes]
-"""Where the states of clients are, after which round, and the key of their names there. SECRET."""
+StatesAt = tuple[Path | None, int, bytes]
+"""The folder of clients' states, the round after which to read them, the key of names. SECRET."""
 
 _NUMBERS = "example"
 
 
 class Work(NamedTuple):
-    """What decides a release besides the query, the clients and the broadcast. SECRET.
+    """A round's number, clip norm and secrets: all that a release needs besides the query. SECRET.
 
     Attributes:
       cohort, train, noise, checksum, shared: uint32 [4], see `privacy.keys`.
@@ -53,22 +53,22 @@ class Work(NamedTuple):
 
     @property
     def seed(self) -> int:
-        """Of the cohort, the order of its examples and their subsets; 128 bits."""
+        """Seeds the cohort, the order of its examples and their subsets; 128 bits."""
         return int.from_bytes(self.cohort.tobytes(), "big")
 
 
 @dataclass
 class PreparedQuery:
-    """What a process keeps of a query.
+    """A query that was traced and checked, with its clients.
 
     Attributes:
       clients: with the columns that the client function reads. PRIVATE.
-      program: the SHA-256 of what trains and sums clients, for every shape of a bucket, as JAX
-        lowers it.
+      program: the SHA-256 of the programs that train and sum clients, one for each shape of a
+        bucket, as JAX lowers them.
       captured: the numbers that its functions and its programs hold, by name or line, and kind.
       content: the SHA-256 of `clients`. PRIVATE.
-      broadcast: what this process has of the broadcast.
-      states: what clients keep between rounds; None = nothing. PRIVATE.
+      broadcast: this process's copy of the broadcast.
+      states: the clients' states between rounds; None = they have none. PRIVATE.
     """
 
     query: Query
@@ -81,30 +81,34 @@ class PreparedQuery:
     broadcast: OwnBroadcast
     states: Any = None  # `client_states.ClientStates`
     noise: Any = None  # `correlated_noise.NoiseStream`, once one is drawn
-    _asked: list[np.ndarray] = field(default_factory=list)
+    _slots: list[np.ndarray] = field(default_factory=list)  # each bucket's clients
 
     @classmethod
     def of(
-        cls, query: Query, broadcast: PyTree, population: Population, kept: Kept = (None, 0, b"")
+        cls,
+        query: Query,
+        broadcast: PyTree,
+        population: Population,
+        states_at: StatesAt = (None, 0, b""),
     ) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 
         Args:
           broadcast: only shapes and dtypes are used.
-          kept: where the states of clients are, if they have any.
+          states_at: is read if clients keep states.
 
         Raises:
           InformationLeak: as `information_flow.check_release`.
           InputError: the query does not fit the data.
           CorruptFile: as `ClientStates`.
         """
-        found = population
+        clients = population
         if query.prepare is not None:
             # Seldom used, and therefore loaded here.
             from jaxpfl.federated.release.preparation import prepared
 
-            found = prepared(query, population)
-        columns = read_columns(query, found)
+            clients = prepared(query, population)
+        columns = read_columns(query, clients)
         require_room(query, columns)
         door, client = opened(query, broadcast, columns)
         # From here on, these are the only programs of this query: checked, hashed and run.
@@ -117,17 +121,17 @@ class PreparedQuery:
         if not query.plan.unchecked:
             require_known_calls(texts, query.execution.platform, query.label)
         program = identity.digest(texts)
-        content = origin_hash(columns, found.offsets)
-        clients = Population(columns, found.offsets, found.client_ids)
+        content = origin_hash(columns, clients.offsets)
+        clients = Population(columns, clients.offsets, clients.client_ids)
         states = None
         if client.client_state is not None:
             # Seldom used, and therefore loaded here.
             from jaxpfl.federated.release.client_states import ClientStates
 
-            states = ClientStates(kept, clients.client_ids.to_pylist(), client.client_state)
+            states = ClientStates(states_at, clients.client_ids.to_pylist(), client.client_state)
         own = OwnBroadcast(broadcast, shardings(query.client_fn, door.mesh, broadcast))
-        given = query, door, clients, population.fingerprint, program, captured, content, own
-        return cls(*given, states)
+        fingerprint = population.fingerprint
+        return cls(query, door, clients, fingerprint, program, captured, content, own, states)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
@@ -136,13 +140,13 @@ class PreparedQuery:
         )
 
     @cached_property
-    def asked(self) -> dict[str, Any]:
-        """What clients are asked, as ledgers and certificates tell it; public.
+    def ledger_entry(self) -> dict[str, Any]:
+        """The query as ledgers and certificates describe it; public.
 
         What a client function captured is public by declaration: a reader must be able to see it.
         """
         plan = self.query.plan.to_dict()
-        # Of FreD, whose units all take part, the number may be private; no charge depends on it.
+        # All of FreD's units take part. Their number may be private, and no charge depends on it.
         if plan["sampling"] == "poisson" and plan["clients_per_round"] == plan["population"]:
             plan |= {"clients_per_round": None, "population": None}
         return {
@@ -155,7 +159,7 @@ class PreparedQuery:
     def drawn(self, work: Work) -> np.ndarray:
         """The cohort, int64 [units]: clients, or examples in the order of their places. PRIVATE.
 
-        The same in all processes.
+        All processes draw the same.
         """
         chosen = self.query.plan.sample(work.seed, work.round)
         by_client = self.query.plan.unit == "client"
@@ -170,11 +174,10 @@ class PreparedQuery:
           chosen: what `drawn` returns.
 
         Returns:
-          The release; and, PRIVATE, "clients", how many took part, or blocks of examples, and
-          "padding_waste" of the buckets of this process.
+          The release; and, PRIVATE, "clients", the number of clients (or blocks of examples) that
+          took part, and "padding_waste" of the buckets of this process.
         """
-        plan, door = self.query.plan, self.door
-        clients = self.clients
+        plan, door, clients = self.query.plan, self.door, self.clients
         if plan.unit == "example":
             clients = in_blocks(chosen, self.query.cohort.max_examples)
             chosen = np.arange(len(clients))
@@ -192,17 +195,22 @@ class PreparedQuery:
         )
         shared = None
         if plan.correlated:
-            shared = self._stream(work).noise(work.round)
+            if self.noise is None:
+                from jaxpfl.privacy.correlated_noise import NoiseStream
+
+                root = key_from_words(work.shared)
+                self.noise = NoiseStream(plan.bands, root, door.coordinates, plan.exact)
+            shared = self.noise.noise(work.round)
         everywhere = NamedSharding(door.mesh, PartitionSpec())
         clip_norm, train, shared = put((work.clip_norm, work.train, shared), everywhere)
         keys = Keys(key_from_words(train), np.concatenate([work.noise, work.checksum]))
-        self._asked.clear()
-        kept: list[PyTree] = []
+        self._slots.clear()
+        states: list[PyTree] = []
         filled = cohort if clients is self.clients else self._filled(cohort)
         with prefetch(filled) as buckets:
-            summed = door(self.broadcast.placed(), buckets, clip_norm, keys, shared, kept.append)
+            summed = door(self.broadcast.placed(), buckets, clip_norm, keys, shared, states.append)
         if self.states is not None:
-            self._keep(work.round, kept)
+            self._keep(work.round, states)
         return summed, {"clients": len(chosen), "padding_waste": cohort.padding_waste}
 
     def _filled(self, blocks: Cohort) -> Iterator[Bucket]:
@@ -215,33 +223,25 @@ class PreparedQuery:
 
     def _rows(self, clients: np.ndarray) -> tuple[PyTree, np.ndarray]:
         assert self.states is not None
-        self._asked.append(clients)
+        self._slots.append(clients)
         return self.states.rows(clients)
 
-    def _keep(self, round: int, kept: list[PyTree]) -> None:
+    def _keep(self, round: int, states: list[PyTree]) -> None:
         """Writes the next states of all buckets, whose clients `_rows` has noted."""
         assert self.states is not None
-        asked: Any = self._asked
+        parts: Any = self._slots
         if several():
-            # A process has what its own devices computed, and process 0 keeps all.
-            slots = [put_shares(each, self.door.mesh) for each in asked]
-            asked, kept = whole((slots, kept))
+            # A process has the states that its own devices computed, and process 0 keeps all.
+            parts = [put_shares(part, self.door.mesh) for part in parts]
+            parts, states = whole((parts, states))
             if not leads():
                 return
-        slots = np.concatenate(asked or [np.empty(0, np.int64)])
+        slots = np.concatenate(parts or [np.empty(0, np.int64)])
         real = slots >= 0
-        if not kept:
-            kept = [self.states.rows(slots)[0]]
-        rows = jax.tree.map(lambda *leaves: np.concatenate(leaves)[real], *jax.device_get(kept))
+        if not states:
+            states = [self.states.rows(slots)[0]]
+        rows = jax.tree.map(lambda *leaves: np.concatenate(leaves)[real], *jax.device_get(states))
         self.states.write(round, slots[real], rows)
-
-    def _stream(self, work: Work) -> Any:
-        from jaxpfl.privacy.correlated_noise import NoiseStream
-
-        if self.noise is None:
-            plan, root = self.query.plan, key_from_words(work.shared)
-            self.noise = NoiseStream(plan.bands, root, self.door.coordinates, plan.exact)
-        return self.noise
 
 
 def opened(
@@ -262,8 +262,8 @@ def opened(
 def in_blocks(chosen: np.ndarray, size: int) -> Population:
     """The numbers of the chosen examples in blocks of `size`, of which the last alone has room.
 
-    So one example more takes a place, whose holder moves to the end, and two blocks change: see
-    `release.rounding`.
+    One more example takes a place, whose holder moves to the end. So two blocks change: see
+    `release.example_rounding`.
     """
     number = -(-len(chosen) // size)
     edges = np.minimum(np.arange(number + 1) * size, len(chosen))

@@ -1,4 +1,4 @@
-"""What clients are asked: one client's computation, the packing of its examples, and its cost."""
+"""A query to clients: one client's computation, the packing of its examples, and its cost."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from jaxpfl.federated.clients.client import ClientFn, Stateful, Stepping
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
 from jaxpfl.federated.release.accumulators import Accumulator, ClipSteps, Compensated, FixedPoint
-from jaxpfl.federated.release.rounding import BLOCKS, example_rounding
+from jaxpfl.federated.release.example_rounding import BLOCKS, example_rounding
 from jaxpfl.privacy.guarantee import EXAMPLE_ROUNDING
 from jaxpfl.privacy.plan import Plan
 
@@ -57,7 +57,7 @@ class Execution:
 
     @property
     def platform(self) -> str:
-        """That of the devices: "cpu", "gpu" or "tpu"."""
+        """The devices' platform: "cpu", "gpu" or "tpu"."""
         return self.devices.devices.flat[0].platform
 
     @property
@@ -76,9 +76,9 @@ class Query:
       plan: who takes part, in how many rounds, with which clip and noise.
       cohort: how a client's examples are capped and batched. Without a number of clients per bucket
         it gets 64 of them, or more if these do not fill the chunks of all devices and the plan has
-        so many; it is a multiple of the devices (or of the copies of the model on them). Of blocks
-        of examples it gets no more than twice those of the plan. For a whole client function all
-        buckets have one shape.
+        so many; it is a multiple of the devices (or of the copies of the model on them). A bucket
+        has at most twice the plan's blocks of examples. For a whole client function all buckets
+        have one shape.
       columns: the columns that `client_fn` reads; None = all numeric ones.
       prepare: what each client computes once from its own data before the first round, such as the
         mean of its embeddings: a map from a population to one with as many clients. It is called on
@@ -128,8 +128,8 @@ class Query:
         if self.plan.exact:
             if self.plan.unit == "example":
                 raise InputError(
-                    f"noise = {self.plan.noise_kind!r} needs unit = 'client': sums of clipped "
-                    "examples are rounded as float32 within a client's program, and are not whole"
+                    "exact noise needs unit = 'client': sums of clipped examples are rounded as "
+                    "float32 within a client's program, and are not whole"
                 )
             FixedPoint.require_room(self.plan)
         if self.plan.unit == "client":
@@ -179,7 +179,7 @@ class Query:
 
     @property
     def captured(self) -> list[str]:
-        """What its functions capture, by name and kind: public by declaration."""
+        """The values that its functions capture, by name and kind: public by declaration."""
         return [*captured(self.client_fn), *captured(self.prepare)]
 
     def _fitting(self) -> int:
@@ -214,21 +214,20 @@ def read_columns(query: Query, population: Population) -> dict[str, Column]:
     missing = [repr(name) for name in wanted if name not in numeric]
     if missing or (query.columns is None and not numeric):
         what = " ".join(["a numeric column", *missing[:1]])
-        found = ", ".join(population.columns) or "none"
-        raise InputError(f"query {query.label!r} needs {what}, found {found}")
+        names = ", ".join(population.columns) or "none"
+        raise InputError(f"query {query.label!r} needs {what}, found {names}")
     return {name: numeric[name] for name in wanted}
 
 
 def arrays(query: Query, broadcast: Any) -> Any:
-    """The broadcast's numbers as arrays; `InputError` of what is none or exceeds 32 bits."""
+    """The broadcast's numbers as arrays; `InputError` if one is no number or exceeds 32 bits."""
 
-    def array(leaf: Any) -> Any:
+    def converted(leaf: Any) -> Any:
         kind = {bool: bool, int: np.int32, float: np.float32}.get(type(leaf))
         try:
-            found = jnp.asarray(leaf, kind) if kind or isinstance(leaf, np.generic) else leaf
-            numbers = any(
-                jnp.issubdtype(found.dtype, each) for each in (np.number, bool, jax.dtypes.prng_key)
-            )
+            array = jnp.asarray(leaf, kind) if kind or isinstance(leaf, np.generic) else leaf
+            accepted = np.number, bool, jax.dtypes.prng_key
+            numbers = any(jnp.issubdtype(array.dtype, dtype) for dtype in accepted)
         except (AttributeError, OverflowError, TypeError, ValueError):
             numbers = False
         if not numbers:
@@ -236,13 +235,13 @@ def arrays(query: Query, broadcast: Any) -> Any:
                 f"the broadcast of query {query.label!r} must be a pytree of arrays of numbers or "
                 f"of numbers that fit 32 bits, found a leaf of type {type(leaf).__name__}"
             )
-        return found
+        return array
 
-    return jax.tree.map(array, broadcast)
+    return jax.tree.map(converted, broadcast)
 
 
 LARGEST_BUCKET = 2**37
-"""What is traced for another machine, perhaps: 128 GiB."""
+"""The largest bucket that is traced for another machine: 128 GiB."""
 
 
 def require_room(query: Query, columns: Mapping[str, Any], *, elsewhere: bool = False) -> None:
@@ -254,8 +253,8 @@ def require_room(query: Query, columns: Mapping[str, Any], *, elsewhere: bool = 
         program of a size that nobody means would be traced for hours.
     """
     spec = query.cohort
-    # With every example, one byte says whether there is one, and eight, which one.
-    row = 9 + sum(math.prod(each.shape[1:]) * each.dtype.itemsize for each in columns.values())
+    # Each example has one more byte that says whether there is one, and eight that say which one.
+    row = 9 + sum(math.prod(c.shape[1:]) * c.dtype.itemsize for c in columns.values())
     slots = spec.capacity * spec.rungs[-1] * spec.batch_size
     size = slots * row // jax.process_count()
     if elsewhere and size <= LARGEST_BUCKET:

@@ -48,7 +48,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.mesh import PyTree, require_one_process
 from jaxpfl.federated.release import identity as identities
 from jaxpfl.federated.release.identity import Identity
-from jaxpfl.federated.release.prepared_query import Kept, PreparedQuery, Summed, Work
+from jaxpfl.federated.release.prepared_query import PreparedQuery, StatesAt, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
@@ -84,21 +84,21 @@ class OneRelease:
     ledger: str = field(repr=False)
 
 
-class Others(Protocol):
+class OtherProcesses(Protocol):
     """The other processes of a run, which sum every release with this one.
 
     A releaser is handed them (`hosts.shared_rounds`) and knows of no other way to reach them.
 
     Attributes:
-      environment: of all processes, as identities of releases have it.
+      environment: the environments of all processes, for the identities of releases.
     """
 
     environment: Any
 
     def prepared(
-        self, number: int, query: Query, broadcast: PyTree, population: Population, kept: Kept
+        self, number: int, query: Query, broadcast: PyTree, population: Population, states: StatesAt
     ) -> PreparedQuery:
-        """As `PreparedQuery.of`, of query `number`, once all processes agree on it."""
+        """Prepares query `number` as `PreparedQuery.of` does, once all processes agree on it."""
         ...
 
     def sum(self, prepared: PreparedQuery, work: Work) -> tuple[Summed, dict[str, Any]]:
@@ -150,15 +150,15 @@ class _Round:
 
     releaser: "Releaser"
     round: int
-    asked: list[Query] = field(default_factory=list)
+    queries: list[Query] = field(default_factory=list)
 
     def ask(self, query: Query, broadcast: PyTree, clip_norm: jax.Array | None) -> Released:
-        if any(query is each for each in self.asked):
+        if any(query is earlier for earlier in self.queries):
             raise InputError(
                 f"query {query.label!r} was already asked in round {self.round}: its stated cost "
                 "is for one release per round"
             )
-        self.asked.append(query)
+        self.queries.append(query)
         return self.releaser.release(query, broadcast, round=self.round, clip_norm=clip_norm)
 
 
@@ -180,13 +180,13 @@ class Releaser(AbstractContextManager["Releaser"]):
       queries: the only ones that may be asked; None = any.
       warn: is called with a sentence if a replayed round has another result.
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
-      others: the other processes of the run, which wait for its rounds; None = there are none.
-      kept: where clients' states are, and after which round, see `client_states`; by default for
-        this object's lifetime.
+      processes: the other processes of the run, which wait for its rounds; None = there are none.
+      states: the folder of clients' states, and the round after which they are to be read, see
+        `client_states`; by default they live as long as this object.
 
     Raises:
       InputError: the ledger has other clients or another unit, a query's plan is for another
-        population, or there are other processes, and `others` is None.
+        population, or there are other processes, and `processes` is None.
     """
 
     def __init__(
@@ -200,8 +200,8 @@ class Releaser(AbstractContextManager["Releaser"]):
         queries: Sequence[Query] | None = None,
         warn: Callable[[str], None] = lambda message: None,
         observe: Callable[[dict[str, Any]], None] = lambda record: None,
-        others: Others | None = None,
-        kept: tuple[Path | None, int] = (None, 0),
+        processes: OtherProcesses | None = None,
+        states: tuple[Path | None, int] = (None, 0),
     ) -> None:
         secret = secret or RunSecret()
         self.ledger, self.run = ledger, run or secret.public_name
@@ -212,11 +212,13 @@ class Releaser(AbstractContextManager["Releaser"]):
         self._warn = warn
         self._observe = observe
         self._prepared: dict[Any, PreparedQuery] = {}
-        if others is None:
+        if processes is None:
             require_one_process("a Releaser of its own", "call jaxpfl.run or jaxpfl.release")
-        self._others = others
-        self._kept = (*kept, secret.words_of("names", "").tobytes())
-        self._environment = identities.environment() if others is None else others.environment
+            self._environment = identities.environment()
+        else:
+            self._environment = processes.environment
+        self._processes = processes
+        self._states_at = (*states, secret.words_of("names", "").tobytes())
         if not ledger.covers(population):
             raise InputError(
                 f"{ledger.path}: is the ledger of another population: all releases of the same "
@@ -257,41 +259,53 @@ class Releaser(AbstractContextManager["Releaser"]):
           BudgetExhausted: this release, or a replay with another result, does not fit the budget.
         """
         broadcast = arrays(query, broadcast)
-        bound = self._clip_norm(query, clip_norm)
+        norm = self._clip_norm(query, clip_norm)
         prepared = self._prepare(query, broadcast)
         digest = prepared.broadcast.read(broadcast)
-        question = self._secret.digest("question", f"{digest} {bound.tobytes().hex()}")
-        identity = self._identity(prepared, question, round)
+        question = self._secret.digest("question", f"{digest} {norm.tobytes().hex()}")
+        # `before` refuses a round that does not come after the states' last one.
+        states = "" if prepared.states is None else prepared.states.before(round)
+        run_identity = self._run_identity(prepared)
+        identity = Identity.of(query.plan, run_identity, f"{question} {states}", round)
         # 1. The charge is on the disk before anybody is drawn.
         self._charge(prepared, identity, round)
         self._bind_to_question(query, identity, question, round)
         # 2. Sum and noise are computed, and nothing is handed out.
-        summed = self._sum(prepared, identity, round, bound)
-        # 3. The name is on the disk, and what it may cost.
+        summed = self._sum(prepared, identity, round, norm)
+        # 3. The release's name is on the disk, and the charge of another name.
         self._record(query, identity, summed.name, round)
         # 4. Only now can anybody see the value.
-        if self._others is not None:
-            self._others.recorded()
+        if self._processes is not None:
+            self._processes.recorded()
         return Released(summed.value, summed.clip_norm)
 
-    def _identity(self, prepared: PreparedQuery, question: str, round: int) -> Identity:
-        described = f"{prepared.described(self._environment)} {self.run} {prepared.query.label}"
-        # That the round comes after the states' last one is checked in any case.
-        states = "" if prepared.states is None else prepared.states.before(round)
-        return Identity.of(prepared.query.plan, described, f"{question} {states}", round)
+    def _run_identity(self, prepared: PreparedQuery) -> str:
+        """The part of a release's identity that all rounds of the run share, as text."""
+        return f"{prepared.described(self._environment)} {self.run} {prepared.query.label}"
 
     def _charge(self, prepared: PreparedQuery, identity: Identity, round: int) -> None:
-        """Charges the ledger, once for each identity."""
+        """Charges the ledger, once for each identity.
+
+        Correlated noise that is not that of round 1 is refused.
+        """
         query, plan = prepared.query, prepared.query.plan
-        self._require_same_noise(query, identity, round)
-        first_round = (plan.charge_number(round) - 1) * plan.rounds_per_epoch + 1
+        if plan.correlated and round > 1:
+            first = self._secret.digest("charge", f"{identity.shared} {plan.charge_number(1)}")
+            if not self.ledger.charged(first):
+                raise InputError(
+                    "the noise of this run is correlated between rounds, so that the data, the "
+                    "client function, the plan, the versions, the devices, the processor and the "
+                    "flags of XLA must be those of its first round"
+                )
+        cycle = plan.participation.rounds_per_epoch
+        first_round = (plan.charge_number(round) - 1) * cycle + 1
         self.ledger.charge(
             plan.charge_event(),
             self._label(query),
             run=self.run,
             round=first_round if plan.sampling == "cyclic" else round,
             identity=self._secret.digest("charge", identity.charge),
-            query=prepared.asked,
+            query=prepared.ledger_entry,
         )
 
     def _bind_to_question(
@@ -300,11 +314,11 @@ class Releaser(AbstractContextManager["Releaser"]):
         """Records what a round of an epoch asks, and refuses another question in this round."""
         if query.plan.sampling != "cyclic":
             return  # The question is part of the identity.
-        name = self._secret.digest("asked", identity.release)
-        asked = self.ledger.recorded(name)
-        if asked is None:
-            self.ledger.record(name, question)
-        elif asked != question:
+        key = self._secret.digest("asked", identity.release)
+        recorded = self.ledger.recorded(key)
+        if recorded is None:
+            self.ledger.record(key, question)
+        elif recorded != question:
             raise InputError(
                 f"query {query.label!r} was already asked in round {round} with another broadcast. "
                 "The rounds of an epoch share one charge, which is for one question a round: "
@@ -329,21 +343,21 @@ class Releaser(AbstractContextManager["Releaser"]):
             checksum=secret.words_of("checksum", identity.release),
             shared=secret.words_of("shared noise", identity.shared),
         )
-        if self._others is None:
+        if self._processes is None:
             summed, facts = prepared.sum(work, prepared.drawn(work))
         else:
-            summed, facts = self._others.sum(prepared, work)
+            summed, facts = self._processes.sum(prepared, work)
         self._observe({"round": round, **facts})
         return summed
 
     def _record(self, query: Query, identity: Identity, name: jax.Array, round: int) -> None:
         """Records the release's name; another name than was recorded is charged, too."""
         plan, label = query.plan, self._label(query)
-        release = self._secret.digest("record", identity.release)
+        key = self._secret.digest("record", identity.release)
         name_text = "".join(f"{int(word):08x}" for word in np.asarray(name))
-        recorded = self.ledger.recorded(release)
+        recorded = self.ledger.recorded(key)
         if recorded is None:
-            self.ledger.record(release, name_text)
+            self.ledger.record(key, name_text)
         if recorded in (None, name_text):
             return
         if plan.correlated:
@@ -361,7 +375,7 @@ class Releaser(AbstractContextManager["Releaser"]):
             f"{label} released again",
             run=self.run,
             round=round,
-            identity=self._secret.digest("again", f"{release} {name_text}"),
+            identity=self._secret.digest("again", f"{key} {name_text}"),
         )
 
     def charge_secure_sum(self, prepared: PreparedQuery, event: DpEvent) -> None:
@@ -373,14 +387,13 @@ class Releaser(AbstractContextManager["Releaser"]):
         """
         query = prepared.query
         self._check(query)
-        described = f"{prepared.described(self._environment)} {self.run} {query.label} {event}"
-        name = self._secret.digest("secure sum", described)
-        self.ledger.charge(event, self._label(query), run=self.run, round=1, identity=name)
+        identity = self._secret.digest("secure sum", f"{self._run_identity(prepared)} {event}")
+        self.ledger.charge(event, self._label(query), run=self.run, round=1, identity=identity)
 
     @property
     def client_states(self) -> list[Any]:
         """The `ClientStates` of each query whose clients keep something. PRIVATE."""
-        return [each.states for each in self._prepared.values() if each.states is not None]
+        return [query.states for query in self._prepared.values() if query.states is not None]
 
     def _check(self, query: Query) -> None:
         plan = query.plan
@@ -392,9 +405,9 @@ class Releaser(AbstractContextManager["Releaser"]):
         require_population(query, self._population)
 
     def _prepare(self, query: Query, broadcast: PyTree) -> PreparedQuery:
-        """What is kept of the query; traces the client function before anything is charged."""
-        places = [i for i, each in enumerate(self._queries or ()) if each is query]
-        if self._queries is not None and not places:
+        """Prepares a query once; traces the client function before anything is charged."""
+        numbers = [n for n, allowed in enumerate(self._queries or ()) if allowed is query]
+        if self._queries is not None and not numbers:
             raise InputError(
                 f"query {query.label!r} is not one of the algorithm's queries, for which its cost "
                 "was stated"
@@ -405,11 +418,11 @@ class Releaser(AbstractContextManager["Releaser"]):
         prepared = self._prepared.get(key)
         if prepared is None:
             self._check(query)
-            given = query, broadcast, self._population, self._kept
-            if self._others is None:
-                prepared = PreparedQuery.of(*given)
+            parts = query, broadcast, self._population, self._states_at
+            if self._processes is None:
+                prepared = PreparedQuery.of(*parts)
             else:
-                prepared = self._others.prepared(places[0], *given)
+                prepared = self._processes.prepared(numbers[0], *parts)
             # It keeps the query alive, so that no other object gets its id.
             self._prepared[key] = prepared
         return prepared
@@ -430,21 +443,8 @@ class Releaser(AbstractContextManager["Releaser"]):
         )
 
     def _label(self, query: Query) -> str:
-        """What a query's charges are called in the ledger."""
-        found, alone = self._name or query.label, len(self._queries or ()) == 1
-        if self._name is not None and not alone:
-            found = f"{self._name} {query.label}"
-        return f"{found} ({SIMULATED})" if query.plan.simulates else found
-
-    def _require_same_noise(self, query: Query, identity: Identity, round: int) -> None:
-        """Refuses to go on with correlated noise if the identity is not that of round 1."""
-        plan = query.plan
-        if round == 1 or not plan.correlated:
-            return
-        first = self._secret.digest("charge", f"{identity.shared} {plan.charge_number(1)}")
-        if not self.ledger.charged(first):
-            raise InputError(
-                "the noise of this run is correlated between rounds, so that the data, the client "
-                "function, the plan, the versions, the devices, the processor and the flags of XLA "
-                "must be those of its first round"
-            )
+        """The label of a query's charges in the ledger."""
+        label = query.label
+        if self._name is not None:
+            label = self._name if len(self._queries or ()) == 1 else f"{self._name} {label}"
+        return f"{label} ({SIMULATED})" if query.plan.simulates else label

@@ -110,12 +110,11 @@ def secure_release(
 
 
 def _program(prepared: PreparedQuery, broadcast: PyTree, key: jax.Array) -> Program:
-    """What computes a client's update, once it was checked; nothing is compiled."""
+    """The program of a client's update, checked; nothing is compiled."""
     query, door = prepared.query, prepared.door
     columns = prepared.clients.numeric()
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
-    given = Static(query.client_fn), like, door.bucket(columns), key
-    program = Program(_update.trace(*given))
+    program = Program(_update.trace(Static(query.client_fn), like, door.bucket(columns), key))
     check_client(query, program)
     require_known_calls([program.text], query.execution.platform, query.label)
     return program

@@ -7,8 +7,8 @@
 The secret is of one release alone. Blocks are of fixed coordinates, so that a sum has one digest on
 any number of devices that divides `BLOCKS`. Each process computes the tags of its own devices.
 
-What is assumed: HMAC-SHA-256 is a pseudorandom function (Bellare 2006, "New proofs for NMAC and
-HMAC"). What follows: let q different sums be bound under one secret, however they were chosen, and
+Assumption: HMAC-SHA-256 is a pseudorandom function (Bellare 2006, "New proofs for NMAC and HMAC").
+Consequence: let q different sums be bound under one secret, however they were chosen, and
 put a random function in the place of HMAC, which changes the probability of any event by at most
 the advantage against HMAC. Two of the sums differ in their shapes, their numbers or a block.
 
@@ -66,11 +66,11 @@ def sum_digest(secret: bytes, vectors: Sequence[Any], numbers: Sequence[Any]) ->
     tags = _tags(secret, vectors)
     if not vectors[0].is_fully_addressable:
         own = json.dumps({number: tag.hex() for number, tag in tags.items()})
-        every = [json.loads(found) for found in of_all_processes(own)]
-        tags = {int(n): bytes.fromhex(tag) for found in every for n, tag in found.items()}
+        for text in of_all_processes(own):
+            tags |= {int(number): bytes.fromhex(tag) for number, tag in json.loads(text).items()}
     parts = [*vectors, *numbers]
     shapes = ";".join(f"{part.dtype}{list(np.shape(part))}" for part in parts)
-    # Without NUL, hence the text ends where the first one is.
+    # The text holds no NUL, so that it ends at the first one.
     message = hmac.new(secret, b"sum" + shapes.encode() + b"\0", "sha256")
     for number in numbers:
         message.update(np.asarray(number).tobytes())
@@ -87,8 +87,8 @@ def _tags(secret: bytes, vectors: Sequence[jax.Array]) -> dict[int, bytes]:
     blocks = BLOCKS if width % BLOCKS == 0 and BLOCKS % shares == 0 else shares
     size = width // blocks
     begun = hmac.new(secret, b"block", "sha256")
-    # Of an array on a CPU, this is no copy.
-    held: list[Any] = [
+    # `np.asarray` copies nothing from a CPU device.
+    shards: list[Any] = [
         {shard.index[0].start or 0: np.asarray(shard.data) for shard in vector.addressable_shards}
         for vector in vectors
     ]
@@ -96,11 +96,11 @@ def _tags(secret: bytes, vectors: Sequence[jax.Array]) -> dict[int, bytes]:
     def tag(number: int) -> bytes:
         place, message = number * size, begun.copy()
         first = place // share * share
-        for words in held:
+        for words in shards:
             message.update(words[first][place - first : place - first + size])
         return message.digest()
 
-    numbers = [n for n in range(blocks) if n * size // share * share in held[0]]
+    numbers = [n for n in range(blocks) if n * size // share * share in shards[0]]
     if width < _LONG:
         return {number: tag(number) for number in numbers}
     with ThreadPoolExecutor(cores.number()) as threads:

@@ -12,7 +12,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
-from jaxpfl.federated.clients.client import ClientFn, Examples, computed, first_state, kept, keys_of
+from jaxpfl.federated.clients.client import (
+    ClientFn,
+    Examples,
+    computed,
+    first_state,
+    keys_of,
+    next_state,
+)
 from jaxpfl.federated.clients.static import Static
 from jaxpfl.federated.double_word import is_pair
 from jaxpfl.federated.mesh import CLIENTS, PyTree, replicas, shardings, splits_model
@@ -30,7 +37,7 @@ class Sums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where sums are: on the devices of a mesh, which split each leaf on its axes `parts`."""
+    """The places of sums: the devices of a mesh, which split each leaf on its axes `parts`."""
 
     mesh: Mesh
     parts: tuple[PartitionSpec, ...]
@@ -130,7 +137,7 @@ def accumulate(
                 lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * engine.chunk, engine.chunk),
                 bucket,
             )
-            # How long the loop of clients that run side by side is, which none of them sees.
+            # Clients that run side by side loop so often; none of them sees it.
             longest = layout.furthest(jnp.max(part.steps))
 
             def one_client(bucket, longest):
@@ -140,23 +147,23 @@ def accumulate(
                 if state is not None:
                     first = first_state(client_fn, broadcast)
                     state = jax.tree.map(partial(jnp.where, bucket.is_new), first, state)
-                found, held = computed(client_fn, broadcast, state, examples, own_key, longest)
+                update, last = computed(client_fn, broadcast, state, examples, own_key, longest)
                 if engine.chunk > 1:
                     # One for each client, even if it is a constant.
                     real = bucket.weight > 0
-                    found = jax.tree.map(lambda leaf: jax.lax.select_n(real, leaf, leaf), found)
+                    update = jax.tree.map(lambda leaf: jax.lax.select_n(real, leaf, leaf), update)
                 # The norm of whole leaves: sums of parts would be rounded in another way.
-                known = clip_factors(layout.whole(found), bound, accumulator.ordered_norms)
+                clip = clip_factors(layout.whole(update), bound, accumulator.ordered_norms)
                 if state is not None:
-                    factors, _, finite = known
+                    factors, _, finite = clip
                     sent = jax.tree.map(
                         lambda leaf, by: jnp.where(finite, leaf.astype(jnp.float32) * by, 0),
-                        found,
+                        update,
                         factors,
                     )
-                    after = kept(client_fn, broadcast, held, sent)
+                    after = next_state(client_fn, broadcast, last, sent)
                     state = jax.tree.map(partial(jnp.where, finite), after, state)
-                return found, *known, state
+                return update, *clip, state
 
             if engine.chunk == 1:
                 # Not vmapped: with a batch axis of one, XLA would not use plain matrix products.

@@ -53,7 +53,14 @@ def gathered(mesh: Mesh, value_W: jax.Array, like: Shapes) -> PyTree:
     Whole on every device: split among them, a server would add it up in another order than a
     resumed one.
     """
-    return cut(_whole(mesh, value_W), like.tree(), partial(_shaped, mesh))
+    whole_W = jax.shard_map(
+        lambda share: jax.lax.all_gather(share, mesh.axis_names, tiled=True),
+        mesh=mesh,
+        in_specs=PartitionSpec(mesh.axis_names),
+        out_specs=PartitionSpec(),
+        check_vma=False,  # of a gathered array it cannot tell that all devices hold the same
+    )(value_W)
+    return cut(whole_W, like.tree(), partial(_shaped, mesh))
 
 
 @partial(jax.jit, static_argnames=("mesh",))
@@ -79,16 +86,6 @@ def exchanged(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
 
     by_client, shares = PartitionSpec(CLIENTS), PartitionSpec(None, mesh.axis_names)
     return jax.shard_map(exchange, mesh=mesh, in_specs=by_client, out_specs=shares)(*leaves)
-
-
-def _whole(mesh: Mesh, array_W: jax.Array) -> jax.Array:
-    return jax.shard_map(
-        lambda share: jax.lax.all_gather(share, mesh.axis_names, tiled=True),
-        mesh=mesh,
-        in_specs=PartitionSpec(mesh.axis_names),
-        out_specs=PartitionSpec(),
-        check_vma=False,  # of a gathered array it cannot tell that all devices hold the same
-    )(array_W)
 
 
 def _round_up(number: int, multiple: int) -> int:

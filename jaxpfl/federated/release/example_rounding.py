@@ -10,7 +10,7 @@ two neighbouring data sets can be dealt alike but for that place and the last on
 jointly convex: it is enough that the two sums are close for each such pair. (Draws of the examples,
 which are alike for all places, go with their holders.) All buckets have one shape, so that all
 blocks are summed by one program, in which an example's share has the same bits in each place, and a
-block that did not change has the same sum. What differs is then the new share, of norm at most S,
+block that did not change has the same sum. The difference is then the new share, of norm at most S,
 and rounding, which the two blocks, and the sums that they enter, may have with it and without it.
 
 **Rounding.** With u = 2^-24, a float32 operation loses at most u of its result. Of numbers added up
