@@ -100,7 +100,8 @@ def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]
         plan = Plan(noise=Noise(arguments.noise_multiplier), **shared)
     names = ("noise_multiplier", "delta", "rounds", "population", "clients_per_round", "sampling")
     return {
-        **{name: getattr(plan, name) for name in (*names, "unit", "adjacency")},
+        **{name: getattr(plan, name) for name in (*names, "unit")},
+        "adjacency": plan.participation.adjacency,
         "epsilon": plan.epsilon(),
         "accountant": plan.chosen_accountant,
         "confirmed_epsilon": plan.guarantee().confirmed_epsilon(),

@@ -129,7 +129,7 @@ def _card(
         terms = {
             "delta": f"{plan.delta:g}" if plan.private else "none: there is no noise",
             "unit": _UNITS[plan.unit],
-            "adjacency": f"{plan.adjacency.replace('_', ' ')} {plan.unit}",
+            "adjacency": f"{plan.participation.adjacency.replace('_', ' ')} {plan.unit}",
             "accountant": plan.chosen_accountant if plan.private else "none",
         }
     return {

@@ -22,7 +22,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, correlated_noise, events, gaussian, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
-from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
 from jaxpfl.privacy.participation import Participation, Sampling
@@ -70,7 +69,7 @@ class Plan:
         checks.instance("participation", self.participation, kinds, hint)  # pyright: ignore
         if self.accountant is not None:
             checks.one_of("accountant", self.accountant, tuple(accounting.ACCOUNTANTS))
-        if self.adaptive_clip is not None and self.sampling == "cyclic":
+        if self.clip.adaptive is not None and self.sampling == "cyclic":
             raise InputError("sampling = 'cyclic' needs a constant clip norm: no adaptive_clip")
         checks.one_of("unit", self.unit, ("client", "example"))
         if self.unit == "example" and self.sampling != "poisson":
@@ -78,7 +77,7 @@ class Plan:
                 "unit = 'example' needs sampling = 'poisson', where each example takes part by "
                 f"itself, found {self.sampling!r}"
             )
-        if self.unit == "example" and self.adaptive_clip is not None:
+        if self.unit == "example" and self.clip.adaptive is not None:
             raise InputError("unit = 'example' needs a constant clip norm: no adaptive_clip")
         if self.noise is None:
             if self.delta or self.simulates is not None:
@@ -95,13 +94,15 @@ class Plan:
             )
         if self.correlated:
             epochs = self.charge_number(self.rounds)
-            correlated_noise.check_shift(self.bands, self.rounds_per_epoch, epochs, self.exact)
+            correlated_noise.check_shift(
+                self.bands, self.participation.rounds_per_epoch, epochs, self.exact
+            )
         if self.accountant is not None:
             accounting.require_support(events.counts(self.charge_event()), self.accountant)
-        if self.adaptive_clip is not None:
-            self.adaptive_clip.check_noise(self.noise_multiplier, self.clients_per_round)
+        if self.clip.adaptive is not None:
+            self.clip.adaptive.check_noise(self.noise_multiplier, self.clients_per_round)
         if self.simulates is not None:
-            self.simulates.check(self.participation, self.adaptive_clip)
+            self.simulates.check(self.participation, self.clip.adaptive)
             # Checked as a plan of its own, too.
             self.scaled_to(self.simulates)
 
@@ -271,18 +272,9 @@ class Plan:
         return self.participation.sampling
 
     @property
-    def rounds_per_epoch(self) -> int:
-        """R = floor(N / n)."""
-        return self.participation.rounds_per_epoch
-
-    @property
     def denominator(self) -> float:
         """The expected cohort size, n or N / R: divide a sum by this constant to get a mean."""
         return self.participation.denominator
-
-    @property
-    def adjacency(self) -> Adjacency:
-        return self.participation.adjacency
 
     @property
     def chosen_accountant(self) -> Accountant:
@@ -292,10 +284,6 @@ class Plan:
     def clip_norm(self) -> float:
         """S."""
         return self.clip.norm
-
-    @property
-    def adaptive_clip(self) -> AdaptiveClip | None:
-        return self.clip.adaptive
 
     @property
     def noise_multiplier(self) -> float:
@@ -319,14 +307,14 @@ class Plan:
     @property
     def bands(self) -> int:
         """The bands of correlated noise: the rounds of an epoch, or all if they are fewer."""
-        return min(self.rounds_per_epoch, self.rounds)
+        return min(self.participation.rounds_per_epoch, self.rounds)
 
     @property
     def indicator_noise_std(self) -> float:
         """Noise on the sum of (b_i - 1/2) in adaptive clipping, in clients; 0 without it."""
-        if self.adaptive_clip is None or not self.private:
+        if self.clip.adaptive is None or not self.private:
             return 0.0
-        return self.adaptive_clip.indicator_noise_std(self.clients_per_round)
+        return self.clip.adaptive.indicator_noise_std(self.clients_per_round)
 
     def value_noise_std(self, clip_norm: float) -> float:
         """Returns the noise's standard deviation on the sum, given the round's clip norm.
@@ -334,8 +322,8 @@ class Plan:
         Under adaptive clipping the values get z_D instead of z: see `AdaptiveClip`.
         """
         z = self.noise_multiplier
-        if self.private and self.adaptive_clip is not None:
-            z = self.adaptive_clip.value_multiplier(z, self.clients_per_round)
+        if self.private and self.clip.adaptive is not None:
+            z = self.clip.adaptive.value_multiplier(z, self.clients_per_round)
         return z * sensitivity(self.unit) * clip_norm
 
     def check_round(self, round: int) -> None:
@@ -373,7 +361,9 @@ class Plan:
         """Returns the guarantee of the first `rounds` rounds (default: all) at the plan's delta."""
         # A plan without noise is not private, even before its first round.
         event = self.event(rounds) if self.private else self.charge_event()
-        return Guarantee(event, self.delta, self.unit, self.adjacency, self.chosen_accountant)
+        return Guarantee(
+            event, self.delta, self.unit, self.participation.adjacency, self.chosen_accountant
+        )
 
     def epsilon(self, rounds: int | None = None, accountant: Accountant | None = None) -> float:
         """Returns epsilon at the plan's delta after `rounds` rounds (default: all)."""
@@ -409,7 +399,7 @@ class Plan:
             "sampling": self.sampling,
             "rounds": self.rounds,
             "clip_norm": self.clip_norm,
-            "adaptive_clip": self.adaptive_clip and dataclasses.asdict(self.adaptive_clip),
+            "adaptive_clip": self.clip.adaptive and dataclasses.asdict(self.clip.adaptive),
             "noise_multiplier": self.noise_multiplier,
             "noise": self.noise_kind,
             "delta": self.delta,

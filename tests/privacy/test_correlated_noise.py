@@ -76,7 +76,7 @@ def test_with_more_than_half_a_round_everyone_takes_part_and_pays_in_each(noise)
     """R = 1: noise z S in every round, each a Gaussian on everyone, and the mean is of everyone."""
     fields = FIELDS | {"population": 50, "clients_per_round": 26, "rounds": 3}
     plan = flat_plan(**fields, noise=noise)
-    assert plan.rounds_per_epoch == 1
+    assert plan.participation.rounds_per_epoch == 1
     for round in (1, 2, 3):
         np.testing.assert_array_equal(plan.sample(0, round), np.arange(50))
         assert plan.charge_number(round) == round
@@ -100,7 +100,7 @@ def test_means_are_of_the_cohorts_that_are_expected():
 @pytest.mark.parametrize("noise", ["independent", "banded", "exact_banded"])
 def test_cost_is_one_gaussian_an_epoch(noise):
     plan = flat_plan(**FIELDS, noise=noise)
-    assert plan.rounds_per_epoch == 7
+    assert plan.participation.rounds_per_epoch == 7
     gaussian = dp_accounting.GaussianDpEvent(2.0)
     assert [plan.charge_number(round) for round in range(1, 16)] == [1] * 7 + [2] * 7 + [3]
     assert plan.charge_event() == gaussian

@@ -111,7 +111,7 @@ def test_fixed_size_sampling_has_no_pld():
 def test_one_object_makes_sampler_noise_and_event():
     """TRUST 13: each derived from the same fields, none can be given apart."""
     plans = flat_plan(**FIELDS), flat_plan(**FIELDS, sampling="fixed")
-    assert [plan.adjacency for plan in plans] == ["add_or_remove_one", "replace_one"]
+    assert [plan.participation.adjacency for plan in plans] == ["add_or_remove_one", "replace_one"]
     expected = [poisson(0.1, 2.0), fixed(1000, 100, 1.0)]
     assert [plan.charge_event() for plan in plans] == expected
     for plan in plans:
@@ -277,7 +277,7 @@ def test_a_second_release_on_one_cohort_costs_a_gaussian_on_everyone():
         assert events.counts(event) == {gaussian(z): 1}
         # The ledger of these rounds takes it.
         both = dp_accounting.ComposedDpEvent([plan.charge_event(), event])
-        assert events.adjacency(both) == plan.adjacency
+        assert events.adjacency(both) == plan.participation.adjacency
 
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])

@@ -157,7 +157,7 @@ class Game:
         places: list[np.ndarray | None] = []
         for plan, seed in zip(self.plans, secret.cohorts.values(), strict=True):
             place_N = np.zeros(plan.population, np.int64)
-            for place in range(plan.rounds_per_epoch):
+            for place in range(plan.participation.rounds_per_epoch):
                 place_N[plan.participation.sample(seed, place + 1)] = place
             places.append(place_N[: self.canaries])
         return places
@@ -234,7 +234,7 @@ class Gradients:
         """Clients of one example each: a direction, and a length in clip norms."""
         first = self.plans[0]
         lengths = np.zeros(first.population, np.float32)
-        absent = -LENGTH if first.adjacency == "replace_one" else 0.0
+        absent = -LENGTH if first.participation.adjacency == "replace_one" else 0.0
         lengths[: self.canaries] = np.where(present_M, LENGTH, absent)
         directions = np.arange(first.population, dtype=np.int32) % self.canaries
         return of_one_row({"direction": directions, "length": lengths})
@@ -247,7 +247,7 @@ class Gradients:
         broadcast = jnp.full(self.canaries, alternating(round), jnp.float32)
         answer = release(self.queries[number], broadcast, clip_norm=clip)
         seen_M = alternating(round) * np.asarray(answer.value, np.float64) / clip_norm
-        return Shown(seen_M, None if plan.adaptive_clip is None else answer.clip_norm)
+        return Shown(seen_M, None if plan.clip.adaptive is None else answer.clip_norm)
 
 
 def of_one_row(columns: dict[str, np.ndarray], times: int = 1) -> Population:

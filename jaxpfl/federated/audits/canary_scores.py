@@ -65,7 +65,7 @@ def _likelihood(
         return np.logaddexp(left, taken + (2 * moved * seen_TxM - 1) / (2 * z**2))
 
     present_TxM = mixture(1.0)
-    absent = mixture(-1.0) if plan.adjacency == "replace_one" else 0.0
+    absent = mixture(-1.0) if plan.participation.adjacency == "replace_one" else 0.0
     return (present_TxM - absent).sum(axis=0)
 
 
@@ -84,7 +84,7 @@ def _contributions(plan: Plan, rounds: int) -> tuple[np.ndarray, np.ndarray]:
 
     Returns also the matrix [rounds, rounds] by which the observations are divided for that.
     """
-    cycle = plan.rounds_per_epoch
+    cycle = plan.participation.rounds_per_epoch
     place_RxT = (np.arange(rounds)[None, :] % cycle == np.arange(cycle)[:, None]).astype(float)
     sign_T = np.array([alternating(round) for round in range(1, rounds + 1)])
     if not plan.correlated:

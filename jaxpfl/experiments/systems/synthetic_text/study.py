@@ -91,7 +91,7 @@ class Study(base.Study):
                 dimension, notes = description.embedding_size(config.embedder)
                 if dimension is not None:
                     rounds["scores"] = self._describe_scores(dimension)
-            if not config.one_look and self.plan.adjacency == "add_or_remove_one":
+            if not config.one_look and self.plan.participation.adjacency == "add_or_remove_one":
                 questions = partial(ScoreCanaries, config.score, config.evolution.max_texts)
         if method == "popri" and found["generator"][0] is not None:
             models["adapters"] = self._describe_adapters(*found["generator"][:2])
