@@ -71,7 +71,7 @@ class TrainingCanaries(Gradients):
             first_P, value_PxM = (np.asarray(part, np.float64) for part in zip(*parts, strict=True))
             seen_M = first_P @ value_PxM / np.linalg.norm(first_P)
             seen_M /= self.plan.clip_norm if clip is None else float(clip)
-            shown.append(Shown(seen_M, self.plan.adaptive_clip and answer.clip_norm))
+            shown.append(Shown(seen_M, self.plan.clip.adaptive and answer.clip_norm))
             return answer
 
         state = self.algorithm.init(jax.random.key(0))

@@ -87,7 +87,7 @@ class Scorer(Checked):
                 "the plan of scores must sample cohorts by Poisson or fixed-size participation, "
                 "because every release draws a new cohort, found cyclic"
             )
-        if self.plan.adaptive_clip is not None:
+        if self.plan.clip.adaptive is not None:
             raise InputError("the plan of scores must not clip adaptively: they have one clip norm")
         # Made once: a release asks for the very object that the algorithm states.
         object.__setattr__(self, "query", self._query())

@@ -141,4 +141,4 @@ def _whole(params: Any, change: Any) -> Any:
 
 def used_clip_norm(plan: Plan, clip_norm: jax.Array) -> jax.Array | None:
     """Returns the clip norm that a round names: None where the plan's is constant."""
-    return None if plan.adaptive_clip is None else clip_norm
+    return None if plan.clip.adaptive is None else clip_norm

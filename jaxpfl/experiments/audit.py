@@ -123,7 +123,7 @@ def judged(trials: Trials, stated: Guarantee, confidence: float) -> dict[str, An
 def _smaller(plan: Plan, canaries: int) -> Plan:
     """The plan on fewer clients, if its cost and each client's chance to take part are the same."""
     number, taken = plan.population, plan.clients_per_round
-    if plan.sampling != "poisson" or plan.adaptive_clip is not None:
+    if plan.sampling != "poisson" or plan.clip.adaptive is not None:
         return plan
     least = number // math.gcd(number, taken)
     fewer = least * -(-canaries // least)

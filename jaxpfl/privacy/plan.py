@@ -69,7 +69,7 @@ class Plan:
         checks.instance("participation", self.participation, kinds, hint)  # pyright: ignore
         if self.accountant is not None:
             checks.one_of("accountant", self.accountant, tuple(accounting.ACCOUNTANTS))
-        if self.adaptive_clip is not None and self.sampling == "cyclic":
+        if self.clip.adaptive is not None and self.sampling == "cyclic":
             raise InputError("sampling = 'cyclic' needs a constant clip norm: no adaptive_clip")
         checks.one_of("unit", self.unit, ("client", "example"))
         if self.unit == "example" and self.sampling != "poisson":
@@ -77,7 +77,7 @@ class Plan:
                 "unit = 'example' needs sampling = 'poisson', where each example takes part by "
                 f"itself, found {self.sampling!r}"
             )
-        if self.unit == "example" and self.adaptive_clip is not None:
+        if self.unit == "example" and self.clip.adaptive is not None:
             raise InputError("unit = 'example' needs a constant clip norm: no adaptive_clip")
         if self.noise is None:
             if self.delta or self.simulates is not None:
@@ -100,10 +100,10 @@ class Plan:
             correlated_noise.check_shift(self.bands, per_epoch, epochs, self.exact)
         if self.accountant is not None:
             accounting.require_support(events.counts(self.charge_event()), self.accountant)
-        if self.adaptive_clip is not None:
-            self.adaptive_clip.check_noise(self.noise_multiplier, self.clients_per_round)
+        if self.clip.adaptive is not None:
+            self.clip.adaptive.check_noise(self.noise_multiplier, self.clients_per_round)
         if self.simulates is not None:
-            self.simulates.check(self.participation, self.adaptive_clip)
+            self.simulates.check(self.participation, self.clip.adaptive)
             # Checked as a plan of its own, too.
             self.scaled_to(self.simulates)
 
@@ -283,10 +283,6 @@ class Plan:
         return self.clip.norm
 
     @property
-    def adaptive_clip(self) -> AdaptiveClip | None:
-        return self.clip.adaptive
-
-    @property
     def noise_multiplier(self) -> float:
         """z; 0 without privacy."""
         return 0.0 if self.noise is None else self.noise.multiplier
@@ -308,9 +304,9 @@ class Plan:
     @property
     def indicator_noise_std(self) -> float:
         """Noise on the sum of (b_i - 1/2) in adaptive clipping, in clients; 0 without it."""
-        if self.adaptive_clip is None or not self.private:
+        if self.clip.adaptive is None or not self.private:
             return 0.0
-        return self.adaptive_clip.indicator_noise_std(self.clients_per_round)
+        return self.clip.adaptive.indicator_noise_std(self.clients_per_round)
 
     def value_noise_std(self, clip_norm: float) -> float:
         """Returns the noise's standard deviation on the sum, given the round's clip norm.
@@ -318,8 +314,8 @@ class Plan:
         Under adaptive clipping the values get z_D instead of z: see `AdaptiveClip`.
         """
         z = self.noise_multiplier
-        if self.private and self.adaptive_clip is not None:
-            z = self.adaptive_clip.value_multiplier(z, self.clients_per_round)
+        if self.private and self.clip.adaptive is not None:
+            z = self.clip.adaptive.value_multiplier(z, self.clients_per_round)
         return z * sensitivity(self.unit) * clip_norm
 
     def check_round(self, round: int) -> None:
@@ -395,7 +391,7 @@ class Plan:
             "sampling": self.sampling,
             "rounds": self.rounds,
             "clip_norm": self.clip_norm,
-            "adaptive_clip": self.adaptive_clip and dataclasses.asdict(self.adaptive_clip),
+            "adaptive_clip": self.clip.adaptive and dataclasses.asdict(self.clip.adaptive),
             "noise_multiplier": self.noise_multiplier,
             "noise": "independent" if self.noise is None else self.noise.kind,
             "delta": self.delta,

@@ -77,7 +77,7 @@ def small(**changes) -> Plan:
 )
 def test_a_release_depends_on_clients_by_noisy_sums_alone(of, execution):
     found = check_information_flow(query(of=of, **execution), population(), np.zeros(DIM, "f4"))
-    adaptive = (".clip_norm",) if of.adaptive_clip is not None else ()
+    adaptive = (".clip_norm",) if of.clip.adaptive is not None else ()
     assert found.noisy == (".value['a']", ".value['b']", *adaptive)
     assert found.equations > 100
     assert not found.bounded_by_client

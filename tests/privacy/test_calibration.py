@@ -42,7 +42,7 @@ def test_a_first_accountant_that_finds_too_little_is_caught(monkeypatch):
 def test_calibration_keeps_every_option():
     adaptive = AdaptiveClip(target_quantile=0.7)
     plan = flat_calibrated(epsilon=2.0, adaptive_clip=adaptive, accountant="rdp", **TARGET)
-    assert plan.adaptive_clip == adaptive
+    assert plan.clip.adaptive == adaptive
     assert plan.accountant == "rdp"
     assert {name: getattr(plan, name) for name in TARGET} == TARGET
 

@@ -241,7 +241,7 @@ class Gradients:
         broadcast = jnp.full(self.canaries, alternating(round), jnp.float32)
         answer = release(self.queries[number], broadcast, clip_norm=clip)
         seen_M = alternating(round) * np.asarray(answer.value, np.float64) / clip_norm
-        return Shown(seen_M, None if plan.adaptive_clip is None else answer.clip_norm)
+        return Shown(seen_M, None if plan.clip.adaptive is None else answer.clip_norm)
 
 
 def of_one_row(columns: dict[str, np.ndarray], times: int = 1) -> Population:

@@ -38,7 +38,7 @@ class TwoParts:
     @classmethod
     def of(cls, plan: Plan, name: str, second: float, share: float) -> "TwoParts":
         """The parts of a plan whose clip norm is S."""
-        if plan.adaptive_clip is not None:
+        if plan.clip.adaptive is not None:
             raise InputError(
                 f"a {name} beside the change needs a plan with a constant clip norm, found an "
                 "adaptive one"

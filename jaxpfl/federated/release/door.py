@@ -187,7 +187,7 @@ def next_clip_norm(plan: Plan, clip_norm: jax.Array, noisy_below: jax.Array) -> 
     and LARGEST_CLIP_NORM, where clipping is exact. Without these bounds, C would fall until squares
     underflow if most updates are zero.
     """
-    adaptive = plan.adaptive_clip
+    adaptive = plan.clip.adaptive
     if adaptive is None:
         return clip_norm
     below = jnp.clip(noisy_below / plan.denominator + 0.5, 0.0, 1.0)

@@ -430,7 +430,7 @@ class Releaser(AbstractContextManager["Releaser"]):
     def _clip_norm(self, query: Query, clip_norm: jax.Array | None) -> np.float32:
         if clip_norm is None:
             return np.float32(query.plan.clip_norm)
-        if query.plan.adaptive_clip is None:
+        if query.plan.clip.adaptive is None:
             which = "has a constant clip norm: clip_norm is for adaptive clipping only"
             raise InputError(f"query {query.label!r} {which}")
         shape, dtype = np.shape(clip_norm), getattr(clip_norm, "dtype", type(clip_norm).__name__)
