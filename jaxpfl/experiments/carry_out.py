@@ -187,8 +187,9 @@ def _ledgers(section: Any) -> list[Path]:
     """The files that the sections `privacy` of a config name."""
     if isinstance(section, PrivacyConfig):
         return [] if section.ledger is None else [files.user_path(section.ledger)]
-    inner = vars(section).values() if dataclasses.is_dataclass(section) else ()
-    return [path for value in inner for path in _ledgers(value)]
+    # Fields alone: a model, which is a section, remembers more.
+    fields = dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()
+    return [path for field in fields for path in _ledgers(getattr(section, field.name))]
 
 
 def _prepared(

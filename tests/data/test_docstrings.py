@@ -9,9 +9,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from jaxpfl.data import open as open_population
-from jaxpfl.data.readers import docstrings
+from jaxpfl.data.readers import embedded
 
-FOLDER = Path(docstrings.__file__).parent
+FOLDER = Path(embedded.__file__).parent
 
 
 @pytest.fixture(scope="module")

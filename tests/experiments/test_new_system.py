@@ -61,7 +61,7 @@ def test_killed_anywhere_it_ends_alike_at_one_charge(config_path, tmp_path):
     config = registry.load(config_path, ["--run.reproducible_noise", "true"])
     straight = carry_out.run(config, tmp_path / "straight", progress=False).record
     out = tmp_path / "out"
-    resumed = crashed_and_resumed(config, out, at=(1, 2))
+    resumed = crashed_and_resumed(config, out, at=(1, 1))
     assert resumed["metrics"]["mean"] == straight["metrics"]["mean"]
     assert len(Ledger.read(out / "ledger.jsonl")) == 1
     assert "NOT PRIVATE" in (out / "report.html").read_text()

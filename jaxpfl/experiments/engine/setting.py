@@ -33,7 +33,6 @@ class Result:
     """The public result of a run.
 
     Attributes:
-      run: the name of the run on its ledger.
       privacy: the guarantee in words (epsilon, delta, unit, adjacency, accountant), of this run
         and of all releases on its ledger.
       metrics: the latest value of each public metric, of the rounds up to that of `params`.
@@ -45,9 +44,9 @@ class Result:
       cautions: sentences on what the scores may be mistaken for, as the report has them.
       table: scores on the same data of the model before the rounds, of word frequencies where the
         vocabulary is known, and of "this run".
+      run: the name of the run on its ledger.
     """
 
-    run: str
     privacy: str
     metrics: dict[str, Any]
     rounds: int
@@ -59,6 +58,7 @@ class Result:
     epsilons: Mapping[str, float] = field(default_factory=dict)
     cautions: tuple[str, ...] = ()
     table: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    run: str = ""
 
     def __str__(self) -> str:
         """The result in lines, each score with its data and each epsilon with what it is of."""
