@@ -266,14 +266,14 @@ class Releaser(AbstractContextManager["Releaser"]):
         # `before` refuses a round that does not come after the states' last one.
         states = "" if prepared.states is None else prepared.states.before(round)
         run_identity = self._run_identity(prepared)
-        identity = Identity.of(query.plan, run_identity, f"{question} {states}", round)
+        release_identity = Identity.of(query.plan, run_identity, f"{question} {states}", round)
         # 1. The charge is on the disk before anybody is drawn.
-        self._charge(prepared, identity, round)
-        self._bind_to_question(query, identity, question, round)
+        self._charge(prepared, release_identity, round)
+        self._bind_to_question(query, release_identity, question, round)
         # 2. Sum and noise are computed, and nothing is handed out.
-        summed = self._sum(prepared, identity, round, norm)
+        summed = self._sum(prepared, release_identity, round, norm)
         # 3. The release's name is on the disk, and the charge of another name.
-        self._record(query, identity, summed.name, round)
+        self._record(query, release_identity, summed.name, round)
         # 4. Only now can anybody see the value.
         if self._processes is not None:
             self._processes.recorded()
