@@ -39,5 +39,6 @@ class Phases:
 def missing(*_: Any, **__: Any) -> Any:
     """Takes the clients' place when all releases are made: a missing artifact is an error."""
     raise CorruptFile(
-        "the run's folder artifacts/ lacks the artifact of a phase: `jaxpfl resume` makes it again"
+        "the run's folder artifacts/ lacks the artifact of a phase: `jaxpfl resume` makes it again "
+        "while the run is not finished; of a finished run, restore the folder"
     )

@@ -91,11 +91,13 @@ class Loop:
             stack.enter_context(checkpoints)
             state, kept, done = self._start(checkpoints, bar)
             bar.begin(done)
-            releaser = run.releaser(
-                warn=lambda message: bar.message(f"warning: {message}"),
-                others=self.others,
-                done=done,
-            )
+            releaser = None
+            if done < algorithm.rounds:
+                releaser = run.releaser(
+                    warn=lambda message: bar.message(f"warning: {message}"),
+                    others=self.others,
+                    done=done,
+                )
             observers = stack.enter_context(
                 Observers(run, self.tracking, bar, done=done, kept=kept)
             )

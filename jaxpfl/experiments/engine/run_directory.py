@@ -1,6 +1,7 @@
 """One run: the only holder of its secret, which opens its ledger, stores and resumes.
 
-    run.json                 what the run is, written before its first charge, compared on resume
+    run.json                 what the run is, written before its first charge; a resumed run must be
+                             of the same config, seed, queries, start, prior runs, clients, ledger
     private/secret.json      16 bytes as four words, mode 0600, until the run is finished
     private/dropped.json     how many rows of the clients' table lacked a value, if any lacked one
     private/rounds.jsonl     true cohort sizes, padding waste and times
@@ -32,8 +33,9 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import Cost, stamped
 from jaxpfl.experiments.engine.setting import Result, Setting, stamp_of
+from jaxpfl.experiments.engine.signals import at_once
 from jaxpfl.federated.release.identity import environment
-from jaxpfl.federated.release.query import read_columns, require_population
+from jaxpfl.federated.release.query import Query, read_columns, require_population
 from jaxpfl.federated.release.releaser import OtherProcesses, Releaser
 from jaxpfl.models.base import Checking
 from jaxpfl.privacy.ledger import Budget, Ledger
@@ -51,7 +53,7 @@ class Run(AbstractContextManager["Run"]):
       ledger: file that is charged before every release; `budget` limits all of it.
       resume: continues the run in the directory; otherwise such a run is refused.
       ask: makes what is asked of the clients, such as embeddings, which may take long. It is called
-        only where releases are missing. None asks the population itself.
+        by `releaser`. None asks the population itself.
 
     Attributes:
       id: the run's public name in ledgers, a digest that reveals nothing about its secret.
@@ -181,7 +183,9 @@ class Run(AbstractContextManager["Run"]):
             require_affordable(self.algorithm, self.ledger, self.id)
         shared, clients = others(), self.population
         if self._ask is not None:
-            clients = self._ask()
+            # Nothing is charged yet, and there is no round to finish.
+            with at_once():
+                clients = self._ask()
             check_clients(self.algorithm, clients)
         private = self.path / "private"
         rounds = self._open.enter_context(open(private / "rounds.jsonl", "a", encoding="utf-8"))
@@ -245,14 +249,18 @@ class Run(AbstractContextManager["Run"]):
 
 
 def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
+    def query_of(query: Query) -> dict[str, Any]:
+        cohort = asdict(query.cohort)
+        # It may follow from the devices. Releases on others are other releases, and are charged.
+        del cohort["clients_per_bucket"]
+        return {"label": query.label, "plan": query.plan.to_dict(), "cohort": cohort}
+
     record: dict[str, Any] = {
         "label": algorithm.name,
         "config": setting.config,
         "seed": setting.seed,
-        "queries": [
-            {"label": query.label, "plan": query.plan.to_dict(), "cohort": asdict(query.cohort)}
-            for query in algorithm.queries
-        ],
+        "prior": setting.prior,
+        "queries": [query_of(query) for query in algorithm.queries],
     }
     return files.jsonable(record if setting.start is None else {**record, "start": setting.start})
 

@@ -52,6 +52,20 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
+def at_once() -> Iterator[None]:
+    """SIGINT and SIGTERM end what is inside at once, within `caught_signals` too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with terminable():
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def resumable(directory: Path) -> Iterator[None]:
     """Says of an interrupt that no round has answered how the run in the directory is resumed."""
     try:

@@ -68,11 +68,10 @@ class _Run:
         try:
             result = self._train(None if stages is None else stages.winner)
         except (BudgetExhausted, Interrupted):
+            self._restate_fred()
             write_page(self.directory, page(self.directory, {}))
             raise
-        if stages is not None and stages.fred is not None:
-            ledger = ledger_path(self.config.privacy, self.directory)
-            restate(self.directory / "runs" / FRED, ledger)
+        self._restate_fred()
         record = self._record(result)
         if stages is not None and len(stages.prefinetuned) > 1:
             # What the run releases is complete before a simulation of it begins.
@@ -80,6 +79,12 @@ class _Run:
             write_page(self.directory, page(self.directory, written))
             self._simulate(stages, result)
         return record
+
+    def _restate_fred(self) -> None:
+        """The rounds are on the ledger of FreD's release, too."""
+        if self.study.fred is not None:
+            ledger = ledger_path(self.config.privacy, self.directory)
+            restate(self.directory / "runs" / FRED, ledger)
 
     def _train(self, candidate: str | None) -> Result:
         """The run from a candidate, a simulation if FreD did not choose it; None: without one."""

@@ -17,6 +17,7 @@ import jax
 
 from jaxpfl.algorithms.fred import FredPlan, fred, moments, public_moments, score, used_examples
 from jaxpfl.algorithms.gaussian_moments import Moments, mixture
+from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.central.prefinetune import prefinetune
 from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.engine.rounds import initial_state
@@ -24,8 +25,9 @@ from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_array
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.study import Prepared
-from jaxpfl.experiments.systems.workspace import Workspace, params_digest
+from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest
 from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
 
@@ -79,7 +81,14 @@ def _fred(
     config, candidates = study.config, study.candidates
     assert config.fred is not None and candidates is not None
     settings, function, corpora = config.fred, embedder(config.fred.embedder), {}
-    if not (artifacts.folder / SCORES).exists():
+    begun = workspace.directory / "runs" / FRED / "run.json"
+    if (artifacts.folder / SCORES).exists():
+        if not begun.exists():
+            raise CorruptFile(
+                f"{begun}: is missing, but its release is scored in {artifacts.folder / SCORES}: "
+                "restore the folder; nothing was charged"
+            )
+    else:
         # Candidates are read before the charge, so that an unreadable one costs no privacy.
         corpora = _public_moments(settings, candidates, function, config.run.seed)
     result = workspace.train(
@@ -90,13 +99,19 @@ def _fred(
         ask=lambda: asked_by_fred(study, workspace, function)[1],
     )
     released = moments(plan, result.state)
+    statement = plan.statement()
+    if plan.private:
+        # A release that was made again is charged again.
+        charges = Ledger.read(ledger_path(config.privacy, workspace.directory)).charges
+        own = [charge for charge in charges if charge.run == result.run]
+        statement = guarantee_of(own, plan.delta).statement()
     made_from = {"run": result.run, "moments_sha256": params_digest(released.arrays())}
 
     def scored() -> Artifact:
         record = {
             **made_from,
             "private": not workspace.stamp,
-            "statement": plan.statement(),
+            "statement": statement,
             "plan": plan.to_dict(),
             "embedder": function.name,
             "noise": released.noise._asdict(),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
+from jaxpfl.algorithms.fred import query as fred_query
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.carry_out import Outcome, report
@@ -24,10 +25,12 @@ from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.run import NOTE
+from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release import prepared_query
+from jaxpfl.federated.release.query import Execution
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy import verify
-from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from tests.experiments import canaries
 from tests.experiments.conftest import changed_config
 from tests.experiments.crashes import stopped
@@ -319,6 +322,31 @@ def test_a_release_that_was_altered_blocks_the_resume(straight, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptFile, match=f"{MOMENTS}: was altered"):
         carry_out.resume(out, progress=False)
+
+
+def test_a_release_that_was_deleted_is_not_made_again(straight, tmp_path):
+    out = Path(shutil.copytree(straight, tmp_path / "run"))
+    shutil.rmtree(out / "runs" / "FreD")
+    charges = (out / "ledger.jsonl").read_bytes()
+    with pytest.raises(CorruptFile, match="runs/FreD/run.json: is missing"):
+        carry_out.resume(out, progress=False)
+    assert (out / "ledger.jsonl").read_bytes() == charges
+
+
+@pytest.mark.parametrize("charged", [3, 6])
+def test_it_goes_on_on_other_devices(pipeline_config, tmp_path, monkeypatch, charged):
+    """A finished release is read; one that was not finished is another one, and is stated so."""
+    out = tmp_path / "run"
+    owner, name = (pipeline, "score") if charged == 3 else (artifacts, "commit")
+    with stopped(owner, name, 1):
+        carry_out.run(registry.load(pipeline_config), out, progress=False)
+    monkeypatch.setattr(fred_query, "Execution", lambda: Execution(client_mesh(1)))
+    with stopped(pipeline, "prefinetune"):
+        carry_out.resume(out, progress=False)
+    ledger = Ledger.read(out / "ledger.jsonl")
+    assert len(ledger) == charged
+    fred = json.loads((out / "artifacts/fred_scores/record.json").read_text())
+    assert fred["statement"] == guarantee_of(ledger.charges, 1e-3).statement()
 
 
 @pytest.mark.parametrize("name", ["fred_scores", "prefinetuned_far"])

@@ -188,7 +188,7 @@ def test_classifier_score_against_its_definition():
 def test_a_study_that_was_cut_off_ends_in_the_same_bits(config, straight, tmp_path):
     """Ends before an artifact or a checkpoint has its name, three times, and goes on from there."""
     out = tmp_path / "study"
-    crashed_and_resumed(config, out, at=(3, 4, 9))
+    crashed_and_resumed(config, out, at=(3, 4, 6))
     assert_same_records(out, straight)
     assert not list(out.rglob("*secret*"))
 
