@@ -27,8 +27,8 @@ MOST_LINES = 450
 MOST_PARAMETERS = 10
 # Physical lines and lines of code, as `count` counts them. What adds says here what for.
 MOST_IN_TREE = {
-    "jaxpfl": (48_020, 31_280),
-    "tests": (42_800, 32_810),
+    "jaxpfl": (47_800, 31_040),
+    "tests": (42_670, 32_720),
     "benchmarks": (11_500, 8_330),
     "tools": (3_500, 2_590),
 }

@@ -333,6 +333,20 @@ def test_a_release_that_was_deleted_is_not_made_again(straight, tmp_path):
     assert (out / "ledger.jsonl").read_bytes() == charges
 
 
+def test_a_signal_ends_an_embedding_at_once(pipeline_config, tmp_path, monkeypatch):
+    """It may take long, and nothing is charged before it ends."""
+    out, embedded = tmp_path / "run", []
+
+    def embedding(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        embedded.extend(range(2))
+
+    monkeypatch.setattr(pipeline, "asked_by_fred", embedding)
+    with pytest.raises(Interrupted, match=f"resume {out}$"):
+        carry_out.run(registry.load(pipeline_config), out, progress=False)
+    assert not embedded and len(Ledger.read(out / "ledger.jsonl")) == 0
+
+
 @pytest.mark.parametrize("charged", [3, 6])
 def test_it_goes_on_on_other_devices(pipeline_config, tmp_path, monkeypatch, charged):
     """A finished release is read; one that was not finished is another one, and is stated so."""
