@@ -34,7 +34,6 @@ from jaxpfl.data.population import Population, one_per_example
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.release.query import Execution, Query
-from jaxpfl.federated.release.releaser import OtherProcesses
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.participation import Poisson
@@ -219,14 +218,13 @@ def release(
     ledger: Ledger,
     secret: RunSecret | None = None,
     run: str | None = None,
-    others: OtherProcesses | None = None,
 ) -> ReleasedMetrics:
     """Runs `federated_metrics` once: releases the metrics of a model on all clients.
 
     Args:
       clients: as many as the plan states.
       correct: see `with_correct`. PRIVATE.
-      secret, run, others: as for `fred.private_moments`.
+      secret, run: as for `fred.private_moments`.
 
     Raises:
       InputError: `correct` is not as expected, or the plan or the ledger is of another population.
@@ -234,7 +232,7 @@ def release(
     """
     algorithm = federated_metrics(plan)
     evaluated = with_correct(clients, correct)
-    releaser = releaser_of(algorithm, evaluated, ledger, secret, run=run, processes=others)
+    releaser = releaser_of(algorithm, evaluated, ledger, secret, run=run)
     return ReleasedMetrics.of(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 
