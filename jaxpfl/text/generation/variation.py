@@ -2,8 +2,10 @@
 
 `MaskAndFill` is the variation of PrE-Text (Hou et al. 2024, "PrE-Text: Training Language Models on
 Private Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked
-language model, RoBERTa in the paper, draws others in their place. `Continue` is for a
-decoder that follows no instructions: it keeps a text's beginning and writes another end.
+language model, RoBERTa in the paper, draws others in their place. `Rephrase` is the variation of
+Aug-PE (Xie et al. 2024, section 4): a model that follows instructions writes the text in other
+words. `Continue` is neither paper's. It is for a decoder that follows no instructions: it keeps a
+text's beginning and writes another end.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,11 +68,55 @@ class Continue(Checked):
 
 
 @dataclass(frozen=True)
+class Rephrase(Checked):
+    """Asks the writer for the same text in other words, in one of `styles` drawn at random.
+
+    Attributes:
+      request: the prompt, with {style} and {text}; a model with a chat template reads it as the
+        message of a user.
+      tokens: the largest number of tokens of a variation.
+      decoding: settings of the new tokens; its `max_new_tokens` is ignored.
+      clean: applied to each variation before it is cut to `tokens`, such as `FewShot.response`.
+    """
+
+    writer: Writer
+    tokens: PositiveInt = 64
+    decoding: Decoding = field(default_factory=Decoding)
+    clean: Callable[[str], str] = str.strip
+    request: str = (
+        "Write the text below in other words, {style}. Keep its subject and about its length. "
+        "Answer with the new text alone.\n\nText: {text}\n\nNew text:"
+    )
+    styles: tuple[str, ...] = (
+        "in a formal style",
+        "in a casual style",
+        "as briefly as possible",
+        "with more detail",
+        "with another beginning",
+        "with other words for its most important ones",
+    )
+
+    def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
+        """One variation of each text; a text whose variation would be empty stays as it is."""
+        styles_key, key = jax.random.split(key)
+        drawn_N = np.asarray(jax.random.randint(styles_key, (len(texts),), 0, len(self.styles)))
+        prompts = [
+            self.request.format(style=self.styles[index], text=text)
+            for index, text in zip(drawn_N.tolist(), texts, strict=True)
+        ]
+        decoding = replace(self.decoding, max_new_tokens=self.tokens)
+        written = self.writer.write(prompts, key, decoding=decoding).texts
+        cut = self.writer.shortened([self.clean(text) for (text,) in written], self.tokens)
+        return [new or old for new, old in zip(cut, texts, strict=True)]
+
+
+@dataclass(frozen=True)
 class MaskAndFill(Checked):
     """Masks three of ten tokens at random and draws others from a masked language model.
 
     At least one token of each text is masked, of which `tokens` are used. The model is an encoder
-    with a language-model head; `first_id` and `last_id` are around a text.
+    with a language-model head; `first_id` and `last_id` are around a text. A variation does so
+    `steps` times: twice, as in PrE-Text's released code.
     """
 
     model: Encoder
@@ -80,6 +126,7 @@ class MaskAndFill(Checked):
     first_id: int
     last_id: int
     tokens: PositiveInt = 64
+    steps: PositiveInt = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,6 +134,11 @@ class MaskAndFill(Checked):
 
     def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
         """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
+        for step_key in jax.random.split(key, self.steps):
+            texts = self._filled_once(texts, step_key)
+        return list(texts)
+
+    def _filled_once(self, texts: Sequence[str], key: Array) -> list[str]:
         rows = [row[: self.tokens] for row in self.tokeniser.encode(texts)]
         variations: list[str] = list(texts)
         # Sorted by length, so that little is padding; every batch has `_ROWS` rows.
@@ -97,7 +149,7 @@ class MaskAndFill(Checked):
         for start in range(0, len(order), _ROWS):
             chosen = order[start : start + _ROWS]
             framed = [np.array([self.first_id, *rows[i], self.last_id], np.int32) for i in chosen]
-            width = _width(max(map(len, framed)))
+            width = fill_width(max(map(len, framed)))
             tokens_BxL = np.full((_ROWS, width), PAD, np.int32)
             tokens_BxL[: len(chosen)] = pad(framed, width)
             numbers_B = jnp.asarray(np.resize(chosen, _ROWS))
@@ -125,10 +177,10 @@ def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
             f"{name} must be a masked language model: an encoder with a language-model head, "
             f"found {kind}"
         )
-    if _width(tokens + 2) > model.config.positions:
+    if fill_width(tokens + 2) > model.config.positions:
         raise InputError(
             f"{name} reads at most {model.config.positions} tokens at a time, expected at least "
-            f"{_width(tokens + 2)} for texts of {tokens} tokens"
+            f"{fill_width(tokens + 2)} for texts of {tokens} tokens"
         )
     return MaskAndFill(model, params, hugging_face(folder), *_special_ids(folder), tokens=tokens)
 
@@ -149,7 +201,7 @@ def _special_ids(folder: Path) -> tuple[int, int, int]:
     return mask, whole[0], whole[-1]
 
 
-def _width(tokens: int) -> int:
+def fill_width(tokens: int) -> int:
     """The length of a row of `tokens` tokens, rounded up so that few programs are compiled."""
     return -(-tokens // _MULTIPLE) * _MULTIPLE
 

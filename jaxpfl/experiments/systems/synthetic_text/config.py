@@ -14,7 +14,7 @@ from jaxpfl.algorithms.private_evolution import EvolutionSettings
 from jaxpfl.checked import Checked, NonNegative, OpenFraction, PositiveFraction, PositiveInt
 from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.adamw import DecoderModelConfig, Training
+from jaxpfl.experiments.central.adamw import DecoderModelConfig, MaskedModelConfig, Training
 from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.config.published import (
     PublishedGeneratorConfig,
@@ -145,15 +145,24 @@ class EvolutionConfig(EvolutionSettings):
 
     Attributes:
       max_texts: a client votes with at most this many texts per round, which is the clip norm.
-      fill_model: a masked language model, a folder or a name on the Hugging Face hub, that replaces
-        some tokens of a text, as in PrE-Text, see `text.generation.variation.mask_and_fill`. None:
-        the generator continues the first half of a text.
+      variation: how texts are varied, see `text.generation.variation`: "fill" (PrE-Text's),
+        "rephrase" (Aug-PE's, which needs a generator that follows instructions) or "continue", a
+        substitute, by which the generator continues the first half of a text. None: the form's own.
+      fill_model: the masked language model of "fill", a folder or a name on the Hugging Face hub.
+        None: one that is pretrained on the corpora, with the settings of `masked`.
       fine_tuning: the training of the generator's adapters on the selected texts, in `pe_sft`.
     """
 
     max_texts: PositiveInt = 8
+    variation: Literal["fill", "rephrase", "continue"] | None = None
     fill_model: str | None = None
+    masked: MaskedModelConfig = field(default_factory=MaskedModelConfig)
     fine_tuning: Training = field(default_factory=_FINE_TUNING)
+
+    @property
+    def varied_by(self) -> str:
+        """`variation`, or the form's own."""
+        return self.variation or ("fill" if self.form == "pre_text" else "rephrase")
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     PopriConfig,
     SyntheticTextConfig,
 )
+from jaxpfl.experiments.systems.synthetic_text.variation import loaded_fill_model, vary_of
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 from jaxpfl.federated.mesh import grid, several, splits_model
 from jaxpfl.models import adapter_trees
@@ -48,10 +49,8 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedder
-from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.remote import RemoteModel
-from jaxpfl.text.generation.variation import Continue, mask_and_fill
 from jaxpfl.text.preference.optimisation import tune
 from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
@@ -73,7 +72,6 @@ _ATTEMPTS = 16
 
 # Loaded once in a process.
 loaded_embedder = lru_cache(maxsize=4)(embedder)
-loaded_fill_model = lru_cache(maxsize=1)(mask_and_fill)
 
 
 def question(config: SyntheticTextConfig, plan: Plan) -> Scorer | look.Look:
@@ -136,7 +134,8 @@ class CorpusWriter:
 
     def __post_init__(self) -> None:
         evolution = self.config.evolution
-        if self.config.method in EVOLVING and evolution.fill_model is not None:
+        fills = self.config.method in EVOLVING and evolution.varied_by == "fill"
+        if fills and evolution.fill_model is not None:
             # Refuses here, before anything is charged, if the model is missing.
             loaded_fill_model(evolution.fill_model, tokens=self.config.corpus.tokens)
         # The same for devices and published models, whose small files alone are read.
@@ -223,22 +222,7 @@ class CorpusWriter:
 
     @cached_property
     def vary(self) -> Vary:
-        """The function that varies texts; the new ones have the same format and length."""
-        config = self.config
-        evolution, tokens, popri = config.evolution, config.corpus.tokens, config.popri
-        if evolution.fill_model is None:
-            stop = (popri.format.stop,) if popri.format.stop else ()
-            decoding, clean = Decoding(stop=stop), popri.format.response
-            return Continue(self.generator, 0.5, tokens, decoding, clean)
-        fill = loaded_fill_model(evolution.fill_model, tokens=tokens)
-
-        def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
-            filled = [popri.format.response(text) for text in fill(texts, key)]
-            # The masked language model has another tokeniser than the generator.
-            cut = self.generator.shortened(filled, tokens)
-            return [new or old for new, old in zip(cut, texts, strict=True)]
-
-        return vary
+        return vary_of(self.config, self.generator, self.public)
 
     def tuned(
         self,
