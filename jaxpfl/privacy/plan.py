@@ -86,7 +86,16 @@ class Plan:
         if self.unchecked:
             raise InputError("unchecked = True needs a plan without noise: Plan.without_privacy")
         checks.instance("noise", self.noise, Noise, "a Noise")
-        self._check_delta()
+        checks.open_fraction("delta", self.delta)
+        reason = self.allow_large_delta
+        if reason is not None and (not isinstance(reason, str) or not reason.strip()):
+            raise InputError(f"allow_large_delta must be a written reason, found {reason!r}")
+        if reason is None and self.delta >= 1 / self.population:
+            raise InputError(
+                f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}, so "
+                "that even publishing a client's data would satisfy it: choose a smaller delta, or "
+                "give the reason in allow_large_delta"
+            )
         if self.correlated and self.sampling != "cyclic":
             raise InputError(
                 f"noise = {self.noise.kind!r} needs sampling = 'cyclic', where a client "
@@ -106,18 +115,6 @@ class Plan:
             self.simulates.check(self.participation, self.clip.adaptive)
             # Checked as a plan of its own, too.
             self.scaled_to(self.simulates)
-
-    def _check_delta(self) -> None:
-        checks.open_fraction("delta", self.delta)
-        reason = self.allow_large_delta
-        if reason is not None and (not isinstance(reason, str) or not reason.strip()):
-            raise InputError(f"allow_large_delta must be a written reason, found {reason!r}")
-        if reason is None and self.delta >= 1 / self.population:
-            raise InputError(
-                f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}, so "
-                "that even publishing a client's data would satisfy it: choose a smaller delta, or "
-                "give the reason in allow_large_delta"
-            )
 
     @classmethod
     def calibrated(

@@ -43,7 +43,13 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
         return np.ones(len(epsilons_E))
     concentrated = any(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf in releases)
     if concentrated or events.adjacency(event) == "replace_one":
-        return _by_renyi(releases, epsilons_E)
+        order_O = np.array(accounting.RDP_ORDERS)
+        divergence_O = np.array(accounting.renyi_divergences(releases.items()))
+        constant_O = (order_O - 1) * np.log1p(-1 / order_O) - np.log(order_O)
+        # Proposition 12.
+        log_OxE = constant_O[:, None] + np.outer(order_O - 1, -epsilons_E)
+        log_E = np.min(log_OxE + ((order_O - 1) * divergence_O)[:, None], axis=0)
+        return np.exp(np.minimum(log_E, 0.0))
     precision, sampled = accounting.gaussians_apart(releases.items())
     if not sampled:
         mu = math.sqrt(precision)
@@ -68,16 +74,6 @@ def _scaled(record: Any, factor: float) -> Any:
         name: value * grows[name] if name in grows else _scaled(value, factor)
         for name, value in record.items()
     }
-
-
-def _by_renyi(releases: events.Counts, epsilons_E: np.ndarray) -> np.ndarray:
-    order_O = np.array(accounting.RDP_ORDERS)
-    divergence_O = np.array(accounting.renyi_divergences(releases.items()))
-    constant_O = (order_O - 1) * np.log1p(-1 / order_O) - np.log(order_O)
-    # Proposition 12.
-    log_OxE = constant_O[:, None] + np.outer(order_O - 1, -epsilons_E)
-    log_E = np.min(log_OxE + ((order_O - 1) * divergence_O)[:, None], axis=0)
-    return np.exp(np.minimum(log_E, 0.0))
 
 
 def _step(leaf: dp_accounting.DpEvent, count: int) -> float:
