@@ -2,7 +2,8 @@
 
 plan           fixes clipping, noise, participation and accounting in one object; start here
 participation  the kinds of cohorts, and the cost of a round with each; draws cohorts
-gaussian       the noise's multiplier and kind, and the smallest multiplier for an epsilon
+gaussian       the noise's multiplier and kind
+calibration    the smallest multiplier for an epsilon
 guarantee      the cost of a composition of releases: epsilon, second accountant, statement
 ledger         write-ahead record of every release on a source of clients, with a hard budget
 chain          the ledger's file: an append-only list of lines that are bound by hashes

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, events, gaussian, participation
+from jaxpfl.privacy import accounting, events, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
@@ -145,6 +145,9 @@ class Plan:
           InputError: as `Plan`; or no noise multiplier reaches `epsilon`, the accountants disagree
             or `prior_releases` are of another kind.
         """
+        # A plan whose noise is given needs none of it.
+        from jaxpfl.privacy.calibration import smallest_multiplier
+
         target = checks.positive("epsilon", epsilon)
         checks.instance("clip", clip, Clip, "a Clip")
         trial = cls(
@@ -168,7 +171,7 @@ class Plan:
                 alone, event=dp_accounting.ComposedDpEvent([*prior, alone.event])
             )
 
-        z = gaussian.smallest_multiplier(composed_guarantee, target)
+        z = smallest_multiplier(composed_guarantee, target)
         return dataclasses.replace(trial, noise=Noise(z, noise), clip=clip)
 
     def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:

@@ -26,7 +26,7 @@ from jaxpfl.federated import (
     client_mesh,
 )
 from jaxpfl.federated.flow import lanes
-from jaxpfl.federated.flow.lowered import require_known_calls
+from jaxpfl.federated.release.program import require_known_calls
 from jaxpfl.privacy import AdaptiveClip, Clip, Ledger, Noise, Plan, Poisson
 from tests.federated.cohorts import DIM, no_noise, plan, sum_of_all
 from tests.federated.releases import sum_by

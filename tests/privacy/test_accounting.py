@@ -9,6 +9,7 @@ from dp_accounting import pld
 
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Plan, accounting, confirmation, events, gaussian
+from jaxpfl.privacy.calibration import smallest_multiplier
 from tests.plans import flat_calibrated, flat_plan
 from tests.privacy import ledgers
 from tests.privacy.ledgers import fixed
@@ -266,7 +267,7 @@ def test_calibration_reaches_far_targets(target):
 def test_calibration_says_when_no_noise_is_enough_or_needed():
     for epsilon, delta, message in ((1e-12, 1e-12, "below 1e6"), (1e8, 1e-5, "too large to prot")):
         with pytest.raises(InputError, match=message):
-            gaussian.smallest_multiplier(lambda z: gaussian.on_everyone([z], delta), epsilon)  # noqa: B023
+            smallest_multiplier(lambda z: gaussian.on_everyone([z], delta), epsilon)  # noqa: B023
 
 
 @pytest.mark.long

@@ -4,14 +4,13 @@ Its inputs are labelled (`labels`), and the labels are followed through every eq
 (`analysis`, `rules`); what remains on the outputs decides.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxpfl.errors import InformationLeak
 from jaxpfl.federated.flow.analysis import Analysis, Steps, because, what
-from jaxpfl.federated.flow.labels import Draws, Key, Kind, Noise, Value, shared, uses
+from jaxpfl.federated.flow.labels import Draws, Key, Kind, Noise, shared, uses
 from jaxpfl.federated.mesh import PyTree
 
 
@@ -84,18 +83,7 @@ def check_program(
         for path, _ in jax.tree_util.tree_leaves_with_path(results)
     ]
     values_of = dict(zip(names, outputs, strict=True))
-    if private:
-        _check_outputs(analysis, values_of)
-    return InformationFlow(
-        len(analysis.equations),
-        tuple(name for name, value in values_of.items() if value.kind is Kind.RELEASED),
-        tuple(sorted(analysis.constants)),
-        not clips,
-    )
-
-
-def _check_outputs(analysis: Analysis, outputs: Mapping[str, Value]) -> None:
-    for name, value in outputs.items():
+    for name, value in values_of.items() if private else ():
         if value.kind is Kind.KEY:
             key, drawn = value.detail, analysis.drawn
             # It is bound to the sum, and no noise is drawn from it.
@@ -105,12 +93,18 @@ def _check_outputs(analysis: Analysis, outputs: Mapping[str, Value]) -> None:
             raise InformationLeak(
                 f"{name} depends on {what(value)} otherwise than by a noisy sum{because(value)}"
             )
-    twice = shared(uses(outputs.values()))
+    twice = shared(uses(outputs)) if private else None
     if twice is not None:
         raise InformationLeak(
             "two sums of the release have the same noise, so that their difference has none: "
             f"coordinates {twice.start} to {twice.stop} of one draw"
         )
+    return InformationFlow(
+        len(analysis.equations),
+        tuple(name for name, value in values_of.items() if value.kind is Kind.RELEASED),
+        tuple(sorted(analysis.constants)),
+        not clips,
+    )
 
 
 def _labels(given: Labelled) -> list[tuple[Kind, Any]]:

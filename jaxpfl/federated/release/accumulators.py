@@ -35,6 +35,9 @@ from jaxpfl.federated.mesh import PyTree
 from jaxpfl.privacy.exact_noise import STEPS
 from jaxpfl.privacy.plan import Plan
 
+BLOCKS = 8
+"""The most blocks of examples that are added up in plain float32."""
+
 _FEW_ROWS = 4  # devices whose sums are added up without a loop
 
 
