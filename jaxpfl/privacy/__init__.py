@@ -12,7 +12,6 @@ ledger_key     a ledger's secret key, by which it recognises its clients
 accounting     from events to epsilon (PLD, RDP), and back to a noise multiplier
 confirmation   second accountants that share no code with the first
 auditing       lower bounds on epsilon, from an attack on releases
-profile        a composition's delta at every epsilon, for audits
 simulated      noise as if more clients took part than there are: no guarantee
 events         the kinds of release, and their form in a file
 clipping       bounds a client's contribution

@@ -91,13 +91,18 @@ def _point(point: Point, state: PointState, metric: str) -> dict[str, Any]:
     about: dict[str, Any] = {"point": point.name, **point.values, "state": state.state}
     if state.result is None:
         return {**about, "error": state.error} if state.error else about
-    result = state.result
+    result, value = state.result, value_of(state.result, metric)
     # The mark stands beside its numbers; "" where the result states that it is private.
     mark = mark_of(result.get("stamp") or ("" if result.get("private") else NOT_PRIVATE))
+    # The data that the metric was measured on; "" where it is none of data.
+    scored_on = ""
+    if metric not in ("epsilon", "round", "clip_norm", "update_norm"):
+        evaluated = metric in (result["metrics"].get("evaluation") or {})
+        scored_on = result.get("evaluated_on" if evaluated else "tested_on") or ""
     return {
         **about,
-        "value": value_of(result, metric),
-        "scored_on": _scored_on(result, metric),
+        "value": value,
+        "scored_on": scored_on,
         "private": not mark,
         "mark": mark,
         "privacy": result.get("privacy"),
@@ -121,14 +126,6 @@ def value_of(result: Mapping[str, Any], metric: str) -> float | None:
             f"found {metric!r}"
         )
     return values[metric]
-
-
-def _scored_on(result: Mapping[str, Any], metric: str) -> str:
-    """Names the data that a point's metric was measured on; "" where it is none of data."""
-    if metric in ("epsilon", "round", "clip_norm", "update_norm"):
-        return ""
-    evaluated = metric in (result["metrics"].get("evaluation") or {})
-    return result.get("evaluated_on" if evaluated else "tested_on") or ""
 
 
 def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
