@@ -296,8 +296,10 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         )
     try:
         if isinstance(client_fn, Stepping):
-            kept = () if before is None else (before,)
-            first = jax.eval_shape(partial(client_part, client_fn, "init"), broadcast, *kept, key)
+            own_state = () if before is None else (before,)
+            first = jax.eval_shape(
+                partial(client_part, client_fn, "init"), broadcast, *own_state, key
+            )
             batch, mask = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
                 (examples.batches, examples.mask),
