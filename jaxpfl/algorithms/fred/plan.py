@@ -16,8 +16,7 @@ from typing import Any, Self
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.moments import ClientMoment, Moment
-from jaxpfl.privacy import gaussian
-from jaxpfl.privacy.calibration import smallest_multiplier
+from jaxpfl.privacy import calibration, gaussian
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
@@ -116,7 +115,9 @@ class FredPlan:
         Raises:
           InputError: a value is out of range.
         """
-        total = smallest_multiplier(lambda z: gaussian.on_everyone([z], delta, unit), epsilon)
+        total = calibration.smallest_multiplier(
+            lambda z: gaussian.on_everyone([z], delta, unit), epsilon
+        )
         shares = _SHARES if population is None else _SHARES_WITHOUT_COUNT
         return cls(
             multipliers=tuple(total / math.sqrt(s) if s else math.inf for s in shares),
