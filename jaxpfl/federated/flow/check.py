@@ -68,11 +68,22 @@ def check_program(
     """
     traced, results = jax.make_jaxpr(program, return_shape=True)(given)
     analysis = Analysis(steps)
+    size = 0 if given.noise is None else given.noise.size
+    labels = Labelled(
+        (Kind.PUBLIC, None),
+        (Kind.PUBLIC, None),
+        (Kind.PRIVATE, None),
+        (Kind.KEY, Key(("noise",))),
+        (Kind.SECRET, None),
+        (Kind.NOISE, Noise((Draws(("shared",), 0, size),), None)),
+    )
+    parts = zip(given, labels, strict=True)
+    of_leaves = [label for part, label in parts for _ in jax.tree.leaves(part)]
     values = [
         analysis.rules.public("input", place)
         if label[0] is Kind.PUBLIC
         else analysis.rules.value(label, "input", place)
-        for place, label in enumerate(_labels(given))
+        for place, label in enumerate(of_leaves)
     ]
     if clips:
         before = len(jax.tree.leaves(given.public))
@@ -105,18 +116,3 @@ def check_program(
         tuple(sorted(analysis.constants)),
         not clips,
     )
-
-
-def _labels(given: Labelled) -> list[tuple[Kind, Any]]:
-    """The label of each leaf of the inputs, in their order."""
-    size = 0 if given.noise is None else given.noise.size
-    labels = Labelled(
-        (Kind.PUBLIC, None),
-        (Kind.PUBLIC, None),
-        (Kind.PRIVATE, None),
-        (Kind.KEY, Key(("noise",))),
-        (Kind.SECRET, None),
-        (Kind.NOISE, Noise((Draws(("shared",), 0, size),), None)),
-    )
-    parts = zip(given, labels, strict=True)
-    return [label for part, label in parts for _ in jax.tree.leaves(part)]
