@@ -13,6 +13,8 @@ _HIDDEN = re.compile(
     "\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
 )
 
+_LONGEST = 400
+
 
 def printable(text: str, allowed: str = "") -> str:
     r"""Returns `text` with the escape, such as \x1b, of each character that is not seen as itself.
@@ -23,9 +25,9 @@ def printable(text: str, allowed: str = "") -> str:
     return _HIDDEN.sub(lambda match: match[0] if match[0] in allowed else _escaped(match[0]), text)
 
 
-def in_one_line(text: str, most: int = 400) -> str:
-    """Returns a text as one line, cut after `most` characters, for a terminal."""
-    return printable(text if len(text) <= most else f"{text[:most]}...")
+def in_one_line(text: str) -> str:
+    """Returns a text as one line, cut after 400 characters, for a terminal."""
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
 
 
 def _escaped(character: str) -> str:

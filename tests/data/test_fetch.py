@@ -119,8 +119,6 @@ def test_without_an_answer_one_sentence_says_so_and_nothing_is_left(server, tmp_
         get(server, tmp_path / "data.bin", name="absent")
     with pytest.raises(InputError, match="cannot be fetched"):
         fetch(Download("http://127.0.0.1:9/x"), tmp_path / "data.bin", progress=False)
-    with pytest.raises(InputError, match="https"):
-        fetch(Download(f"file://{__file__}"), tmp_path / "data.bin", progress=False)
     assert names(tmp_path) == []
 
 
