@@ -5,6 +5,7 @@ lines. All text that a command prints or a page shows passes through `printable`
 """
 
 import re
+from typing import Any
 
 # Control characters, marks of direction, invisible characters, line separators and surrogates; not
 # the joiners that scripts and emoji need.
@@ -28,6 +29,24 @@ def printable(text: str, allowed: str = "") -> str:
 def in_one_line(text: str) -> str:
     """Returns a text as one line, cut after 400 characters, for a terminal."""
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
+
+
+def template(package: str, name: str) -> Any:
+    """A template of Jinja among the files of a package; HTML is escaped in one of .html.
+
+    Texts that are put in are printable; `Markup`, which is ours, stays.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        finalize=lambda value: printable(value, "\n\t") if type(value) is str else value,
+        loader=PackageLoader(package, ""),
+        autoescape=".html" in name,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    ).get_template(name)
 
 
 def _escaped(character: str) -> str:

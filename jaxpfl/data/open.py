@@ -288,7 +288,8 @@ def _read(source: _Source, options: dict[str, Any], public: bool) -> Population:
             return plain_text.read_plain_text(path, name=name, **options)
     if (opened := _stream(source, options, public)) is not None:
         if source.kind == "tff":
-            tff_sqlite.require_memory(path)
+            hint = "which `jaxpfl convert SOURCE FOLDER` streams,"
+            checks.fits_memory(f"{path}, {hint} in memory", path.stat().st_size)
         with opened(None) as stream:
             return collect(stream)
     return population_of(*_table(source, options, public), _title(source, options))

@@ -31,6 +31,7 @@ from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
 from jaxpfl.models.checkpoints import adapters, jaxpfl_models, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.printable import template
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.certificate import with_weights
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
@@ -141,7 +142,7 @@ def _card(
 
 def _rendered(card: Mapping[str, Any], texts: int | None = None) -> str:
     """README.md of a model, or of a data set of so many texts, in the hub's format."""
-    return files.template(__package__ or "", "card.md.jinja").render(card=card, texts=texts)
+    return template(__package__ or "", "card.md.jinja").render(card=card, texts=texts)
 
 
 def _format(trained: TrainedModel) -> tuple[Callable, str]:

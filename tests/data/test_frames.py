@@ -95,13 +95,24 @@ def test_records_of_clients_with_whole_numbers_and_of_nobody():
     assert found.columns["x"].tolist() == [1, 2]
 
 
+ONE = np.zeros((1, 3))
+FIRST = ("a", {"x": ONE, "text": [SECRET]})
+
+
 @pytest.mark.parametrize(
     ("clients", "expected"),
     [
         ([], "at least one client"),
         ([("a", [{"x": 1}, {"y": SECRET}])], "client 0, record 1: has the fields"),
-        ([("a", {"x": [1]}), ("b", {"y": [1]})], r"client 1 has columns \['y'\], expected"),
-        ([("a", {"x": [1]}), ("b", {"x": [1], "y": [SECRET]})], r"client 1 has columns \['x', 'y'"),
+        ([FIRST, (SECRET, {"x": ONE})], r"client 1 has columns \['x'\], expected \['text', 'x'\]"),
+        ([FIRST, (SECRET, {"x": ONE, "text": ["a"], "z": [1]})], r"client 1 .* \['text', 'x', 'z'"),
+        (
+            [FIRST, ("b", {"x": ONE[:, :2], "text": ["a"]})],
+            r"client 1.*64\[2\], expected float64",
+        ),
+        ([FIRST, ("b", {"x": np.zeros((1, 3), "f4"), "text": ["a"]})], "client 1.*float32.*, exp"),
+        ([FIRST, ("b", {"x": ONE, "text": [1]})], "client 1.*expected text"),
+        ([FIRST, ("b", {"x": np.zeros((2, 3)), "text": ["a"]})], r"different lengths: \[1, 2\]"),
         ([("a", {"x": [1]}), ("b", {"x": [SECRET]})], "client 1"),
         ([("a", 5)], "client 0 must hold a mapping of columns or a list of records"),
         ([("a", [{"x": 1}]), ("a", [{"x": 1}])], "found one twice"),

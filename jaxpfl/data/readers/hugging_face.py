@@ -4,10 +4,12 @@ The library only reads data files: it never runs code that comes with a data set
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.lazy import require
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -43,31 +45,31 @@ def load_data_set(
         )
     datasets = require("datasets", "datasets")
     which = {"name": config, "split": part, "revision": revision, "streaming": streaming}
-    try:
+    with _answered(f"{name} at {revision[:12]}..."):
         return datasets.load_dataset(name, **which)
-    # The library raises errors of many kinds; all mean that the data set could not be loaded.
-    except Exception as error:
-        raise unread(f"{name} at {revision[:12]}...", error) from None
 
 
 def saved(folder: Path) -> Any:
     """The `datasets.Dataset` that `save_to_disk` wrote to a folder: the rows that were selected."""
     datasets = require("datasets", "datasets")
-    try:
+    with named(folder, CorruptFile), _answered(str(folder)):
         return datasets.load_from_disk(str(folder))
-    # As for `load_data_set`.
-    except Exception as error:
-        raise CorruptFile(str(unread(str(folder), error))) from None
 
 
 def newest_commit(name: str) -> str:
     """The commit that a data set on the hub has now."""
     hub = require("huggingface_hub", "datasets")
-    try:
+    with _answered(name):
         return str(hub.HfApi().dataset_info(name).sha)
-    # As for `load_data_set`.
+
+
+@contextmanager
+def _answered(what: str) -> Iterator[None]:
+    try:
+        yield
+    # The libraries raise errors of many kinds; all mean that they did not give it.
     except Exception as error:
-        raise unread(name, error) from None
+        raise unread(what, error) from None
 
 
 def unread(what: str, error: Exception) -> InputError:

@@ -32,7 +32,6 @@ from jaxpfl.data.readers.tff_schemas import Schema
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
-MAX_IN_MEMORY_BYTES = 2**32
 MAX_VALUE_BYTES = 2**26
 
 _BATCH_BYTES = 2**21
@@ -43,15 +42,6 @@ _TABLES = {
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _MACHINE_ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}
-
-
-def require_memory(path: Path) -> None:
-    """Refuses a file that is too large to be read into memory."""
-    if path.stat().st_size > MAX_IN_MEMORY_BYTES:
-        raise InputError(
-            f"{path} has more than {MAX_IN_MEMORY_BYTES} bytes, too many for memory: convert it "
-            "with `jaxpfl convert SOURCE FOLDER`, and open that folder"
-        )
 
 
 @contextlib.contextmanager

@@ -1,14 +1,11 @@
 """Rows of token ids, and the tokeniser of raw bytes."""
 
 import numpy as np
-import pytest
 
 from jaxpfl.data.population import Population
-from jaxpfl.errors import InputError
 from jaxpfl.models import PAD
 from jaxpfl.text.tokenisers.base import (
     TextEncoder,
-    check_fits,
     packed,
     pad,
     text_rows,
@@ -64,13 +61,3 @@ def test_bytes_round_trip():
     # A lone surrogate, and bytes that are no text.
     assert BYTES.decode(BYTES.encode(["a\ud800b"])[0]) == "a\ufffdb"
     assert BYTES.decode([0xE2, 0x82, 65, PAD]) == "\ufffdA"
-
-
-def test_bad_input_is_named():
-    with pytest.raises(InputError, match="a list of texts"):
-        BYTES.encode("abc")
-    with pytest.raises(InputError, match=r"0 \.\. 256, found 257"):
-        BYTES.decode([257])
-    check_fits(BYTES, 257)
-    with pytest.raises(InputError, match=r"utf8-bytes has token ids up to 256.*vocab_size is 256"):
-        check_fits(BYTES, 256)

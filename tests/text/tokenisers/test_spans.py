@@ -1,10 +1,6 @@
 """Successive spans of tokens, of texts and of clients."""
 
-import numpy as np
-import pytest
-
 from jaxpfl.data import from_clients
-from jaxpfl.errors import InputError
 from jaxpfl.text.tokenisers.spans import in_spans, spans
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
@@ -47,11 +43,3 @@ def test_more_texts_than_a_block(monkeypatch):
     # "8abc", a space and "8abc" are nine bytes.
     assert found.sizes().tolist() == [[0, 2, 5][k % 3] for k in range(9)]
     assert found.examples(8)["text"].to_pylist() == ["8a", "bc", "8", "ab", "c"]
-
-
-def test_bad_input_is_named():
-    with pytest.raises(InputError, match="tokens"):
-        spans(BYTES, ["a"], 0)
-    numbers = from_clients({"a": {"x": np.zeros(2, np.float32)}})
-    with pytest.raises(InputError, match="column 'text'"):
-        in_spans(numbers, BYTES)

@@ -167,9 +167,3 @@ def test_words_are_encoded_instead_of_the_text():
     assert vocabulary.encode(with_words(population), 3).columns["tokens"].tolist() == (
         vocabulary.encode(population, 3).columns["tokens"].tolist()
     )
-
-
-@pytest.mark.parametrize("size", [4, 0, 10.0, True])
-def test_bad_sizes_are_refused(size):
-    with pytest.raises(InputError, match="size"):
-        Vocabulary.from_texts(TEXTS, size, source="here")
