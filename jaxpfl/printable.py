@@ -5,6 +5,8 @@ lines. All text that a command prints or a page shows passes through `printable`
 """
 
 import re
+from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 # Control characters, marks of direction, invisible characters, line separators and surrogates; not
@@ -23,7 +25,12 @@ def printable(text: str, allowed: str = "") -> str:
     Args:
       kept: characters that stay, such as line ends in a text of several lines.
     """
-    return _HIDDEN.sub(lambda match: match[0] if match[0] in allowed else _escaped(match[0]), text)
+
+    def shown(match: re.Match[str]) -> str:
+        escaped = match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
+        return match[0] if match[0] in allowed else escaped
+
+    return _HIDDEN.sub(shown, text)
 
 
 def in_one_line(text: str) -> str:
@@ -49,5 +56,12 @@ def template(package: str, name: str) -> Any:
     ).get_template(name)
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+def facts(title: str, values: Mapping[str, object]) -> str:
+    """HTML of the facts that are known. None may be private, because notebooks are passed on."""
+    cell = "<td style='text-align: left; vertical-align: top; white-space: pre-wrap'>"
+    rows = "".join(
+        f"<tr>{cell}{escape(name)}</td>{cell}{escape(str(value))}</td></tr>"
+        for name, value in values.items()
+        if value not in (None, "")
+    )
+    return f"<b>{escape(title)}</b><table>{rows}</table>"

@@ -39,9 +39,14 @@ from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel, Writer
-from jaxpfl.text.preference.groups import Groups, advantages, preferences
+from jaxpfl.text.preference.groups import (
+    Groups,
+    advantages,
+    groups_of_texts,
+    last_tokens,
+    preferences,
+)
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, Tuned, tune
-from jaxpfl.text.preference.responses import groups_of_texts, last_tokens
 
 
 @dataclass(frozen=True)

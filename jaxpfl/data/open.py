@@ -54,13 +54,12 @@ from jaxpfl.data import storage
 from jaxpfl.data.catalogue import data_sets, holding
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population, collect
-from jaxpfl.data.readers import hugging_face, image_folders, plain_text, table, tff_sqlite
+from jaxpfl.data.readers import frames, image_folders, plain_text, table, tff_sqlite
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.embedded import read_digits, read_docstrings
 from jaxpfl.data.readers.examples import EACH_ROW, Layout, Read, population_of, stream_of
-from jaxpfl.data.readers.frames import read_frame
 from jaxpfl.data.readers.prose import PIECES
-from jaxpfl.data.readers.tff_schemas import SCHEMAS
+from jaxpfl.data.readers.tff_examples import SCHEMAS
 from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError, NoDataFolder, named
 
@@ -155,8 +154,8 @@ class _Source(NamedTuple):
 
 
 def _parsed(given: str | Path) -> _Source:
-    literal, what = isinstance(given, Path), f"source {str(given)!r}"
-    head, _, query = (str(given), "", "") if literal else given.partition("?")
+    what = f"source {str(given)!r}"
+    head, _, query = (str(given), "", "") if isinstance(given, Path) else given.partition("?")
     try:
         # A plus is itself and not a space.
         pairs = parse_qsl(query.replace("+", "%2B"), strict_parsing=True) if query else []
@@ -175,9 +174,10 @@ def _parsed(given: str | Path) -> _Source:
         except TypeError:
             raise InputError(f"{what}: partition needs the option {next(iter(fields))!r}") from None
     word, _, name = head.partition(":")
-    if literal or word not in _WORDS or (word == "digits" and name):
+    if isinstance(given, Path) or word not in _WORDS or (word == "digits" and name):
         word = ""
-    place = given if literal else Path(os.path.expandvars(os.path.expanduser(head)))
+    place = Path(os.path.expandvars(os.path.expanduser(head)))
+    place = given if isinstance(given, Path) else place
     kind = word or _kind_of(place, bool(options))
     return _Source(given, what, head, word, name, place, options, scheme, kind)
 
@@ -301,13 +301,13 @@ def _table(source: _Source, options: Mapping[str, Any], public: bool) -> tuple[R
     if source.kind == "table":
         return partial(table.read_table, source.place, encoding=options.get("encoding")), layout
     if source.kind == "saved":
-        return partial(read_frame, source.head, hugging_face.saved(source.place)), layout
+        return partial(frames.read_frame, source.head, frames.saved(source.place)), layout
     which = {name: options[name] for name in _ON_HUB if name in options}
-    frame = hugging_face.load_data_set(source.name, **which, streaming=source.grouped)
+    frame = frames.load_data_set(source.name, **which, streaming=source.grouped)
     if not {"text", "label", "features"} & options.keys():
         texts = [field for field in _HUB_TEXTS if field in (frame.column_names or ())]
         layout = dataclasses.replace(layout, text=next(iter(texts), "text"))
-    return partial(read_frame, source.name, frame), layout
+    return partial(frames.read_frame, source.name, frame), layout
 
 
 # Opens a population batch by batch, given a folder for temporary files.

@@ -149,9 +149,7 @@ def test_the_command_fetches_a_file_that_a_config_reads(server, tmp_path, monkey
 def test_the_command_groups_a_data_set_of_the_hub(tmp_path, monkeypatch, capsys):
     rows = {"url": ["https://a.org/1", "https://b.org/", "https://a.org/2"], "text": ["x"] * 3}
     module = stand_in(monkeypatch, rows)
-    monkeypatch.setattr(
-        "jaxpfl.data.readers.hugging_face.newest_commit", lambda repository: 40 * "c"
-    )
+    monkeypatch.setattr("jaxpfl.data.readers.frames.newest_commit", lambda repository: 40 * "c")
     assert main(["data", "get", "fedccnews", "--folder", str(tmp_path), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["fetched"][str(tmp_path / "fedccnews")]["clients"] == 2

@@ -6,6 +6,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
+from tests.data.traces import no_trace
 
 SECRET = "canary-7f3"
 ROWS = {
@@ -45,6 +46,17 @@ def test_the_selected_rows_of_a_dataset_are_read():
     chosen = datasets.Dataset.from_dict(ROWS).select([7, 3, 3])
     found = jp.data.from_dataframe(chosen, client="*")
     assert found.columns["text"].to_pylist() == ["Message 7.", "Message 3.", "Message 3."]
+
+
+def test_what_ends_a_stream_is_said_without_a_row():
+    def rows():
+        yield {"user": "a", "text": "x"}
+        raise ValueError(SECRET)
+
+    frame = datasets.IterableDataset.from_generator(rows)
+    with pytest.raises(InputError, match=r"did not give it \(ValueError\)$") as error:
+        jp.data.from_dataframe(frame, client="user")
+    no_trace(error.value, SECRET)
 
 
 def test_labels_and_features_of_a_frame():

@@ -27,8 +27,7 @@ from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.preference.groups import Groups, groups_of
 from jaxpfl.text.preference.log_probabilities import log_probabilities
 from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
-from jaxpfl.text.tokenisers.base import check_fits
-from jaxpfl.text.tokenisers.spans import in_spans, spans
+from jaxpfl.text.tokenisers.base import check_fits, in_spans, spans
 from tests.text.embed.test_base import CLIENTS, Lengths
 from tests.text.generation import test_sentences as recurrent
 from tests.text.generation.test_language_model import BYTES, SMALL, Few, generated

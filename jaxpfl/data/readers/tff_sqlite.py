@@ -27,8 +27,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from jaxpfl.data.readers.compressed import decoded
-from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder
-from jaxpfl.data.readers.tff_schemas import Schema
+from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder, Schema
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
@@ -51,7 +50,7 @@ def stream_tff(
     """One split of a file as a stream of batches of a few megabytes.
 
     Args:
-      schema: one of `tff_schemas.SCHEMAS`, or that of a file of your own.
+      schema: one of `tff_examples.SCHEMAS`, or that of a file of your own.
       split: TFF's name of it, such as "all_train"; not needed if the file has only one.
 
     Raises:

@@ -9,8 +9,8 @@ import pytest
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text import Decoding, sample
+from jaxpfl.text.generation.decoding import cut
 from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
-from jaxpfl.text.generation.stop import cut
 from jaxpfl.text.tokenisers.base import Tokeniser, as_text, pad
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpfl.text.generation.stop import cut, stop_table
+from jaxpfl.text.generation.decoding import cut, stop_table
 
 TOKENS = tuple(
     piece.encode() for piece in ("a", "b", "ab", "ba", "aab", "é", "bé", "abab", "", "x")
