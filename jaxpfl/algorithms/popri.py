@@ -274,7 +274,7 @@ def groups_by_score(
     Candidates alone are ranked. A prompt gives no pair where it has too few of them, or where its
     chosen and rejected texts are equal or one of them is empty, because such a pair would teach
     nothing. With the loss "grpo" a group is all candidates of a prompt that are not empty, unless
-    their scores are equal. See `text.preference.responses.groups_of_texts` for how responses end.
+    their scores are equal. See `text.preference.groups.groups_of_texts` for how responses end.
     """
     candidates_KxJ, advantage_NxG = candidates_of(texts_KxJ, settings), None
     if settings.preference.loss == "grpo":

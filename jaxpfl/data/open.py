@@ -194,10 +194,14 @@ def _kind_of(place: Path, has_options: bool) -> str:
     return next((kind for end, kind in _ENDINGS.items() if place.name.endswith(end)), "")
 
 
+def _options(source: _Source) -> dict[str, Any]:
+    """The options as the reader's arguments; a source that no reader reads is refused."""
+    if not source.word:
+        _require_readable(source)
+    return _typed(source.what, source.options, _KINDS[source.kind])
+
+
 def _require_readable(source: _Source) -> None:
-    """Refuses a source that no reader reads."""
-    if source.word:
-        return
     if isinstance(source.given, str):
         expanded(source.head)  # refuses variables that are not set
     if source.kind == "folder" and not storage.is_stored(source.place):
@@ -261,8 +265,7 @@ def open(source: str | Path | Population, *, public: bool = False) -> Population
         actual = type(source).__name__ if source != "" else "an empty one"
         raise InputError(f"a source must be a path or a string, found {actual}")
     parsed = _parsed(source)
-    _require_readable(parsed)
-    options = _typed(parsed.what, parsed.options, _KINDS[parsed.kind])
+    options = _options(parsed)
     at_least = checks.positive_int("min_examples", options.pop("min_examples", 1))
     population = _read(parsed, options, public)
     if parsed.scheme is not None:
@@ -321,11 +324,9 @@ def streamed(source: str | Path) -> _Opens:
     is mapped; other sources are. Errors are those of `open`, here or while the stream is read.
     """
     parsed = _parsed(str(source))
-    if parsed.scheme is None and "min_examples" not in parsed.options:
-        _require_readable(parsed)
-        options = _typed(parsed.what, parsed.options, _KINDS[parsed.kind])
-        if (opened := _stream(parsed, options, public=False)) is not None:
-            return opened
+    plain = parsed.scheme is None and "min_examples" not in parsed.options
+    if plain and (opened := _stream(parsed, _options(parsed), public=False)) is not None:
+        return opened
     population = open(source)
     return lambda _: nullcontext(population.stream())
 
@@ -346,13 +347,13 @@ def why_missing(source: str) -> str:
     """Why a source is not available, or "" if it is; reads no data and asks no hub."""
     parsed = _parsed(source)
     here = bool(parsed.word) or parsed.exists
-    if here:
-        _require_readable(parsed)
-    elif not parsed.kind and (parsed.place.suffix or not parsed.place.parent.name):
-        raise _unknown(parsed)
-    # A folder that is absent is a stored population if it has no options.
-    kind = parsed.kind or ("table" if parsed.options else "folder")
-    options = _typed(parsed.what, parsed.options, _KINDS[kind])
+    if not here and not parsed.kind:
+        if parsed.place.suffix or not parsed.place.parent.name:
+            raise _unknown(parsed)
+        # A folder that is absent is a stored population if it has no options.
+        parsed = parsed._replace(kind="table" if parsed.options else "folder")
+    kind = parsed.kind
+    options = _options(parsed) if here else _typed(parsed.what, parsed.options, _KINDS[kind])
     options.pop("min_examples", None)
     if kind in ("table", "saved", "huggingface"):
         _layout(parsed, options)
@@ -396,13 +397,11 @@ def _typed(what: str, options: dict[str, str], kinds: _Options) -> dict[str, Any
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             expected = ", ".join(kinds) or "none"
             raise InputError(f"{what}: no option {name!r}{hint}; expected {expected}")
-        kind = kinds[name]
+        kind, place = kinds[name], f"{what}: {name}"
         try:
-            typed[name] = (
-                kind(value) if callable(kind) else checks.one_of(f"{what}: {name}", value, kind)
-            )
+            typed[name] = kind(value) if callable(kind) else checks.one_of(place, value, kind)
         except InputError:
             raise
         except ValueError:
-            raise InputError(f"{what}: {name} must be a number, found {value!r}") from None
+            raise InputError(f"{place} must be a number, found {value!r}") from None
     return typed
