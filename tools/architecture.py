@@ -35,7 +35,6 @@ MOST_IN_TREE = {
 
 LEAVES = {"errors", "checks", "checked", "compilation_cache", "cores", "files", "lazy"} | {
     "memory",
-    "notebook",
     "printable",
     "progress",
 }

@@ -78,7 +78,7 @@ class Algorithm(NamedTuple):
         return all(query.plan.private for query in self.queries)
 
     def _repr_html_(self) -> str:
-        from jaxpfl.notebook import facts
+        from jaxpfl.printable import facts
 
         plans = {f"asks {query.label}": query.plan.statement() for query in self.queries}
         return facts(f"Algorithm {self.name}", {"rounds": self.rounds, **plans})

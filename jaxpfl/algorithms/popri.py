@@ -39,9 +39,14 @@ from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel, Writer
-from jaxpfl.text.preference.groups import Groups, advantages, preferences
+from jaxpfl.text.preference.groups import (
+    Groups,
+    advantages,
+    groups_of_texts,
+    last_tokens,
+    preferences,
+)
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, Tuned, tune
-from jaxpfl.text.preference.responses import groups_of_texts, last_tokens
 
 
 @dataclass(frozen=True)
@@ -269,7 +274,7 @@ def groups_by_score(
     Candidates alone are ranked. A prompt gives no pair where it has too few of them, or where its
     chosen and rejected texts are equal or one of them is empty, because such a pair would teach
     nothing. With the loss "grpo" a group is all candidates of a prompt that are not empty, unless
-    their scores are equal. See `text.preference.responses.groups_of_texts` for how responses end.
+    their scores are equal. See `text.preference.groups.groups_of_texts` for how responses end.
     """
     candidates_KxJ, advantage_NxG = candidates_of(texts_KxJ, settings), None
     if settings.preference.loss == "grpo":

@@ -153,21 +153,17 @@ def named(candidates: Sequence[str]) -> dict[str, str]:
     for given in candidates:
         match = _NAMED.fullmatch(given)
         # A name has no ":", "?" or "/", so docstrings:a and digits?alpha=1 are sources.
-        name, source = match.groups() if match else (_short(given), given)
+        path = given.partition("?")[0]
+        # docstrings:numpy is numpy; /a/b/c.jsonl.gz?client=x is c.
+        in_word = path.partition(":")[2] if not Path(path).suffix else ""
+        own = in_word or Path(path).name.split(".")[0] or given
+        name, source = match.groups() if match else (own, given)
         if name in sources:
             raise InputError(
                 f"two candidates have the name {name!r}: rename one, as in OTHER={source}"
             )
         sources[name] = source
     return sources
-
-
-def _short(source: str) -> str:
-    """docstrings:numpy -> numpy; /a/b/c.jsonl.gz?client=x -> c."""
-    path = source.partition("?")[0]
-    if not Path(path).suffix and ":" in path:
-        return path.partition(":")[2]
-    return Path(path).name.split(".")[0] or source
 
 
 def table(record: Mapping[str, Any]) -> str:

@@ -176,7 +176,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         return len(self.charges)
 
     def _repr_html_(self) -> str:
-        from jaxpfl.notebook import facts
+        from jaxpfl.printable import facts
 
         labels = Counter(charge.label for charge in self.charges)
         released = "\n".join(f"{label}: {number}" for label, number in labels.items())

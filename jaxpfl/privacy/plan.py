@@ -374,7 +374,7 @@ class Plan:
         return stated
 
     def _repr_html_(self) -> str:
-        from jaxpfl.notebook import facts
+        from jaxpfl.printable import facts
 
         fields = {name: value for name, value in self.to_dict().items() if value is not False}
         return facts("Plan", {**fields, "privacy": self.statement()})

@@ -13,10 +13,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.data.cohort import Bucket, Cohort, gather
+from jaxpfl.data.cohort import Bucket, Cohort, gather, prefetch
 from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
-from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import PyTree, TracedClient
 from jaxpfl.federated.flow.client_program import needs_alone

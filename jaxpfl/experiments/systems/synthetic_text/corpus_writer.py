@@ -52,8 +52,8 @@ from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.remote import RemoteModel
 from jaxpfl.text.generation.variation import Continue, mask_and_fill
+from jaxpfl.text.preference.groups import prompt_room
 from jaxpfl.text.preference.optimisation import tune
-from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
 from jaxpfl.text.tokenisers.fast import FastTokeniser
 

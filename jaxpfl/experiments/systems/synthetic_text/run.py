@@ -46,7 +46,7 @@ from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.baselines import unigram_baseline
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.metrics.repeats import longest_repeats
-from jaxpfl.text.tokenisers.spans import in_spans
+from jaxpfl.text.tokenisers.base import in_spans
 
 FINE_TUNING = "fine_tuning"
 """The folder of the checkpoints of the downstream model's training on the corpus."""
