@@ -11,7 +11,24 @@ from typing import Any
 from jaxpfl.algorithms.stored_rounds import Arrays
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
-from jaxpfl.federated.release.releaser import Releaser
+from jaxpfl.federated.release.releaser import Released, Releaser
+
+
+class LateReleaser(Releaser):
+    """A releaser that is made when a step first asks clients, whose embedding may take long.
+
+    Args:
+      make: returns the releaser.
+    """
+
+    def __init__(self, make: Callable[[], Releaser | None]) -> None:
+        self._make, self._made = make, None
+
+    def release(self, *question: Any, **options: Any) -> Released:
+        """See `Releaser.release`."""
+        self._made = self._made or self._make()
+        assert self._made is not None, "a finished run asks nobody"
+        return self._made.release(*question, **options)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.registry import from_mapping
-from jaxpfl.experiments.systems.synthetic_text import corpus_writer
+from jaxpfl.experiments.systems.synthetic_text import methods
 from jaxpfl.experiments.systems.synthetic_text import run as running
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.privacy.ledger import Ledger
@@ -43,7 +43,7 @@ METHODS = {
     "pe_sft": (),
     "popri": (),
     "one_look": (
-        *("--popri.reward", "moments", "--popri.corpus", "nearest"),
+        *("--popri.clients_send", "moments", "--popri.corpus", "nearest"),
         *("--popri.checkpoint", "judged", "--popri.judge", "hashed:16"),
     ),
 }
@@ -252,17 +252,17 @@ CRASHES = {
         stored("round_1_responses"),
         after(Ledger, "charge"),
         stored("round_1_scores"),
-        after(corpus_writer, "tune"),
+        stored("round_1_adapters"),
         stored("round_2_scores"),
         stored("round_2_adapters"),
-        after(corpus_writer, "synthesise"),
+        after(methods, "synthesise"),
         before("corpus.jsonl"),
         in_training,
         before("result.json"),
         before("report.html"),
     ],
     "pe_sft": [
-        after(corpus_writer, "synthesise"),
+        after(methods, "synthesise"),
         after(Ledger, "charge"),
         stored("round_1_votes"),
         stored("round_1_texts"),
@@ -394,15 +394,23 @@ def test_how_the_generator_writes_is_tried_and_chosen_at_no_cost(
 ):
     """The nearest of all that was tried, by the stored texts; killed in between, it is the same."""
     tried = ("--popri.tune.temperature", "[0, 1.5]", "--popri.tune.samples", "[far, near]")
-    changes = ("--popri.reward", "moments", "--popri.responses", "9", *judge, *SAME_NOISE, *tried)
+    changes = (
+        "--popri.clients_send",
+        "moments",
+        "--popri.responses",
+        "9",
+        *judge,
+        *SAME_NOISE,
+        *tried,
+    )
     config = synthetic_config("popri", *changes)
-    used, original = set(), corpus_writer.synthesise
+    used, original = set(), methods.synthesise
 
     def spy(writer, samples, number, settings, **shown):
         used.add((settings.temperature, settings.samples))
         return original(writer, samples, number, settings, **shown)
 
-    monkeypatch.setattr(corpus_writer, "synthesise", spy)
+    monkeypatch.setattr(methods, "synthesise", spy)
     out = died(config, tmp_path / "run", [stored("tried_1"), stored("tried_settings")]).out
     export(out, tmp_path / "more", texts=40, progress=False)
     assert len(charges(out / "ledger.jsonl")) == (5 if judge else 3)
