@@ -153,8 +153,7 @@ def popri(
         again. It gives the number of rounds.
       embedder: public; must be the one that the clients' texts were embedded with.
       seed: seed of the adapters, the prompts, the responses and the order of the pairs.
-      load_or_compute: stores "round 3 responses", "round 3 scores" and "round 3 adapters", and
-        gives a resumed run what was stored.
+      load_or_compute: stores "round 3 responses", "round 3 scores" and "round 3 adapters".
       on_round: is called with the public results of each round.
       tune: the tuning, with the arguments of `text.preference.optimisation.tune`.
 

@@ -135,8 +135,7 @@ def private_evolution(
       scorer: must be of kind "nn_histogram"; its plan gives the number of rounds.
       embedder: public; must be the one that the clients' texts were embedded with.
       seed: seed of the selections and variations.
-      load_or_compute: stores "round 3 lookahead", "round 3 votes" and "round 3 texts", and gives a
-        resumed run what was stored.
+      load_or_compute: stores "round 3 lookahead", "round 3 votes" and "round 3 texts".
       on_round: is called with the public results of each round.
 
     Raises:

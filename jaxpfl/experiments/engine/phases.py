@@ -6,6 +6,7 @@ or is charged again.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from jaxpfl.algorithms.stored_rounds import Arrays
@@ -15,20 +16,14 @@ from jaxpfl.federated.release.releaser import Released, Releaser
 
 
 class LateReleaser(Releaser):
-    """A releaser that is made when a step first asks clients, whose embedding may take long.
-
-    Args:
-      make: returns the releaser.
-    """
+    """The releaser that `make` returns when a step first asks clients, who may need embedding."""
 
     def __init__(self, make: Callable[[], Releaser | None]) -> None:
-        self._make, self._made = make, None
+        self._made = cache(make)
 
     def release(self, *question: Any, **options: Any) -> Released:
-        """See `Releaser.release`."""
-        self._made = self._made or self._make()
-        assert self._made is not None, "a finished run asks nobody"
-        return self._made.release(*question, **options)
+        """As `Releaser.release`; an error where `make` returns None, for a finished run."""
+        return (self._made() or missing()).release(*question, **options)
 
 
 @dataclass(frozen=True)

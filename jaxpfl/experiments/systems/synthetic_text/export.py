@@ -111,19 +111,19 @@ def _written(
     if config.remote is None:
         _require_public(models, _GENERATOR, record)
     _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
-    author = METHODS[config.algorithm](Tuning(models, phases, directory), question)
+    author = METHODS[config.algorithm](Tuning(models, phases, directory), question and question.of)
     if number is not None:
         wanted = enough(author.texts, number, corpus)
-    found = author.generator
     if not tunes:
         return corpus, wanted, []
+    tuned = author.generator
     if isinstance(config.generator, PublishedModelConfig):
-        adapted, tuned = base.exported_base(config.generator, _GENERATOR, _GENERATOR)
+        name, public = base.exported_base(config.generator, _GENERATOR, _GENERATOR)
     else:
-        plain = lora.detach(found.model, found.params)
-        adapted, tuned = _GENERATOR, [base.TrainedModel(_GENERATOR, *plain, found.tokeniser)]
-    adapters = base.TrainedModel("generator_adapter", found.model, found.params, base=adapted)
-    return corpus, wanted, [*tuned, adapters]
+        plain = lora.detach(tuned.model, tuned.params)
+        name, public = _GENERATOR, [base.TrainedModel(_GENERATOR, *plain, tuned.tokeniser)]
+    adapters = base.TrainedModel("generator_adapter", tuned.model, tuned.params, base=name)
+    return corpus, wanted, [*public, adapters]
 
 
 def _require_public(models: StudyModels, name: str, record: Mapping[str, Any]) -> None:

@@ -24,11 +24,12 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.phases import Phases, missing
 from jaxpfl.experiments.systems.synthetic_text.config import PopriConfig
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels, loaded_fill_model
-from jaxpfl.experiments.systems.synthetic_text.questions import EMBEDDING, Look, Scores
+from jaxpfl.experiments.systems.synthetic_text.questions import EMBEDDING, Look
 from jaxpfl.models.decoder import lora
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue
+from jaxpfl.text.preference.optimisation import tune
 
 # How often the generator is asked for a number of texts, since some may be empty.
 _ATTEMPTS = 16
@@ -82,15 +83,15 @@ def untuned(tuning: Tuning, question: None = None) -> Author:
     return Author(models, models.generator, models.public.texts(settings.samples), settings)
 
 
-def evolved(tuning: Tuning, votes: Scores) -> Author:
+def evolved(tuning: Tuning, votes: Scorer) -> Author:
     """Private evolution: the untuned generator is prompted with the texts that were voted for."""
     author, models, phases = untuned(tuning), tuning.models, tuning.phases
     settings = models.config.evolution
 
-    def first() -> Arrays:
-        def written(number: int, attempt: int) -> list[str]:
-            return author.texts(number, later=attempt)
+    def written(number: int, attempt: int) -> list[str]:
+        return author.texts(number, later=attempt)
 
+    def first() -> Arrays:
         return {"texts": np.array(enough(written, settings.population))}
 
     def on_round(found: Evolved) -> None:
@@ -100,18 +101,18 @@ def evolved(tuning: Tuning, votes: Scores) -> Author:
     algorithm = private_evolution(
         texts,
         vary_of(models),
-        votes.scorer,
+        votes,
         models.embedder,
         settings,
         seed=models.config.run.seed,
         load_or_compute=phases.load_or_compute,
         on_round=on_round,
     )
-    selected = selected_texts(_states(algorithm, phases, votes.scorer.rounds)[-1])
+    selected = selected_texts(_states(algorithm, phases, votes.rounds)[-1])
     return replace(author, samples=selected, first=texts)
 
 
-def evolved_and_tuned(tuning: Tuning, votes: Scores) -> Author:
+def evolved_and_tuned(tuning: Tuning, votes: Scorer) -> Author:
     """PE+SFT: the generator's adapters are trained on the texts that were voted for."""
     author, models, config = evolved(tuning, votes), tuning.models, tuning.models.config
     start, key = models.generator, jax.random.key(config.run.seed)
@@ -123,9 +124,9 @@ def evolved_and_tuned(tuning: Tuning, votes: Scores) -> Author:
     return replace(author, generator=tuned, samples=models.public.texts(config.popri.samples))
 
 
-def tuned_by_scores(tuning: Tuning, scores: Scores) -> Author:
+def tuned_by_scores(tuning: Tuning, scorer: Scorer) -> Author:
     """POPri: a cohort scores the responses of each round."""
-    return _tuned(tuning, tuning.models.config.popri, scores.scorer)
+    return _tuned(tuning, tuning.models.config.popri, scorer)
 
 
 def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
@@ -196,7 +197,7 @@ def _tuned(
         load_or_compute=phases.load_or_compute,
         on_round=on_round,
         progress=models.progress,
-        tune=models.tune,
+        tune=getattr(models.generator, "tune", tune),  # By all processes that share it.
     )
     params_of = algorithm.params
     assert params_of is not None, "POPri tunes a model"

@@ -6,7 +6,6 @@ No client's data is read here.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -36,7 +35,6 @@ from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.remote import RemoteModel
 from jaxpfl.text.generation.variation import mask_and_fill
-from jaxpfl.text.preference.optimisation import Tuned, tune
 from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
 from jaxpfl.text.tokenisers.fast import FastTokeniser
@@ -104,11 +102,6 @@ class StudyModels:
         if self.others is None or self.config.method != "popri":
             return loaded()
         return shared_generator.load(self.others, loaded)
-
-    @property
-    def tune(self) -> Callable[..., Tuned]:
-        """POPri's tuning of the generator, by all processes that share it."""
-        return getattr(self.generator, "tune", tune)
 
     @cached_property
     def downstream(self) -> LanguageModel:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,31 +41,19 @@ EMBEDDING, JUDGE = "embedding", "judge"
 _CORPUS_TEXTS = 2_000
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Clients score the texts of each round, or vote for the nearest ones."""
+class Question(NamedTuple):
+    """What clients are asked.
 
-    config: SyntheticTextConfig
-    plan: Plan
+    Attributes:
+      of: makes the releases; a `Scorer` asks in each round, also for votes.
+      embedders: by the column that the queries read.
+      floats: how many float32 numbers a client receives and sends, in a round or of a look in all.
+    """
 
-    @cached_property
-    def scorer(self) -> Scorer:
-        config = self.config
-        return Scorer(self.plan, kind=config.client_score, max_texts=config.evolution.max_texts)
-
-    @property
-    def queries(self) -> tuple[Query, ...]:
-        return self.scorer.queries
-
-    @property
-    def embedders(self) -> Mapping[str, Embedder]:
-        """The embedders of the columns that the queries read."""
-        return {EMBEDDING: loaded_embedder(self.config.embedder)}
-
-    def floats_per_client(self) -> tuple[int, int]:
-        """How many float32 numbers a client receives and sends in a round."""
-        dimension = self.embedders[EMBEDDING].dimension
-        return self.scorer.floats_per_client(*self.config.candidates, dimension)
+    of: "Scorer | Look"
+    queries: tuple[Query, ...]
+    embedders: Mapping[str, Embedder]
+    floats: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,6 @@ class Look:
 
     @cached_property
     def embedders(self) -> Mapping[str, Embedder]:
-        """The embedders of the columns that the queries read."""
         return {column: loaded_embedder(name) for column, (_, name) in self.parts.items()}
 
     @cached_property
@@ -107,10 +95,6 @@ class Look:
 
         queries = chain.from_iterable(part.queries for part in parts.values())
         return Algorithm("one look", init, step, tuple(queries))
-
-    @property
-    def queries(self) -> tuple[Query, ...]:
-        return self.algorithm.queries
 
     def released(self, phases: Phases) -> dict[str, PrivateMoments]:
         """The clients' moments by column; asks the clients unless the release is stored."""
@@ -175,15 +159,19 @@ class Look:
         return sum(sizes), 1 + sum(size + size * (size + 1) // 2 for size in sizes)
 
 
-Question = Scores | Look
-"""Both have `queries`, `embedders` and `floats_per_client`."""
-
-
 def question_of(config: SyntheticTextConfig, plan: Plan) -> Question:
     """What clients are asked in a method in which they score texts."""
-    if not config.one_look:
-        return Scores(config, plan)
-    return Look(parts_of(config, fred_plan(config, plan.population)), plan.population)
+    if config.one_look:
+        look = Look(parts_of(config, fred_plan(config, plan.population)), plan.population)
+        return Question(look, look.algorithm.queries, look.embedders, look.floats_per_client())
+    scorer, embedder = scorer_of(config, plan), loaded_embedder(config.embedder)
+    floats = scorer.floats_per_client(*config.candidates, embedder.dimension)
+    return Question(scorer, scorer.queries, {EMBEDDING: embedder}, floats)
+
+
+def scorer_of(config: SyntheticTextConfig, plan: Plan) -> Scorer:
+    """How clients score the texts of a round, or vote for the nearest ones."""
+    return Scorer(plan, kind=config.client_score, max_texts=config.evolution.max_texts)
 
 
 def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:

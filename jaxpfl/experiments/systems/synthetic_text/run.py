@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -54,17 +53,9 @@ _FID_TEXTS, _PLANE_TEXTS = 2_000, 400
 _SEARCHED_TEXTS = 50_000
 
 
-class Trained(NamedTuple):
-    """The downstream model's parameters by a method, what they cost, and more for the record.
-
-    Attributes:
-      epsilon: None without privacy.
-    """
-
-    params: Params
-    privacy: str
-    epsilon: float | None
-    details: Mapping[str, Any] = MappingProxyType({})
+Trained = tuple[Params, float | None, Mapping[str, Any]]
+"""The downstream model's parameters by a method, epsilon (None without privacy), and the record's
+"privacy" with what else the method has to say."""
 
 
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
@@ -106,11 +97,11 @@ class TextStudy:
 
     def public_record(self) -> dict[str, Any]:
         train = {"public": self._public, FED_AVG: self._fed_avg}
-        trained = train.get(self.config.method, self._by_texts)()
+        trained, epsilon, details = train.get(self.config.method, self._by_texts)()
         tokens, start = self.models.rows(self._first(self.test)), self.models.downstream
         public, metrics = (
             evaluate(start.model, params, tokens, mesh=data_mesh(16))
-            for params in (start.params, trained.params)
+            for params in (start.params, trained)
         )
         held_out = self.config.evaluation.source or self.config.data.source
         private = not self.workspace.stamp or not self.sends
@@ -132,16 +123,15 @@ class TextStudy:
                 **metrics,
                 "public_accuracy": public["accuracy"],
                 "public_perplexity": public["perplexity"],
-                "epsilon": trained.epsilon,
+                "epsilon": epsilon,
             },
             "cost": self._cost(),
             "public_models": self._public_models(),
-            "privacy": trained.privacy,
-            **trained.details,
+            **details,
         }
 
     def _public(self) -> Trained:
-        return Trained(self.models.downstream.params, _FREE, 0.0)
+        return self.models.downstream.params, 0.0, {"privacy": _FREE}
 
     def training(self) -> tuple[Algorithm, Population]:
         """The training of the downstream model, and its clients."""
@@ -163,7 +153,7 @@ class TextStudy:
             start=f"{self.models.downstream.digest()} {self.models.tokeniser.name}",
         )
         epsilon = result.metrics["epsilon"] if self.plan.private else None
-        return Trained(result.params, result.privacy, epsilon)
+        return result.params, epsilon, {"privacy": result.privacy}
 
     def _by_texts(self) -> Trained:
         """The methods that write a corpus, on which the downstream model is then trained."""
@@ -184,14 +174,16 @@ class TextStudy:
             return {"texts": np.array(written)}
 
         with ExitStack() as stack:
-            run, question = None, None
-            phases = Phases(models.stored(self.directory))
+            run, question, phases = None, None, Phases(models.stored(self.directory))
             if config.method in SCORING:
                 question = question_of(config, self.plan)
                 run = stack.enter_context(self._run(question))
-                phases = self._phases(run)
+                run.begin()
+                others = partial(self.workspace.shared, config.method)
+                releaser = LateReleaser(partial(run.releaser, others=others))
+                phases = Phases(self.workspace.artifacts(run.id, run.ledger), releaser)
             tuning = Tuning(models, phases, self.directory, self._fid, on_round)
-            author = METHODS[config.algorithm](tuning, question)
+            author = METHODS[config.algorithm](tuning, question and question.of)
             texts = phases.load_or_compute("corpus", corpus)["texts"].tolist()
             privacy, epsilon = _FREE, 0.0
             if run is not None:
@@ -201,10 +193,9 @@ class TextStudy:
         files.write_atomically(self.directory / "corpus.jsonl", "".join(lines))
         folder = self.directory / FINE_TUNING
         params = models.fitted(models.downstream, texts, config.corpus.fine_tuning, folder)
-        details = {"history": history, **author.choices}
+        details = {"privacy": privacy, "history": history, **author.choices}
         details |= {"corpus_fid": self._fid(texts), "plane": self._plane(texts)}
-        details |= {"corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
-        return Trained(params, privacy, epsilon, details)
+        return params, epsilon, {**details, "corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
 
     def _run(self, question: Question) -> Run:
         """The run of the rounds that ask the clients."""
@@ -216,15 +207,6 @@ class TextStudy:
             start=self.models.start,
             ask=lambda: self.embedded(question),
         )
-
-    def _phases(self, run: Run) -> Phases:
-        """The store of the rounds' artifacts, which asks the clients for what it lacks."""
-        run.begin()
-        others = partial(self.workspace.shared, self.config.method)
-        releaser = None
-        if run.finished is None:
-            releaser = LateReleaser(partial(run.releaser, others=others))
-        return Phases(self.workspace.artifacts(run.id, run.ledger), releaser)
 
     def _end(self, run: Run) -> tuple[str, float | None]:
         """Ends the run of the releases: its statement, and its epsilon if it is private."""
@@ -245,17 +227,16 @@ class TextStudy:
         config = self.config
         kept = at_most(self.clients, config.training.max_examples, config.data.split_seed)
         few, embedders = self.clients.keeping(kept), question.embedders
-        names = [embedder.name for embedder in embedders.values()]
-        memory, key = self.workspace.memory, ("embedded", few.content, *names)
-        if key not in memory:
-            for old in [other for other in memory if other[0] == key[0]]:
-                del memory[old]
+        memory, key = self.workspace.memory, (few.content, *(e.name for e in embedders.values()))
+        if memory.get("embedded", (None,))[0] != key:
+            # Not two populations at a time.
+            memory.pop("embedded", None)
             columns = {
                 column: embed(few, embedder, progress=self.workspace.progress).columns["embedding"]
                 for column, embedder in embedders.items()
             }
-            memory[key] = few.with_columns(columns)
-        return memory[key]
+            memory["embedded"] = key, few.with_columns(columns)
+        return memory["embedded"][1]
 
     def _compare_repeats(self, texts: list[str], untuned: Sequence[str]) -> None:
         """Writes how many words in a row a text has in common with a client's, ours and untuned."""
@@ -317,5 +298,5 @@ class TextStudy:
         if self.config.method == FED_AVG:
             down = up = count_parameters(self.models.downstream.params)
         elif self.config.method in SCORING:
-            down, up = question_of(self.config, self.plan).floats_per_client()
+            down, up = question_of(self.config, self.plan).floats
         return {"down": down, "up": up}

@@ -43,10 +43,10 @@ from jaxpfl.experiments.systems.synthetic_text.models import (
 )
 from jaxpfl.experiments.systems.synthetic_text.questions import (
     EMBEDDING,
-    Scores,
     fred_plan,
     joint_plan,
     parts_of,
+    scorer_of,
 )
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
 from jaxpfl.models import adapter_trees
@@ -93,29 +93,22 @@ class Study(base.Study):
 
     def describe(self) -> description.Description:
         config, method = self.config, self.config.method
-        found = {name: self._shapes(name) for name in config.models}
-        models = {name: sized for name, (_, _, sized) in found.items()}
+        shapes = {name: self._shapes(name) for name in config.models}
+        models = {name: sized for name, (_, _, sized) in shapes.items()}
         if (remote := config.remote) is not None:
             models["generator"] = description.Sized(f"{remote.model} behind {remote.api}")
         rounds: dict[str, Rehearsed] = {}
         notes: tuple[str, ...] = ()
-        questions, releases = None, {}
-        model, params, _ = found["downstream"]
+        releases, together = {}, {}
+        model, params, _ = shapes["downstream"]
         if model is not None:
             rounds |= self._describe_downstream(model, params)
-        if method in SCORING:
-            if not config.one_look:
-                dimension, notes = description.embedding_size(config.embedder)
-                if dimension is not None:
-                    rounds["scores"] = self._describe_scores(dimension)
-            if not config.one_look and self.plan.sampling != "fixed":
-                questions = partial(ScoreCanaries, config.client_score, config.evolution.max_texts)
-        if method == "popri" and found["generator"][0] is not None:
-            models["adapters"] = self._describe_adapters(*found["generator"][:2])
-        number, together = len(self.clients), {}
+        if method == "popri" and shapes["generator"][0] is not None:
+            models["adapters"] = self._describe_adapters(*shapes["generator"][:2])
         if config.one_look:
-            for column_, (plan, embedder) in parts_of(config, self.look).items():
-                what = "moments" if column_ == EMBEDDING else f"moments of the {column_}"
+            number = len(self.clients)
+            for name, (plan, embedder) in parts_of(config, self.look).items():
+                what = "moments" if name == EMBEDDING else f"moments of the {name}"
                 releases[what] = description.PlannedRelease.of_moments(plan, number)
                 dimension, more = description.embedding_size(embedder)
                 notes += more
@@ -124,6 +117,14 @@ class Study(base.Study):
                         rounds[what] = description.moments_release(plan, number, dimension)
             together = {"one look": self.look.guarantee()} if len(releases) > 1 else {}
         elif self.sends:
+            questions = None
+            if method in SCORING:
+                dimension, notes = description.embedding_size(config.embedder)
+                if dimension is not None:
+                    rounds["scores"] = self._describe_scores(dimension)
+                if self.plan.sampling != "fixed":
+                    most = config.evolution.max_texts
+                    questions = partial(ScoreCanaries, config.client_score, most)
             releases["rounds"] = description.PlannedRelease.of_rounds(self.plan, questions)
         corpora = {f"corpora.{name}": source for name, source in (config.corpora or {}).items()}
         return description.Description(models, rounds, releases, corpora, together, notes)
@@ -133,10 +134,10 @@ class Study(base.Study):
         config, settings = self.config, self.config.models[name]
         if isinstance(settings, PublishedModelConfig):
             trained = name == "downstream"
-            found, params, size = description.published_shapes(settings, name, trained=trained)
-            if found is not None:
-                check_published(config, found)
-            return found and found.model, params, size
+            published, params, size = description.published_shapes(settings, name, trained=trained)
+            if published is not None:
+                check_published(config, published)
+            return published and published.model, params, size
         positions = max(settings.sequence_length, config.positions[name])
         model = Decoder(settings.network(config.vocab_size, positions))
         with description.tracing(name):
@@ -163,9 +164,9 @@ class Study(base.Study):
         broadcast = jax.ShapeDtypeStruct((number, dimension), np.float32)
         name = "embedding" if by_text else "mean_embedding"
         with description.tracing("a round of scores"):
-            (query,) = Scores(self.config, self.plan).queries
-            found, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
-        return Rehearsed(0, (found,))
+            query = scorer_of(self.config, self.plan).query
+            asked, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
+        return Rehearsed(0, (asked,))
 
     def _describe_adapters(self, model: Any, params: Params) -> description.Sized:
         settings = self.config.popri.lora

@@ -1,6 +1,5 @@
 """A study of synthetic text that is killed, altered or resumed elsewhere, and its charges."""
 
-import importlib
 import json
 import stat
 from functools import partial
@@ -31,8 +30,6 @@ from tests.experiments.systems.synthetic_text.test_study import (
 )
 from tests.loopback import completions
 
-# The package has a function of that name.
-popri = importlib.import_module("jaxpfl.algorithms.popri")
 # So that two runs can be compared: the noise of both follows the seed.
 SAME_NOISE = ("--run.reproducible_noise", "True")
 
@@ -54,7 +51,6 @@ def after(owner, name):
 in_training = partial(stopped, Progress, "update")
 CRASHES = {
     "popri": [
-        after(popri, "respond"),
         stored("round_1_responses"),
         after(Ledger, "charge"),
         stored("round_1_scores"),
