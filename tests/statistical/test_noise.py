@@ -39,8 +39,8 @@ def largest_component() -> float:
 
     Its uniform has 2^23 values, so the extreme ones turn up several times among these.
     """
-    extremes = [float(jnp.max(jnp.abs(plain(jax.random.key(seed), (2**23,))))) for seed in range(4)]
-    return max(extremes)
+    draw = jax.jit(lambda key: jnp.max(jnp.abs(plain(key, (2**23,)))))
+    return max(float(draw(jax.random.key(seed))) for seed in range(4))
 
 
 def faults(draw: Draw, largest_component: float) -> set[str]:
@@ -94,10 +94,13 @@ def test_bfloat16_draws_are_rejected(largest_component):
 
 
 def test_leaves_are_cut_from_one_vector_in_their_order():
-    """TRUST 22: another division into leaves draws the same values, at any number of devices."""
-    tree = {"a": jnp.zeros((3, 5)), "b": jnp.zeros(()), "c": jnp.zeros((0, 2)), "d": jnp.zeros(7)}
+    """TRUST 19, 22: another division into leaves, of narrow types, draws the same float32."""
+    tree = {"a": jnp.zeros((3, 5)), "b": jnp.zeros((), jnp.int8), "c": jnp.zeros((0, 2))}
+    tree["d"] = jnp.zeros(7, jnp.bfloat16)
     noise = mechanisms.cut(mechanisms.standard_normal(training_root(5), (23,)), tree)
     whole = mechanisms.standard_normal(training_root(5), (40,))
-    assert [leaf.shape for leaf in jax.tree.leaves(noise)] == [(3, 5), (), (0, 2), (7,)]
-    values = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(noise)])
+    leaves = jax.tree.leaves(noise)
+    assert [leaf.shape for leaf in leaves] == [(3, 5), (), (0, 2), (7,)]
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
+    values = np.concatenate([np.ravel(leaf) for leaf in leaves])
     np.testing.assert_array_equal(values, whole[: len(values)])
