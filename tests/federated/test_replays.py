@@ -77,38 +77,38 @@ def failing_algorithm(asked, seen, fails):
     return Algorithm("own", lambda key: jnp.float32(0), step, (asked,))
 
 
+def attempts(asked, folder, fails, seen, **settings):
+    """Runs until nothing is left to fail: how each ended, and the charges after it."""
+    given = dict(ledger=folder / "ledger.jsonl", out=folder / "run", **settings)
+    while fails:
+        with pytest.raises((RuntimeError, KeyboardInterrupt, BudgetExhausted)) as ended:
+            algorithm = failing_algorithm(asked, seen, fails)
+            jp.run(algorithm, population(), resume=given["out"].exists(), **given)
+        yield ended.type, len(Ledger.read(given["ledger"]).charges)
+    if "budget" not in settings:
+        jp.run(failing_algorithm(asked, seen, fails), population(), resume=True, **given)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()], ids=repr)
 def test_a_step_that_fails_behind_its_release_has_paid_for_it(error, tmp_path):
     """Who debugs behind `release(...)` with other broadcasts pays for what they saw."""
     asked, seen = query(of=plan(rounds=1, taken=CLIENTS // 2)), []
-    broadcasts = [jnp.float32(1e-6 * number) for number in (0, 1, 1, 2)]
-    fails = [(broadcast, error) for broadcast in broadcasts]
-    given = dict(ledger=tmp_path / "ledger.jsonl", out=tmp_path / "run")
-    for number in range(4):
-        with pytest.raises(type(error)):
-            algorithm = failing_algorithm(asked, seen, fails)
-            jp.run(algorithm, population(), resume=number > 0, **given)
-        charges = Ledger.read(given["ledger"]).charges
-        assert len(charges) == [1, 2, 2, 3][number]
+    fails = [(jnp.float32(1e-6 * number), error) for number in (0, 1, 1, 2)]
+    paid = list(attempts(asked, tmp_path, fails, seen))
+    assert paid == [(type(error), charges) for charges in (1, 2, 2, 3)]
     np.testing.assert_array_equal(seen[1], seen[2])
-    # Nothing is left to fail: the first broadcast once more, whose release was paid for.
-    jp.run(failing_algorithm(asked, seen, fails), population(), resume=True, **given)
+    # At last the first broadcast once more, whose release was paid for.
     np.testing.assert_array_equal(seen[4], seen[0])
-    assert len(Ledger.read(given["ledger"]).charges) == 3
+    assert len(Ledger.read(tmp_path / "ledger.jsonl").charges) == 3
 
 
 def test_a_budget_of_one_release_shows_one_value(tmp_path):
     asked, seen = query(of=plan(rounds=1)), []
     fails = [(jnp.float32(1e-6 * number), RuntimeError("a bug")) for number in range(5)]
-    given = dict(ledger=tmp_path / "ledger.jsonl", out=tmp_path / "run")
-    budget, ends = Budget(asked.plan.epsilon() * 1.001, 1e-6), []
-    for number in range(5):
-        with pytest.raises((RuntimeError, BudgetExhausted)) as ended:
-            algorithm = failing_algorithm(asked, seen, fails)
-            jp.run(algorithm, population(), resume=number > 0, budget=budget, **given)
-        ends.append(ended.type)
-    assert ends == [RuntimeError] + [BudgetExhausted] * 4
-    assert len(seen) == len(Ledger.read(given["ledger"]).charges) == 1
+    budget = Budget(asked.plan.epsilon() * 1.001, 1e-6)
+    paid = list(attempts(asked, tmp_path, fails, seen, budget=budget))
+    assert paid == [(RuntimeError, 1)] + [(BudgetExhausted, 1)] * 4
+    assert len(seen) == 1
 
 
 def test_a_release_that_is_not_recorded_is_not_shown_and_its_replay_is_free(

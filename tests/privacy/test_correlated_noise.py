@@ -20,7 +20,7 @@ from jaxpfl.privacy.exact_noise import STEPS, exact_cells
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.mechanisms import standard_normal
 from tests.federated.cohorts import door, through
-from tests.plans import flat_calibrated, flat_plan
+from tests.plans import flat_plan
 from tests.refusals import refusal
 
 FIELDS = dict(
@@ -113,18 +113,6 @@ def test_cost_is_one_gaussian_an_epoch(noise):
     assert "add or remove one client" in plan.statement()
 
 
-def test_calibrated_to_an_epsilon():
-    target = {k: v for k, v in FIELDS.items() if k != "noise_multiplier"}
-    plan = flat_calibrated(epsilon=3.0, noise="banded", **target)
-    assert 2.99 < plan.epsilon() <= 3.0 and plan.guarantee().confirmed_epsilon() <= 3.0
-    alone = flat_calibrated(epsilon=3.0, **target)
-    assert plan.noise_multiplier == alone.noise_multiplier
-    prior = dp_accounting.GaussianDpEvent(3.0)
-    assert flat_calibrated(
-        epsilon=3.0, noise="banded", prior_releases=prior, **target
-    ).noise_multiplier > 1.05 * (plan.noise_multiplier)
-
-
 def test_everyone_takes_part_once_an_epoch():
     plan = flat_plan(**FIELDS)
     cohorts = [plan.sample(5, round) for round in range(1, 15)]
@@ -196,21 +184,6 @@ def test_exact_sums_follow_from_what_the_gaussian_mechanism_releases(bands):
             seen[t].append(mixed + cells[p] * 2**32 + parts[p] + -rest // 2**16)
         noise = found.noise(t + 1).tolist()
         assert [v >> 16 for v in seen[t]] == [x + w for x, w in zip(sums[t], noise, strict=True)]
-
-
-@pytest.mark.parametrize("bands", [1, 2, 7, 64])
-def test_coefficients_and_sensitivity_are_jax_privacys(bands):
-    """An epoch's participations, bands apart, move C x by 1 an epoch."""
-    mine = correlated_noise.square_root(bands)
-    theirs = toeplitz.optimal_max_error_strategy_coefs(bands)
-    np.testing.assert_allclose(mine, theirs, rtol=1e-6)
-    weights = correlated_noise.band_weights(bands)
-    first = 1 / weights[0]
-    coefficients = first * np.concatenate([[1.0], weights[1:]])
-    squared = toeplitz.minsep_sensitivity_squared(
-        jnp.asarray(coefficients, jnp.float32), min_sep=bands, max_participations=3, n=3 * bands
-    )
-    assert float(squared) == pytest.approx(3.0, rel=1e-5)
 
 
 @pytest.mark.parametrize(("bands", "rounds"), [(1, 3), (2, 5), (2, 6), (3, 7), (4, 8)])
