@@ -1,7 +1,6 @@
 """The file of a ledger and its key: what was altered, torn or is held by another is refused."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import stat
@@ -69,17 +68,6 @@ def test_a_flipped_bit_in_the_key_is_found(path):
             Ledger(path, CLIENTS)
 
 
-def test_a_crash_before_the_first_line_keeps_the_key(path):
-    """A key that is there may be of a ledger that somebody is about to restore."""
-    filled(path)
-    key, whole = key_of(path).read_bytes(), path.read_bytes()
-    path.write_bytes(b"")
-    Ledger(path, CLIENTS).close()
-    assert key_of(path).read_bytes() == key
-    path.write_bytes(whole)
-    Ledger(path, CLIENTS).close()
-
-
 def test_an_altered_line_is_refused_by_file_and_number(path):
     """TRUST 40: on opening, reading and verifying; `test_chain` has all kinds of damage."""
     filled(path)
@@ -107,7 +95,7 @@ def test_the_head_that_was_kept_elsewhere_shows_what_the_chain_cannot(path, tmp_
 
 
 def test_a_torn_first_line_is_an_empty_ledger(path):
-    """TRUST 33: a crash at creation."""
+    """TRUST 33: a crash at creation; its key is kept, by which the first line is the same."""
     filled(path, rounds=0)
     header = path.read_bytes()
     for cut in (0, 1, len(header) // 2, len(header) - 2):
@@ -135,33 +123,13 @@ def test_a_full_disk_leaves_no_charge_and_no_half_line(path, monkeypatch):
         charge(again, 5)
 
 
-def _try_to_open(path, answer):
-    try:
-        Ledger(path, CLIENTS).close()
-        answer.put("opened")
-    except RunLocked as error:
-        answer.put(str(error))
-
-
-def test_a_second_process_is_refused(path):
-    """TRUST 37: the kernel's lock, gone with its holder; readers need none."""
+def test_a_ledger_has_one_holder(path):
+    """TRUST 37: by the kernel's lock; `faults/test_resume.py` has holders that are killed."""
     filled(path)
-    context = multiprocessing.get_context("spawn")
-    answer = context.Queue()
-
-    def ask() -> str:
-        process = context.Process(target=_try_to_open, args=(path, answer))
-        process.start()
-        said = answer.get(timeout=120)
-        process.join()
-        return said
-
     with Ledger(path, CLIENTS):
-        assert "another run holds this ledger" in ask()
-        assert len(Ledger.read(path)) == 5
-        with pytest.raises(RunLocked):
-            Ledger(path, CLIENTS)
-    assert ask() == "opened"
+        refusal(lambda: Ledger(path, CLIENTS), "another run holds this ledger", RunLocked)
+        assert len(Ledger.read(path)) == 5, "readers need no lock"
+    Ledger(path, CLIENTS).close()
 
 
 def test_the_file_holds_public_things_only(path):
