@@ -10,7 +10,7 @@ import pytest
 
 from jaxpfl.federated.flow import lanes
 from jaxpfl.federated.flow.client_program import programs
-from tests.federated.lane_trials import SIZE, TRIALS, more_draws
+from tests.federated.lane_trials import SIZE, TRIALS
 
 LANES = 9
 RNG = np.random.default_rng(0)
@@ -46,7 +46,6 @@ def lane_by_lane(function, shape, dtype=np.float32):
 LAYOUTS = [
     *((TRIALS[name], (3, 3), np.float32, ()) for name in TRIALS),
     *((TRIALS[name], (LANES,), np.float32, pytest.mark.long) for name in TRIALS),
-    *((more_draws, shape, np.float32, pytest.mark.slow) for shape in ((LANES,), (3, 3))),
     *(
         (TRIALS[name], (3, 3), np.float64, pytest.mark.slow)
         for name in sorted(TRIALS.keys() - {"convolutions"})
