@@ -72,6 +72,7 @@ def local(**settings):
 
 
 ALL = {"mu": 2.0, "per_step": True, "decay": 0.5}
+DEALT = Execution(client_mesh(2), chunk=2)
 ALL_FUNCTION = local(penalty=Proximal(2.0), transform=per_step, schedule=HALVING)
 
 
@@ -79,12 +80,9 @@ ALL_FUNCTION = local(penalty=Proximal(2.0), transform=per_step, schedule=HALVING
     ("client", "settings", "expected", "wrong"),
     [
         (local(), {}, {}, {"mu": 0.1}),
-        (local(), {"server": NESTEROV}, {"momentum": 0.9}, {"momentum": 0.8}),
-        (local(penalty=Proximal(2.0)), {}, {"mu": 2.0}, {"mu": -2.0}),
-        (local(transform=per_step), {}, {"per_step": True}, {}),
-        (local(schedule=HALVING), {}, {"decay": 0.5}, {}),
         (ALL_FUNCTION, {}, ALL, ALL | {"mu": -2.0}),
-        (ALL_FUNCTION, {"execution": Execution(client_mesh(2), chunk=2)}, ALL, {}),
+        (ALL_FUNCTION, {"execution": DEALT}, ALL, ALL | {"decay": 1.0}),
+        (ALL_FUNCTION, {"server": NESTEROV}, ALL | {"momentum": 0.9}, ALL | {"per_step": False}),
     ],
 )
 def test_rounds_are_what_a_plain_loop_gives(client, settings, expected, wrong, tmp_path):

@@ -158,7 +158,7 @@ def test_data_that_does_not_fit_the_plan_is_refused_without_a_private_number(tmp
     ):
         said = refusal(lambda held=held, plan=plan: query(held, plan, tmp_path), word)
         assert "37" not in said.replace(str(tmp_path), "")
-    exact = query(population, FredPlan.without_privacy(), tmp_path)
+    exact = query(clients(), FredPlan.without_privacy(), tmp_path)
     refusal(lambda: score(exact, {"wide": Moments(2.0, np.zeros(9), np.eye(9))}), "'wide'")
 
 

@@ -96,7 +96,6 @@ PLANTED = {
     # Layers.
     "federated/release/query.py": [
         ("def f():\n    import jaxpfl.text.words\n", 2, "federated imports text"),
-        ("import jaxpfl.federated.hosts.work\n", 1, "federated.release"),
         ("from jaxpfl.federated.release import sum_digest\n", 1, "federated.release.sum_digest"),
     ],
     "privacy/plan.py": [("from jaxpfl import data\n", 1, "privacy imports data")],
@@ -162,7 +161,6 @@ PLANTED = {
         ("run_directory.forget_secret(path, ledger)\n", 1, "keeps or deletes a secret"),
         ("chosen = self.plan.sample(seed, round)\n", 1, "samples a cohort"),
         ("cohort = Cohort(clients, chosen)\n", 1, "packs a cohort"),
-        ("cohort = data.Cohort(clients, chosen)\n", 1, "packs a cohort"),
         ("Door(query, shapes)(broadcast, buckets)\n", 1, "opens the door"),
         ("correlated_noise.NoiseStream(kind, 3, key)\n", 1, "rounds share"),
         ("noise = standard_normal(key, shape) * std\n", 1, "draws noise"),
@@ -170,7 +168,6 @@ PLANTED = {
         ("def f():\n    exact_noise.exact_normal(key, count, mesh)\n", 2, "draws noise"),
         ("drawn = exact_cells(key, places)\n", 1, "draws noise"),
         ("from jaxpfl.federated.release.door import Door\n", 1, "imports federated.release"),
-        ("from jaxpfl.federated.release import door\n", 1, "imports federated.release"),
         ("import jaxpfl.federated.release.door\n", 1, "imports federated.release"),
         ("import jaxpfl.federated.release.prepared_query\n", 1, "release.prepared_query"),
         ("self._processes.sum(query, broadcast, work)\n", 1, "sums clients"),
