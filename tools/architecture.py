@@ -252,11 +252,11 @@ def known_systems(modules: Sequence[Module]) -> list[Fault]:
                 sentence = f"the system {system} is imported outside its folder"
                 faults.append(Fault(module.path, line, sentence))
         for node in ast.walk(module.tree) if module.place != REGISTRY else ():
-            text = node.value if isinstance(node, ast.Constant) else None
-            if not isinstance(text, str) or not re.fullmatch(r"[\w.]+", text):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
                 continue
-            if {text, text.removeprefix(prefix).split(".")[0]} & (systems - {own}):
-                sentence = f"{text!r} names a system: only {REGISTRY} knows which there are"
+            named = {node.value, node.value.removeprefix(prefix).split(".")[0]} & (systems - {own})
+            if named and re.fullmatch(r"[\w.]+", node.value):
+                sentence = f"{node.value!r} names a system: only {REGISTRY} knows which there are"
                 faults.append(Fault(module.path, node.lineno, sentence))
     return faults
 
