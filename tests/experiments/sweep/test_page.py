@@ -41,11 +41,11 @@ def finished(tmp_path, invented, monkeypatch):
 
     def carried_out(change, values, of_case=None):
         sweep = load_sweep(written(tmp_path, SWEEP | change))
-        results = {}
-        for point, value in zip(sweep.points, values, strict=True):
-            more = (of_case or {}).get(point.values["case"], {})
-            result = {"metrics": {"accuracy": value}, "privacy": "(8, 0)", "private": True}
-            results[point.name] = {**result, **more}
+        results = {
+            point.name: {"metrics": {"accuracy": value}, "privacy": "(8, 0)", "private": True}
+            | (of_case or {}).get(point.values["case"], {})
+            for point, value in zip(sweep.points, values, strict=True)
+        }
         invented(lambda _, folder: results[folder.name])
         outcome = run_sweep(sweep, next(folders), progress=False)
         page = (outcome.out / "report.html").read_text()
