@@ -28,7 +28,7 @@ MOST_PARAMETERS = 10
 # Physical lines and lines of code, as `count` counts them. What adds says here what for.
 MOST_IN_TREE = {
     "jaxpfl": (47_800, 31_040),
-    "tests": (42_670, 32_720),
+    "tests": (42_850, 32_840),  # 180 more: the published settings of every config
     "benchmarks": (11_500, 8_330),
     "tools": (3_500, 2_590),
 }

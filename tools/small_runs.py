@@ -125,6 +125,7 @@ WITHOUT_SMALL_FORM = (
     "cifar100_resnet18",
     "emnist_cnn",
     "one_look",
+    "popri_fed_avg",
     "popri_proxy",
     "shakespeare_characters",
 )

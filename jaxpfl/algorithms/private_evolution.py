@@ -64,7 +64,7 @@ class EvolutionSettings(Checked):
     """
 
     form: Literal["pre_text", "aug_pe"] = "pre_text"
-    population: PositiveInt = 1_800
+    population: PositiveInt = 1_024
     threshold: NonNegative = 0.0
     lookahead: NonNegativeInt = 4
     variations: PositiveInt = 3

@@ -65,8 +65,7 @@ def choose_corpus(
     with shared_run.group() as group:
         sources, function = named(candidates), embedder(embedder_name)
         directory, clients = files.user_path(out), open_population(private)
-        units = len(clients) if plan.unit == "client" else clients.num_examples
-        query = fred(plan, units=units, dimension=function.dimension)
+        query = fred(plan, units=plan.units(clients), dimension=function.dimension)
         used = used_examples(clients, plan, seed=0)
 
         def asked(*_: Any) -> Asked:
@@ -99,7 +98,8 @@ def choose_corpus(
             shared = others and others.at("fred")
             released = private_moments(embedded, plan, ledger=charged, others=shared)
             released.save(directory / "moments.npz")
-            statement = both_statements(charged, [charged.charges[-1].run], plan.delta)
+            cost = both_statements(charged, [charged.charges[-1].run], plan.delta)
+            statement = plan.claim + cost
         rows = [
             {"rank": rank, "candidate": near.name, "source": sources[near.name], **near.row()}
             for rank, near in enumerate(score(released, corpora, progress=progress), 1)

@@ -67,7 +67,7 @@ def test_killed_anywhere_it_ends_alike_at_one_charge(config_path, tmp_path):
     assert "NOT PRIVATE" in (out / "report.html").read_text()
 
 
-def test_a_sweep_over_it(config_path, tmp_path):
+def test_a_sweep_over_it(config_path, tmp_path, capsys):
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("{base: mean.yaml, metric: mean, grid: {privacy.noise_multiplier: [1, 2]}}")
     out = tmp_path / "sweep"
@@ -76,3 +76,6 @@ def test_a_sweep_over_it(config_path, tmp_path):
     assert [row["privacy.noise_multiplier"] for row in record["rows"]] == [1.0, 2.0]
     assert all(point["private"] for point in record["points"])
     assert (out / "report.html").exists()
+    sweep.write_text(sweep.read_text() + "cases: {a: {privacy.ledger: shared.jsonl}, b: {}}\n")
+    assert cli.main(["sweep", str(sweep), "--out", str(tmp_path / "other")]) == 2
+    assert "privacy.ledger" in capsys.readouterr().err

@@ -3,9 +3,11 @@
 import json
 import re
 
+import dp_accounting
 import pytest
 
 from jaxpfl.cli import main
+from jaxpfl.privacy import accounting
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 
 # Of `tiny_config`: private, with a budget that its ledger keeps.
@@ -63,6 +65,39 @@ def test_fred_on_the_source_and_a_run_on_its_training_split_share_one_ledger(
         assert found == pytest.approx(expected, rel=1e-3)
     assert total > 1.1 * max(spent(ledger, first), spent(ledger, second))
     assert fred.endswith("if nothing else is released from these clients")
+
+
+def test_a_sweep_on_one_ledger_says_what_all_points_cost_by_both_accountants(
+    pipeline_config, tmp_path, capsys
+):
+    """By hand with dp_accounting: FreD, and the rounds of both points, as they are charged."""
+    shared, sweep = tmp_path / "shared.jsonl", tmp_path / "sweep.yaml"
+    changes = {
+        "privacy.ledger": [str(shared)],
+        "privacy.budget_epsilon": [20.0],
+        "privacy.accountant": ["rdp"],
+        "prefinetune.other_candidates": [False],
+    }
+    mapping = {"base": str(pipeline_config), "metric": "epsilon", "grid": changes}
+    mapping["cases"] = {"one": {}, "other": {"training.rounds": 2}}
+    sweep.write_text(json.dumps(mapping))
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 0
+    shown, record = capsys.readouterr().out, json.loads((tmp_path / "out/sweep.json").read_text())
+    rows, events = record["ledger"], [charge.event for charge in Ledger.read(shared).charges]
+    assert [row["algorithm"] for row in rows] == ["fred", "fed_avg", "fred", "fed_avg", "together"]
+    assert rows[-1]["charges"] == len(events) == 2 * 3 + 3 + 2
+    for name, accountant in (
+        ("pld", dp_accounting.pld.PLDAccountant()),
+        ("rdp", dp_accounting.rdp.RdpAccountant(accounting.RDP_ORDERS)),
+    ):
+        for event in events:
+            accountant.compose(event)
+        assert rows[-1][name] == pytest.approx(accountant.get_epsilon(1e-3), rel=2e-3)
+    assert rows[-1]["pld"] < rows[-1]["rdp"] < 20.0
+    assert rows[-1]["pld"] > max(row["pld"] for row in rows[:-1])
+    assert "epsilon by PLD" in shown and "epsilon by RDP" in shown
+    assert record["note"].endswith(rows[-1]["statement"])
+    assert "One ledger" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_a_run_without_privacy_that_no_budget_has_room_for_says_so(tiny_config, tmp_path, capsys):

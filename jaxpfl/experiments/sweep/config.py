@@ -17,6 +17,9 @@ from jaxpfl.experiments.registry import config_type, from_mapping
 MOST_POINTS = 1_000
 CASE = "case"
 SEED = "run.seed"
+BASE = "base"
+OF = "of"
+"""What the values of a metric are of, where a run has several: corpora, GANs, shares of a bug."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,14 @@ class Sweep:
     Attributes:
       title: the file's name without its suffix.
       gap: names of the cases `from` and `to` of `results.gap_closed`, or None.
+      ledger: the file that all points charge, where their configs name one.
     """
 
     title: str
     metric: str
     points: tuple[Point, ...] = field(repr=False)
     gap: tuple[str, str] | None = None
+    ledger: Path | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -102,11 +107,16 @@ def load_sweep(
             expected = f"a list of values, none of them twice, found {list(values)}"
             raise InputError(f"{where}: grid.{name} must be {expected}")
     cases = _cases(file.cases, where)
-    base = read_mapping(path.parent / file.base)
-    for name, value in parse_overrides(config_type(base, where), overrides).items():
-        if name in grid:
-            grid[name] = [value]
-        base = with_value(base, name, value, f"command line: --{name}")
+    # A case may be of another experiment.
+    names = dict.fromkeys([file.base, *(fields.get(BASE, file.base) for fields in cases.values())])
+    bases = {name: read_mapping(path.parent / str(name)) for name in names}
+    for name, base in bases.items():
+        for key, value in parse_overrides(config_type(base, where), overrides).items():
+            if key in grid:
+                grid[key] = [value]
+            base = with_value(base, key, value, f"command line: --{key}")
+        bases[name] = base
+    base = bases[file.base]
     if seeds is not None:
         run = base.get("run") if isinstance(base, Mapping) else None
         given = run.get("seed", 0) if isinstance(run, Mapping) else 0
@@ -114,7 +124,9 @@ def load_sweep(
         number = min(checks.positive_int("--seeds", seeds), MOST_POINTS + 1)
         grid[SEED] = range(first, first + number)
     gap = _gap(file.gap, cases, where)
-    return Sweep(path.stem, file.metric, _points(base, grid, cases, where), gap)
+    own = {case: bases[fields.pop(BASE, file.base)] for case, fields in cases.items()}
+    points = _points(own or {None: base}, grid, cases, where)
+    return Sweep(path.stem, file.metric, points, gap, _checked(points, file.metric, where))
 
 
 def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:
@@ -140,8 +152,32 @@ def _gap(
     return gap["from"], gap["to"]
 
 
+def _checked(points: Sequence[Point], metric: str, where: str) -> Path | None:
+    """The ledger that all points name, or None; refuses a metric that one of them will not have."""
+    for point in points:
+        # A system of somebody else need not name its metrics.
+        known = getattr(point.config, "metrics", [metric])
+        if metric not in known:
+            raise InputError(
+                f"{where}: metric must be a number in the points' results, at {point.name} one of "
+                f"{', '.join(sorted(known))}, found {metric!r}"
+            )
+    sections = [getattr(point.config, "privacy", None) for point in points]
+    ledgers = {section and section.ledger for section in sections}
+    if len(ledgers) > 1:
+        raise InputError(
+            f"{where}: privacy.ledger must be absent, so that every point has a ledger of its own, "
+            f"or the same at all points, found {len(ledgers)} different ones"
+        )
+    (ledger,) = ledgers
+    return ledger and files.user_path(ledger)
+
+
 def _points(
-    base: Any, grid: dict[str, Sequence[Any]], cases: dict[str, dict[str, Any]], where: str
+    bases: Mapping[str | None, Any],
+    grid: dict[str, Sequence[Any]],
+    cases: dict[str, dict[str, Any]],
+    where: str,
 ) -> tuple[Point, ...]:
     if math.prod(map(len, grid.values())) * max(1, len(cases)) > MOST_POINTS:
         raise InputError(f"{where}: a sweep must have at most {MOST_POINTS} points, found more")
@@ -158,16 +194,10 @@ def _points(
         fields |= values
         values = values if case is None else {CASE: case, **values}
         at = ", ".join(f"{name} = {value}" for name, value in values.items()) or "its point"
-        mapping = base
+        mapping = bases[case]
         for name, value in fields.items():
             mapping = with_value(mapping, str(name), value, f"{where}: at {at}: {name}")
         config = from_mapping(mapping, f"{where}: at {at}")
-        privacy = getattr(config, "privacy", None)
-        if privacy is not None and privacy.ledger is not None:
-            raise InputError(
-                f"{where}: at {at}: privacy.ledger must be absent in a sweep, because every "
-                "point has a ledger of its own"
-            )
         parts = [f"{n.rsplit('.', 1)[-1]}={value}" for n, value in values.items() if n in varied]
         name = re.sub(r"[^\w.=,+-]+", "_", ",".join(parts)) or "point"
         if name in points:

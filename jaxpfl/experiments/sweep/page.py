@@ -9,7 +9,7 @@ from jaxpfl.experiments.records.cautions import number
 from jaxpfl.experiments.report import page as report
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.report.plots import COLOURS, INK, axes, labelled, ticks
-from jaxpfl.experiments.sweep.config import Sweep
+from jaxpfl.experiments.sweep.config import OF, Sweep
 
 NOT_PRIVATE = "NOT PRIVATE"
 OUTSIDE = "-"
@@ -27,8 +27,11 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     spread = "Error bars: the standard deviation over the runs." if repeated else ""
     sections = []
     if drawn := [row for row in rows if row["runs"]]:
-        panel = _bars(sweep, drawn) if sweep.x is None else _lines(sweep, sweep.x, drawn)
-        sections.append(Section("Figure", spread, [("sweep", "", panel.figure)], wide=True))
+        figures = [
+            (f"sweep-{number}" if number else "sweep", "", panel.figure)
+            for number, panel in enumerate(_panels(sweep, drawn))
+        ]
+        sections.append(Section("Figure", spread, figures, wide=True))
     about = f"{measured}. "
     if sweep.gap is not None:
         start, end = sweep.gap
@@ -39,6 +42,8 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
             f"{OUTSIDE} is outside of both."
         )
     sections.append(Section("Table", about, table=_table(sweep, rows)))
+    if record["ledger"]:
+        sections.append(Section("One ledger", table=_ledger(record["ledger"])))
     page = Page(
         title=f"Sweep: {sweep.title}",
         lead=f"{measured} at {counted} points, {how_often}",
@@ -52,9 +57,10 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
 
 
 def lines(sweep: Sweep, record: Mapping[str, Any]) -> list[str]:
-    """The table of `sweep.json` as text for a terminal, below a line that names its data."""
+    """The tables of `sweep.json` as text for a terminal, below a line that names its data."""
     table = text_lines(_table(sweep, record["rows"]))
-    return [f"{_measured_on(sweep, record['points'])}:", *table]
+    shared = record["ledger"] and ["", *text_lines(_ledger(record["ledger"]))]
+    return [f"{_measured_on(sweep, record['points'])}:", *table, *shared]
 
 
 def _measured_on(sweep: Sweep, points: Rows) -> str:
@@ -65,7 +71,8 @@ def _measured_on(sweep: Sweep, points: Rows) -> str:
 
 
 def _table(sweep: Sweep, rows: Rows) -> Table:
-    names = sweep.varied or sweep.fields
+    several = any(OF in row for row in rows)
+    names = (*(sweep.varied or sweep.fields), *([OF] if several else []))
     columns: list[tuple[str, Sequence[str]]] = [
         (short(name), [str(row[name]) for row in rows]) for name in names
     ]
@@ -74,6 +81,9 @@ def _table(sweep: Sweep, rows: Rows) -> Table:
     deviations = ["" if (d := row["deviation"]) is None else f"{d:.2g}" for row in rows]
     if any(deviations):
         columns.append(("standard deviation", deviations))
+    if several and any(deviations):
+        for end in ("least", "largest"):
+            columns.append((end, [_score(row[end]) if row["runs"] else "" for row in rows]))
     if any(row["points"] > 1 or row["runs"] == 0 for row in rows):
         columns.append(("runs", [f"{row['runs']} of {row['points']}" for row in rows]))
     if sweep.gap:
@@ -83,6 +93,17 @@ def _table(sweep: Sweep, rows: Rows) -> Table:
         columns.append(("privacy", [row["mark"] for row in rows]))
     titles, cells = zip(*columns, strict=True)
     return Table(titles, list(zip(*cells, strict=True)), numbers)
+
+
+def _ledger(rows: Rows) -> Table:
+    """What each run on the sweep's ledger cost, by one accountant beside the other."""
+    names = [name for name in rows[0] if name not in ("algorithm", "charges", "statement")]
+    columns = ("releases of", "releases", *(f"epsilon by {name.upper()}" for name in names))
+    cells = [
+        (row["algorithm"], f"{row['charges']:,}", *(f"{row[name]:.4g}" for name in names))
+        for row in rows
+    ]
+    return Table(columns, cells, tuple(range(1, len(columns))))
 
 
 def _score(value: float | None) -> str:
@@ -113,7 +134,10 @@ def _points(sweep: Sweep, points: Rows) -> Section:
     for point in points:
         name, values = point["point"], ("", "", point.get("error", "not finished yet"))
         if point["state"] == "finished":
-            values = _score(point["value"]), point["scored_on"], point["privacy"] or NOT_PRIVATE
+            value = point["value"]
+            parts = value.items() if isinstance(value, dict) else [("", value)]
+            score = ", ".join(f"{of} {_score(one)}".strip() for of, one in parts)
+            values = score, point["scored_on"], point["privacy"] or NOT_PRIVATE
         else:
             name = Cell(name, stamps=[point["state"].upper()])
         cells.append((name, *values))
@@ -121,6 +145,20 @@ def _points(sweep: Sweep, points: Rows) -> Section:
         text += " What a point charged before it failed or stopped stays on it."
     columns = ("point", sweep.metric, "scored on", "privacy of this point alone")
     return Section("Points", text, table=Table(columns, cells, (1,)))
+
+
+def _panels(sweep: Sweep, rows: Rows) -> list[Any]:
+    """One picture; of a metric with several values, one for each combination of fields.
+
+    Each has a scale of its own: distances with different noise lie far apart.
+    """
+    if OF not in rows[0]:
+        return [_bars(sweep, rows) if sweep.x is None else _lines(sweep, sweep.x, rows)]
+    parts: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        parts.setdefault(label(sweep.varied, row), []).append(row)
+    numbers = all(type(row[OF]) in (int, float) for row in rows)
+    return [(_lines(sweep, OF, part) if numbers else _bars(sweep, part)) for part in parts.values()]
 
 
 def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
@@ -142,7 +180,7 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
             color=COLOURS[index % len(COLOURS)], marker="o", markersize=4, capsize=3, linewidth=1.6,
         )  # fmt: skip
     values = sorted({row[axis] for row in rows})
-    if values[-1] >= 8 * values[0]:
+    if axis != OF and values[-1] >= 8 * values[0]:
         panel.set_xscale("log")
         panel.minorticks_off()
     labelled(panel, short(axis), sweep.metric, legend=True)
@@ -152,7 +190,8 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
 
 def _bars(sweep: Sweep, rows: Rows) -> Any:
     panel = axes(sweep.metric, width=7.2, height=1.0 + 0.36 * len(rows))
-    names = [stamped(label(sweep.varied, row), row["mark"]) for row in rows]
+    fields = [*([OF] if OF in rows[0] else []), *sweep.varied]
+    names = [stamped(label(fields, row), row["mark"]) for row in rows]
     for index, row in enumerate(rows):
         names[index] += f": {number(None)}" if row["mean"] is None else ""
     widths, errors = ([row[key] or 0.0 for row in rows] for key in ("mean", "deviation"))

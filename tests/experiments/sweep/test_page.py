@@ -108,6 +108,24 @@ def test_bars_are_of_the_means(finished):
     assert "gap" not in str(outcome.rows) + "".join(lines(sweep, outcome.record))
 
 
+def test_a_metric_of_several_corpora_has_a_picture_for_each_case(finished):
+    """As Figure 2 of the FreD paper: distance against share, and the range over the runs."""
+    change = {"gap": None, "cases": {"stated": {}, "realised": {}}}
+    values = [{"0%": 3.0 + i, "99%": 2.0 + i, "100%": 1.0 + i} for i in (0, 1, 10, 12)]
+    sweep, outcome, page, panel = finished(change, values)
+    assert [row["of"] for row in outcome.rows] == [0, 0, 99, 99, 100, 100]
+    assert legend(panel) == ["realised"]
+    assert panel.lines[0].get_xydata().tolist() == [[0, 14], [99, 13], [100, 12]]
+    assert sorted(path.name for path in (outcome.out / "plots").iterdir())[:2] == [
+        "sweep-1.png",
+        "sweep.png",
+    ]
+    table = table_of(page, "Table")
+    assert table[0] == ["case", "of", "accuracy", "standard deviation", "least", "largest", "runs"]
+    assert table[1][:5] == ["stated", "0", "3.5", "0.71", "3"]
+    assert "0% 3, 99% 2, 100% 1" in str(table_of(page, "Points"))
+
+
 def test_what_is_not_private_says_so_wherever_it_is_shown(finished):
     """TRUST 11: the case's name need not tell."""
     for of_case in (

@@ -124,6 +124,31 @@ def test_a_metric_is_found_by_name():
         assert value_of({"metrics": {"evaluation": {"perplexity": value}}}, "perplexity") is None
 
 
+def test_a_metric_of_several_models_has_a_row_for_each(write):
+    """Names with numbers are numbers; what is not finite hides the mean of its row alone."""
+    sweep = load_sweep(write())
+    values = [{"99%": float(i), "far": 2.0 * i} for i in range(8)]
+    values[1]["far"] = None
+    points = [{"value": value, "mark": ""} for value in values]
+    rows = results.rows_of(sweep, points)
+    assert [row["of"] for row in rows] == [99] * 4 + ["far"] * 4
+    assert [row["mean"] for row in rows] == [0.5, 2.5, 4.5, 6.5, None, 5.0, 9.0, 13.0]
+    assert [(row["least"], row["largest"]) for row in rows[1:5:2]] == [(2.0, 3.0), (6.0, 7.0)]
+    metrics = {"fred": {"near": 1.0, "far": float("inf")}}
+    assert value_of({"metrics": metrics}, "fred") == {"near": 1.0, "far": None}
+
+
+def test_a_case_may_be_of_another_experiment(write, tmp_path):
+    """Settings of the command line are of all of them."""
+    path = write({"cases": {"here": {}, "there": {"base": "other.yaml"}}, "grid": None})
+    base = (tmp_path / "base.yaml").read_text()
+    (tmp_path / "other.yaml").write_text(base.replace("rounds: 2", "rounds: 7"))
+    sweep = load_sweep(path, ["--privacy.clip_norm", "0.7"])
+    assert [point.values for point in sweep.points] == [{"case": "here"}, {"case": "there"}]
+    assert [point.config.training.rounds for point in sweep.points] == [2, 7]
+    assert {point.config.privacy.clip_norm for point in sweep.points} == {0.7}
+
+
 TWO_POINTS = {"grid": {"training.clients_per_round": [5, 10]}, "cases": None}
 
 
@@ -183,11 +208,14 @@ def test_an_interrupted_point_goes_on(two_points, tmp_path):
         assert len(ledger.charges) == 2
 
 
-LEDGER = {"a": {"privacy.ledger": "l.jsonl"}}
+LEDGER = {"a": {"privacy.ledger": "l.jsonl"}, "b": {}}
 BAD = [
     ({"base": None}, "base must be text, found None"),
     ({"base": "a\0b"}, "the config cannot be read: no file has such a name"),
     ({"metric": None}, "metric must be text, found None"),
+    ({"metric": "acuracy"}, "one of accuracy, perplexity, found 'acuracy'"),
+    ({"metric": "fred"}, "metric must be a number in the points' results, found 'fred'"),
+    ({"cases": {"a": {"base": "b.yaml"}}}, "b.yaml"),
     ({"gird": {}}, "there is no key 'gird'"),
     ({"base": 3}, "base must be text, found 3"),
     ({"grid": {"training.round": [1]}}, "there is no key 'training.round'"),
@@ -197,7 +225,7 @@ BAD = [
     ({"grid": {"data.source.x": [1]}}, "data.source.x is in no section"),
     ({"cases": {"a": 3}}, "cases must be a mapping of names"),
     ({"cases": {"a": {"run.seed": 1}}}, "run.seed in grid case 'a'"),
-    ({"cases": LEDGER}, "privacy.ledger must be absent in a sweep"),
+    ({"cases": LEDGER}, "privacy.ledger must be absent, or the same at all points, found 2"),
     ({"grid": {"run.seed": list(range(1001))}}, "at most 1000 points"),
     ({"gap": "slow"}, "gap must be a mapping of names, found 'slow'"),
     ({"gap": {"from": "slow", "to": "fats"}}, "gap.to must be one of 'slow', 'fast', found 'f"),

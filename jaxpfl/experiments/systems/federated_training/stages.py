@@ -11,6 +11,7 @@ winner, is post-processing and costs no privacy.
 
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,10 +21,12 @@ from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.central.prefinetune import prefinetune
 from jaxpfl.experiments.central.training import Fitted
+from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.engine.rounds import initial_state
+from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
-from jaxpfl.experiments.systems.federated_training.config import FredConfig
+from jaxpfl.experiments.systems.federated_training.config import Config, FredConfig
 from jaxpfl.experiments.systems.federated_training.study import Prepared
 from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest
 from jaxpfl.federated.hosts.shared_rounds import Asked
@@ -91,26 +94,33 @@ def _fred(
     else:
         # Candidates are read before the charge, so that an unreadable one costs no privacy.
         corpora = _public_moments(settings, candidates, function, config.run.seed)
+    ledger, limits = fred_ledger(config, workspace.directory), config.privacy
+    if plan.unit == "example":
+        # Its ledger is for it alone.
+        epsilon, delta = (plan.epsilon(), plan.delta) if plan.private else (None, None)
+        limits = PrivacyConfig(private=plan.private, epsilon=epsilon, delta=delta)
     result = workspace.train(
-        fred(plan, units=len(study.clients), dimension=function.dimension),
+        fred(plan, units=study.fred_units, dimension=function.dimension),
         study.clients,
         name=FRED,
-        privacy=config.privacy,
+        privacy=limits,
+        ledger=ledger,
         ask=lambda: asked_by_fred(study, workspace, function)[1],
     )
     released = moments(plan, result.state)
     statement = plan.statement()
     if plan.private:
         # A release that was made again is charged again.
-        charges = Ledger.read(ledger_path(config.privacy, workspace.directory)).charges
-        own = [charge for charge in charges if charge.run == result.run]
-        statement = guarantee_of(own, plan.delta).statement()
+        own = [charge for charge in Ledger.read(ledger).charges if charge.run == result.run]
+        statement = plan.claim + guarantee_of(own, plan.delta, plan.unit).statement()
     made_from = {"run": result.run, "moments_sha256": params_digest(released.arrays())}
 
     def scored() -> Artifact:
         record = {
             **made_from,
-            "private": not workspace.stamp,
+            "private": not stamp_of(
+                plan.plans(study.fred_units), reproducible=config.run.reproducible_noise
+            ),
             "statement": statement,
             "plan": plan.to_dict(),
             "embedder": function.name,
@@ -122,12 +132,19 @@ def _fred(
     return dict(artifacts.load_or_compute(SCORES, scored, made_from).record)
 
 
+def fred_ledger(config: Config, directory: Path) -> Path:
+    """The ledger of FreD's release: its own where its unit is not that of the rounds."""
+    if config.fred is not None and config.fred.unit == "example":
+        return directory / "runs" / FRED / "ledger.jsonl"
+    return ledger_path(config.privacy, directory)
+
+
 def asked_by_fred(study: Prepared, workspace: Workspace, function: Embedder | None = None) -> Asked:
     """FreD's queries, and the clients with the embeddings of its embedder, which may be loaded."""
     config, plan = study.config, study.fred
     assert config.fred is not None and plan is not None
     function = function or embedder(config.fred.embedder)
-    algorithm = fred(plan, units=len(study.clients), dimension=function.dimension)
+    algorithm = fred(plan, units=study.fred_units, dimension=function.dimension)
     used = used_examples(study.clients, plan, config.data.split_seed)
     return algorithm.queries, embed(used, function, progress=workspace.progress)
 

@@ -61,28 +61,43 @@ class Study(base.Study):
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        released = () if self.fred is None else self.fred.plans(len(self.clients))
+        released = () if self.fred is None else self.fred.plans(self.fred_units)
         return {"rounds": self.plan, **{f"FreD {i}": each for i, each in enumerate(released)}}
+
+    @property
+    def fred_units(self) -> int:
+        """The units of FreD's release; made-up clients have as many examples as are used."""
+        clients, settings = self.clients, self.config.fred
+        assert settings is not None
+        if settings.unit == "client":
+            return len(clients)
+        return clients.num_examples or len(clients) * settings.max_examples
 
     @cached_property
     def fred(self) -> FredPlan | None:
-        """The plan of FreD's release; its unit is the client."""
+        """The plan of FreD's release."""
         settings, privacy = self.config.fred, self.config.privacy
         if settings is None:
             return None
         bounds: Any = {"clip_norm": settings.clip_norm, "max_examples": settings.max_examples}
         delta = privacy.delta if settings.delta is None else settings.delta
-        if not privacy.private:
+        bounds["unit"] = settings.unit
+        if settings.epsilon is None:
             return FredPlan.without_privacy(**bounds)
-        assert settings.epsilon is not None and delta is not None, "the config checks it"
-        noise = "exact" if privacy.noise.startswith("exact") else "independent"
-        return FredPlan.calibrated(epsilon=settings.epsilon, delta=delta, noise=noise, **bounds)
+        assert delta is not None, "the config checks it"
+        cost: Any = {"epsilon": settings.epsilon, "delta": delta}
+        if settings.mode == "paper":
+            cost |= {"examples": self.fred_units, "clients": len(self.clients)}
+            return FredPlan.as_printed(**cost, clip_norm=settings.clip_norm)
+        exact = settings.unit == "client" and privacy.noise.startswith("exact")
+        return FredPlan.calibrated(**cost, **bounds, noise="exact" if exact else "independent")
 
     @cached_property
     def plan(self) -> Plan:
-        """Of the rounds; `privacy.epsilon` covers FreD's release, too."""
+        """Of the rounds; `privacy.epsilon` covers FreD's release for clients, too."""
         config, found = self.config, self.fred
-        prior = found.guarantee().event if found is not None and found.private else None
+        covered = found is not None and found.private and found.unit == "client"
+        prior = found.guarantee().event if covered else None
         number = len(self.clients)
         return build.build_plan(config.privacy, config.training, number, prior, config.simulated)
 
@@ -91,12 +106,16 @@ class Study(base.Study):
         releases, notes, together = {}, (), {}
         found, settings = self.fred, self.config.fred
         if found is not None and settings is not None:
-            releases["FreD"] = PlannedRelease.of_moments(found, len(self.clients))
+            units = self.fred_units
+            releases["FreD"] = PlannedRelease.of_moments(found, units)
             dimension, notes = embedding_size(settings.embedder)
             if dimension is not None:
                 with tracing("FreD's release"):
-                    rounds = {"FreD": moments_release(found, len(self.clients), dimension)} | rounds
-            if found.private:
+                    rounds = {"FreD": moments_release(found, units, dimension)} | rounds
+            if found.unit == "example":
+                assumed = "" if self.clients.num_examples else f"ASSUMED {units:,} examples. "
+                notes = (*notes, f"{assumed}FreD has a ledger of its own: {found.statement()}")
+            elif found.private:
                 both = Guarantee.of_events(
                     [found.guarantee().event, self.plan.event()], self.plan.delta
                 )

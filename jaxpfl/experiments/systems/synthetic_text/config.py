@@ -6,7 +6,7 @@ Every field is PUBLIC, as in all configs.
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxpfl.algorithms.candidate_scores import ScoreKind
 from jaxpfl.algorithms.popri import PopriSettings
@@ -265,6 +265,11 @@ class SyntheticTextConfig(Checked):
                 "simulated must be absent where privacy.private is false, and with method 'public' "
                 f"or 'generator', whose clients send nothing, found method {self.method!r}"
             )
+
+    metrics: ClassVar[set[str]] = {
+        *("loss", "perplexity", "accuracy", "count"),
+        *("public_accuracy", "public_perplexity", "epsilon"),
+    }
 
     @property
     def one_look(self) -> bool:

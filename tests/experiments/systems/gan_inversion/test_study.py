@@ -14,6 +14,7 @@ from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.report.page import page_lines
+from jaxpfl.experiments.sweep.results import value_of
 from jaxpfl.experiments.systems.gan_inversion import evaluator as evaluator_module
 from jaxpfl.experiments.systems.gan_inversion import page as gan_inversion_page
 from jaxpfl.experiments.systems.gan_inversion import run as gan_inversion
@@ -110,6 +111,16 @@ def test_one_ledger_has_every_release_of_the_study(straight):
     assert record["thresholds"] == {"low": before["low"], "high": before["high"]}
     assert certified(straight).count("ledger.jsonl: fits") == 1
     assert "certificate.json" in (straight / "report.html").read_text()
+
+
+def test_its_scores_can_be_swept(straight, config):
+    """Each score has a value for each GAN; what the config promises is there."""
+    record = json.loads((straight / "result.json").read_text())
+    found = {name: value_of(record, name) for name in config.metrics}
+    assert found["epsilon"] == record["composed_guarantee"]["epsilon"]
+    for score in config.metrics - {"epsilon"}:
+        assert found[score] == {name: run[score] for name, run in record["runs"].items()}
+    assert record["privacy"] == record["composed_guarantee"]["statement"]
 
 
 def test_every_number_says_what_it_is_of(straight):

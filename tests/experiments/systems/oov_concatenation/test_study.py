@@ -11,6 +11,7 @@ from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.config.sections import ScaledUpConfig
 from jaxpfl.experiments.report.page import page_lines
+from jaxpfl.experiments.sweep.results import value_of
 from jaxpfl.experiments.systems.oov_concatenation import page as oov_page
 from jaxpfl.experiments.systems.oov_concatenation import study as oov_concatenation
 from jaxpfl.experiments.systems.workspace import at_scale
@@ -104,6 +105,20 @@ def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
     assert record["all_worlds"]["statement"] in page and "certificate.json" in page
     fitting = certified(straight).count("ledger.jsonl: fits")
     assert fitting == len(list(straight.rglob("ledger.jsonl")))
+
+
+def test_its_scores_can_be_swept(straight, config_path):
+    """The rate of unknown words against the share of the bug."""
+    record = json.loads((straight / "result.json").read_text())
+    found = {name: value_of(record, name) for name in registry.load(config_path).metrics}
+    worlds = record["worlds"]
+    assert found == {
+        "epsilon": record["all_worlds"]["epsilon"],
+        "oov_overall": {
+            "0": worlds["bug_0_percent"]["oov_overall"],
+            "1": worlds["bug_100_percent"]["oov_overall"],
+        },
+    }
 
 
 def test_every_number_says_what_it_is_of(straight, config_path):
