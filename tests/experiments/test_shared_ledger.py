@@ -84,17 +84,23 @@ def test_a_sweep_on_one_ledger_says_what_all_points_cost_by_both_accountants(
     assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 0
     shown, record = capsys.readouterr().out, json.loads((tmp_path / "out/sweep.json").read_text())
     rows, events = record["ledger"], [charge.event for charge in Ledger.read(shared).charges]
-    assert [row["algorithm"] for row in rows] == ["fred", "fed_avg", "fred", "fed_avg", "together"]
-    assert rows[-1]["charges"] == len(events) == 2 * 3 + 3 + 2
+    assert [row["releases of"] for row in rows] == [
+        "fred",
+        "fed_avg",
+        "fred",
+        "fed_avg",
+        "together",
+    ]
+    assert rows[-1]["releases"] == len(events) == 2 * 3 + 3 + 2
     for name, accountant in (
-        ("pld", dp_accounting.pld.PLDAccountant()),
-        ("rdp", dp_accounting.rdp.RdpAccountant(accounting.RDP_ORDERS)),
+        ("epsilon by PLD", dp_accounting.pld.PLDAccountant()),
+        ("epsilon by RDP", dp_accounting.rdp.RdpAccountant(accounting.RDP_ORDERS)),
     ):
         for event in events:
             accountant.compose(event)
         assert rows[-1][name] == pytest.approx(accountant.get_epsilon(1e-3), rel=2e-3)
-    assert rows[-1]["pld"] < rows[-1]["rdp"] < 20.0
-    assert rows[-1]["pld"] > max(row["pld"] for row in rows[:-1])
+    pld, rdp = ([row[f"epsilon by {name}"] for row in rows] for name in ("PLD", "RDP"))
+    assert max(pld[:-1]) < pld[-1] < rdp[-1] < 20.0
     assert "epsilon by PLD" in shown and "epsilon by RDP" in shown
     assert record["note"].endswith(rows[-1]["statement"])
     assert "One ledger" in (tmp_path / "out" / "report.html").read_text()

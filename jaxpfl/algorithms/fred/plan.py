@@ -147,13 +147,9 @@ class FredPlan:
         Each release has half of both (Proposition 3.1) and of these f = sqrt(2 log(1.25 / delta)) /
         epsilon. Every example of n has noise of deviation (2 c / n) f before the mean is taken,
         and every client's part of the covariance noise of (c^2 / n) f on its plain triangle.
-        The noise of all examples, or clients, is one Gaussian.
-
-        n is published, so that one example is replaced: it moves the sum by 2 c and the triangle by
-        sqrt(2) c^2. `guarantee` is of that, and holds where one is added or removed, too.
-
-        Args:
-          examples, clients: of the data, both declared public.
+        The noise of all examples, or clients, is one Gaussian. Both numbers are published, so that
+        one example is replaced: it moves the sum by 2 c and the triangle by sqrt(2) c^2.
+        `guarantee` is of that, and holds where one is added or removed, too.
         """
         checks.positive_int("examples", examples)
         factor = math.sqrt(2 * math.log(2.5 / checks.open_fraction("delta", delta)))

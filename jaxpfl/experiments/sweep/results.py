@@ -22,7 +22,9 @@ from jaxpfl.experiments.report.page import joined
 from jaxpfl.experiments.sweep.config import CASE, OF, SEED, Point, Sweep
 from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
 from jaxpfl.experiments.sweep.page import NOT_PRIVATE, outside, write_sweep_page
-from jaxpfl.experiments.sweep.shared_ledger import spent_on
+from jaxpfl.privacy import accounting, events
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Charge, Ledger
 
 SIMULATION = (
     "SIMULATION: every point spent its own epsilon on the same clients, on a ledger of its own. "
@@ -162,6 +164,28 @@ def _number(name: str) -> Any:
         return name
 
 
+def spent_on(sweep: Sweep) -> list[dict[str, Any]]:
+    """A row for each run on the ledger that all points charge, and last for all together.
+
+    A row has an epsilon by each accountant that supports the releases, and the "statement".
+    """
+    if sweep.ledger is None or not sweep.ledger.exists():
+        return []
+    ledger, rows, runs = Ledger.read(sweep.ledger), [], dict[str, list[Charge]]()
+    delta = next((p.config.privacy.delta for p in sweep.points if p.config.privacy.private), 1e-6)
+    for charge in ledger.charges:
+        runs.setdefault(charge.run, []).append(charge)
+    named = [(charges[0].label.split()[0], charges) for charges in runs.values()]
+    for name, charges in [*named, ("together", ledger.charges)]:
+        terms = [charge.event for charge in charges], delta, ledger.unit
+        whole = Guarantee.of_events(*terms)
+        by = accounting.supporting(events.counts(whole.event))
+        costs = {f"epsilon by {a.upper()}": Guarantee.of_events(*terms, a).epsilon() for a in by}
+        row = {"releases of": name, "releases": len(charges), **costs}
+        rows.append({**row, "statement": whole.statement()})
+    return rows
+
+
 def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row for each combination of values, over its repetitions.
 
@@ -179,9 +203,8 @@ def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
         mean, deviation = mean_and_deviation(values)
         row = {name: sweep.points[group[0]].values[name] for name in sweep.fields}
         row |= {"mean": mean, "deviation": deviation, "runs": len(done), "points": len(group)}
-        row |= {"least": None, "largest": None}
-        if mean is not None:
-            row |= {"least": min(values), "largest": max(values)}
+        ends = (None, None) if mean is None else (min(values), max(values))
+        row |= dict(zip(("least", "largest"), ends, strict=True))
         if closed is not None:
             row["gap"], row["gap_deviation"] = mean_and_deviation([closed[i] for i in group])
         mark = joined(point["mark"] for point in done)
