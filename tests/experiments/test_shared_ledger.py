@@ -7,6 +7,7 @@ import dp_accounting
 import pytest
 
 from jaxpfl.cli import main
+from jaxpfl.experiments import carry_out
 from jaxpfl.privacy import accounting
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 
@@ -104,6 +105,14 @@ def test_a_sweep_on_one_ledger_says_what_all_points_cost_by_both_accountants(
     assert "epsilon by PLD" in shown and "epsilon by RDP" in shown
     assert record["note"].endswith(rows[-1]["statement"])
     assert "One ledger" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_study_whose_ledger_lies_elsewhere_writes_what_is_private(synthetic_config, tmp_path):
+    """Nothing else has made its private folder."""
+    config = synthetic_config("popri", "--privacy.ledger", str(tmp_path / "shared.jsonl"))
+    out = carry_out.run(config, tmp_path / "run", progress=False).out
+    assert (out / "private" / "repeats.json").exists()
+    assert (out / "private").stat().st_mode & 0o77 == 0
 
 
 def test_a_run_without_privacy_that_no_budget_has_room_for_says_so(tiny_config, tmp_path, capsys):

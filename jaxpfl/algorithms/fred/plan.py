@@ -230,11 +230,9 @@ class FredPlan:
     @property
     def claim(self) -> str:
         """What the paper states for a plan of `as_printed`, before what it costs; else ""."""
-        if self.stated is None:
-            return ""
         # Not in the words of a guarantee, for which a verifier would take it.
-        stated = f"{self.stated:g} at delta {self.delta:g}"
-        return f"Algorithm 1 as printed states {stated}; REALISED, for one replaced, too: "
+        stated = f"Algorithm 1 as printed states {self.stated or 0:g} at delta {self.delta:g}"
+        return "" if self.stated is None else f"{stated}; REALISED, for one replaced, too: "
 
     @property
     def simulation(self) -> str:

@@ -157,8 +157,8 @@ def _checked(points: Sequence[Point], metric: str, where: str) -> Path | None:
         if metric not in known:
             names = f"in the results of {point.name}, one of {', '.join(sorted(known))}"
             raise InputError(f"{where}: metric must be a number {names}, found {metric!r}")
-    sections = [getattr(point.config, "privacy", None) for point in points]
-    ledgers = {section and section.ledger for section in sections}
+    privacy = (getattr(point.config, "privacy", None) for point in points)
+    ledgers = {section and section.ledger for section in privacy}
     if len(ledgers) > 1:
         raise InputError(
             f"{where}: privacy.ledger must be absent, for a ledger of each point's own, or the "

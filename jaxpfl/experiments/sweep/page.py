@@ -100,7 +100,9 @@ def _ledger(rows: Rows) -> Table:
     return Table(names, cells, tuple(range(1, len(names))))
 
 
-def _score(value: float | None) -> str:
+def _score(value: dict[str, float | None] | float | None) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{of} {_score(one)}" for of, one in value.items())
     return number(None) if value is None else f"{value:.5g}"
 
 
@@ -130,10 +132,7 @@ def _points(sweep: Sweep, points: Rows) -> Section:
     for point in points:
         name, values = point["point"], ("", "", point.get("error", "not finished yet"))
         if point["state"] == "finished":
-            value = point["value"]
-            parts = value.items() if isinstance(value, dict) else [("", value)]
-            score = ", ".join(f"{of} {_score(one)}".strip() for of, one in parts)
-            values = score, point["scored_on"], point["privacy"] or NOT_PRIVATE
+            values = _score(point["value"]), point["scored_on"], point["privacy"] or NOT_PRIVATE
         else:
             name = Cell(name, stamps=[point["state"].upper()])
         cells.append((name, *values))

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,6 @@ SIMULATION = (
     "SIMULATION: every point spent its own epsilon on the same clients, on a ledger of its own. "
     "What is published of several points costs the sum of them."
 )
-SHARED = "All points charge one ledger. Together they cost"
 REPEATED = " So does a mean over repetitions: each of them is a point that spent its own epsilon."
 
 
@@ -71,7 +71,7 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
         shared = spent_on(sweep)
         note = SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else "")
         record = {
-            "note": f"{SHARED} {shared[-1]['statement']}" if shared else note,
+            "note": f"All points together cost {shared[-1]['statement']}" if shared else note,
             "ledger": shared,
             "metric": sweep.metric,
             "rows": rows,
@@ -158,10 +158,8 @@ def rows_of(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 def _number(name: str) -> Any:
     """A name such as 99% or 0.01 as its number, others as they are."""
-    try:
-        return json.loads(name.removesuffix("%"))
-    except json.JSONDecodeError:
-        return name
+    digits = name.removesuffix("%")
+    return json.loads(digits) if re.fullmatch(r"\d+(\.\d+)?", digits) else name
 
 
 def spent_on(sweep: Sweep) -> list[dict[str, Any]]:
