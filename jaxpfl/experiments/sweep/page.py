@@ -95,8 +95,8 @@ def _table(sweep: Sweep, rows: Rows) -> Table:
 
 def _ledger(rows: Rows) -> Table:
     """What each run on the sweep's ledger cost, by one accountant beside the other."""
-    names = [name for name in rows[0] if name != "statement"]
-    cells = [[row[n] if n == names[0] else f"{row[n]:.4g}" for n in names] for row in rows]
+    names = tuple(name for name in rows[0] if name != "statement")
+    cells = [tuple(row[n] if n == names[0] else f"{row[n]:.4g}" for n in names) for row in rows]
     return Table(names, cells, tuple(range(1, len(names))))
 
 
@@ -155,7 +155,8 @@ def _panels(sweep: Sweep, rows: Rows) -> list[Any]:
 
 def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
     """The metric against the axis, with a line for each combination of what else varies."""
-    panel = axes(f"{sweep.metric} against {short(axis)}", width=7.2, height=4.2)
+    against = "" if axis == OF else f" against {short(axis)}"
+    panel = axes(f"{sweep.metric}{against}", width=7.2, height=4.2)
     others = [name for name in sweep.varied if name != axis]
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row[axis]):

@@ -103,8 +103,9 @@ class Study(base.Study):
     def plan(self) -> Plan:
         """Of the rounds; `privacy.epsilon` covers FreD's release for clients, too."""
         config, found = self.config, self.fred
-        covered = found is not None and found.private and found.unit == "client"
-        prior = found.guarantee().event if covered else None
+        if found is not None and not (found.private and found.unit == "client"):
+            found = None
+        prior = found and found.guarantee().event
         number = len(self.clients)
         return build.build_plan(config.privacy, config.training, number, prior, config.simulated)
 
