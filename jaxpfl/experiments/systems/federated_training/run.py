@@ -141,8 +141,7 @@ class _Run:
             assert self.config.fred is not None
             rows = {row["candidate"]: row for row in stages.scores}
             for name, entry in (("fred", "distance"), ("fred_corrected", "corrected")):
-                distances = {key: rows[key][entry] for key in self.config.fred.candidates}
-                record["metrics"][name] = distances
+                record["metrics"][name] = {c: rows[c][entry] for c in self.config.fred.candidates}
         if study.vocabulary is not None:
             digest = files.sha256_file(self.directory / VOCABULARY)
         return {

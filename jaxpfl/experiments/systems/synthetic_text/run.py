@@ -229,10 +229,8 @@ class TextStudy:
             for model, written in ((OURS, texts), ("the untuned generator", untuned))
         }
         record, source = {"clients_texts": len(held), "words": found}, self.config.data.source
-        path = self.directory / REPEATS
-        # The key of a ledger that lies elsewhere has not made it.
-        files.private_directory(path.parent)
-        files.write_json(path, record)
+        files.private_directory((self.directory / REPEATS).parent)
+        files.write_json(self.directory / REPEATS, record)
         about = self.config.method, f"training clients of {source}", self.workspace.stamp
         write_page(self.directory, repeats_page(record, *about))
 
