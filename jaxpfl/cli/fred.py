@@ -16,11 +16,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, required=True)
     unit = "what is protected: a client with all it holds (default), or one example"
     parser.add_argument("--unit", choices=("client", "example"), default="client", help=unit)
-    mode = (
-        "exact: the least noise for this epsilon (default); paper: Algorithm 1 as printed, with "
-        "--unit example: what it REALISES is printed and charged; publishes how many clients and "
-        "examples there are"
-    )
+    mode = "paper: Algorithm 1 as printed, for --unit example; charges what that REALISES, and "
+    mode += "publishes how many clients and examples there are"
     parser.add_argument("--mode", choices=("exact", "paper"), default="exact", help=mode)
     population = (
         "how many clients (or examples) there are, if that is public: more exact if they are few"

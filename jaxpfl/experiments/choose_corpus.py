@@ -98,8 +98,8 @@ def choose_corpus(
             shared = others and others.at("fred")
             released = private_moments(embedded, plan, ledger=charged, others=shared)
             released.save(directory / "moments.npz")
-            cost = both_statements(charged, [charged.charges[-1].run], plan.delta)
-            statement = plan.claim + cost
+            run = charged.charges[-1].run
+            statement = plan.claim + both_statements(charged, [run], plan.delta)
         rows = [
             {"rank": rank, "candidate": near.name, "source": sources[near.name], **near.row()}
             for rank, near in enumerate(score(released, corpora, progress=progress), 1)

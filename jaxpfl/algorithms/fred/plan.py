@@ -147,13 +147,9 @@ class FredPlan:
         Each release has half of both (Proposition 3.1) and of these f = sqrt(2 log(1.25 / delta)) /
         epsilon. Every example of n has noise of deviation (2 c / n) f before the mean is taken,
         and every client's part of the covariance noise of (c^2 / n) f on its plain triangle.
-        The noise of all examples, or clients, is one Gaussian.
-
-        n is published, so that one example is replaced: it moves the sum by 2 c and the triangle by
-        sqrt(2) c^2. `guarantee` is of that, and holds where one is added or removed, too.
-
-        Args:
-          examples, clients: of the data, both declared public.
+        The noise of all examples, or clients, is one Gaussian. Both numbers are published, so that
+        one example is replaced: it moves the sum by 2 c and the triangle by sqrt(2) c^2.
+        `guarantee` is of that, and holds where one is added or removed, too.
         """
         checks.positive_int("examples", examples)
         factor = math.sqrt(2 * math.log(2.5 / checks.open_fraction("delta", delta)))
@@ -234,11 +230,9 @@ class FredPlan:
     @property
     def claim(self) -> str:
         """What the paper states for a plan of `as_printed`, before what it costs; else ""."""
-        if self.stated is None:
-            return ""
         # Not in the words of a guarantee, for which a verifier would take it.
-        stated = f"{self.stated:g} at delta {self.delta:g}"
-        return f"Algorithm 1 as printed states {stated}; REALISED, for one replaced, too: "
+        stated = f"Algorithm 1 as printed states {self.stated or 0:g} at delta {self.delta:g}"
+        return "" if self.stated is None else f"{stated}; REALISED, for one replaced, too: "
 
     @property
     def simulation(self) -> str:

@@ -17,7 +17,6 @@ from jaxpfl.experiments.registry import config_type, from_mapping
 MOST_POINTS = 1_000
 CASE = "case"
 SEED = "run.seed"
-BASE = "base"
 OF = "of"
 """What the values of a metric are of, where a run has several: corpora, GANs, shares of a bug."""
 
@@ -108,24 +107,23 @@ def load_sweep(
             raise InputError(f"{where}: grid.{name} must be {expected}")
     cases = _cases(file.cases, where)
     # A case may be of another experiment.
-    names = dict.fromkeys([file.base, *(fields.get(BASE, file.base) for fields in cases.values())])
-    bases = {name: read_mapping(path.parent / str(name)) for name in names}
-    for name, base in bases.items():
+    bases = {case: fields.pop("base", file.base) for case, fields in cases.items()}
+    bases = {None: file.base, **bases}
+    for case, name in bases.items():
+        base = read_mapping(path.parent / str(name))
         for key, value in parse_overrides(config_type(base, where), overrides).items():
             if key in grid:
                 grid[key] = [value]
             base = with_value(base, key, value, f"command line: --{key}")
-        bases[name] = base
-    base = bases[file.base]
+        bases[case] = base
     if seeds is not None:
-        run = base.get("run") if isinstance(base, Mapping) else None
+        run = bases[None].get("run") if isinstance(bases[None], Mapping) else None
         given = run.get("seed", 0) if isinstance(run, Mapping) else 0
         first = checks.non_negative_int(SEED, grid.pop(SEED, [given])[0])
         number = min(checks.positive_int("--seeds", seeds), MOST_POINTS + 1)
         grid[SEED] = range(first, first + number)
     gap = _gap(file.gap, cases, where)
-    own = {case: bases[fields.pop(BASE, file.base)] for case, fields in cases.items()}
-    points = _points(own or {None: base}, grid, cases, where)
+    points = _points(bases, grid, cases, where)
     return Sweep(path.stem, file.metric, points, gap, _checked(points, file.metric, where))
 
 
@@ -155,21 +153,18 @@ def _gap(
 def _checked(points: Sequence[Point], metric: str, where: str) -> Path | None:
     """The ledger that all points name, or None; refuses a metric that one of them will not have."""
     for point in points:
-        # A system of somebody else need not name its metrics.
         known = getattr(point.config, "metrics", [metric])
         if metric not in known:
-            raise InputError(
-                f"{where}: metric must be a number in the points' results, at {point.name} one of "
-                f"{', '.join(sorted(known))}, found {metric!r}"
-            )
-    sections = [getattr(point.config, "privacy", None) for point in points]
-    ledgers = {section and section.ledger for section in sections}
+            names = f"in the results of {point.name}, one of {', '.join(sorted(known))}"
+            raise InputError(f"{where}: metric must be a number {names}, found {metric!r}")
+    privacy = (getattr(point.config, "privacy", None) for point in points)
+    ledgers = {section and section.ledger for section in privacy}
     if len(ledgers) > 1:
         raise InputError(
-            f"{where}: privacy.ledger must be absent, so that every point has a ledger of its own, "
-            f"or the same at all points, found {len(ledgers)} different ones"
+            f"{where}: privacy.ledger must be absent, for a ledger of each point's own, or the "
+            f"same at all points, found {len(ledgers)} different ones"
         )
-    (ledger,) = ledgers
+    ledger = ledgers.pop()
     return ledger and files.user_path(ledger)
 
 

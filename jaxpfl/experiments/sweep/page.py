@@ -27,10 +27,8 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     spread = "Error bars: the standard deviation over the runs." if repeated else ""
     sections = []
     if drawn := [row for row in rows if row["runs"]]:
-        figures = [
-            (f"sweep-{number}" if number else "sweep", "", panel.figure)
-            for number, panel in enumerate(_panels(sweep, drawn))
-        ]
+        panels = enumerate(_panels(sweep, drawn))
+        figures = [(f"sweep-{i}" if i else "sweep", "", panel.figure) for i, panel in panels]
         sections.append(Section("Figure", spread, figures, wide=True))
     about = f"{measured}. "
     if sweep.gap is not None:
@@ -97,16 +95,14 @@ def _table(sweep: Sweep, rows: Rows) -> Table:
 
 def _ledger(rows: Rows) -> Table:
     """What each run on the sweep's ledger cost, by one accountant beside the other."""
-    names = [name for name in rows[0] if name not in ("algorithm", "charges", "statement")]
-    columns = ("releases of", "releases", *(f"epsilon by {name.upper()}" for name in names))
-    cells = [
-        (row["algorithm"], f"{row['charges']:,}", *(f"{row[name]:.4g}" for name in names))
-        for row in rows
-    ]
-    return Table(columns, cells, tuple(range(1, len(columns))))
+    names = tuple(name for name in rows[0] if name != "statement")
+    cells = [tuple(row[n] if n == names[0] else f"{row[n]:.4g}" for n in names) for row in rows]
+    return Table(names, cells, tuple(range(1, len(names))))
 
 
-def _score(value: float | None) -> str:
+def _score(value: dict[str, float | None] | float | None) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{of} {_score(one)}" for of, one in value.items())
     return number(None) if value is None else f"{value:.5g}"
 
 
@@ -131,13 +127,12 @@ def _gap(row: Mapping[str, Any]) -> str:
 
 def _points(sweep: Sweep, points: Rows) -> Section:
     text, cells = "Each point has a ledger of its own.", []
+    if sweep.ledger is not None:
+        text = "All points charge one ledger."
     for point in points:
         name, values = point["point"], ("", "", point.get("error", "not finished yet"))
         if point["state"] == "finished":
-            value = point["value"]
-            parts = value.items() if isinstance(value, dict) else [("", value)]
-            score = ", ".join(f"{of} {_score(one)}".strip() for of, one in parts)
-            values = score, point["scored_on"], point["privacy"] or NOT_PRIVATE
+            values = _score(point["value"]), point["scored_on"], point["privacy"] or NOT_PRIVATE
         else:
             name = Cell(name, stamps=[point["state"].upper()])
         cells.append((name, *values))
@@ -148,10 +143,7 @@ def _points(sweep: Sweep, points: Rows) -> Section:
 
 
 def _panels(sweep: Sweep, rows: Rows) -> list[Any]:
-    """One picture; of a metric with several values, one for each combination of fields.
-
-    Each has a scale of its own: distances with different noise lie far apart.
-    """
+    """One picture; of a metric with several values, for each combination of fields on its scale."""
     if OF not in rows[0]:
         return [_bars(sweep, rows) if sweep.x is None else _lines(sweep, sweep.x, rows)]
     parts: dict[str, list[Mapping[str, Any]]] = {}
@@ -163,7 +155,8 @@ def _panels(sweep: Sweep, rows: Rows) -> list[Any]:
 
 def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
     """The metric against the axis, with a line for each combination of what else varies."""
-    panel = axes(f"{sweep.metric} against {short(axis)}", width=7.2, height=4.2)
+    against = "" if axis == OF else f" against {short(axis)}"
+    panel = axes(f"{sweep.metric}{against}", width=7.2, height=4.2)
     others = [name for name in sweep.varied if name != axis]
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row[axis]):

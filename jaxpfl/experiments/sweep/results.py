@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,14 @@ from jaxpfl.experiments.report.page import joined
 from jaxpfl.experiments.sweep.config import CASE, OF, SEED, Point, Sweep
 from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
 from jaxpfl.experiments.sweep.page import NOT_PRIVATE, outside, write_sweep_page
-from jaxpfl.experiments.sweep.shared_ledger import spent_on
+from jaxpfl.privacy import accounting, events
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Charge, Ledger
 
 SIMULATION = (
     "SIMULATION: every point spent its own epsilon on the same clients, on a ledger of its own. "
     "What is published of several points costs the sum of them."
 )
-SHARED = "All points charge one ledger. Together they cost"
 REPEATED = " So does a mean over repetitions: each of them is a point that spent its own epsilon."
 
 
@@ -69,7 +71,7 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
         shared = spent_on(sweep)
         note = SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else "")
         record = {
-            "note": f"{SHARED} {shared[-1]['statement']}" if shared else note,
+            "note": f"All points together cost {shared[-1]['statement']}" if shared else note,
             "ledger": shared,
             "metric": sweep.metric,
             "rows": rows,
@@ -153,10 +155,30 @@ def rows_of(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 def _number(name: str) -> Any:
     """A name such as 99% or 0.01 as its number, others as they are."""
-    try:
-        return json.loads(name.removesuffix("%"))
-    except json.JSONDecodeError:
-        return name
+    digits = name.removesuffix("%")
+    return json.loads(digits) if re.fullmatch(r"\d+(\.\d+)?", digits) else name
+
+
+def spent_on(sweep: Sweep) -> list[dict[str, Any]]:
+    """A row for each run on the ledger that all points charge, and last for all together.
+
+    A row has an epsilon by each accountant that supports the releases, and the "statement".
+    """
+    if sweep.ledger is None or not sweep.ledger.exists():
+        return []
+    ledger, rows, runs = Ledger.read(sweep.ledger), [], dict[str, list[Charge]]()
+    delta = next((p.config.privacy.delta for p in sweep.points if p.config.privacy.private), 1e-6)
+    for charge in ledger.charges:
+        runs.setdefault(charge.run, []).append(charge)
+    named = [(charges[0].label.split()[0], charges) for charges in runs.values()]
+    for name, charges in [*named, ("together", ledger.charges)]:
+        terms = [charge.event for charge in charges], delta, ledger.unit
+        whole = Guarantee.of_events(*terms)
+        by = accounting.supporting(events.counts(whole.event))
+        costs = {f"epsilon by {a.upper()}": Guarantee.of_events(*terms, a).epsilon() for a in by}
+        row = {"releases of": name, "releases": len(charges), **costs}
+        rows.append({**row, "statement": whole.statement()})
+    return rows
 
 
 def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -176,9 +198,8 @@ def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
         mean, deviation = mean_and_deviation(values)
         row = {name: sweep.points[group[0]].values[name] for name in sweep.fields}
         row |= {"mean": mean, "deviation": deviation, "runs": len(done), "points": len(group)}
-        row |= {"least": None, "largest": None}
-        if mean is not None:
-            row |= {"least": min(values), "largest": max(values)}
+        ends = (None, None) if mean is None else (min(values), max(values))
+        row |= dict(zip(("least", "largest"), ends, strict=True))
         if closed is not None:
             row["gap"], row["gap_deviation"] = mean_and_deviation([closed[i] for i in group])
         mark = joined(point["mark"] for point in done)

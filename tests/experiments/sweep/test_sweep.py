@@ -214,7 +214,7 @@ BAD = [
     ({"base": "a\0b"}, "the config cannot be read: no file has such a name"),
     ({"metric": None}, "metric must be text, found None"),
     ({"metric": "acuracy"}, "one of accuracy, perplexity, found 'acuracy'"),
-    ({"metric": "fred"}, "metric must be a number in the points' results, found 'fred'"),
+    ({"metric": "fred"}, "metric must be a number found 'fred'"),
     ({"cases": {"a": {"base": "b.yaml"}}}, "b.yaml"),
     ({"gird": {}}, "there is no key 'gird'"),
     ({"base": 3}, "base must be text, found 3"),

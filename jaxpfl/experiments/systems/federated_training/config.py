@@ -24,12 +24,11 @@ class FredConfig(Checked):
       candidates: maps a name to a public source, which may be "split:public", or to shares of
         other candidates, a mixture: `{near: ..., far: ..., "70%": {near: 0.7, far: 0.3}}`.
       epsilon: the part of `privacy.epsilon` that FreD's release costs; required by a private run.
-      unit: what it protects. Where that is the "example", as in the paper, it has a ledger of its
-        own, `runs/FreD/ledger.jsonl`, and is no part of `privacy.epsilon`: guarantees for clients
-        and for examples have no common epsilon. It may be private where the rounds are not.
-      mode: "paper" is Algorithm 1 as printed, for examples: `epsilon` is what the paper states, and
-        what it REALISES is printed and charged (`FredPlan.as_printed`). It publishes how many
-        examples the training clients have.
+      unit: what it protects. For an "example", as in the paper, it has a ledger of its own,
+        `runs/FreD/ledger.jsonl`, is no part of `privacy.epsilon`, because guarantees for clients
+        and for examples have no common epsilon, and may be private where the rounds are not.
+      mode: "paper" is Algorithm 1 as printed, for examples, whose number it publishes: `epsilon` is
+        what the paper states; what it REALISES is charged (`FredPlan.as_printed`).
       delta: the delta at which `epsilon` is stated; None means `privacy.delta`.
       embedder: see `jaxpfl.text.embed.embedder`.
       clip_norm: L2 bound of the embeddings of clients and candidates.
@@ -51,8 +50,8 @@ class FredConfig(Checked):
         super().__post_init__()
         if self.mode == "paper" and (self.unit == "client" or self.epsilon is None):
             raise InputError(
-                "fred.mode: paper needs fred.unit: example, which the paper protects, and "
-                f"fred.epsilon, found unit: {self.unit} and epsilon: {self.epsilon}"
+                "fred.mode: paper needs fred.epsilon, and fred.unit: example, which the paper "
+                f"protects, found unit: {self.unit} and epsilon: {self.epsilon}"
             )
         if len(self.candidates) < 2:
             raise InputError(

@@ -77,8 +77,8 @@ def _ranked(
     title = "The public corpus, chosen by Frechet distance (FreD)"
     if "statement" in fred:
         figures.append(("fred", title, bars(candidates, stamp)))
-        shared = fred["plan"]["unit"] == "client"
-        part = "It is part of" if shared else "On a ledger of its own, it is no part of"
+        apart = fred["plan"]["unit"] == "example"
+        part = "On a ledger of its own, it is no part of" if apart else "It is part of"
         texts.append(
             f"FreD alone: {fred['statement']}. {part} the privacy stated above. Scoring "
             "candidates and prefinetuning read public text only."

@@ -24,12 +24,7 @@ from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems import RESULT, SIMULATION
 from jaxpfl.experiments.systems.federated_training.page import Scores, page, ranking
-from jaxpfl.experiments.systems.federated_training.stages import (
-    FRED,
-    Stages,
-    asked_by_fred,
-    fred_ledger,
-)
+from jaxpfl.experiments.systems.federated_training.stages import FRED, Stages, asked_by_fred
 from jaxpfl.experiments.systems.federated_training.study import Prepared
 from jaxpfl.experiments.systems.workspace import Workspace, restate
 from jaxpfl.federated.hosts.shared_rounds import Asked
@@ -88,7 +83,8 @@ class _Run:
     def _restate_fred(self) -> None:
         """The rounds are on the ledger of FreD's release, too."""
         if self.study.fred is not None:
-            restate(self.directory / "runs" / FRED, fred_ledger(self.config, self.directory))
+            ledger = self.study.fred_ledger(self.directory)
+            restate(self.directory / "runs" / FRED, ledger)
 
     def _train(self, candidate: str | None) -> Result:
         """The run from a candidate, a simulation if FreD did not choose it; None: without one."""
@@ -142,12 +138,10 @@ class _Run:
             if study.fred is not None and study.fred.unit == "example":
                 apart = f"FreD's release, on a ledger of its own: {fred['statement']}"
                 record["privacy"] = f"{result.privacy}; {apart}"
+            assert self.config.fred is not None
+            rows = {row["candidate"]: row for row in stages.scores}
             for name, entry in (("fred", "distance"), ("fred_corrected", "corrected")):
-                distances = {row["candidate"]: row[entry] for row in stages.scores}
-                # In the order of the config, whichever is nearest.
-                record["metrics"][name] = {
-                    each: distances[each] for each in study.config.fred.candidates
-                }
+                record["metrics"][name] = {c: rows[c][entry] for c in self.config.fred.candidates}
         if study.vocabulary is not None:
             digest = files.sha256_file(self.directory / VOCABULARY)
         return {

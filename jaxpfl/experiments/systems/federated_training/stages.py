@@ -11,7 +11,6 @@ winner, is post-processing and costs no privacy.
 
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,12 +22,11 @@ from jaxpfl.experiments.central.prefinetune import prefinetune
 from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.engine.rounds import initial_state
-from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
-from jaxpfl.experiments.systems.federated_training.config import Config, FredConfig
+from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.study import Prepared
-from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest
+from jaxpfl.experiments.systems.workspace import Workspace, params_digest
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.progress import Progress
@@ -94,16 +92,13 @@ def _fred(
     else:
         # Candidates are read before the charge, so that an unreadable one costs no privacy.
         corpora = _public_moments(settings, candidates, function, config.run.seed)
-    ledger, limits = fred_ledger(config, workspace.directory), config.privacy
-    if plan.unit == "example":
-        # Its ledger is for it alone.
-        epsilon, delta = (plan.epsilon(), plan.delta) if plan.private else (None, None)
-        limits = PrivacyConfig(private=plan.private, epsilon=epsilon, delta=delta)
+    ledger = study.fred_ledger(workspace.directory)
     result = workspace.train(
         fred(plan, units=study.fred_units, dimension=function.dimension),
         study.clients,
         name=FRED,
-        privacy=limits,
+        # The budget is for clients; a ledger for examples has this release alone.
+        privacy=config.privacy if plan.unit == "client" else PrivacyConfig(private=False),
         ledger=ledger,
         ask=lambda: asked_by_fred(study, workspace, function)[1],
     )
@@ -118,9 +113,7 @@ def _fred(
     def scored() -> Artifact:
         record = {
             **made_from,
-            "private": not stamp_of(
-                plan.plans(study.fred_units), reproducible=config.run.reproducible_noise
-            ),
+            "private": plan.private and not config.run.reproducible_noise,
             "statement": statement,
             "plan": plan.to_dict(),
             "embedder": function.name,
@@ -130,13 +123,6 @@ def _fred(
         return Artifact(record)
 
     return dict(artifacts.load_or_compute(SCORES, scored, made_from).record)
-
-
-def fred_ledger(config: Config, directory: Path) -> Path:
-    """The ledger of FreD's release: its own where its unit is not that of the rounds."""
-    if config.fred is not None and config.fred.unit == "example":
-        return directory / "runs" / FRED / "ledger.jsonl"
-    return ledger_path(config.privacy, directory)
 
 
 def asked_by_fred(study: Prepared, workspace: Workspace, function: Embedder | None = None) -> Asked:

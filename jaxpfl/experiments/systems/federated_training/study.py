@@ -7,6 +7,7 @@ frozen base, and the parameters that clients train, send and clip are the adapte
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,6 +40,7 @@ from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.federated.audits.rehearsal import Rehearsed, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Model, Params, require_room
@@ -67,11 +69,16 @@ class Study(base.Study):
     @property
     def fred_units(self) -> int:
         """The units of FreD's release; made-up clients have as many examples as are used."""
-        clients, settings = self.clients, self.config.fred
+        number, settings = len(self.clients), self.config.fred
         assert settings is not None
-        if settings.unit == "client":
-            return len(clients)
-        return clients.num_examples or len(clients) * settings.max_examples
+        example = self.clients.num_examples or number * settings.max_examples
+        return example if settings.unit == "example" else number
+
+    def fred_ledger(self, directory: Path) -> Path:
+        """The ledger of FreD's release: its own where its unit is not that of the rounds."""
+        apart = self.fred is not None and self.fred.unit == "example"
+        own = directory / "runs" / "FreD" / "ledger.jsonl"
+        return own if apart else ledger_path(self.config.privacy, directory)
 
     @cached_property
     def fred(self) -> FredPlan | None:
@@ -96,8 +103,9 @@ class Study(base.Study):
     def plan(self) -> Plan:
         """Of the rounds; `privacy.epsilon` covers FreD's release for clients, too."""
         config, found = self.config, self.fred
-        covered = found is not None and found.private and found.unit == "client"
-        prior = found.guarantee().event if covered else None
+        if found is not None and not (found.private and found.unit == "client"):
+            found = None
+        prior = found and found.guarantee().event
         number = len(self.clients)
         return build.build_plan(config.privacy, config.training, number, prior, config.simulated)
 

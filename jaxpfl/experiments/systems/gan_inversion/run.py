@@ -85,10 +85,8 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "privacy": composed["statement"],
         "metrics": {
             "epsilon": composed["epsilon"],
-            **{
-                score: {name: record[score] for name, record in records.items()}
-                for score in ("inverted_share", "classifier_score")
-            },
+            "inverted_share": {name: each["inverted_share"] for name, each in records.items()},
+            "classifier_score": {name: each["classifier_score"] for name, each in records.items()},
         },
         "population": study.clients.name,
         "unit": study.clients.unit,
@@ -100,7 +98,6 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "thresholds": thresholds,
         "runs": records,
         "selected_per_round": config.training.clients_per_round,
-        "composed_guarantee": composed,
         "at_scale": {name: each.statement() for name, each in study.at_scale(plans).items()},
     }
 

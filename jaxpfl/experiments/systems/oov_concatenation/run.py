@@ -34,6 +34,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     composed = workspace.composed_guarantee(ledgers, config.words.privacy.delta)
     return {
         "private": not workspace.stamp,
+        # The page shows the models of all worlds, which are of the same clients.
         "privacy": composed["statement"],
         "metrics": {
             "epsilon": composed["epsilon"],
@@ -45,8 +46,6 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "drawn": dataclasses.asdict(config.drawn),
         "plans": {kind: plan.to_dict() for kind, plan in study.plans.items()},
         "worlds": worlds,
-        # The page shows the models of all worlds, which are of the same clients.
-        "all_worlds": composed,
         "at_scale": {name: each.statement() for name, each in study.at_scale().items()},
     }
 

@@ -267,8 +267,8 @@ class SyntheticTextConfig(Checked):
             )
 
     metrics: ClassVar[set[str]] = {
-        *("loss", "perplexity", "accuracy", "count"),
-        *("public_accuracy", "public_perplexity", "epsilon"),
+        *("loss", "perplexity", "accuracy", "count", "public_accuracy", "public_perplexity"),
+        "epsilon",
     }
 
     @property

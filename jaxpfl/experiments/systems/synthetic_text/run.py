@@ -249,6 +249,7 @@ class TextStudy:
             for model, written in ((OURS, texts), ("the untuned generator", untuned))
         }
         record, source = {"clients_texts": len(searched), "words": words}, self.config.data.source
+        files.private_directory((self.directory / REPEATS).parent)
         files.write_json(self.directory / REPEATS, record)
         about = self.config.method, f"training clients of {source}", self.workspace.stamp
         write_page(self.directory, repeats_page(record, *about))

@@ -68,9 +68,8 @@ def test_algorithm_1_costs_what_it_realises_beside_rounds_without_privacy(carrie
 
 
 def test_a_dry_run_says_that_it_assumes_the_examples(pipeline_config):
-    config = registry.load(
-        pipeline_config, [*EXAMPLE, "--fred.mode", "paper", "--fred.delta", "1e-6"]
-    )
+    known = ["--data.clients", "300", "--fred.mode", "paper", "--fred.delta", "1e-6"]
+    config = registry.load(pipeline_config, [*EXAMPLE, *known])
     note = " ".join(dry_run(config)["notes"])
     assert "ASSUMED" in note and "states 4 at delta" in note
 

@@ -100,9 +100,9 @@ def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
     assert not list(straight.rglob("*secret*"))
     # Both worlds' models come from the same clients, and the page shows both.
     one = record["worlds"]["bug_0_percent"]["composed_guarantee"]["epsilon"]
-    assert record["all_worlds"]["epsilon"] > 1.1 * one
+    assert record["metrics"]["epsilon"] > 1.1 * one
     page = html.unescape((straight / "report.html").read_text())
-    assert record["all_worlds"]["statement"] in page and "certificate.json" in page
+    assert record["privacy"] in page and "certificate.json" in page
     fitting = certified(straight).count("ledger.jsonl: fits")
     assert fitting == len(list(straight.rglob("ledger.jsonl")))
 
@@ -113,7 +113,7 @@ def test_its_scores_can_be_swept(straight, config_path):
     found = {name: value_of(record, name) for name in registry.load(config_path).metrics}
     worlds = record["worlds"]
     assert found == {
-        "epsilon": record["all_worlds"]["epsilon"],
+        "epsilon": record["metrics"]["epsilon"],
         "oov_overall": {
             "0": worlds["bug_0_percent"]["oov_overall"],
             "1": worlds["bug_100_percent"]["oov_overall"],
