@@ -25,8 +25,9 @@ A client votes once with each of at most `max_texts` texts, which bounds the L2 
 (`algorithms.candidate_scores`, kind nn_histogram). Nothing but the votes costs privacy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import jax
@@ -34,7 +35,7 @@ import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
-from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
+from jaxpfl.algorithms.stored_rounds import Arrays, LoadOrCompute, PublicDraws, computed
 from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.releaser import Release
@@ -125,7 +126,8 @@ def private_evolution(
     settings: EvolutionSettings,
     *,
     seed: int = 0,
-    hooks: Hooks[Evolved] | None = None,
+    load_or_compute: LoadOrCompute = computed,
+    on_round: Callable[[Evolved], object] = lambda evolved: None,
 ) -> Algorithm:
     """Returns private evolution; `selected_texts` reads the result from the final state.
 
@@ -138,14 +140,14 @@ def private_evolution(
       scorer: must be of kind "nn_histogram"; its plan gives the number of rounds.
       embedder: public; must be the one that the clients' texts were embedded with.
       seed: seed of the selections and variations.
-      hooks: stores "round 3 lookahead", "round 3 votes" and "round 3 texts".
+      load_or_compute: stores "round 3 lookahead", "round 3 votes" and "round 3 texts".
+      on_round: is called with the public results of each round.
 
     Raises:
       InputError: there is another number of texts, or the scorer is of another kind.
 
     Metrics of a step, all public: `votes` (float32, the noisy sum of votes).
     """
-    hooks = Hooks() if hooks is None else hooks
     if len(texts) != settings.population:
         raise InputError(
             f"private evolution starts from population = {settings.population} texts, found "
@@ -163,31 +165,31 @@ def private_evolution(
 
     def init(key):
         del key  # the seed decides all draws
-        number = settings.selected * (scorer.plan.rounds if union else 1)
+        number = settings.selected * (plan.rounds if union else 1)
         return EvolutionState(first, np.zeros((number, width), np.uint8))
 
     def step(state, release, round):
         texts = from_byte_rows(state.texts)
-        voted = hooks.stored(round, "votes", votes, texts, release, round)
-        votes_M = voted["votes"]
+        compute = partial(votes, texts, release, round)
+        votes_M = load_or_compute(f"round {round} votes", compute)["votes"]
         generator = draws.generator("selection", round)
         selected = select(texts, votes_M, settings, threshold, generator)
-        hooks.on_round(Evolved(round, texts, votes_M, selected))
+        on_round(Evolved(round, texts, votes_M, selected))
         following = texts
-        if round < scorer.plan.rounds:
-            following = hooks.stored(round, "texts", variations, selected, round)["texts"].tolist()
+        if round < plan.rounds:
+            compute = partial(variations, selected, round)
+            following = load_or_compute(f"round {round} texts", compute)["texts"].tolist()
         rows = to_byte_rows(selected, width)
         if union:
-            place = settings.selected * (round - 1)
-            rows = np.concatenate(
-                [state.selected[:place], rows, state.selected[place + len(rows) :]]
-            )
+            before, after = np.split(state.selected, [len(rows) * (round - 1)])
+            rows = np.concatenate([before, rows, after[len(rows) :]])
         state = EvolutionState(to_byte_rows(following, width), rows)
         return state, {"votes": np.float32(votes_M.sum())}
 
     def votes(texts: list[str], release: Release, round: int) -> Arrays:
         # Stored first: another writing of the same variations would be charged as another release.
-        ahead_MxD = hooks.stored(round, "lookahead", ahead, texts, round)["embeddings"]
+        compute = partial(ahead, texts, round)
+        ahead_MxD = load_or_compute(f"round {round} lookahead", compute)["embeddings"]
         return {"votes": scorer.release(release, ahead_MxD[:, None], round)[:, 0]}
 
     def ahead(texts: list[str], round: int) -> Arrays:

@@ -240,6 +240,7 @@ def _carried_out(study: Study, workspace: Workspace, group: Group | None, comman
             *_ledgers(workspace.config),
             directory / "ledger.jsonl",
             *sorted(directory.glob("worlds/*/ledger.jsonl")),
+            *sorted(directory.glob("runs/*/ledger.jsonl")),
         ],
     )
     write_page(directory, page)

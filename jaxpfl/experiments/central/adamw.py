@@ -13,7 +13,6 @@ import optax
 from jaxpfl.checked import Checked, NonNegative, Positive, PositiveInt
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder.config import DecoderConfig
-from jaxpfl.models.encoder.config import EncoderConfig
 
 
 @dataclass(frozen=True)
@@ -84,16 +83,3 @@ class DecoderModelConfig(Checked):
         sizes = {name: getattr(self, name) for name in names}
         sizes |= {"vocab_size": vocab_size, "positions": positions}
         return DecoderConfig(self.architecture, tied=True, **sizes)
-
-
-@dataclass(frozen=True)
-class MaskedModelConfig(DecoderModelConfig):
-    """A masked language model and its pretraining on public corpora; see `models.encoder`."""
-
-    architecture: Literal["bert"] = "bert"
-
-    def network(self, vocab_size: int, positions: int) -> EncoderConfig:
-        """Returns the network's config for a vocabulary and sequences of up to `positions`."""
-        names = "hidden_size", "layers", "heads", "inner_size"
-        sizes = {name: getattr(self, name) for name in names}
-        return EncoderConfig("bert", vocab_size=vocab_size, positions=positions, **sizes)

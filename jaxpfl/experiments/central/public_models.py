@@ -1,7 +1,7 @@
-"""The tokeniser and the small models that are learned from public corpora, in a cache.
+"""The tokeniser and the small decoders that are learned from public corpora, in a cache.
 
     CACHE/tokeniser-HASH/    the tokeniser
-    CACHE/NAME-HASH/         a pretrained model, and the losses of its pretraining
+    CACHE/NAME-HASH/         a pretrained decoder, and the losses of its pretraining
     CACHE/training/          checkpoints of the pretraining
     CACHE/*.lock             held by the process that makes a model; others wait for it
 
@@ -26,18 +26,15 @@ from jaxpfl import files
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.adamw import DecoderModelConfig, MaskedModelConfig
+from jaxpfl.experiments.central.adamw import DecoderModelConfig
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.federated.mesh import grid
-from jaxpfl.models.base import PAD, Params, initialised
+from jaxpfl.models.base import PAD, initialised
 from jaxpfl.models.checkpoints.model_files import require
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.encoder.masked import MaskedTokens, masked_rows
-from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.columns import text_column
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.variation import MaskAndFill, fill_width
 from jaxpfl.text.tokenisers.base import packed
 from jaxpfl.text.tokenisers.fast import FastTokeniser
 
@@ -48,13 +45,13 @@ _VALID_ROWS = 400
 
 @dataclass(frozen=True)
 class PublicModels:
-    """Public corpora, and the tokeniser and models that are learned from them.
+    """Public corpora, and the tokeniser and decoders that are learned from them.
 
     Attributes:
       sources: the name of each corpus -> its source.
       limit: the number of texts used of each corpus: the beginning of every document, with the
         same share of each.
-      seed: of the models' initial parameters and of the order of their examples.
+      seed: of the decoders' initial parameters and of the order of their examples.
     """
 
     sources: Mapping[str, str]
@@ -114,52 +111,18 @@ class PublicModels:
 
     def decoder(self, name: str, settings: DecoderModelConfig, positions: int) -> LanguageModel:
         """The decoder of these settings for `positions` tokens; pretrained if it is not cached."""
-        model = Decoder(settings.network(self.vocab_size, positions))
-        params = self._params(name, model, settings, positions, lambda rows, rng: {"tokens": rows})
-        return LanguageModel(model, params, self.tokeniser, mesh=data_mesh())
-
-    def fill_model(self, settings: MaskedModelConfig, tokens: int) -> MaskAndFill:
-        """`MaskAndFill` for texts of `tokens` tokens, by a model that is cached or pretrained.
-
-        Its last token is the mask; end-of-text frames a text.
-        """
-        # Rows of pretraining are framed, too.
-        positions = fill_width(max(settings.sequence_length, tokens) + 2)
-        mask_id, ends = self.vocab_size, (0, 0)
-        encoder = Encoder(settings.network(mask_id + 1, positions), head=True)
-        model = MaskedTokens(encoder, mask_id)
-        columns = partial(masked_rows, mask_id=mask_id, ends=ends)
-        params = self._params("fill_model", model, settings, positions, columns)
-        return MaskAndFill(encoder, params, self.tokeniser, mask_id, *ends, tokens=tokens)
-
-    def _params(
-        self,
-        name: str,
-        model: Decoder | MaskedTokens,
-        settings: DecoderModelConfig,
-        positions: int,
-        columns: Callable[..., dict[str, np.ndarray]],
-    ) -> Params:
-        """The parameters of a model, pretrained if they are not cached.
-
-        `columns(rows, rng=)` makes the model's columns of rows of tokens.
-        """
         names = settings.corpora or tuple(self.sources)
         identity = {**asdict(settings), "positions": positions, "seed": self.seed}
         stored_as = f"{name}-{self._hash(names, identity)}"
+        model = Decoder(settings.network(self.vocab_size, positions))
         folder = self.cache / "training" / stored_as
-        compute = partial(self._pretrained, model, settings, names, folder, columns)
-        stored = self._cached(stored_as, compute)
+        stored = self._cached(stored_as, partial(self._pretrained, model, settings, names, folder))
         shapes = jax.eval_shape(model.init, jax.random.key(0))
-        return jax.device_put(tree_of(stored.arrays, shapes, f"{self.cache / stored_as}"))
+        params = jax.device_put(tree_of(stored.arrays, shapes, f"{self.cache / stored_as}"))
+        return LanguageModel(model, params, self.tokeniser, mesh=data_mesh())
 
     def _pretrained(
-        self,
-        model: Decoder | MaskedTokens,
-        settings: DecoderModelConfig,
-        names: Sequence[str],
-        folder: Path,
-        columns: Callable[..., dict[str, np.ndarray]],
+        self, model: Decoder, settings: DecoderModelConfig, names: Sequence[str], folder: Path
     ) -> Artifact:
         documents = self.documents(names)
         rng = np.random.Generator(np.random.Philox(key=self.seed))
@@ -175,10 +138,10 @@ class PublicModels:
         fitted = fit(
             model,
             initialised(model, jax.random.key(self.seed)),
-            columns(rows[held_out:], rng=rng),
+            {"tokens": rows[held_out:]},
             settings.pretraining,
             seed=self.seed,
-            valid=columns(rows[:held_out], rng=rng),
+            valid={"tokens": rows[:held_out]},
             mesh=data_mesh(settings.pretraining.batch_size),
             folder=folder,
             progress=self.progress,

@@ -203,7 +203,7 @@ class Encoder(TokenModel, NetworkModel):
     def logits(self, params: Params, hidden_BxLxH: Array) -> Array:
         """Logits [..., V] of the token at every place (causal: of the token after it)."""
         flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
-        features_NxE, matrix_VxE, bias_V = self.output_layer(params, flat_NxH)
+        features_NxE, matrix_VxE, bias_V = self._output_layer(params, flat_NxH)
         logits_NxV = features_NxE @ matrix_VxE.T + bias_V[None, :]
         return logits_NxV.reshape(*hidden_BxLxH.shape[:-1], -1)
 
@@ -213,10 +213,9 @@ class Encoder(TokenModel, NetworkModel):
             raise InputError("only a causal encoder predicts the next token, found causal=False")
         tokens_BxL = jnp.where(mask[:, None], batch["tokens"], PAD)
         flat_NxH = self.hidden(params, tokens_BxL[:, :-1]).reshape(-1, self.config.hidden_size)
-        return next_token_loss(*self.output_layer(params, flat_NxH), tokens_BxL[:, 1:].reshape(-1))
+        return next_token_loss(*self._output_layer(params, flat_NxH), tokens_BxL[:, 1:].reshape(-1))
 
-    def output_layer(self, params: Params, flat_NxH: Array) -> tuple[Array, Array, Array]:
-        """Features [N, E], matrix [V, E] and biases [V] of the last layer's outputs [N, H]."""
+    def _output_layer(self, params: Params, flat_NxH: Array) -> tuple[Array, Array, Array]:
         if not self.head:
             raise InputError("the encoder has no language-model head: its weights had none")
         return self._merged(params).output_layer(flat_NxH)

@@ -15,10 +15,9 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
-from jaxpfl.text.generation.decoding import Decoding
+from jaxpfl.text.generation.decoding import Decoding, cut
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.generation.sentences import generate_sentences
-from jaxpfl.text.generation.stop import cut
 from jaxpfl.text.microbatches import read
 from jaxpfl.text.tokenisers.base import Tokeniser, as_text, check_fits, pad
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
@@ -40,6 +39,11 @@ class Writer:
 
     tokeniser: Tokeniser
     write: Callable[..., Generated]
+
+    @property
+    def follows_instructions(self) -> bool:
+        """Whether prompts reach the model as messages; an address is asked to, in any case."""
+        return getattr(self.tokeniser, "chat", None) is not None
 
     def without_chat(self) -> Self:
         """The same, which reads prompts as they are, see `Tokeniser.without_chat`."""

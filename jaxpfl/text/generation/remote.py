@@ -50,6 +50,7 @@ class RemoteModel(Writer):
     api: str
     model: str
     tokeniser: Tokeniser = field(repr=False)
+    follows_instructions = True
 
     def write(
         self, prompts: Sequence[str], key: jax.Array, *, decoding: Decoding, progress: bool = False

@@ -26,7 +26,7 @@ from jaxpfl.experiments.systems import RESULT, SIMULATION
 from jaxpfl.experiments.systems.federated_training.page import Scores, page, ranking
 from jaxpfl.experiments.systems.federated_training.stages import FRED, Stages, asked_by_fred
 from jaxpfl.experiments.systems.federated_training.study import Prepared
-from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, restate
+from jaxpfl.experiments.systems.workspace import Workspace, restate
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.text.generation.language_model import sentences_of
 from jaxpfl.text.metrics.baselines import unigram_baseline
@@ -83,7 +83,7 @@ class _Run:
     def _restate_fred(self) -> None:
         """The rounds are on the ledger of FreD's release, too."""
         if self.study.fred is not None:
-            ledger = ledger_path(self.config.privacy, self.directory)
+            ledger = self.study.fred_ledger(self.directory)
             restate(self.directory / "runs" / FRED, ledger)
 
     def _train(self, candidate: str | None) -> Result:
@@ -131,13 +131,21 @@ class _Run:
 
     def _record(self, result: Result) -> dict[str, Any]:
         evaluator, stages, study = self._test_evaluator, self.stages, self.study
+        record = files.read_record(self.directory / RESULT)
         fred = digest = None
         if stages is not None and stages.scores is not None:
             fred = {**(stages.fred or {}), **ranking(stages.scores, {"before": self._before})}
+            if study.fred is not None and study.fred.unit == "example":
+                apart = f"FreD's release, on a ledger of its own: {fred['statement']}"
+                record["privacy"] = f"{result.privacy}; {apart}"
+            assert self.config.fred is not None
+            rows = {row["candidate"]: row for row in stages.scores}
+            for name, entry in (("fred", "distance"), ("fred_corrected", "corrected")):
+                record["metrics"][name] = {c: rows[c][entry] for c in self.config.fred.candidates}
         if study.vocabulary is not None:
             digest = files.sha256_file(self.directory / VOCABULARY)
         return {
-            **files.read_record(self.directory / RESULT),
+            **record,
             "tested_on": None if evaluator is None else evaluator.name,
             "table": [] if evaluator is None else self._table(result, evaluator),
             "fred": fred,

@@ -20,12 +20,13 @@ from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.central.prefinetune import prefinetune
 from jaxpfl.experiments.central.training import Fitted
+from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.study import Prepared
-from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest
+from jaxpfl.experiments.systems.workspace import Workspace, params_digest
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.progress import Progress
@@ -91,26 +92,28 @@ def _fred(
     else:
         # Candidates are read before the charge, so that an unreadable one costs no privacy.
         corpora = _public_moments(settings, candidates, function, config.run.seed)
+    ledger = study.fred_ledger(workspace.directory)
     result = workspace.train(
-        fred(plan, units=len(study.clients), dimension=function.dimension),
+        fred(plan, units=study.fred_units, dimension=function.dimension),
         study.clients,
         name=FRED,
-        privacy=config.privacy,
+        # The budget is for clients; a ledger for examples has this release alone.
+        privacy=config.privacy if plan.unit == "client" else PrivacyConfig(private=False),
+        ledger=ledger,
         ask=lambda: asked_by_fred(study, workspace, function)[1],
     )
     released = moments(plan, result.state)
     statement = plan.statement()
     if plan.private:
         # A release that was made again is charged again.
-        charges = Ledger.read(ledger_path(config.privacy, workspace.directory)).charges
-        own = [charge for charge in charges if charge.run == result.run]
-        statement = guarantee_of(own, plan.delta).statement()
+        own = [charge for charge in Ledger.read(ledger).charges if charge.run == result.run]
+        statement = plan.claim + guarantee_of(own, plan.delta, plan.unit).statement()
     made_from = {"run": result.run, "moments_sha256": params_digest(released.arrays())}
 
     def scored() -> Artifact:
         record = {
             **made_from,
-            "private": not workspace.stamp,
+            "private": plan.private and not config.run.reproducible_noise,
             "statement": statement,
             "plan": plan.to_dict(),
             "embedder": function.name,
@@ -127,7 +130,7 @@ def asked_by_fred(study: Prepared, workspace: Workspace, function: Embedder | No
     config, plan = study.config, study.fred
     assert config.fred is not None and plan is not None
     function = function or embedder(config.fred.embedder)
-    algorithm = fred(plan, units=len(study.clients), dimension=function.dimension)
+    algorithm = fred(plan, units=study.fred_units, dimension=function.dimension)
     used = used_examples(study.clients, plan, config.data.split_seed)
     return algorithm.queries, embed(used, function, progress=workspace.progress)
 

@@ -7,6 +7,7 @@ frozen base, and the parameters that clients train, send and clip are the adapte
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,6 +40,7 @@ from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.federated.audits.rehearsal import Rehearsed, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Model, Params, require_room
@@ -61,28 +63,49 @@ class Study(base.Study):
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        released = () if self.fred is None else self.fred.plans(len(self.clients))
+        released = () if self.fred is None else self.fred.plans(self.fred_units)
         return {"rounds": self.plan, **{f"FreD {i}": each for i, each in enumerate(released)}}
+
+    @property
+    def fred_units(self) -> int:
+        """The units of FreD's release; made-up clients have as many examples as are used."""
+        number, settings = len(self.clients), self.config.fred
+        assert settings is not None
+        example = self.clients.num_examples or number * settings.max_examples
+        return example if settings.unit == "example" else number
+
+    def fred_ledger(self, directory: Path) -> Path:
+        """The ledger of FreD's release: its own where its unit is not that of the rounds."""
+        apart = self.fred is not None and self.fred.unit == "example"
+        own = directory / "runs" / "FreD" / "ledger.jsonl"
+        return own if apart else ledger_path(self.config.privacy, directory)
 
     @cached_property
     def fred(self) -> FredPlan | None:
-        """The plan of FreD's release; its unit is the client."""
+        """The plan of FreD's release."""
         settings, privacy = self.config.fred, self.config.privacy
         if settings is None:
             return None
         bounds: Any = {"clip_norm": settings.clip_norm, "max_examples": settings.max_examples}
         delta = privacy.delta if settings.delta is None else settings.delta
-        if not privacy.private:
+        bounds["unit"] = settings.unit
+        if settings.epsilon is None:
             return FredPlan.without_privacy(**bounds)
-        assert settings.epsilon is not None and delta is not None, "the config checks it"
-        noise = "exact" if privacy.noise.startswith("exact") else "independent"
-        return FredPlan.calibrated(epsilon=settings.epsilon, delta=delta, noise=noise, **bounds)
+        assert delta is not None, "the config checks it"
+        cost: Any = {"epsilon": settings.epsilon, "delta": delta}
+        if settings.mode == "paper":
+            cost |= {"examples": self.fred_units, "clients": len(self.clients)}
+            return FredPlan.as_printed(**cost, clip_norm=settings.clip_norm)
+        exact = settings.unit == "client" and privacy.noise.startswith("exact")
+        return FredPlan.calibrated(**cost, **bounds, noise="exact" if exact else "independent")
 
     @cached_property
     def plan(self) -> Plan:
-        """Of the rounds; `privacy.epsilon` covers FreD's release, too."""
+        """Of the rounds; `privacy.epsilon` covers FreD's release for clients, too."""
         config, found = self.config, self.fred
-        prior = found.guarantee().event if found is not None and found.private else None
+        if found is not None and not (found.private and found.unit == "client"):
+            found = None
+        prior = found and found.guarantee().event
         number = len(self.clients)
         return build.build_plan(config.privacy, config.training, number, prior, config.simulated)
 
@@ -91,12 +114,16 @@ class Study(base.Study):
         releases, notes, together = {}, (), {}
         found, settings = self.fred, self.config.fred
         if found is not None and settings is not None:
-            releases["FreD"] = PlannedRelease.of_moments(found, len(self.clients))
+            units = self.fred_units
+            releases["FreD"] = PlannedRelease.of_moments(found, units)
             dimension, notes = embedding_size(settings.embedder)
             if dimension is not None:
                 with tracing("FreD's release"):
-                    rounds = {"FreD": moments_release(found, len(self.clients), dimension)} | rounds
-            if found.private:
+                    rounds = {"FreD": moments_release(found, units, dimension)} | rounds
+            if found.unit == "example":
+                assumed = "" if self.clients.num_examples else f"ASSUMED {units:,} examples. "
+                notes = (*notes, f"{assumed}FreD has a ledger of its own: {found.statement()}")
+            elif found.private:
                 both = Guarantee.of_events(
                     [found.guarantee().event, self.plan.event()], self.plan.delta
                 )
