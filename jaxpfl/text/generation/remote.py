@@ -50,7 +50,10 @@ class RemoteModel(Writer):
     api: str
     model: str
     tokeniser: Tokeniser = field(repr=False)
-    follows_instructions = True
+
+    @property
+    def follows_instructions(self) -> bool:
+        return True
 
     def write(
         self, prompts: Sequence[str], key: jax.Array, *, decoding: Decoding, progress: bool = False

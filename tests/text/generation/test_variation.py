@@ -14,7 +14,7 @@ from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import Generated, LanguageModel, Writer
-from jaxpfl.text.generation.variation import Continue, MaskAndFill, Rephrase, mask_and_fill
+from jaxpfl.text.generation.variation import Continue, MaskAndFill, Redraw, Rephrase, mask_and_fill
 from tests.published_models import SIZES
 from tests.text.masked_models import TINY_BERT, masked_model_folder
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
@@ -177,6 +177,31 @@ def test_continue_keeps_the_beginning_and_the_length(writer):
     assert all(len(row) <= 16 + 2 for row in writer.tokeniser.encode(found))
     assert found == vary(texts, jax.random.key(0))
     assert found != vary(texts, jax.random.key(1))
+
+
+def test_redraw_replaces_three_of_ten_tokens_by_what_follows_those_before(writer):
+    alphabet = "abcdefghij" * 6
+
+    class Knows(Decoder):
+        """The next letter of the alphabet, in capitals, follows each."""
+
+        def hidden(self, params, tokens_BxL):
+            return tokens_BxL
+
+        def logits(self, params, tokens_BxL):
+            letter = jnp.where(tokens_BxL == ord("j"), ord("a"), tokens_BxL + 1)
+            return 200.0 * jax.nn.one_hot(letter - 32, self.vocab_size)
+
+    knows = LanguageModel(Knows(writer.model.config), {}, writer.tokeniser)
+    found = Redraw(knows, steps=1)([alphabet] * 64, jax.random.key(0))
+    # The first letter has no letter before it.
+    assert {text[1:].lower() for text in found} == {alphabet[1:]}
+    changed = np.mean([places(alphabet, text).mean() for text in found])
+    assert changed == pytest.approx(0.3, abs=0.04)
+    vary = Redraw(writer, tokens=9)
+    found = vary(TEXTS, jax.random.key(0))
+    assert found[2] == "" and found[1] != TEXTS[1]
+    assert found == vary(TEXTS, jax.random.key(0)) != vary(TEXTS, jax.random.key(1))
 
 
 class Answers(Writer):

@@ -26,7 +26,7 @@ METHODS = {
     "fed_avg": (),
     "dp_ftrl": ("--privacy.sampling", "cyclic", "--privacy.noise", "banded"),
     "private_evolution": (),
-    "pre_text": ("--evolution.form", "pre_text", "--evolution.threshold", "0.5"),
+    "pre_text": ("--evolution.form", "pre_text", "--evolution.variation", "redraw"),
     "pe_sft": (),
     "popri": (),
     "one_look": (
