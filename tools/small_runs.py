@@ -115,7 +115,7 @@ CASES = {
     "popri_table": (
         "public, epsilon 0",
         "generator, epsilon 0",
-        "DP-FedAvg without noise",
+        "central, infinity",
         "DP-FTRL, 1",
     ),
 }

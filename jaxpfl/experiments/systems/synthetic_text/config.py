@@ -29,6 +29,8 @@ EVOLVING = ("private_evolution", "pe_sft")
 """The methods that make variations of the texts that clients voted for."""
 FED_AVG = "fed_avg"
 """The method in which clients train the model, and the name of its run."""
+CENTRAL = "central"
+"""The method that trains on the clients' own texts, without privacy: a ceiling for the others."""
 WRITING = ("generator", *SCORING)
 """The methods that write a synthetic corpus."""
 
@@ -172,6 +174,7 @@ class SyntheticTextConfig(Checked):
     |-------------------|--------------------------|--------------------------------------------|
     | public            | nothing                  | nothing: the public checkpoint              |
     | generator         | nothing                  | texts of the untuned generator              |
+    | central           | their texts: NOT PRIVATE | their texts, as a synthetic corpus would    |
     | fed_avg           | model changes            | the clients, in rounds (DP-FTRL: with       |
     |                   |                          | `privacy.sampling: cyclic` and its noise)   |
     | private_evolution | votes for nearest texts  | texts like those voted for                  |
@@ -196,7 +199,9 @@ class SyntheticTextConfig(Checked):
     """
 
     system: Literal["synthetic_text"]
-    method: Literal["public", "generator", "fed_avg", "private_evolution", "pe_sft", "popri"]
+    method: Literal[
+        "public", "generator", "central", "fed_avg", "private_evolution", "pe_sft", "popri"
+    ]
     data: sections.DataConfig
     corpora: dict[str, str] | None = field(default=None, kw_only=True)
     privacy: sections.PrivacyConfig
@@ -268,6 +273,11 @@ class SyntheticTextConfig(Checked):
                 "go on over the ends of lines, and synthetic texts would end at the first one"
             )
         self._check_privacy()
+        if self.method == CENTRAL and self.privacy.private:
+            raise InputError(
+                "privacy.private must be false with method 'central', found true: it trains on the "
+                "clients' own texts"
+            )
         sends = self.method not in ("public", "generator") and self.privacy.private
         if self.simulated is not None and not sends:
             raise InputError(
