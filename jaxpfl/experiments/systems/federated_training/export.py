@@ -9,7 +9,7 @@ from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedWeights
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
-from jaxpfl.experiments.engine.build import build_fed_avg
+from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.experiments.engine.final_state import final_params, planned
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems import base
@@ -33,7 +33,7 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
         adapted, bases = base.exported_base(config.model, "model", "base")
     params = final_params(
         directory,
-        build_fed_avg(model, config.training, plan, start, frozen),
+        build_algorithm(model, config.training, plan, start, frozen),
         config.run.seed,
         ledger=ledger_path(config.privacy, directory),
         privacy=record["privacy"],

@@ -104,7 +104,7 @@ class Study(base.Study):
         asked, training = None, self.config.training
         # Nobody knows from which of FedBuff's models a canary starts.
         if training.algorithm.name not in ("fed_avg", "fed_buff"):
-            asked = partial(TrainingCanaries, partial(build.build_fed_avg, training=training))
+            asked = partial(TrainingCanaries, partial(build.build_algorithm, training=training))
         releases["rounds"] = PlannedRelease.of_rounds(self.plan, asked)
         candidates = {} if settings is None else settings.sources
         sources = {f"fred.candidates.{name}": source for name, source in candidates.items()}
@@ -130,7 +130,7 @@ class Study(base.Study):
             else:
                 network = build.build_model(settings, None)
                 models = {"model": Sized.of(settings.name, shapes_of(network))}
-            training = partial(build.build_fed_avg, network, self.config.training, self.plan)
+            training = partial(build.build_algorithm, network, self.config.training, self.plan)
             return models, {"rounds": rehearse(training, example_columns(settings), *trees)}
 
 
@@ -166,7 +166,9 @@ class Prepared(Study):
 
     def starting_from(self, params: Params) -> Algorithm:
         """The rounds from these PUBLIC parameters."""
-        return build.build_fed_avg(self.model, self.config.training, self.plan, params, self.frozen)
+        return build.build_algorithm(
+            self.model, self.config.training, self.plan, params, self.frozen
+        )
 
     @cached_property
     def published_as(self) -> dict[str, str] | None:

@@ -20,7 +20,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import data_mesh
-from jaxpfl.experiments.engine.build import build_fed_avg
+from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.experiments.engine.cost import both_statements, with_larger
 from jaxpfl.experiments.engine.phases import Phases, missing
 from jaxpfl.experiments.engine.run_directory import Run
@@ -168,7 +168,7 @@ class TextStudy:
             self.writer.rows(self.clients.columns["text"].to_pylist()),
             self.writer.downstream,
         )
-        algorithm = build_fed_avg(start.model, self.config.training, self.plan, start.params)
+        algorithm = build_algorithm(start.model, self.config.training, self.plan, start.params)
         return algorithm, self.clients.with_columns({"tokens": rows})
 
     def _fed_avg(self) -> Result:

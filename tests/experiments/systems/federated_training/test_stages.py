@@ -16,6 +16,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from jaxpfl.algorithms.fred import query as fred_query
+from jaxpfl.data import open as open_population
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.carry_out import Outcome, report
@@ -32,7 +33,7 @@ from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy import verify
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from tests.experiments import canaries
-from tests.experiments.conftest import changed_config
+from tests.experiments.conftest import FAR, NEAR, PIPELINE, changed_config, write_lines
 from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import assert_same_records, certified
 from tests.experiments.statements import of_page
@@ -329,6 +330,23 @@ def test_a_release_that_was_deleted_is_not_made_again(straight, tmp_path):
     shutil.rmtree(out / "runs" / "FreD")
     charges = (out / "ledger.jsonl").read_bytes()
     with pytest.raises(CorruptFile, match="runs/FreD/run.json: is missing"):
+        carry_out.resume(out, progress=False)
+    assert (out / "ledger.jsonl").read_bytes() == charges
+
+
+def test_a_finished_release_is_of_the_clients_that_the_rounds_ask(tmp_path):
+    """TRUST 55: also where the ledger is theirs and nothing of the release is asked again."""
+    write_lines(tmp_path / "clients.jsonl", NEAR, 40, 3)
+    for name, words in (("near", NEAR), ("far", FAR), ("vocabulary", NEAR + FAR)):
+        write_lines(tmp_path / f"{name}.jsonl", words, 30, 4, f"public{name}")
+    path, out = tmp_path / "pipeline.yaml", tmp_path / "run"
+    path.write_text(PIPELINE.format(folder=tmp_path))
+    with stopped(pipeline, "prefinetune"):
+        carry_out.run(registry.load(path), out, progress=False)
+    write_lines(tmp_path / "clients.jsonl", FAR, 40, 3)
+    Ledger.add_source(out / "ledger.jsonl", open_population(str(tmp_path / "clients.jsonl")))
+    charges = (out / "ledger.jsonl").read_bytes()
+    with pytest.raises(InputError, match="runs/FreD: the clients are not those with which"):
         carry_out.resume(out, progress=False)
     assert (out / "ledger.jsonl").read_bytes() == charges
 
