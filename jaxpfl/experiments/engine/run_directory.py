@@ -41,7 +41,7 @@ from jaxpfl.models.base import Checking
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.privacy.secret import RunSecret
 
-_RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str, "clients": str}
+_RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str, "origin": str}
 
 
 class Run(AbstractContextManager["Run"]):
@@ -127,10 +127,10 @@ class Run(AbstractContextManager["Run"]):
         Args:
           evaluation: the name of the data that the rounds are evaluated on.
         """
-        clients = self.ledger.digest(f"clients of {self.id}", self.population.origin)
+        origin = self.ledger.digest(f"origin {self.id}", self.population.origin)
         if self.record:
             self.ledger.verify(self.record["ledger_head"])
-            if clients != self.record["clients"]:
+            if origin != self.record["origin"]:
                 raise InputError(
                     f"{self.path}: the clients are not those with which the run began, have other "
                     "data, or come in another order: resume it with the same, or choose another "
@@ -150,7 +150,7 @@ class Run(AbstractContextManager["Run"]):
             "evaluation": evaluation,
             "unit": self.population.unit,
             "population": self.population.name,
-            "clients": clients,
+            "origin": origin,
             "ledger_head": self.ledger.head,
             "devices": jax.device_count(),
             "backend": jax.default_backend(),

@@ -91,5 +91,5 @@ def test_a_record_shows_nothing_of_its_clients(tmp_path):
     hashes = set()
     for name in ("one", "two"):
         run(tmp_path, EVERYBODY.select(range(NUMBER)), resume=False, out=name)
-        hashes.add(files.read_json(tmp_path / name / "run.json")["clients"])
+        hashes.add(files.read_json(tmp_path / name / "run.json")["origin"])
     assert len(hashes) == 2

@@ -24,8 +24,9 @@ from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
-from jaxpfl.experiments.systems.federated_training import stages as pipeline
+from jaxpfl.experiments.systems.federated_training import run as pipeline
 from jaxpfl.experiments.systems.federated_training.run import NOTE
+from jaxpfl.experiments.systems.federated_training.study import Study
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release import prepared_query
 from jaxpfl.federated.release.query import Execution
@@ -258,7 +259,7 @@ def test_a_pipeline_that_dies_in_every_stage_resumes_to_the_same_bits(
     dies_at(prepared_query, "Cohort", 2, go_on=partial(carry_out.run, config))
     dies_at(artifacts, "commit", 1)  # all are released, and not on the disk
     dies_at(pipeline, "score", 1)  # released, and not scored
-    monkeypatch.setattr(pipeline, "asked_by_fred", None)  # nothing is released again
+    monkeypatch.setattr(Study, "embedded", None)  # nothing is released again
     dies_at(Artifacts, "save", 1)  # scored, and not on the disk
     dies_at(Artifacts, "save", 2)  # the winner is prefinetuned, and not on the disk
     dies_at(pipeline, "prefinetune", 2)  # another candidate is not prefinetuned
@@ -359,7 +360,7 @@ def test_a_signal_ends_an_embedding_at_once(pipeline_config, tmp_path, monkeypat
         os.kill(os.getpid(), signal.SIGTERM)
         embedded.extend(range(2))
 
-    monkeypatch.setattr(pipeline, "asked_by_fred", embedding)
+    monkeypatch.setattr(Study, "embedded", embedding)
     with pytest.raises(Interrupted, match=f"resume {out}$"):
         carry_out.run(registry.load(pipeline_config), out, progress=False)
     assert not embedded and len(Ledger.read(out / "ledger.jsonl")) == 0
