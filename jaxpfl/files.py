@@ -324,26 +324,6 @@ def _array(file: IO[bytes], size: int) -> np.ndarray:
     return values.view(dtype).reshape(shape, order="F" if by_columns else "C")
 
 
-def template(package: str, name: str) -> Any:
-    """A template of Jinja among the files of a package; HTML is escaped in one of .html.
-
-    Texts that are put in are printable; `Markup`, which is ours, stays.
-    """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    from jaxpfl.printable import printable
-
-    return Environment(
-        finalize=lambda value: printable(value, "\n\t") if type(value) is str else value,
-        loader=PackageLoader(package, ""),
-        autoescape=".html" in name,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    ).get_template(name)
-
-
 def sha256_file(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:

@@ -5,6 +5,9 @@ lines. All text that a command prints or a page shows passes through `printable`
 """
 
 import re
+from collections.abc import Mapping
+from html import escape
+from typing import Any
 
 # Control characters, marks of direction, invisible characters, line separators and surrogates; not
 # the joiners that scripts and emoji need.
@@ -13,6 +16,8 @@ _HIDDEN = re.compile(
     "\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
 )
 
+_LONGEST = 400
+
 
 def printable(text: str, allowed: str = "") -> str:
     r"""Returns `text` with the escape, such as \x1b, of each character that is not seen as itself.
@@ -20,13 +25,43 @@ def printable(text: str, allowed: str = "") -> str:
     Args:
       kept: characters that stay, such as line ends in a text of several lines.
     """
-    return _HIDDEN.sub(lambda match: match[0] if match[0] in allowed else _escaped(match[0]), text)
+
+    def shown(match: re.Match[str]) -> str:
+        escaped = match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
+        return match[0] if match[0] in allowed else escaped
+
+    return _HIDDEN.sub(shown, text)
 
 
-def in_one_line(text: str, most: int = 400) -> str:
-    """Returns a text as one line, cut after `most` characters, for a terminal."""
-    return printable(text if len(text) <= most else f"{text[:most]}...")
+def in_one_line(text: str) -> str:
+    """Returns a text as one line, cut after 400 characters, for a terminal."""
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+def template(package: str, name: str) -> Any:
+    """A template of Jinja among the files of a package; HTML is escaped in one of .html.
+
+    Texts that are put in are printable; `Markup`, which is ours, stays.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        finalize=lambda value: printable(value, "\n\t") if type(value) is str else value,
+        loader=PackageLoader(package, ""),
+        autoescape=".html" in name,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    ).get_template(name)
+
+
+def facts(title: str, values: Mapping[str, object]) -> str:
+    """HTML of the facts that are known. None may be private, because notebooks are passed on."""
+    cell = "<td style='text-align: left; vertical-align: top; white-space: pre-wrap'>"
+    rows = "".join(
+        f"<tr>{cell}{escape(name)}</td>{cell}{escape(str(value))}</td></tr>"
+        for name, value in values.items()
+        if value not in (None, "")
+    )
+    return f"<b>{escape(title)}</b><table>{rows}</table>"

@@ -133,6 +133,25 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", _draw)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_short() -> Iterator[tuple[float, ...]]:
+    """Accounting at a dozen deltas took a third of the time of a run; `whole_curves` has all."""
+    from jaxpfl.privacy import certificate
+
+    deltas = certificate.DELTAS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificate, "DELTAS", deltas[2:4])
+        yield deltas
+
+
+@pytest.fixture(scope="module")
+def whole_curves(_certificates_are_short: tuple[float, ...]) -> Iterator[None]:
+    """Certificates of this module have their epsilons at all deltas."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxpfl.privacy.certificate.DELTAS", _certificates_are_short)
+        yield
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """A shell's background jobs ignore SIGINT, and so do the tests that they run."""

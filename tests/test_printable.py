@@ -5,11 +5,10 @@ import unicodedata
 
 import pytest
 
-from jaxpfl import files
 from jaxpfl.cli import main
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Table, text_lines
-from jaxpfl.printable import printable
+from jaxpfl.printable import printable, template
 
 
 def test_every_control_character_is_escaped_and_writing_is_not():
@@ -63,7 +62,7 @@ def test_a_table_has_as_many_lines_as_rows():
 
 def test_a_page_holds_no_control_characters(tmp_path):
     """Whatever is put into a template passes through `printable`, and HTML is escaped."""
-    found = files.template("jaxpfl.experiments.report", "page.html.jinja")
+    found = template("jaxpfl.experiments.report", "page.html.jinja")
     made = found.environment.from_string("{{ a }} {{ b }} {{ c }}")
     assert made.render(a="\x1b[8m<b>\n", b=7, c="\u202e") == "\\x1b[8m&lt;b&gt;\n 7 \\u202e"
 

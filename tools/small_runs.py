@@ -29,8 +29,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ WITHOUT_SMALL_FORM = (
     "cifar100_resnet18",
     "emnist_cnn",
     "one_look",
+    "popri_fed_avg",
     "popri_proxy",
     "shakespeare_characters",
 )
@@ -132,6 +134,7 @@ WITHOUT_SMALL_FORM = (
 QUICKLY_COMPILED = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
 }
+SOURCES = (("data", "source"), ("data", "public"))
 DIGITS = "digits?clients=60&alpha=5&seed=0"
 
 
@@ -145,14 +148,10 @@ def small_form(path: Path, folder: Path) -> Path:
     """Writes the small form of a shipped config, with its data, into `folder`; its path."""
     mapping = yaml.safe_load(path.read_text("utf-8"))
     if "metric" in mapping:
-        base = path.parent / mapping["base"]
-        mapping["base"] = str(small_form(base, folder))
-        cases = mapping.get("cases", {})
-        chosen = CASES.get(path.stem) or tuple(cases)
-        mapping["cases"] = {name: cases[name] for name in chosen}
-        mapping["grid"] = {
-            name: _small_values(name, values) for name, values in mapping["grid"].items()
-        }
+        mapping["base"] = str(small_form(path.parent / mapping["base"], folder))
+        cases, grid = mapping.get("cases", {}), mapping["grid"].items()
+        mapping["cases"] = {name: cases[name] for name in CASES.get(path.stem) or cases}
+        mapping["grid"] = {name: _small_values(name, values) for name, values in grid}
     else:
         mapping = _shrunk(mapping, (), folder)
         synthetic = "corpora" in mapping
@@ -176,18 +175,11 @@ def _shrunk(value: Any, path: tuple[str, ...], folder: Path) -> Any:
         if "clients_per_round" in changed:
             changed["clients_per_bucket"] = 8
         return changed
-    if isinstance(value, str) and value != "split:public" and _is_source(path):
+    source = "candidates" in path or path[0] == "corpora" or path in SOURCES
+    if source and isinstance(value, str) and value != "split:public":
         images = any(name in value for name in ("digits", "emnist", "mnist"))
         return DIGITS if images else str(_sentences(folder, path[-1]))
     return _small(path, value)
-
-
-def _is_source(path: tuple[str, ...]) -> bool:
-    return (
-        path in (("data", "source"), ("data", "public"))
-        or "candidates" in path
-        or (path[0] == "corpora")
-    )
 
 
 def _small(path: tuple[str, ...], value: Any) -> Any:
@@ -292,37 +284,31 @@ def run_all(tree: Path, names: list[str], noise: str, out: Path, python: str | N
 def _run(tree: Path, path: Path, folder: Path, noise: str) -> dict[str, Any]:
     config = small_form(path, folder)
     command = "sweep" if "metric" in yaml.safe_load(config.read_text("utf-8")) else "run"
+    arguments = {"--tree": tree, "--noise": noise, "--child": command, "--config": config}
+    arguments |= {"--out": folder / "out"}
+    quick = {} if "gan" in path.stem else QUICKLY_COMPILED
     finished = subprocess.run(
-        [
-            sys.executable, __file__, "--tree", str(tree), "--noise", noise,
-            "--child", command, "--config", str(config), "--out", str(folder / "out"),
-        ],
+        [sys.executable, __file__, *(str(word) for pair in arguments.items() for word in pair)],
         cwd=folder,
-        env={
-            **os.environ,
-            **({} if "gan" in path.stem else QUICKLY_COMPILED),
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(tree),
-        },
+        env={**os.environ, **quick, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(tree)},
         capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     if finished.returncode:
         return {"failed": finished.stderr[-2000:]}
+    rounds = _read(folder, ("metrics.jsonl",), str.splitlines)
+    records = ("result.json", "study.json", "sweep.json", "scores.json", "record.json")
     return {
         "arrays": dict(_arrays(folder)),
-        "rounds": {
-            file.relative_to(folder).as_posix(): [
-                json.loads(line) for line in file.read_text("utf-8").splitlines()
-            ]
-            for file in sorted(folder.rglob("metrics.jsonl"))
-        },
-        "records": {
-            file.relative_to(folder).as_posix(): _numbers(json.loads(file.read_text("utf-8")))
-            for name in ("result.json", "study.json", "sweep.json", "scores.json", "record.json")
-            for file in sorted(folder.rglob(name))
-        },
+        "rounds": {name: [*map(json.loads, lines)] for name, lines in rounds.items()},
+        "records": _read(folder, records, lambda text: _numbers(json.loads(text))),
     }
+
+
+def _read(folder: Path, names: Iterable[str], read: Callable[[str], Any]) -> dict[str, Any]:
+    """What `read` makes of all files of these names."""
+    files = [file for name in names for file in sorted(folder.rglob(name))]
+    return {file.relative_to(folder).as_posix(): read(file.read_text("utf-8")) for file in files}
 
 
 def _verified(tree: Path, out: Path, python: str) -> dict[str, Any]:
@@ -356,11 +342,9 @@ def _checkpoint(folder: Path) -> dict[str, np.ndarray]:
     import orbax.checkpoint as ocp
 
     handler: Any = ocp.PyTreeCheckpointHandler()
-    state = handler.restore(folder / "state")
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    }
+    leaves = jax.tree_util.tree_leaves_with_path(handler.restore(folder / "state"))
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return {name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def _digest(array: np.ndarray) -> str:
@@ -389,24 +373,23 @@ def _numbers(value: Any, name: str = "") -> dict[str, Any]:
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[str]]:
     """By config: what `before` has and `after` has not; names may have changed, numbers not."""
-    faults: dict[str, list[str]] = {}
-    for config in before:
-        found = faults.setdefault(config, [])
-        old, new = before[config], after.get(config, {"failed": "was not run"})
-        for side, record in (("before", old), ("after", new)):
-            if "failed" in record:
-                found.append(f"failed {side}: {record['failed'][-600:]}")
-        if found:
-            continue
-        found += [
-            f"array {name}" for name in _missing(old["arrays"].items(), new["arrays"].values())
-        ]
-        rounds = [(name, _as_text(rows)) for name, rows in old["rounds"].items()]
-        for name in _missing(rounds, map(_as_text, new["rounds"].values())):
-            first = _first_difference(old["rounds"][name], new["rounds"].get(name))
-            found.append(f"metrics of {name}: {first}")
-        found += _missing(_named(old["records"]), (value for _, value in _named(new["records"])))
+    faults = {}
+    for config, old in before.items():
+        new = after.get(config, {"failed": "was not run"})
+        sides = (("before", old), ("after", new))
+        failed = [f"failed {s}: {of['failed'][-600:]}" for s, of in sides if "failed" in of]
+        faults[config] = failed or [*_differences(old, new)]
     return faults
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    for name in _missing(old["arrays"].items(), new["arrays"].values()):
+        yield f"array {name}"
+    rounds = [(name, _as_text(rows)) for name, rows in old["rounds"].items()]
+    for name in _missing(rounds, map(_as_text, new["rounds"].values())):
+        first = _first_difference(old["rounds"][name], new["rounds"].get(name))
+        yield f"metrics of {name}: {first}"
+    yield from _missing(_named(old["records"]), (value for _, value in _named(new["records"])))
 
 
 def _missing(old: Iterable[tuple[str, Any]], new: Iterable[Any]) -> Iterator[str]:
@@ -442,9 +425,7 @@ def _as_text(rows: list[Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs a small form of every config.")
     parser.add_argument("names", nargs="*", help="configs, without .yaml; default: all")
-    parser.add_argument(
-        "--out", type=Path, help="JSON file; configs that it holds are not run again"
-    )
+    parser.add_argument("--out", type=Path, help="JSON file; what it holds is not run again")
     parser.add_argument("--noise", choices=("on", "off"), default="on")
     parser.add_argument("--verify", metavar="PYTHON", help="checks all certificates with it")
     parser.add_argument("--tree", type=Path, default=ROOT, help="where jaxpfl/ and configs/ are")
@@ -455,8 +436,7 @@ def main() -> int:
     if arguments.command:
         return _child(arguments)
     if arguments.compare:
-        records = [json.loads(path.read_text("utf-8")) for path in arguments.compare]
-        faults = compare(*records)
+        faults = compare(*(json.loads(path.read_text("utf-8")) for path in arguments.compare))
         for config, found in faults.items():
             print(f"{config}: {'equal' if not found else f'{len(found)} differ'}")
             print("".join(f"    {fault}\n" for fault in found), end="")

@@ -25,8 +25,7 @@ import numpy as np
 import psutil
 
 from jaxpfl.data.population import collect
-from jaxpfl.data.readers.tff_examples import Feature
-from jaxpfl.data.readers.tff_schemas import SCHEMAS, Schema
+from jaxpfl.data.readers.tff_examples import SCHEMAS, Feature, Schema
 from jaxpfl.data.readers.tff_sqlite import stream_tff
 
 ROOT = Path(__file__).parents[1]

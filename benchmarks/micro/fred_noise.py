@@ -22,7 +22,6 @@ then moves the sum by 2 c and the second moment, whose plain triangle has the no
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 import tyro
 
@@ -38,28 +37,6 @@ class Config:
     clip_norm: float = 1.0
 
 
-class Printed(NamedTuple):
-    """A release of Algorithm 1: its noise's standard deviation, at c = 1, and its real cost."""
-
-    std: float
-    epsilon: float
-
-
-def printed(epsilon: float, delta: float, examples: int, clients: int) -> dict[str, Printed]:
-    """The two releases of Algorithm 1 as printed, "mean" and "covariance"."""
-    from jaxpfl.privacy.confirmation import gaussian_epsilon
-
-    factor = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-    # tau_1 = 2 c factor / n on each example; tau_2 = c^2 factor / n on each client's share.
-    mean, covariance = 2 * factor / math.sqrt(examples), factor * math.sqrt(clients)
-    return {
-        "mean": Printed(mean / examples, gaussian_epsilon(2 / mean, delta)),
-        "covariance": Printed(
-            covariance / examples, gaussian_epsilon(math.sqrt(2) / covariance, delta)
-        ),
-    }
-
-
 def main(config: Config) -> list[dict]:
     from jaxpfl.algorithms.fred import FredPlan
     from jaxpfl.privacy.confirmation import gaussian_epsilon
@@ -69,25 +46,26 @@ def main(config: Config) -> list[dict]:
     plan = FredPlan.calibrated(
         epsilon=config.epsilon, delta=config.delta, unit="example", clip_norm=c
     )
-    as_printed = printed(half["epsilon"], half["delta"], n, config.clients)
+    as_printed = FredPlan.as_printed(**dataclasses.asdict(config))
     classical = math.sqrt(2 * math.log(1.25 / half["delta"])) / half["epsilon"]
     rows = []
-    for what, index, release, ours, theirs in (
-        ("mean, a coordinate", 1, "mean", 1.0, 1.0),
-        ("covariance, diagonal", 2, "covariance", 1.0, 1.0),
-        ("covariance, off the diagonal", 2, "covariance", 1 / math.sqrt(2), 1.0),
+    for what, index, ours in (
+        ("mean, a coordinate", 1, 1.0),
+        ("covariance, diagonal", 2, 1.0),
+        ("covariance, off the diagonal", 2, 1 / math.sqrt(2)),
     ):
         own = plan.noise_stds[index] * ours / n
-        paper = classical * theirs * plan.sensitivities[index] / n
+        paper = classical * plan.sensitivities[index] / n
+        realised = gaussian_epsilon(1 / as_printed.multipliers[index], half["delta"])
         rows.append(
             {
                 "what": what,
                 "jaxpfl": own,
                 "calibration": paper,
                 "less": paper / own,
-                "as printed": as_printed[release].std * c**index,
+                "as printed": as_printed.noise_stds[index] / n,
                 "claimed epsilon": half["epsilon"],
-                "realised epsilon": as_printed[release].epsilon,
+                "realised epsilon": realised,
                 **dataclasses.asdict(config),
             }
         )

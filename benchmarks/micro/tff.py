@@ -27,8 +27,7 @@ import numpy as np
 import tyro
 
 from benchmarks import harness
-from jaxpfl.data.readers.tff_examples import ExampleDecoder
-from jaxpfl.data.readers.tff_schemas import SCHEMAS
+from jaxpfl.data.readers.tff_examples import SCHEMAS, ExampleDecoder
 
 CHILD = """
 import json, pathlib, sys

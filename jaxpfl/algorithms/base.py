@@ -19,7 +19,6 @@ from jaxpfl.federated.clients.optimizers import require_optimizer
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Release, Releaser
 from jaxpfl.models.base import (
-    Model,
     initialised,
     named_leaves,
     require_model,
@@ -79,7 +78,7 @@ class Algorithm(NamedTuple):
         return all(query.plan.private for query in self.queries)
 
     def _repr_html_(self) -> str:
-        from jaxpfl.notebook import facts
+        from jaxpfl.printable import facts
 
         plans = {f"asks {query.label}": query.plan.statement() for query in self.queries}
         return facts(f"Algorithm {self.name}", {"rounds": self.rounds, **plans})
@@ -94,7 +93,7 @@ def require_parts(model: object, plan: object, **optimisers: object) -> None:
 
 
 def update_query(
-    model: Model,
+    model: Any,
     client: ClientFn,
     plan: Plan,
     cohort: CohortSpec | None = None,

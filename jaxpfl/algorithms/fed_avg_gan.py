@@ -31,7 +31,7 @@ from jaxpfl.algorithms.fed_avg import used_clip_norm
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.client import Batch, PyTree
-from jaxpfl.federated.release.query import Execution, Query
+from jaxpfl.federated.release.query import Execution
 from jaxpfl.models.base import updated
 from jaxpfl.models.gan import GAN, to_range, with_statistics
 from jaxpfl.privacy.keys import GENERATOR_IMAGES
@@ -184,14 +184,7 @@ def fed_avg_gan(
     base.require_parts(gan, plan, client=client, generator=generator, server=server)
     cohort = CohortSpec(batch_size=32, max_examples=192) if cohort is None else cohort
     settings = GeneratorTraining() if generator_training is None else generator_training
-    update = Query(
-        "update",
-        CriticTraining(gan, client),
-        plan,
-        cohort,
-        columns=tuple(gan.columns),
-        execution=Execution() if execution is None else execution,
-    )
+    update = base.update_query(gan, CriticTraining(gan, client), plan, cohort, execution)
     first_params = base.initial_params(gan, start)
 
     def init(key):

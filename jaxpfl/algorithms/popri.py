@@ -19,6 +19,7 @@ privacy. The result is the last round's adapters: no checkpoint is chosen by pri
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ import numpy as np
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.one_look import MomentRewards
-from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
+from jaxpfl.algorithms.stored_rounds import Arrays, LoadOrCompute, PublicDraws, computed
 from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, PositiveFraction, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.releaser import Release
@@ -39,9 +40,14 @@ from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel, Writer
-from jaxpfl.text.preference.groups import Groups, advantages, preferences
+from jaxpfl.text.preference.groups import (
+    Groups,
+    advantages,
+    groups_of_texts,
+    last_tokens,
+    preferences,
+)
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, Tuned, tune
-from jaxpfl.text.preference.responses import groups_of_texts, last_tokens
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,9 @@ def popri(
     settings: PopriSettings,
     *,
     seed: int = 0,
-    hooks: Hooks[Written] | None = None,
+    load_or_compute: LoadOrCompute = computed,
+    on_round: Callable[[Written], object] = lambda written: None,
+    progress: bool = False,
     tune: Callable[..., Tuned] = tune,
 ) -> Algorithm:
     """Returns POPri, which tunes `generator` towards the clients' texts.
@@ -150,7 +158,8 @@ def popri(
         again. It gives the number of rounds.
       embedder: public; must be the one that the clients' texts were embedded with.
       seed: seed of the adapters, the prompts, the responses and the order of the pairs.
-      hooks: stores "round 3 responses", "round 3 scores" and "round 3 adapters".
+      load_or_compute: stores "round 3 responses", "round 3 scores" and "round 3 adapters".
+      on_round: is called with the public results of each round.
       tune: the tuning, with the arguments of `text.preference.optimisation.tune`.
 
     Raises:
@@ -160,7 +169,6 @@ def popri(
     `accuracy`, or of GRPO `loss`, `kl` and `clipped`: means over the steps of the tuning, absent in
     a round without pairs.
     """
-    hooks = Hooks() if hooks is None else hooks
     draws = PublicDraws("popri", seed)
     model, params = lora.attach(
         generator.model, generator.params, settings.lora, draws.key("adapters")
@@ -183,22 +191,25 @@ def popri(
 
     def step(state, release, round):
         prompts = prompts_of(generator, samples, settings.prompts, settings, seed, round)
-        responses = hooks.stored(round, "responses", written, state, prompts, round)
+        compute = partial(written, state, prompts, round)
+        responses = load_or_compute(f"round {round} responses", compute)
         texts_KxJ, ended_KxJ = responses["texts"], responses["ended"]
-        scores_KxJ = hooks.stored(round, "scores", scores, release, texts_KxJ, round)["scores"]
+        compute = partial(scores, release, texts_KxJ, round)
+        scores_KxJ = load_or_compute(f"round {round} scores", compute)["scores"]
         groups = groups_by_score(generator, prompts, texts_KxJ, ended_KxJ, scores_KxJ, settings)
-        following = hooks.stored(round, "adapters", tuned, state, groups, round)
+        compute = partial(tuned, state, groups, round)
+        following = load_or_compute(f"round {round} adapters", compute)
         state, record = _unflat(following, state)
         number = 0 if groups is None else len(groups)
         share = float(np.mean(candidates_of(texts_KxJ, settings)))
         results = Written(round, prompts, texts_KxJ.tolist(), scores_KxJ, share, number, record)
-        hooks.on_round(results)
+        on_round(results)
         means = {name: np.float32(mean) for name, mean in results.means.items()}
         return state, {"pairs": np.int32(number), "candidates": np.float32(share), **means}
 
     def written(state: PopriState, prompts: list[str], round: int) -> Arrays:
         writer, key = generator.replaced(model, params_of(state)), draws.key("responses", round)
-        texts, ended_KxJ = respond(writer, prompts, settings, key, hooks.progress)
+        texts, ended_KxJ = respond(writer, prompts, settings, key, progress)
         return {"texts": np.array(texts), "ended": ended_KxJ}
 
     def scores(release: Release, texts_KxJ: np.ndarray, round: int) -> Arrays:
@@ -221,7 +232,7 @@ def popri(
             seed=draws.seed_of("pairs", round),
             carried=Carried(state.optimizer, all_steps()) if carries else None,
             mesh=generator.mesh,
-            progress=hooks.progress,
+            progress=progress,
         )
         optimizer = result.optimizer if carries else ()
         return _flat(PopriState(adapter_trees.split(result.params)[0], optimizer), result.record)
@@ -269,7 +280,7 @@ def groups_by_score(
     Candidates alone are ranked. A prompt gives no pair where it has too few of them, or where its
     chosen and rejected texts are equal or one of them is empty, because such a pair would teach
     nothing. With the loss "grpo" a group is all candidates of a prompt that are not empty, unless
-    their scores are equal. See `text.preference.responses.groups_of_texts` for how responses end.
+    their scores are equal. See `text.preference.groups.groups_of_texts` for how responses end.
     """
     candidates_KxJ, advantage_NxG = candidates_of(texts_KxJ, settings), None
     if settings.preference.loss == "grpo":

@@ -23,8 +23,9 @@ A client votes once with each of at most `max_texts` texts, which bounds the L2 
 (`algorithms.candidate_scores`, kind nn_histogram). Nothing but the votes costs privacy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import jax
@@ -32,7 +33,7 @@ import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
-from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
+from jaxpfl.algorithms.stored_rounds import Arrays, LoadOrCompute, PublicDraws, computed
 from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.releaser import Release
@@ -63,7 +64,7 @@ class EvolutionSettings(Checked):
     """
 
     form: Literal["pre_text", "aug_pe"] = "pre_text"
-    population: PositiveInt = 1_800
+    population: PositiveInt = 1_024
     threshold: NonNegative = 0.0
     lookahead: NonNegativeInt = 4
     variations: PositiveInt = 3
@@ -120,7 +121,8 @@ def private_evolution(
     settings: EvolutionSettings,
     *,
     seed: int = 0,
-    hooks: Hooks[Evolved] | None = None,
+    load_or_compute: LoadOrCompute = computed,
+    on_round: Callable[[Evolved], object] = lambda evolved: None,
 ) -> Algorithm:
     """Returns private evolution; `selected_texts` reads the result from the final state.
 
@@ -133,14 +135,14 @@ def private_evolution(
       scorer: must be of kind "nn_histogram"; its plan gives the number of rounds.
       embedder: public; must be the one that the clients' texts were embedded with.
       seed: seed of the selections and variations.
-      hooks: stores "round 3 lookahead", "round 3 votes" and "round 3 texts".
+      load_or_compute: stores "round 3 lookahead", "round 3 votes" and "round 3 texts".
+      on_round: is called with the public results of each round.
 
     Raises:
       InputError: there is another number of texts, or the scorer is of another kind.
 
     Metrics of a step, all public: `votes` (float32, the noisy sum of votes).
     """
-    hooks = Hooks() if hooks is None else hooks
     if len(texts) != settings.population:
         raise InputError(
             f"private evolution starts from population = {settings.population} texts, found "
@@ -159,19 +161,21 @@ def private_evolution(
 
     def step(state, release, round):
         texts = from_byte_rows(state.texts)
-        voted = hooks.stored(round, "votes", votes, texts, release, round)
-        votes_M = voted["votes"]
+        compute = partial(votes, texts, release, round)
+        votes_M = load_or_compute(f"round {round} votes", compute)["votes"]
         selected = select(texts, votes_M, settings, draws.generator("selection", round))
-        hooks.on_round(Evolved(round, texts, votes_M, selected))
+        on_round(Evolved(round, texts, votes_M, selected))
         following = texts
         if round < scorer.plan.rounds:
-            following = hooks.stored(round, "texts", variations, selected, round)["texts"].tolist()
+            compute = partial(variations, selected, round)
+            following = load_or_compute(f"round {round} texts", compute)["texts"].tolist()
         state = EvolutionState(to_byte_rows(following, width), to_byte_rows(selected, width))
         return state, {"votes": np.float32(votes_M.sum())}
 
     def votes(texts: list[str], release: Release, round: int) -> Arrays:
         # Stored first: another writing of the same variations would be charged as another release.
-        ahead_MxD = hooks.stored(round, "lookahead", ahead, texts, round)["embeddings"]
+        compute = partial(ahead, texts, round)
+        ahead_MxD = load_or_compute(f"round {round} lookahead", compute)["embeddings"]
         return {"votes": scorer.release(release, ahead_MxD[:, None], round)[:, 0]}
 
     def ahead(texts: list[str], round: int) -> Arrays:

@@ -8,35 +8,18 @@ round, so a step that is computed again gives the same result, unless a remote m
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
-T = TypeVar("T")
-
-
 LoadOrCompute = Callable[[str, Callable[[], Arrays]], Arrays]
 """`(name, compute) -> arrays`: what is stored under the name, or else computed and stored."""
 
 
-@dataclass(frozen=True)
-class Hooks(Generic[T]):
-    """Functions around the rounds; none of them changes a result.
-
-    `load_or_compute` stores the result of each step of a round; `on_round` is called with the
-    public results of each round.
-    """
-
-    load_or_compute: LoadOrCompute = lambda name, compute: compute()
-    on_round: Callable[[T], None] = lambda results: None
-    progress: bool = False
-
-    def stored(self, round: int, step: str, compute: Callable[..., Arrays], *arguments: Any) -> Any:
-        """Returns `compute(*arguments)`, or what an earlier attempt at this step has stored."""
-        return self.load_or_compute(f"round {round} {step}", partial(compute, *arguments))
+def computed(name: str, compute: Callable[[], Arrays]) -> Arrays:
+    """Stores nothing: the `LoadOrCompute` of rounds that are never resumed."""
+    return compute()
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,13 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
             "check": "a FOLDER that `jaxpfl convert` wrote",
         }
         raise InputError(f"jaxpfl data {arguments.action}: expected {wanted[arguments.action]}")
-    return _get(arguments) if arguments.action == "get" else _checked(Path(arguments.name))
+    if arguments.action == "get":
+        return _get(arguments)
+    from jaxpfl.data.folders import check_folder
+
+    folder, clients = arguments.name, check_folder(arguments.name)
+    text = f"{folder} is whole: {len(clients)} clients, {', '.join(clients.columns)}"
+    return {"folder": folder, "clients": len(clients), "text": text}
 
 
 def _listed() -> dict[str, Any]:
@@ -79,14 +85,6 @@ def _listed() -> dict[str, Any]:
     return {"data_sets": records, "text": "\n".join(lines)}
 
 
-def _checked(folder: Path) -> dict[str, Any]:
-    from jaxpfl.data.folders import check_folder
-
-    clients = check_folder(folder)
-    text = f"{folder} is whole: {len(clients)} clients, {', '.join(clients.columns)}"
-    return {"folder": str(folder), "clients": len(clients), "text": text}
-
-
 def _get(arguments: argparse.Namespace) -> dict[str, Any]:
     from jaxpfl.data.catalogue import find
 
@@ -113,7 +111,7 @@ def _get(arguments: argparse.Namespace) -> dict[str, Any]:
     fetched: dict[str, Any] = {}
     if entry.hub:
         from jaxpfl.data.folders import convert
-        from jaxpfl.data.readers.hugging_face import newest_commit
+        from jaxpfl.data.readers.frames import newest_commit
 
         commit = arguments.revision or newest_commit(entry.hub)
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, required=True)
     unit = "what is protected: a client with all it holds (default), or one example"
     parser.add_argument("--unit", choices=("client", "example"), default="client", help=unit)
+    mode = "paper: Algorithm 1 as printed, for --unit example; charges what that REALISES, and "
+    mode += "publishes how many clients and examples there are"
+    parser.add_argument("--mode", choices=("exact", "paper"), default="exact", help=mode)
     population = (
         "how many clients (or examples) there are, if that is public: more exact if they are few"
     )
@@ -40,18 +43,23 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     common.join(arguments.distributed)
     memory.give_back_after_compiling()
     from jaxpfl.algorithms.fred import FredPlan
+    from jaxpfl.data import open as open_population
+    from jaxpfl.errors import InputError
     from jaxpfl.experiments.choose_corpus import choose_corpus, table
 
-    plan = FredPlan.calibrated(
-        epsilon=arguments.epsilon,
-        delta=arguments.delta,
-        unit=arguments.unit,
-        population=arguments.population,
-        clip_norm=arguments.clip_norm,
-        max_examples=arguments.max_examples,
-    )
+    private, names = arguments.private, ("epsilon", "delta", "clip_norm")
+    given = {name: getattr(arguments, name) for name in names}
+    if arguments.mode == "paper":
+        if arguments.unit != "example":
+            raise InputError("--mode paper protects an example, as the paper: give --unit example")
+        private = open_population(private)
+        examples = private.num_examples
+        plan = FredPlan.as_printed(**given, examples=examples, clients=len(private))
+    else:
+        given |= {"unit": arguments.unit, "population": arguments.population}
+        plan = FredPlan.calibrated(**given, max_examples=arguments.max_examples)
     record = choose_corpus(
-        arguments.private,
+        private,
         arguments.candidates,
         plan=plan,
         embedder_name=arguments.embedder,

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from jaxpfl.data.cohort import Bucket as Bucket
     from jaxpfl.data.cohort import Cohort as Cohort
     from jaxpfl.data.cohort import CohortSpec as CohortSpec
+    from jaxpfl.data.cohort import prefetch as prefetch
     from jaxpfl.data.open import open as open
     from jaxpfl.data.partitions import Dirichlet as Dirichlet
     from jaxpfl.data.partitions import Iid as Iid
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from jaxpfl.data.partitions import partition as partition
     from jaxpfl.data.population import Population as Population
     from jaxpfl.data.population import from_rows as from_rows
-    from jaxpfl.data.prefetch import prefetch as prefetch
     from jaxpfl.data.readers.frames import from_dataframe as from_dataframe
 
 __getattr__, __dir__, __all__ = lazy.face(__name__)

@@ -10,10 +10,13 @@ the bucket's capacity, the shards or the order of packing. Which client is in wh
 follows from the sizes of all, so that each of several processes can pack its own slots alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -31,6 +34,8 @@ CLIENTS_PER_BUCKET = 64
 With less, most time goes to starting programs.
 """
 
+_T = TypeVar("_T")
+_END, _AHEAD = object(), 2
 # Separate these draws from every other use of the same seed.
 _EXAMPLES = int.from_bytes(b"examples", "big")
 _STRAGGLERS = int.from_bytes(b"straggle", "big")
@@ -300,3 +305,29 @@ def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     padded[: len(rows)] = rows
     real = np.arange(steps * size) < len(rows)
     return padded.reshape(steps, size), real.reshape(steps, size)
+
+
+@contextmanager
+def prefetch(items: Iterable[_T]) -> Iterator[Iterator[_T]]:
+    """Iterates over `items`, such as a cohort's buckets, in a thread, at most two items ahead.
+
+    An exception in `items` is raised in the consumer, after the items before it. When the `with`
+    block is left, also early or by an exception, the thread has ended. In memory are two items that
+    are made or being made, and the one in use.
+    """
+    source = iter(items)
+    with ThreadPoolExecutor(1, "jaxpfl-prefetch") as thread:
+        ahead = deque(thread.submit(next, source, _END) for _ in range(_AHEAD))
+
+        def consume() -> Iterator[_T]:
+            # The last future stays in the queue, so that a second iteration ends, too.
+            while (item := ahead[0].result()) is not _END:
+                ahead.popleft()
+                ahead.append(thread.submit(next, source, _END))
+                yield cast(_T, item)
+
+        try:
+            yield consume()
+        finally:
+            for future in ahead:
+                future.cancel()

@@ -33,8 +33,6 @@ def fetch(download: Download, target: Path, *, progress: bool = True) -> dict[st
     url = download.url
     if target.exists():
         raise InputError(f"{target} exists already: remove it, to fetch it anew")
-    if not url.startswith(("https://", "http://")):
-        raise InputError(f"{url}: expected an address that begins with https://")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:

@@ -46,7 +46,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 from urllib.parse import parse_qsl
 
 from jaxpfl import checks, files
@@ -54,13 +54,12 @@ from jaxpfl.data import storage
 from jaxpfl.data.catalogue import data_sets, holding
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population, collect
-from jaxpfl.data.readers import hugging_face, image_folders, plain_text, table, tff_sqlite
+from jaxpfl.data.readers import frames, image_folders, plain_text, table, tff_sqlite
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.embedded import read_digits, read_docstrings
 from jaxpfl.data.readers.examples import EACH_ROW, Layout, Read, population_of, stream_of
-from jaxpfl.data.readers.frames import read_frame
 from jaxpfl.data.readers.prose import PIECES
-from jaxpfl.data.readers.tff_schemas import SCHEMAS
+from jaxpfl.data.readers.tff_examples import SCHEMAS
 from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError, NoDataFolder, named
 
@@ -119,130 +118,135 @@ _ENDINGS = {
 """Kinds of files by the ending of their names."""
 
 
-class _Named:
-    """A parsed source: a word of `_WORDS` and a name, or "" and a path; and the options."""
+class _Source(NamedTuple):
+    """A parsed source.
 
-    def __init__(self, source: str | Path, public: bool = False) -> None:
-        self.public = public
-        self.source = self.head = str(source)
-        self._literal, query = isinstance(source, Path), ""
-        if not self._literal:
-            self.head, _, query = self.source.partition("?")
-        try:
-            # A plus is itself and not a space.
-            pairs = parse_qsl(query.replace("+", "%2B"), strict_parsing=True) if query else []
-        except ValueError:
-            problem = "options must be NAME=VALUE, joined by &"
-            raise InputError(f"source {self.source!r}: {problem}") from None
-        self.options = dict(pairs)
-        if len(self.options) != len(pairs):
-            raise InputError(f"source {self.source!r}: an option is given twice")
-        word, _, self.name = self.head.partition(":")
-        is_word = word in _WORDS and not (word == "digits" and self.name) and not self._literal
-        self.word = word if is_word else ""
+    Attributes:
+      given: as its user wrote it; a `Path` has no options and no variables.
+      what: names it in messages.
+      word, name: one of `_WORDS` and what follows its colon; "" for a path.
+      place: the path as far as its variables are set.
+      options: those of the reader; `scheme` is the partition that the others name.
+      kind: one of `_KINDS`; "" for a path that none is known of.
+    """
 
-    @property
-    def path(self) -> Path:
-        """Raises `InputError` where a variable is not set."""
-        return Path(self.head if self._literal else expanded(self.head))
-
-    @property
-    def place(self) -> Path:
-        """The path as far as its variables are set."""
-        return Path(os.path.expandvars(os.path.expanduser(self.head)))
+    given: str | Path
+    what: str
+    head: str
+    word: str
+    name: str
+    place: Path
+    options: dict[str, str]
+    scheme: Scheme | None
+    kind: str
 
     @property
     def grouped(self) -> bool:
         """Whether it is a table whose rows are grouped by client on the disk."""
-        is_table = self.kind in ("table", "huggingface")
         several = self.place.is_dir() or ("*" in self.head and not self.place.is_file())
-        return is_table and (several or "|" in self.options.get("client", ""))
+        by_rule = "|" in self.options.get("client", "")
+        return self.kind in ("table", "huggingface") and (several or by_rule)
 
     @property
     def exists(self) -> bool:
         """Whether there is such a file or folder, or files that a path with * fits."""
         return self.place.exists() or (self.kind == "table" and bool(table.files_of(self.place)))
 
-    @property
-    def kind(self) -> str:
-        """One of `_KINDS`; "" for a path that none is known of."""
-        if self.word:
-            return self.word
-        if any((self.place / f"dataset_{part}.json").is_file() for part in ("info", "dict")):
-            return "saved"
-        if storage.is_stored(self.place):  # which has no options
-            return "folder"
-        if image_folders.holds_images(self.place):
-            return "images"
-        if self.place.is_dir():
-            return "table" if self.options else "folder"
-        return next((kind for end, kind in _ENDINGS.items() if self.head.endswith(end)), "")
 
-    def require_known(self) -> None:
-        """Refuses a source that no reader reads."""
-        if self.word:
-            return
-        path = self.path
-        if self.kind == "folder" and not storage.is_stored(path):
-            raise InputError(
-                f"source {self.source!r}: a folder without a manifest, expected one made by "
-                "Population.save or `jaxpfl convert`; of a folder of tables, name the field of "
-                f"clients, as in {self.head}?client=FIELD; images are CLIENT/IMAGE.png in it"
-            )
-        if not self.kind and (path.exists() or not holding(self.source)):
-            raise self.unknown(path)
-        if not self.kind or not self.exists:
-            data_set = holding(self.source)
-            hint = f"; `jaxpfl data get {data_set}` fetches it, or says how to make it"
-            what = f"source {self.source!r}: there is no such file"
-            raise InputError(what + (hint if data_set else ""))
-
-    def typed(self) -> dict[str, Any]:
-        """The options as a reader's arguments, without those of a partition."""
-        return _typed(self.source, self.options, _KINDS[self.kind])
-
-    def scheme(self) -> Scheme | None:
-        """The partition that the options name; its settings are taken out of them."""
-        if "partition" not in self.options:
-            return None
-        what, options = f"source {self.source!r}: partition", self.options
-        made = SCHEMES[checks.one_of(what, options.pop("partition"), tuple(SCHEMES))]
+def _parsed(given: str | Path) -> _Source:
+    what = f"source {str(given)!r}"
+    head, _, query = (str(given), "", "") if isinstance(given, Path) else given.partition("?")
+    try:
+        # A plus is itself and not a space.
+        pairs = parse_qsl(query.replace("+", "%2B"), strict_parsing=True) if query else []
+    except ValueError:
+        raise InputError(f"{what}: options must be NAME=VALUE, joined by &") from None
+    options = dict(pairs)
+    if len(options) != len(pairs):
+        raise InputError(f"{what}: an option is given twice")
+    scheme = None
+    if "partition" in options:
+        made = SCHEMES[checks.one_of(f"{what}: partition", options.pop("partition"), (*SCHEMES,))]
         fields = get_type_hints(made)
-        given = {name: options.pop(name) for name in list(options) if name in fields}
+        settings = {name: options.pop(name) for name in list(options) if name in fields}
         try:
-            return made(**_typed(self.source, given, fields))
+            scheme = made(**_typed(what, settings, fields))
         except TypeError:
-            raise InputError(f"{what} needs the option {next(iter(fields))!r}") from None
+            raise InputError(f"{what}: partition needs the option {next(iter(fields))!r}") from None
+    word, _, name = head.partition(":")
+    if isinstance(given, Path) or word not in _WORDS or (word == "digits" and name):
+        word = ""
+    place = Path(os.path.expandvars(os.path.expanduser(head)))
+    place = given if isinstance(given, Path) else place
+    kind = word or _kind_of(place, bool(options))
+    return _Source(given, what, head, word, name, place, options, scheme, kind)
 
-    def layout(self, options: Mapping[str, Any]) -> Layout:
-        """Which fields of a table are what."""
-        given = {name: options[name] for name in options if name not in (*_ON_HUB, "encoding")}
-        if self.word or self.public:
-            given.setdefault("client", EACH_ROW)
-        with named(f"source {self.source!r}"):
-            layout = Layout(**given)
-        if self.grouped and layout.client == EACH_ROW and not self.public:
-            raise InputError(f"source {self.source!r}: client=* is for one file, found several")
-        return layout
 
-    def title(self, options: Mapping[str, Any]) -> str:
-        """The population's name, with the part of a data set that has several."""
-        parts = {"huggingface": options.get("part", "train"), "tff": options.get("split")}
-        part = parts.get(self.kind)
-        return f"{self.head} [{part}]" if part else self.head
+def _kind_of(place: Path, has_options: bool) -> str:
+    if any((place / f"dataset_{part}.json").is_file() for part in ("info", "dict")):
+        return "saved"
+    if storage.is_stored(place):  # which has no options
+        return "folder"
+    if image_folders.holds_images(place):
+        return "images"
+    if place.is_dir():
+        return "table" if has_options else "folder"
+    return next((kind for end, kind in _ENDINGS.items() if place.name.endswith(end)), "")
 
-    def unknown(self, path: Path) -> InputError:
-        endings = ", ".join(_ENDINGS)
-        if path.exists():
-            return InputError(f"source {self.source!r}: expected a name ending in {endings}")
-        word = re.split(r"[:?]", self.source)[0]
-        near = difflib.get_close_matches(word, _WORDS, 1, 0.5)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return InputError(
-            f"unknown source {self.source!r}{hint}: expected docstrings:PACKAGES, digits, "
-            f"huggingface:OWNER/NAME, a path ending in {endings}, or a folder made by "
-            "Population.save"
+
+def _options(source: _Source) -> dict[str, Any]:
+    """The options as the reader's arguments; a source that no reader reads is refused."""
+    if not source.word:
+        _require_readable(source)
+    return _typed(source.what, source.options, _KINDS[source.kind])
+
+
+def _require_readable(source: _Source) -> None:
+    if isinstance(source.given, str):
+        expanded(source.head)  # refuses variables that are not set
+    if source.kind == "folder" and not storage.is_stored(source.place):
+        raise InputError(
+            f"{source.what}: a folder without a manifest, expected one made by Population.save or "
+            "`jaxpfl convert`; of a folder of tables, name the field of clients, as in "
+            f"{source.head}?client=FIELD; images are CLIENT/IMAGE.png in it"
         )
+    data_set = holding(str(source.given))
+    if not source.kind and (source.place.exists() or not data_set):
+        raise _unknown(source)
+    if not source.exists:
+        hint = f"; `jaxpfl data get {data_set}` fetches it, or says how to make it"
+        raise InputError(f"{source.what}: there is no such file" + (hint if data_set else ""))
+
+
+def _unknown(source: _Source) -> InputError:
+    endings = ", ".join(_ENDINGS)
+    if source.place.exists():
+        return InputError(f"{source.what}: expected a name ending in {endings}")
+    near = difflib.get_close_matches(re.split(r"[:?]", str(source.given))[0], _WORDS, 1, 0.5)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return InputError(
+        f"unknown {source.what}{hint}: expected docstrings:PACKAGES, digits, "
+        f"huggingface:OWNER/NAME, a path ending in {endings}, or a folder made by Population.save"
+    )
+
+
+def _layout(source: _Source, options: Mapping[str, Any], public: bool = False) -> Layout:
+    """Which fields of a table are what."""
+    fields = {name: options[name] for name in options if name not in (*_ON_HUB, "encoding")}
+    if source.word or public:
+        fields.setdefault("client", EACH_ROW)
+    with named(source.what):
+        layout = Layout(**fields)
+    if source.grouped and layout.client == EACH_ROW and not public:
+        raise InputError(f"{source.what}: client=* is for one file, found several")
+    return layout
+
+
+def _title(source: _Source, options: Mapping[str, Any]) -> str:
+    """The population's name, with the part of a data set that has several."""
+    parts = {"huggingface": options.get("part", "train"), "tff": options.get("split")}
+    part = parts.get(source.kind)
+    return f"{source.head} [{part}]" if part else source.head
 
 
 def open(source: str | Path | Population, *, public: bool = False) -> Population:
@@ -260,54 +264,53 @@ def open(source: str | Path | Population, *, public: bool = False) -> Population
     if not isinstance(source, str | Path) or not source:
         actual = type(source).__name__ if source != "" else "an empty one"
         raise InputError(f"a source must be a path or a string, found {actual}")
-    named = _Named(source, public)
-    named.require_known()
-    scheme, options = named.scheme(), named.typed()
+    parsed = _parsed(source)
+    options = _options(parsed)
     at_least = checks.positive_int("min_examples", options.pop("min_examples", 1))
-    population = _read(named, options)
-    if scheme is not None:
-        return partition(population, scheme)
+    population = _read(parsed, options, public)
+    if parsed.scheme is not None:
+        return partition(population, parsed.scheme)
     return population.with_min_examples(at_least) if at_least > 1 else population
 
 
-def _read(named: _Named, options: dict[str, Any]) -> Population:
-    match named.kind:
+def _read(source: _Source, options: dict[str, Any], public: bool) -> Population:
+    path, name = source.place, source.head
+    match source.kind:
         case "docstrings":
-            return read_docstrings(_names(named.name))
+            return read_docstrings(_names(source.name))
         case "digits":
             return read_digits(**options)
         case "folder":
-            return Population.load(named.path)
+            return Population.load(path)
         case "images":
-            return image_folders.read_images(named.path, name=named.head, **options)
+            return image_folders.read_images(path, name=name, **options)
         case "npz":
             client = options.pop("client", "client")
-            columns = {**IMAGE_COLUMNS, **options}
-            return read_arrays(named.path, client=client, columns=columns, name=named.head)
+            return read_arrays(path, client=client, columns={**IMAGE_COLUMNS, **options}, name=name)
         case "text":
-            return plain_text.read_plain_text(named.path, name=named.head, **options)
-    if (opened := _stream(named, options)) is not None:
-        if named.kind == "tff":
-            tff_sqlite.require_memory(named.path)
+            return plain_text.read_plain_text(path, name=name, **options)
+    if (opened := _stream(source, options, public)) is not None:
+        if source.kind == "tff":
+            hint = "which `jaxpfl convert SOURCE FOLDER` streams,"
+            checks.fits_memory(f"{path}, {hint} in memory", path.stat().st_size)
         with opened(None) as stream:
             return collect(stream)
-    layout, read = _table(named, options)
-    return population_of(read, layout, named.title(options))
+    return population_of(*_table(source, options, public), _title(source, options))
 
 
-def _table(named: _Named, options: Mapping[str, Any]) -> tuple[Layout, Read]:
-    """Which fields of a table are what, and what gives the rows with some fields."""
-    layout = named.layout(options)
-    if named.kind == "table":
-        return layout, partial(table.read_table, named.path, encoding=options.get("encoding"))
-    if named.kind == "saved":
-        return layout, partial(read_frame, named.head, hugging_face.saved(named.path))
+def _table(source: _Source, options: Mapping[str, Any], public: bool) -> tuple[Read, Layout]:
+    """What gives the rows of a table with some fields, and which fields are what."""
+    layout = _layout(source, options, public)
+    if source.kind == "table":
+        return partial(table.read_table, source.place, encoding=options.get("encoding")), layout
+    if source.kind == "saved":
+        return partial(frames.read_frame, source.head, frames.saved(source.place)), layout
     which = {name: options[name] for name in _ON_HUB if name in options}
-    frame = hugging_face.load_data_set(named.name, **which, streaming=named.grouped)
+    frame = frames.load_data_set(source.name, **which, streaming=source.grouped)
     if not {"text", "label", "features"} & options.keys():
         texts = [field for field in _HUB_TEXTS if field in (frame.column_names or ())]
         layout = dataclasses.replace(layout, text=next(iter(texts), "text"))
-    return layout, partial(read_frame, named.name, frame)
+    return partial(frames.read_frame, source.name, frame), layout
 
 
 # Opens a population batch by batch, given a folder for temporary files.
@@ -320,49 +323,45 @@ def streamed(source: str | Path) -> _Opens:
     TensorFlow Federated's files and tables are not read into memory, and neither is a folder, which
     is mapped; other sources are. Errors are those of `open`, here or while the stream is read.
     """
-    named = _Named(str(source))
-    if not {"min_examples", "partition"} & named.options.keys():
-        named.require_known()
-        opened = _stream(named, named.typed())
-        if opened is not None:
-            return opened
+    parsed = _parsed(str(source))
+    plain = parsed.scheme is None and "min_examples" not in parsed.options
+    if plain and (opened := _stream(parsed, _options(parsed), public=False)) is not None:
+        return opened
     population = open(source)
     return lambda _: nullcontext(population.stream())
 
 
-def _stream(named: _Named, options: Mapping[str, Any]) -> _Opens | None:
+def _stream(source: _Source, options: Mapping[str, Any], public: bool) -> _Opens | None:
     """Returns a function that opens a source that is not read into memory; None if it is."""
-    if named.kind == "tff":
-        what = f"source {named.source!r}: dataset"
+    if source.kind == "tff":
+        what = f"{source.what}: dataset"
         schema = SCHEMAS[checks.one_of(what, options.get("dataset"), tuple(SCHEMAS))]
-        described = named.path, schema, options.get("split"), named.title(options)
+        described = source.place, schema, options.get("split"), _title(source, options)
         return lambda _: tff_sqlite.stream_tff(*described)
-    if not named.grouped:
+    if not source.grouped:
         return None
-    layout, read = _table(named, options)
-    return partial(stream_of, read, layout, named.title(options))
+    return partial(stream_of, *_table(source, options, public), _title(source, options))
 
 
 def why_missing(source: str) -> str:
     """Why a source is not available, or "" if it is; reads no data and asks no hub."""
-    named = _Named(source)
-    named.scheme()
-    here = bool(named.word) or named.exists
-    if here:
-        named.require_known()
-    elif not named.kind and (named.place.suffix or not named.place.parent.name):
-        raise named.unknown(named.place)
-    # A folder that is absent is a stored population if it has no options.
-    kind = named.kind or ("table" if named.options else "folder")
-    options = _typed(named.source, named.options, _KINDS[kind])
+    parsed = _parsed(source)
+    here = bool(parsed.word) or parsed.exists
+    if not here and not parsed.kind:
+        if parsed.place.suffix or not parsed.place.parent.name:
+            raise _unknown(parsed)
+        # A folder that is absent is a stored population if it has no options.
+        parsed = parsed._replace(kind="table" if parsed.options else "folder")
+    kind = parsed.kind
+    options = _options(parsed) if here else _typed(parsed.what, parsed.options, _KINDS[kind])
     options.pop("min_examples", None)
     if kind in ("table", "saved", "huggingface"):
-        named.layout(options)
-    if named.word == "huggingface":
+        _layout(parsed, options)
+    if parsed.word == "huggingface":
         return "it is on the Hugging Face hub, which was not asked"
     if here:
         return ""
-    unset = [name for pair in files.VARIABLE.findall(str(named.place)) for name in pair if name]
+    unset = [name for pair in files.VARIABLE.findall(str(parsed.place)) for name in pair if name]
     return f"the environment variable {unset[0]} is not set" if unset else "there is no such file"
 
 
@@ -371,8 +370,8 @@ def place(source: str) -> str:
 
     A path is resolved as far as its variables are set; options are left out.
     """
-    named = _Named(source)
-    return named.head if named.word else str(named.place.resolve())
+    parsed = _parsed(source)
+    return parsed.head if parsed.word else str(parsed.place.resolve())
 
 
 def expanded(path: str) -> str:
@@ -390,19 +389,19 @@ def expanded(path: str) -> str:
     return os.path.expanduser(files.VARIABLE.sub(value, path))
 
 
-def _typed(source: str, options: dict[str, str], kinds: _Options) -> dict[str, Any]:
+def _typed(what: str, options: dict[str, str], kinds: _Options) -> dict[str, Any]:
     typed = {}
     for name, value in options.items():
         if name not in kinds:
             near = difflib.get_close_matches(name, kinds, 1, 0.5)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             expected = ", ".join(kinds) or "none"
-            raise InputError(f"source {source!r}: no option {name!r}{hint}; expected {expected}")
-        kind, what = kinds[name], f"source {source!r}: {name}"
+            raise InputError(f"{what}: no option {name!r}{hint}; expected {expected}")
+        kind, place = kinds[name], f"{what}: {name}"
         try:
-            typed[name] = kind(value) if callable(kind) else checks.one_of(what, value, kind)
+            typed[name] = kind(value) if callable(kind) else checks.one_of(place, value, kind)
         except InputError:
             raise
         except ValueError:
-            raise InputError(f"{what} must be a number, found {value!r}") from None
+            raise InputError(f"{place} must be a number, found {value!r}") from None
     return typed

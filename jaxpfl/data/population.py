@@ -133,7 +133,7 @@ class Population:
         return f"Population({self.name!r}, unit={self.unit!r}, columns=({self.column_types()}))"
 
     def _repr_html_(self) -> str:
-        from jaxpfl.notebook import facts
+        from jaxpfl.printable import facts
 
         values = {"source": self.name, "a client is": self.unit, "columns": self.column_types()}
         return facts("Population", values)

@@ -191,6 +191,7 @@ def _carried_out(workspace: Workspace, command: str) -> Outcome:
             *workspace.ledgers,
             directory / "ledger.jsonl",
             *sorted(directory.glob("worlds/*/ledger.jsonl")),
+            *sorted(directory.glob("runs/*/ledger.jsonl")),
         ],
     )
     write_page(directory, page)

@@ -65,8 +65,7 @@ def choose_corpus(
     with shared_run.group() as group:
         sources, function = named(candidates), embedder(embedder_name)
         directory, clients = files.user_path(out), open_population(private)
-        units = len(clients) if plan.unit == "client" else clients.num_examples
-        query = fred(plan, units=units, dimension=function.dimension)
+        query = fred(plan, units=plan.units(clients), dimension=function.dimension)
         used = used_examples(clients, plan, seed=0)
 
         def asked(*_: Any) -> Asked:
@@ -99,7 +98,8 @@ def choose_corpus(
             shared = others and others.at("fred")
             released = private_moments(embedded, plan, ledger=charged, others=shared)
             released.save(directory / "moments.npz")
-            statement = both_statements(charged, [charged.charges[-1].run], plan.delta)
+            run = charged.charges[-1].run
+            statement = plan.claim + both_statements(charged, [run], plan.delta)
         rows = [
             {"rank": rank, "candidate": near.name, "source": sources[near.name], **near.row()}
             for rank, near in enumerate(score(released, corpora, progress=progress), 1)
@@ -153,21 +153,17 @@ def named(candidates: Sequence[str]) -> dict[str, str]:
     for given in candidates:
         match = _NAMED.fullmatch(given)
         # A name has no ":", "?" or "/", so docstrings:a and digits?alpha=1 are sources.
-        name, source = match.groups() if match else (_short(given), given)
+        path = given.partition("?")[0]
+        # docstrings:numpy is numpy; /a/b/c.jsonl.gz?client=x is c.
+        in_word = path.partition(":")[2] if not Path(path).suffix else ""
+        own = in_word or Path(path).name.split(".")[0] or given
+        name, source = match.groups() if match else (own, given)
         if name in sources:
             raise InputError(
                 f"two candidates have the name {name!r}: rename one, as in OTHER={source}"
             )
         sources[name] = source
     return sources
-
-
-def _short(source: str) -> str:
-    """docstrings:numpy -> numpy; /a/b/c.jsonl.gz?client=x -> c."""
-    path = source.partition("?")[0]
-    if not Path(path).suffix and ":" in path:
-        return path.partition(":")[2]
-    return Path(path).name.split(".")[0] or source
 
 
 def table(record: Mapping[str, Any]) -> str:

@@ -12,7 +12,8 @@ verified artifacts. A crash leaves no folder of the wanted name.
 import dataclasses
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
 from jaxpfl.models.checkpoints import adapters, jaxpfl_models, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.printable import template
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.certificate import with_weights
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
@@ -101,13 +103,9 @@ def _write(folder: Path, made: Made, card: Mapping[str, Any], certificate: Path)
 
 
 def _write_model(folder: Path, trained: TrainedModel) -> None:
-    model, params = trained.model, trained.params
     folder.mkdir(exist_ok=True)
-    if isinstance(model, Decoder) and model.lora is not None:
-        adapters.save(folder, model, params, base=trained.base)
-    else:
-        library = pretrained if isinstance(model, Decoder | Encoder) else jaxpfl_models
-        library.save(folder, model, params)
+    save, _ = _format(trained)
+    save(folder, trained.model, trained.params)
     if isinstance(trained.words, Vocabulary):
         source = last_part(trained.words.source)
         dataclasses.replace(trained.words, source=source).save(folder / "vocabulary.json")
@@ -121,7 +119,7 @@ def _card(
     """What the cards say, by the names that the template `card.md.jinja` has for it."""
     contents, terms, plan = {}, {}, made.plan
     for trained in made.models:
-        what = f"{trained.model.name}, read by `{_reader(trained)}`"
+        what = f"{trained.model.name}, read by `{_format(trained)[1]}`"
         contents[f"{trained.folder}/" if trained.folder else "./"] = what
     if made.corpus is not None:
         contents[f"{_CORPUS}/"] = f"{len(made.corpus)} synthetic texts, with a card of their own"
@@ -144,13 +142,15 @@ def _card(
 
 def _rendered(card: Mapping[str, Any], texts: int | None = None) -> str:
     """README.md of a model, or of a data set of so many texts, in the hub's format."""
-    return files.template(__package__ or "", "card.md.jinja").render(card=card, texts=texts)
+    return template(__package__ or "", "card.md.jinja").render(card=card, texts=texts)
 
 
-def _reader(trained: TrainedModel) -> str:
+def _format(trained: TrainedModel) -> tuple[Callable, str]:
+    """What writes a model, and what reads it."""
     module = "jaxpfl.models.checkpoints"
     if isinstance(trained.model, Decoder) and trained.model.lora is not None:
-        return f"{module}.adapters.load` or PEFT, beside `{trained.base}"
+        reader = f"{module}.adapters.load` or PEFT, beside `{trained.base}"
+        return partial(adapters.save, base=trained.base), reader
     if isinstance(trained.model, Decoder | Encoder):
-        return f"{module}.pretrained.load` or `transformers"
-    return f"{module}.jaxpfl_models.load"
+        return pretrained.save, f"{module}.pretrained.load` or `transformers"
+    return jaxpfl_models.save, f"{module}.jaxpfl_models.load"

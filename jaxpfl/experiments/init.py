@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import yaml
 
-from jaxpfl import files
 from jaxpfl.data.open import open as open_population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.registry import from_mapping
+from jaxpfl.printable import template
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 _FEWEST = 20
@@ -54,7 +54,7 @@ def init(file: str, **columns: str | None) -> str:
     train = round(1 - 2 * scored - public, 2)
     split = {"train": train, "valid": scored, "test": scored, "public": public}
     declared = None if classes else population.split(split, seed=0)["public"]
-    config = files.template(__package__ or "", "init.yaml.jinja").render(
+    config = template(__package__ or "", "init.yaml.jinja").render(
         # A string of JSON is one of YAML, too.
         source=json.dumps(source, ensure_ascii=False),
         clients=clients,

@@ -2,16 +2,16 @@
 
 plan           fixes clipping, noise, participation and accounting in one object; start here
 participation  the kinds of cohorts, and the cost of a round with each; draws cohorts
-gaussian       the noise's multiplier and kind, and the smallest multiplier for an epsilon
+gaussian       the noise's multiplier and kind
+calibration    the smallest multiplier for an epsilon
 guarantee      the cost of a composition of releases: epsilon, second accountant, statement
 ledger         write-ahead record of every release on a source of clients, with a hard budget
 chain          the ledger's file: an append-only list of lines that are bound by hashes
 budget         the cost of a ledger's releases together, and whether another one fits
-sources        recognises a ledger's clients by keyed hashes
+ledger_key     a ledger's secret key, by which it recognises its clients
 accounting     from events to epsilon (PLD, RDP), and back to a noise multiplier
 confirmation   second accountants that share no code with the first
 auditing       lower bounds on epsilon, from an attack on releases
-profile        a composition's delta at every epsilon, for audits
 simulated      noise as if more clients took part than there are: no guarantee
 events         the kinds of release, and their form in a file
 clipping       bounds a client's contribution
@@ -19,7 +19,7 @@ mechanisms     draws the noise, in float32
 exact_noise    draws it in whole steps, exactly
 secure_sum     noise shares of the clients, and the cost of their sum
 secret         the secret that a run's cohorts, shuffles and noise follow from
-keys           the sources of randomness, and a table of its purposes
+keys           the keys of all random draws, and a table of what is drawn for
 """
 
 from typing import TYPE_CHECKING

@@ -3,7 +3,7 @@
 The game. A canary is put among the clients or left out, by a fair coin. An observer of everything
 that is released gives it a score, which should be larger where it is in. Let the score be above a
 threshold with the probability p if the canary is in, and r if it is out. For every (epsilon, delta)
-that the stated releases imply (`privacy.profile`; Kairouz, Oh, Viswanath 2015, Theorem 2.1),
+that the stated releases imply (`deltas`; Kairouz, Oh, Viswanath 2015, Theorem 2.1),
 
     p <= e^epsilon r + delta    and    1 - r <= e^epsilon (1 - p) + delta.
 
@@ -19,19 +19,38 @@ stated epsilon, no such assumption is needed: a stated pair is contradicted.
 
 Canaries that share a run, but no coordinate of the releases, are independent if noise is, as
 stated, drawn for each coordinate.
+
+The privacy profile of the releases, their delta at every epsilon and not at one of them alone:
+outputs that contradict any of these pairs are not those of the stated mechanism, which shows with
+far fewer observations at a large delta than at a small one.
+
+| releases                  | delta at an epsilon                                               |
+|---------------------------|-------------------------------------------------------------------|
+| Gaussians on everyone     | exact (Balle and Wang 2018, Theorem 8)                            |
+| with Poisson cohorts      | an upper bound, by privacy loss distributions on a coarse grid    |
+| cohorts of fixed size     | an upper bound, by Renyi divergences (Canonne et al. 2020)        |
+| with a secure sum         | the same                                                          |
+| any release without noise | 1                                                                 |
+
+The coarse grid makes the bounds weaker by some thousandths and never invalid. It is for audits;
+`privacy.accounting` computes a run's stated epsilon.
+
+The coarse grid makes the bounds weaker by some thousandths and never invalid;
+`privacy.accounting` computes a run's stated epsilon.
 """
 
 import dataclasses
 import math
 from typing import Any, NamedTuple
 
+import dp_accounting
 import numpy as np
 from scipy import special
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.privacy import accounting, confirmation, events
 from jaxpfl.privacy.guarantee import Guarantee
-from jaxpfl.privacy.profile import deltas, scaled
 
 # Every fourth trial chooses. The best of many events was lucky, so that the choice goes by bounds
 # on rates, which hold with this probability each.
@@ -40,6 +59,8 @@ _CHOOSING, _CAREFUL = 4, 0.999
 _QUANTILES, _EXTREMES = 512, 64
 
 _EPSILONS = np.concatenate([np.arange(0, 3, 0.05), np.arange(3, 20, 0.25)])
+# The most points of one release's privacy loss on a grid: more would only cost time.
+_POINTS = 20_000
 # The search for the logarithm of the factor on the noise: its range and precision.
 _FARTHEST, _PRECISION = math.log(64), 2e-3
 
@@ -173,3 +194,63 @@ def _cuts(score_N: np.ndarray) -> np.ndarray:
     inner = np.linspace(0, len(cut_C) - 1, _QUANTILES).astype(int)
     ends = np.arange(_EXTREMES)
     return cut_C[np.unique(np.concatenate([ends, inner, len(cut_C) - 1 - ends]))]
+
+
+def scaled(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent:
+    """Returns the same releases with `factor` times their noise.
+
+    A secure sum's divergences are divided by the factor's square, as those of Gaussians are.
+    """
+    return events.from_json(_scaled(events.to_json(event), factor))
+
+
+def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
+    """Returns a delta, float64 [E], for each epsilon >= 0, with which the event is private."""
+    releases = events.counts(event)
+    if any(isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases):
+        return np.ones(len(epsilons_E))
+    concentrated = any(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf in releases)
+    if concentrated or events.adjacency(event) == "replace_one":
+        order_O = np.array(accounting.RDP_ORDERS)
+        divergence_O = np.array(accounting.renyi_divergences(releases.items()))
+        constant_O = (order_O - 1) * np.log1p(-1 / order_O) - np.log(order_O)
+        # Proposition 12.
+        log_OxE = constant_O[:, None] + np.outer(order_O - 1, -epsilons_E)
+        log_E = np.min(log_OxE + ((order_O - 1) * divergence_O)[:, None], axis=0)
+        return np.exp(np.minimum(log_E, 0.0))
+    precision, sampled = accounting.gaussians_apart(releases.items())
+    if not sampled:
+        mu = math.sqrt(precision)
+        delta_E = confirmation.gaussian_delta(mu, epsilons_E) if mu else 0.0 * epsilons_E
+        return np.clip(delta_E, 0.0, 1.0)
+    step = min(_step(leaf, count) for leaf, count in sampled)
+    if step > accounting.LARGEST_STEP:
+        # Losses so large protect nobody, and a step of theirs has no exponential. Delta 1 holds.
+        return np.ones(len(epsilons_E))
+    composed = accounting.composed(sampled, precision, step)
+    return np.clip(composed.get_delta_for_epsilon(epsilons_E.tolist()), 0.0, 1.0)
+
+
+def _scaled(record: Any, factor: float) -> Any:
+    """The same for an event's form in a file, or a part of it."""
+    if isinstance(record, list):
+        return [_scaled(part, factor) for part in record]
+    if not isinstance(record, dict):
+        return record
+    grows = {"noise_multiplier": factor, "rho": factor**-2, "xi": factor**-2}
+    return {
+        name: value * grows[name] if name in grows else _scaled(value, factor)
+        for name, value in record.items()
+    }
+
+
+def _step(leaf: dp_accounting.DpEvent, count: int) -> float:
+    """The step of the grid for `count` releases of this kind.
+
+    Rounding overestimates a loss by about step^2 / 8 in each release, and its deviation by as much
+    relative to the deviation itself, so that both bound the step.
+    """
+    q, z = accounting.rate_and_multiplier(leaf)
+    deviation = q * math.sqrt(math.expm1(min(z**-2, 50.0)))
+    largest = (1 / z + 20) / (2 * z)
+    return max(min(math.sqrt(8e-3 / count), deviation / 4), largest / _POINTS)

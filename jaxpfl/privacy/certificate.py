@@ -16,11 +16,10 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.verify import FORMAT, digest_of, least_missed
+from jaxpfl.privacy.verify import DELTAS, FORMAT, digest_of, least_missed
 
 NAME = "certificate.json"
 WITHOUT_NOISE = 1e-6
-DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
 FALSE_POSITIVES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 
 NOT_COVERED = (

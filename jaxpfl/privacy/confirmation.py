@@ -6,7 +6,6 @@
 import decimal
 import functools
 import math
-from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -42,7 +41,18 @@ def poisson_epsilon(
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Exact epsilon of a Gaussian with shift / std = mu (Balle and Wang 2018, Theorem 8)."""
-    return _invert(lambda epsilon: float(gaussian_delta(mu, epsilon)), delta)
+    low, high = 0.0, 1.0
+    if gaussian_delta(mu, low) <= delta:
+        return 0.0
+    while gaussian_delta(mu, high) > delta:
+        low, high = high, 2 * high
+        if high > 1e30:
+            return math.inf
+
+    def excess(eps: float) -> float:
+        return math.log(max(float(gaussian_delta(mu, eps)), 1e-300) / delta)
+
+    return cast(float, scipy.optimize.brentq(excess, low, high, xtol=1e-10))
 
 
 def gaussian_delta(mu: float, epsilon: np.ndarray | float) -> np.ndarray | float:
@@ -239,19 +249,3 @@ def _losses(
 def _log_sum(exponents: np.ndarray) -> float:
     largest = float(exponents.max())
     return largest + math.log(float(np.exp(exponents - largest).sum()))
-
-
-def _invert(delta_of: Callable[[float], float], delta: float) -> float:
-    """The smallest epsilon >= 0 with delta_of(epsilon) <= delta; `delta_of` falls."""
-    low, high = 0.0, 1.0
-    if delta_of(low) <= delta:
-        return 0.0
-    while delta_of(high) > delta:
-        low, high = high, 2 * high
-        if high > 1e30:
-            return math.inf
-
-    def excess(eps: float) -> float:
-        return math.log(max(delta_of(eps), 1e-300) / delta)
-
-    return cast(float, scipy.optimize.brentq(excess, low, high, xtol=1e-10))

@@ -16,7 +16,7 @@ import dp_accounting
 from jaxpfl import checks
 from jaxpfl.checked import Checked
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, confirmation, events
+from jaxpfl.privacy import accounting, events
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.events import Adjacency, Counts
 
@@ -170,6 +170,9 @@ def _second(releases: Counts, delta: float, exact: bool) -> tuple[float | None, 
 
     That is epsilon itself if `exact`, else the bound by Renyi divergences.
     """
+    # A release that no budget limits needs no epsilon until its cost is stated.
+    from jaxpfl.privacy import confirmation
+
     # The squares of shift / noise add up (Dong, Roth, Su 2022, Corollary 3.3).
     precision, others = accounting.gaussians_apart(accounting.frozen(releases))
     mu, rounds, fixed, rho, xi = math.sqrt(precision), [], [], 0.0, 0.0

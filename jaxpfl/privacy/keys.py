@@ -1,4 +1,4 @@
-"""The sources of randomness: two roots, and a table of every purpose that is drawn for.
+"""The keys of all random draws: two roots, and a table of every purpose that is drawn for.
 
 Every draw of a run is a function of (root, purpose, address), so that any round can be computed
 again alone. The SECRET root is a run's `federated.RunSecret`: 128 bits of the operating system's

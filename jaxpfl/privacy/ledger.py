@@ -1,7 +1,7 @@
 """The write-ahead ledger: every release on a source of clients, charged before it is made.
 
 An append-only file (`chain`) with a budget on what its charges cost (`budget`). It belongs to a
-source of clients (`sources`), not to a run: all releases of all algorithms on these clients, on
+source of clients (`ledger_key`), not to a run: all releases of all algorithms on these clients, on
 parts of them and on whatever is computed from their data are charged to it and compose to ONE
 epsilon. A charge is on the disk before `charge` returns, and only then may data be touched, so that
 a crash may leave a charge without a release, but never a release without a charge.
@@ -42,7 +42,7 @@ from jaxpfl.privacy.budget import Account, Budget
 from jaxpfl.privacy.chain import Chain, altered
 from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.guarantee import Guarantee, Unit
-from jaxpfl.privacy.sources import Clients, LedgerKey, open_key
+from jaxpfl.privacy.ledger_key import Clients, LedgerKey, open_key
 
 __all__ = ["Budget", "Charge", "Ledger", "guarantee_of", "together"]
 
@@ -176,7 +176,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         return len(self.charges)
 
     def _repr_html_(self) -> str:
-        from jaxpfl.notebook import facts
+        from jaxpfl.printable import facts
 
         labels = Counter(charge.label for charge in self.charges)
         released = "\n".join(f"{label}: {number}" for label, number in labels.items())

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, events, gaussian, participation
+from jaxpfl.privacy import accounting, events, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
@@ -86,7 +86,16 @@ class Plan:
         if self.unchecked:
             raise InputError("unchecked = True needs a plan without noise: Plan.without_privacy")
         checks.instance("noise", self.noise, Noise, "a Noise")
-        self._check_delta()
+        checks.open_fraction("delta", self.delta)
+        reason = self.allow_large_delta
+        if reason is not None and (not isinstance(reason, str) or not reason.strip()):
+            raise InputError(f"allow_large_delta must be a written reason, found {reason!r}")
+        if reason is None and self.delta >= 1 / self.population:
+            raise InputError(
+                f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}, so "
+                "that even publishing a client's data would satisfy it: choose a smaller delta, or "
+                "give the reason in allow_large_delta"
+            )
         if self.correlated and self.sampling != "cyclic":
             raise InputError(
                 f"noise = {self.noise.kind!r} needs sampling = 'cyclic', where a client "
@@ -106,18 +115,6 @@ class Plan:
             self.simulates.check(self.participation, self.clip.adaptive)
             # Checked as a plan of its own, too.
             self.scaled_to(self.simulates)
-
-    def _check_delta(self) -> None:
-        checks.open_fraction("delta", self.delta)
-        reason = self.allow_large_delta
-        if reason is not None and (not isinstance(reason, str) or not reason.strip()):
-            raise InputError(f"allow_large_delta must be a written reason, found {reason!r}")
-        if reason is None and self.delta >= 1 / self.population:
-            raise InputError(
-                f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}, so "
-                "that even publishing a client's data would satisfy it: choose a smaller delta, or "
-                "give the reason in allow_large_delta"
-            )
 
     @classmethod
     def calibrated(
@@ -148,6 +145,9 @@ class Plan:
           InputError: as `Plan`; or no noise multiplier reaches `epsilon`, the accountants disagree
             or `prior_releases` are of another kind.
         """
+        # A plan whose noise is given needs none of it.
+        from jaxpfl.privacy.calibration import smallest_multiplier
+
         target = checks.positive("epsilon", epsilon)
         checks.instance("clip", clip, Clip, "a Clip")
         trial = cls(
@@ -171,7 +171,7 @@ class Plan:
                 alone, event=dp_accounting.ComposedDpEvent([*prior, alone.event])
             )
 
-        z = gaussian.smallest_multiplier(composed_guarantee, target)
+        z = smallest_multiplier(composed_guarantee, target)
         return dataclasses.replace(trial, noise=Noise(z, noise), clip=clip)
 
     def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:
@@ -374,7 +374,7 @@ class Plan:
         return stated
 
     def _repr_html_(self) -> str:
-        from jaxpfl.notebook import facts
+        from jaxpfl.printable import facts
 
         fields = {name: value for name, value in self.to_dict().items() if value is not False}
         return facts("Plan", {**fields, "privacy": self.statement()})

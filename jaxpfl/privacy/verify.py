@@ -29,7 +29,7 @@ TOLERANCE = 2e-3
 """By this share of an epsilon, two grids of privacy losses may differ."""
 
 _ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [float(x) for x in range(12, 64)])
-_DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
+DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
 _LARGE = 0.01
 """A delta that only the plan of a query can allow."""
 
@@ -212,7 +212,7 @@ def _check_ledger(
     for point in ledger["trade_off"]:
         missed, most = point["false_negatives"], least_missed(point["false_positives"], curve)
         need(missed <= most + 1e-9, f"its trade-off says {missed:.4g}, its curve {most:.4g}")
-    own = [{"delta": level, "epsilon": cost(level)} for level in {delta, *_DELTAS}]
+    own = [{"delta": level, "epsilon": cost(level)} for level in {delta, *DELTAS}]
     lines = [
         f"  ledger {place}: {_priced(charges, cost, delta)} for each {unit}, computed again. "
         "Whoever accuses 5 % of the others of being members misses at least "

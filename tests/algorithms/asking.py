@@ -31,15 +31,8 @@ def asking(
     """What asks an algorithm's queries, on a ledger in `folder` that several may share."""
     unit = algorithm.queries[0].plan.unit
     with Ledger(folder / ledger, clients, budget=budget, unit=unit) as opened:
-        yield Releaser(
-            clients,
-            opened,
-            secret,
-            run=run,
-            name=algorithm.name,
-            queries=algorithm.queries,
-            observe=observe,
-        )
+        about = {"run": run, "name": algorithm.name, "queries": algorithm.queries}
+        yield Releaser(clients, opened, secret, observe=observe, **about)
 
 
 class Asked(NamedTuple):

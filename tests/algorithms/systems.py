@@ -35,6 +35,7 @@ from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 CLIENTS = 12
 # Made once: what is compiled is found again by them.
 CLIENT, GENERATOR, SERVER = optax.sgd(0.1), optax.sgd(0.02), optax.sgd(1.0)
+COHORT = jp.CohortSpec(batch_size=4, max_examples=4, clients_per_bucket=8)
 TEXTS = ["ab ba ab", "ba ab ba", "yz zy yz", "zy yz zy"]
 
 
@@ -51,24 +52,19 @@ class Linear(LinearModel):
 
 def numbers(clients: int = CLIENTS) -> Population:
     """Clients of 0 to 4 examples of a linear model."""
-    rng = np.random.default_rng(0)
-    return from_clients(
-        {
-            f"client {i}": {
-                "x": rng.normal(size=(i % 5, DIM)).astype(np.float32),
-                "y": rng.normal(size=i % 5).astype(np.float32),
-            }
-            for i in range(clients)
+    rng, shapes = np.random.default_rng(0), {"x": (DIM,), "y": ()}
+
+    def drawn(i):
+        return {
+            name: np.float32(rng.normal(size=(i % 5, *shape))) for name, shape in shapes.items()
         }
-    )
+
+    return from_clients({f"client {i}": drawn(i) for i in range(clients)})
 
 
 def fed_avg() -> tuple[Algorithm, Population]:
-    spec = jp.CohortSpec(batch_size=4, max_examples=4, clients_per_bucket=8)
-    algorithm = jp.algorithms.fed_avg(
-        Linear(), client=CLIENT, server=SERVER, plan=plan(), cohort=spec
-    )
-    return algorithm, numbers()
+    settings = dict(client=CLIENT, server=SERVER, plan=plan(), cohort=COHORT)
+    return jp.algorithms.fed_avg(Linear(), **settings), numbers()
 
 
 def fed_sgd() -> tuple[Algorithm, Population]:
@@ -83,34 +79,22 @@ def fed_avg_gan() -> tuple[Algorithm, Population]:
         f"client {i}": {"image": rng.integers(0, 256, (i % 5, 4, 4, 1)).astype(np.uint8)}
         for i in range(CLIENTS)
     }
-    algorithm = jp.algorithms.fed_avg_gan(
-        GAN((4, 4, 1), width=0.02, noise=4),
-        client=CLIENT,
-        generator=GENERATOR,
-        server=SERVER,
-        plan=plan(),
-        cohort=jp.CohortSpec(batch_size=4, max_examples=4, clients_per_bucket=8),
-        generator_training=GeneratorTraining(steps=2, batch=4),
-    )
+    settings = dict(client=CLIENT, generator=GENERATOR, server=SERVER, plan=plan(), cohort=COHORT)
+    training, gan = GeneratorTraining(steps=2, batch=4), GAN((4, 4, 1), width=0.02, noise=4)
+    algorithm = jp.algorithms.fed_avg_gan(gan, **settings, generator_training=training)
     return algorithm, from_clients(held)
 
 
 def vectors(dimension: int = 4) -> Population:
     """Clients of 0 to 4 embeddings."""
     rng = np.random.default_rng(0)
-    return from_clients(
-        {
-            f"client {i}": {"embedding": rng.normal(size=(i % 5, dimension)).astype(np.float32)}
-            for i in range(CLIENTS)
-        }
-    )
+    rows = [rng.normal(size=(i % 5, dimension)).astype(np.float32) for i in range(CLIENTS)]
+    return from_clients({f"client {i}": {"embedding": each} for i, each in enumerate(rows)})
 
 
 def fred() -> tuple[Algorithm, Population]:
-    algorithm = jp.algorithms.fred(
-        FredPlan.calibrated(epsilon=2.0, delta=1e-3), units=CLIENTS, dimension=4
-    )
-    return algorithm, vectors()
+    plan = FredPlan.calibrated(epsilon=2.0, delta=1e-3)
+    return jp.algorithms.fred(plan, units=CLIENTS, dimension=4), vectors()
 
 
 def federated_metrics() -> tuple[Algorithm, Population]:
@@ -138,14 +122,9 @@ def writers() -> Population:
 
 
 def popri() -> tuple[Algorithm, Population]:
-    settings = dataclasses.replace(
-        SETTINGS,
-        prompts=4,
-        responses=2,
-        rejected_rank=2,
-        preference=PreferenceSettings(batch_size=4, multiple=32),
-        lora=LoRA(rank=2, alpha=4.0),
-    )
+    changes = {"prompts": 4, "responses": 2, "rejected_rank": 2, "lora": LoRA(rank=2, alpha=4.0)}
+    preference = PreferenceSettings(batch_size=4, multiple=32)
+    settings = dataclasses.replace(SETTINGS, **changes, preference=preference)
     # Much noise: the state shows the order of the scores alone, and that has to differ.
     scorer = Scorer(plan(noise_multiplier=8.0))
     algorithm = jp.algorithms.popri(untrained(), TEXTS, scorer, HASHED, settings)
@@ -154,14 +133,9 @@ def popri() -> tuple[Algorithm, Population]:
 
 def private_evolution() -> tuple[Algorithm, Population]:
     settings = EvolutionSettings(population=4, lookahead=1, max_bytes=64)
-    algorithm = jp.algorithms.private_evolution(
-        TEXTS,
-        Continue(untrained(), 0.5, 8, Decoding()),
-        Scorer(plan(clip_norm=2.0), kind="nn_histogram", max_texts=2),
-        HASHED,
-        settings,
-    )
-    return algorithm, writers()
+    writer = Continue(untrained(), 0.5, 8, Decoding())
+    scorer = Scorer(plan(clip_norm=2.0), kind="nn_histogram", max_texts=2)
+    return jp.algorithms.private_evolution(TEXTS, writer, scorer, HASHED, settings), writers()
 
 
 SYSTEMS = (
@@ -172,10 +146,7 @@ SYSTEMS = (
 
 def every_system(*long: str) -> pytest.MarkDecorator:
     """A test of each system; of those named, one of the longer tests."""
-    systems = [
-        pytest.param(
-            made, id=made.__name__, marks=pytest.mark.long if made.__name__ in long else ()
-        )
-        for made in SYSTEMS
-    ]
+    named = [(made, made.__name__) for made in SYSTEMS]
+    marks = {name: pytest.mark.long for name in long}
+    systems = [pytest.param(made, id=name, marks=marks.get(name, ())) for made, name in named]
     return pytest.mark.parametrize("system", systems)

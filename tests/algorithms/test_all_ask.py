@@ -1,6 +1,7 @@
 """What holds for every system, whatever it computes: who may be asked, how often, at which cost."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.privacy import Budget, Guarantee, Ledger, events
 from tests.algorithms.asking import OTHER, Asked, asked, asking
 from tests.algorithms.systems import every_system
+from tests.refusals import refusal
 
 
 def same(one: Asked, other: Asked) -> bool:
@@ -39,57 +41,32 @@ def test_its_cost_is_known_before_it_starts_and_any_other_run_is_charged(system,
     charges = len(ledger)
     # Made anew, as a resumed process makes it.
     again = asked(system()[0], clients, tmp_path)
-    assert same(first, again)
-    assert len(again.ledger) == charges
-    other = asked(algorithm, clients, tmp_path, secret=OTHER)
-    assert not same(first, other)
-    assert len(other.ledger) == 2 * charges
-    renamed = asked(algorithm, clients, tmp_path, run="another")
-    assert not same(first, renamed)
-    assert len(renamed.ledger) == 3 * charges
+    assert same(first, again) and len(again.ledger) == charges
+    for times, settings in ((2, {"secret": OTHER}), (3, {"run": "another"})):
+        other = asked(algorithm, clients, tmp_path, **settings)
+        assert not same(first, other) and len(other.ledger) == times * charges
 
 
 @every_system()
-def test_a_question_that_is_not_the_algorithms_is_refused(system, tmp_path):
-    """Even one that says the same: its cost was not stated, so it could be asked for ever."""
+def test_what_was_not_stated_is_refused_before_any_charge(system, tmp_path):
+    """TRUST 9, 30. A question that only says the same as one of the algorithm's; rounds beyond the
+    plan's; a budget that not all rounds fit; a client fewer than planned."""
     algorithm, clients = system()
-    asked_for = algorithm.queries[0]
+    other = dataclasses.replace(algorithm.queries[0])
 
     def step(state, release, round):
-        release(dataclasses.replace(asked_for), np.zeros(4, np.float32))
+        release(other, np.zeros(4, np.float32))
 
-    with asking(algorithm, clients, tmp_path) as releaser:
-        with pytest.raises(InputError, match="not one of the algorithm's queries"):
-            releaser.step(step, None, 1)
+    budget = Budget(algorithm.queries[-1].plan.epsilon(1) / 2, 1e-3)
+    with asking(algorithm, clients, tmp_path, budget=budget) as releaser:
+        refusal(lambda: releaser.step(step, None, 1), "not one of the algorithm's queries")
+        for round in (0, algorithm.rounds + 1):
+            state = algorithm.init(jax.random.key(0))
+            refusal(partial(releaser.step, algorithm.step, state, round), "round")
+        with pytest.raises(BudgetExhausted, match="nothing was released"):
+            run_rounds(algorithm, releaser, jax.random.key(0))
         assert len(releaser.ledger) == 0
-
-
-@every_system()
-def test_another_number_of_clients_is_refused_before_any_charge(system, tmp_path):
-    """TRUST 9: one client fewer or more than planned."""
-    algorithm, clients = system()
     fewer = clients.select(np.arange(len(clients) - 1))
     with pytest.raises(InputError, match="population"), asking(algorithm, fewer, tmp_path):
         pass
     assert len(Ledger.read(tmp_path / "ledger.jsonl")) == 0
-
-
-@every_system()
-def test_rounds_beyond_the_plans_are_refused(system, tmp_path):
-    algorithm, clients = system()
-    with asking(algorithm, clients, tmp_path) as releaser:
-        for round in (0, algorithm.rounds + 1):
-            with pytest.raises(InputError, match="round"):
-                releaser.step(algorithm.step, algorithm.init(jax.random.key(0)), round)
-        assert len(releaser.ledger) == 0
-
-
-@every_system()
-def test_what_does_not_fit_the_budget_is_refused_as_a_whole(system, tmp_path):
-    """TRUST 30: where all rounds together would cost too much."""
-    algorithm, clients = system()
-    budget = Budget(algorithm.queries[-1].plan.epsilon(1) / 2, 1e-3)
-    with asking(algorithm, clients, tmp_path, budget=budget) as releaser:
-        with pytest.raises(BudgetExhausted, match="nothing was released"):
-            run_rounds(algorithm, releaser, jax.random.key(0))
-        assert len(releaser.ledger) == 0

@@ -2,13 +2,12 @@
 
 import json
 
-import jax
-import numpy as np
 import pytest
 
 import jaxpfl as jp
 from jaxpfl.privacy import Guarantee, Ledger, events
 from tests.algorithms.systems import every_system
+from tests.trees import assert_same
 
 # Many programs to compile; their studies' tests crash, too.
 every = every_system("fed_avg_gan", "popri", "private_evolution")
@@ -46,8 +45,7 @@ def test_a_crashed_run_goes_on_to_the_same_bits_and_each_round_is_charged_once(s
         assert len(broken) == algorithm.rounds * len(algorithm.queries)
     resumed = run("broken", resume=True)
 
-    jax.tree.map(np.testing.assert_array_equal, resumed.state, straight.state)
-    jax.tree.map(np.testing.assert_array_equal, resumed.params, straight.params)
+    assert_same((resumed.state, resumed.params), (straight.state, straight.params))
     assert (resumed.params is None) == (algorithm.params is None)
     for name in ("metrics.jsonl", "result.json"):
         found, expected = (tmp_path / each / name for each in ("broken", "straight"))
@@ -58,8 +56,7 @@ def test_a_crashed_run_goes_on_to_the_same_bits_and_each_round_is_charged_once(s
     assert events.counts(charged.event) == events.counts(algorithm.event())
     # A finished run has no secret left, and its directory can be looked at again without one.
     assert not (tmp_path / "broken" / "private" / "secret.json").exists()
-    again = run("broken", resume=True)
-    jax.tree.map(np.testing.assert_array_equal, again.state, straight.state)
+    assert_same(run("broken", resume=True).state, straight.state)
 
 
 @every
@@ -77,8 +74,7 @@ def test_a_private_run_states_what_its_ledger_was_charged_with(system, tmp_path)
     assert run["statement"] == whole.statement()
     assert {charge.run for charge in charges} == {run["run"]}
     page = (tmp_path / "report.html").read_text()
-    assert result.privacy in page
-    assert algorithm.name in page
+    assert result.privacy in page and algorithm.name in page
     # A second run, on the same ledger: nothing of it is the first one's.
     other = jp.run(algorithm, clients, ledger=ledger, out=tmp_path / "other")
     assert len(Ledger.read(ledger)) == 2 * len(charges)

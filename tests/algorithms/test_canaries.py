@@ -23,8 +23,11 @@ CANARIES = 6
 plan = partial(flat_plan, population=8, rounds=2, noise_multiplier=1e-3, delta=1e-3)
 
 
-def shown(game: Game) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of what one run shows of each canary, and who was in."""
+def assert_shows(game: Game) -> None:
+    """One run shows of each canary, by a whole clip norm, whether it was in, in each of two rounds.
+
+    That is the most that a client may move.
+    """
     observed: list[np.ndarray] = []
 
     class Noting:
@@ -44,7 +47,8 @@ def shown(game: Game) -> tuple[np.ndarray, np.ndarray]:
     assert game.questions is not None
     noting = Noting(game.questions(game.plans, game.canaries))
     dataclasses.replace(game, questions=lambda plans, canaries: noting).play(1)
-    return np.stack(observed), noting.present_M
+    expected_TxM = np.broadcast_to(1.0 * noting.present_M, (2, CANARIES))
+    assert np.stack(observed) == pytest.approx(expected_TxM, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -57,44 +61,30 @@ def shown(game: Game) -> tuple[np.ndarray, np.ndarray]:
     ],
 )
 def test_the_coordinate_of_a_score_or_vote_shows_who_is_in(kind, clip_norm):
-    """By a whole clip norm, which is the most that a client may move."""
-
-    def questions(plans, canaries):
-        return ScoreCanaries(kind, 3, plans, canaries)
-
-    seen_TxM, present_M = shown(Game((plan(clip_norm=clip_norm),), CANARIES, questions=questions))
-    assert seen_TxM == pytest.approx(np.broadcast_to(1.0 * present_M, (2, CANARIES)), abs=0.02)
+    questions = partial(ScoreCanaries, kind, 3)
+    assert_shows(Game((plan(clip_norm=clip_norm),), CANARIES, questions=questions))
 
 
 def test_the_moments_show_who_is_in():
+    """The sum and the second moment, and not the count."""
     fred_plan = FredPlan((1e-3, 1e-3, 1e-3), 1e-3, clip_norm=0.5)
-    game = Game(
-        fred_plan.plans(8),
-        CANARIES,
-        questions=lambda plans, canaries: MomentCanaries(fred_plan, plans, canaries),
-    )
-    seen_QxM, present_M = shown(game)
-    # The sum and the second moment, and not the count.
-    assert seen_QxM == pytest.approx(np.broadcast_to(1.0 * present_M, (2, CANARIES)), abs=0.02)
+    questions = partial(MomentCanaries, fred_plan)
+    assert_shows(Game(fred_plan.plans(8), CANARIES, questions=questions))
 
 
 @pytest.mark.long
 def test_fred_is_bounded_by_what_it_states_and_above_it_with_less_noise():
     fred_plan = FredPlan((1.0, 1.0, 1.0), 1e-3, clip_norm=0.5)
-    plans = fred_plan.plans(64)
 
     def found(asking_of=None):
-        game = Game(
-            plans, 64, questions=lambda plans, count: MomentCanaries(fred_plan, plans, count)
-        )
+        game = Game(fred_plan.plans(64), 64, questions=partial(MomentCanaries, fred_plan))
         played = game.play(8, asking_of=asking_of)
-        return lower_bound(played.trials, played.stated).epsilon, played.stated
+        return lower_bound(played.trials, played.stated).epsilon, played.stated.epsilon()
 
     bound, stated = found()
-    assert 0.2 * stated.epsilon() < bound <= stated.epsilon()
-    assert stated.epsilon() == pytest.approx(fred_plan.epsilon(), rel=1e-6)
+    assert 0.2 * stated < bound <= stated == pytest.approx(fred_plan.epsilon(), rel=1e-6)
     bound, stated = found(WORSE["a tenth of the noise"])
-    assert bound > stated.epsilon()
+    assert bound > stated
 
 
 SCAFFOLD = sections.ScaffoldConfig("scaffold", 3.0)
@@ -115,10 +105,8 @@ def trained(algorithm: sections.AlgorithmConfig, **changes) -> Game:
     ids=lambda each: each.name,
 )
 def test_a_part_of_a_contribution_shows_who_is_in(algorithm):
-    """By a whole clip norm of all parts together, in the second round as well."""
-    game = dataclasses.replace(trained(algorithm), canaries=CANARIES)
-    seen_TxM, present_M = shown(game)
-    assert seen_TxM == pytest.approx(np.broadcast_to(1.0 * present_M, (2, CANARIES)), abs=0.02)
+    """All parts together."""
+    assert_shows(dataclasses.replace(trained(algorithm), canaries=CANARIES))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,12 @@ import pytest
 
 from jaxpfl.algorithms import Scorer, candidate_scores
 from jaxpfl.data import Population, from_clients
-from jaxpfl.errors import InputError
 from jaxpfl.privacy import Ledger
 from tests.algorithms.asking import asked, asking
 from tests.data.populations import SECRET
 from tests.federated.test_scores import looped
 from tests.plans import flat_plan, flat_without_privacy
+from tests.refusals import refusal
 
 DIM = 5
 LINEAR = ["cosine", "zscore", "per_prompt"]
@@ -23,12 +23,8 @@ KINDS = [*LINEAR, "nn_histogram"]
 def clients(count: int = 40, seed: int = 0) -> Population:
     """Clients of 0 to 6 texts."""
     rng = np.random.default_rng(seed)
-    return from_clients(
-        {
-            f"{SECRET} {k}": {"embedding": rng.normal(size=(k % 7, DIM)).astype(np.float32)}
-            for k in range(count)
-        }
-    )
+    rows = [rng.normal(size=(k % 7, DIM)).astype(np.float32) for k in range(count)]
+    return from_clients({f"{SECRET} {k}": {"embedding": each} for k, each in enumerate(rows)})
 
 
 def candidates(seed: int = 1, prompts: int = 4, responses: int = 3) -> np.ndarray:
@@ -93,36 +89,34 @@ def test_the_noise_is_the_plans(tmp_path, kind):
 
 
 def test_a_client_of_many_texts_votes_with_a_capped_subset(tmp_path):
-    population = from_clients(
-        {"a": {"embedding": np.random.default_rng(0).normal(size=(50, DIM)).astype(np.float32)}}
-    )
+    texts = np.random.default_rng(0).normal(size=(50, DIM)).astype(np.float32)
+    population = from_clients({"a": {"embedding": texts}})
     chosen = Scorer(silent(population=1, clip_norm=8.0), kind="nn_histogram", max_texts=8)
     rounds = [released(chosen, candidates(), tmp_path, population, round=round) for round in (1, 2)]
     assert [votes.sum() for votes in rounds] == [8, 8]
     assert np.any(rounds[0] != rounds[1])
 
 
+HUGE = np.where(np.arange(4 * 3 * DIM).reshape(4, 3, DIM) == 37, 1e39, 1.0)
+
+
 @pytest.mark.parametrize("kind", ["per_prompt", "nn_histogram"])
 @pytest.mark.parametrize(
-    ("embeddings", "message"),
+    ("embeddings", "words"),
     [
         (np.ones((4, 3, DIM + 1), np.float32), "6 dimensions, the clients' have 5"),
-        (np.ones((4, DIM), np.float32), r"\[prompts, responses, d\]"),
+        (np.ones((4, DIM), np.float32), "[prompts, responses, d]"),
         (np.ones((4, 3, DIM), np.int32), "int32"),
         (np.ones((1, 1, DIM), np.float32), "at least 2"),
         (np.ones((0, 3, DIM), np.float32), "at least 2"),
         (np.full((4, 3, DIM), np.nan), "prompt 0, response 0"),
-        (
-            np.where(np.arange(4 * 3 * DIM).reshape(4, 3, DIM) == 37, 1e39, 1.0),
-            "prompt 2, response 1",
-        ),
+        (HUGE, "prompt 2, response 1"),
     ],
 )
 def test_candidates_that_cannot_be_scored_are_refused_before_the_charge(
-    tmp_path, kind, embeddings, message
+    tmp_path, kind, embeddings, words
 ):
-    with pytest.raises(InputError, match=message):
-        released(Scorer(plan(), kind), embeddings, tmp_path)
+    refusal(lambda: released(Scorer(plan(), kind), embeddings, tmp_path), words)
     assert len(Ledger.read(tmp_path / "0.jsonl")) == 0
 
 
@@ -132,25 +126,22 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
     texts = from_clients({f"{SECRET} {k}": {"text": ["x"]} for k in range(40)})
     whole = population.with_columns({"embedding": np.ones((population.num_examples, 2), np.int32)})
     flat = population.with_columns({"embedding": np.ones(population.num_examples, np.float32)})
-    for message, settings in (
-        ("column 'embedding'", dict(clients_=texts)),
-        ("floats", dict(clients_=whole)),
-        ("column 'embedding'", dict(clients_=flat)),
-        ("population of 50", dict(chosen=plan(population=50))),
+    for held, chosen, words in (
+        (texts, plan(), "column 'embedding'"),
+        (whole, plan(), "floats"),
+        (flat, plan(), "column 'embedding'"),
+        (population, plan(population=50), "population of 50"),
     ):
-        chosen = Scorer(settings.pop("chosen", plan()))
-        with pytest.raises(InputError, match=message) as raised:
-            released(chosen, candidates(), tmp_path, **settings)
-        assert SECRET not in str(raised.value)
-    for message, settings in (
-        ("each client", dict(plan=plan(unit="example"))),
-        ("cyclic", dict(plan=plan(sampling="cyclic"))),
-        ("kind must be one of", dict(kind="rank")),
-        ("noise must be one of", dict(noise="none")),
-        ("max_texts", dict(max_texts=0)),
+        call = partial(released, Scorer(chosen), candidates(), tmp_path, held)
+        assert SECRET not in refusal(call, words)
+    for settings, words in (
+        (dict(plan=plan(unit="example")), "each client"),
+        (dict(plan=plan(sampling="cyclic")), "cyclic"),
+        (dict(kind="rank"), "kind must be one of"),
+        (dict(noise="none"), "noise must be one of"),
+        (dict(max_texts=0), "max_texts"),
     ):
-        with pytest.raises(InputError, match=message):
-            Scorer(**{"plan": plan(), **settings})
+        refusal(lambda settings=settings: Scorer(**{"plan": plan(), **settings}), words)
 
 
 def test_what_a_client_sends_does_not_grow_with_the_candidates():

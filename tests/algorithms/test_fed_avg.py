@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -16,6 +15,7 @@ from tests.algorithms.asking import asked
 from tests.algorithms.systems import Linear
 from tests.federated.test_local_training import DIM
 from tests.plans import flat_plan, flat_without_privacy
+from tests.refusals import refusal
 
 SIZES = (1, 7, 4, 0, 12, 3)
 CLIP = 0.5
@@ -33,31 +33,16 @@ def population():
     return from_clients(clients)
 
 
-exact = partial(
-    flat_without_privacy,
-    population=len(SIZES),
-    clients_per_round=len(SIZES),
-    rounds=3,
-    clip_norm=CLIP,
-)
+EVERYONE = dict(population=len(SIZES), rounds=3, clip_norm=CLIP)
+exact = partial(flat_without_privacy, clients_per_round=len(SIZES), **EVERYONE)
+noisy = partial(flat_plan, clients_per_round=3, delta=1e-3, **EVERYONE)
 
 
-noisy = partial(
-    flat_plan, population=len(SIZES), clients_per_round=3, rounds=3, clip_norm=CLIP, delta=1e-3
-)
-
-
-def algorithm(server=SERVER, *, plan=None, client=CLIENT, execution=None):
+def algorithm(server=SERVER, *, plan=None, client=CLIENT):
     # A whole client is one batch: which of its examples come first makes no difference.
     spec = jp.CohortSpec(batch_size=12, max_examples=12, epochs=2, clients_per_bucket=4)
-    return jp.algorithms.fed_avg(
-        Linear(),
-        client=client,
-        server=server,
-        plan=plan or exact(),
-        cohort=spec,
-        execution=execution,
-    )
+    settings = dict(client=client, server=server, plan=plan or exact(), cohort=spec)
+    return jp.algorithms.fed_avg(Linear(), **settings)
 
 
 def test_denominator_is_the_plans_and_not_the_cohorts(cohorts, tmp_path):
@@ -83,27 +68,20 @@ def test_server_optimizers_lower_the_loss(name, tmp_path):
     held = population()
     chosen = algorithm(optimizer(name, rate), plan=exact(rounds=15))
     params = asked(chosen, held, tmp_path).state.params
-    batch = {name: jnp.asarray(column) for name, column in held.columns.items()}
-    mask = jnp.ones(held.num_examples, bool)
-    model = Linear()
-    before = model.loss(model.init(jax.random.key(0)), batch, mask)[0]
-    after = model.loss(jax.tree.map(jnp.asarray, params), batch, mask)[0]
-    assert float(after) < 0.9 * float(before)
+    x, y = held.columns["x"], held.columns["y"]
+    assert np.mean((x @ params["w"] + params["b"] - y) ** 2) < 0.9 * np.mean(np.square(y))
 
 
 def test_optimizers_are_shared_objects():
     """Equal settings give the same object, so a sweep shares its compilations."""
     assert optimizer("sgd", 0.1) is optimizer("sgd", 0.1)
-    with pytest.raises(jp.InputError, match="optimizer"):
-        optimizer("lion", 0.1)
+    refusal(lambda: optimizer("lion", 0.1), "optimizer")
 
 
 def test_adaptive_clipping_moves_the_clip_norm_by_what_was_released(tmp_path):
     """Updates far below the norm: it falls by the factor that the released indicators allow."""
-    plan = noisy(
-        adaptive_clip=AdaptiveClip(target_quantile=0.5, learning_rate=0.2, indicator_noise=1.0),
-        accountant="rdp",
-    )
+    adaptive = AdaptiveClip(target_quantile=0.5, learning_rate=0.2, indicator_noise=1.0)
+    plan = noisy(adaptive_clip=adaptive, accountant="rdp")
     chosen = algorithm(plan=plan, client=optax.sgd(1e-6))
     found = asked(chosen, population(), tmp_path)
     used = [float(public["clip_norm"]) for public in found.metrics]
@@ -121,5 +99,5 @@ def test_start_is_copied_and_checked(tmp_path):
     found = asked(chosen, population(), tmp_path)
     np.testing.assert_allclose(found.state.params["w"], np.full(DIM, 2.0), atol=1e-4)
     assert float(start["b"]) == 1.0  # not donated
-    with pytest.raises(jp.InputError, match="start"):
-        jp.algorithms.fed_avg(Linear(), start={"w": start["w"]}, **settings)
+    short = {"w": start["w"]}
+    refusal(lambda: jp.algorithms.fed_avg(Linear(), start=short, **settings), "start")

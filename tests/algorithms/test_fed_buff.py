@@ -10,22 +10,19 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.algorithms.fed_buff import DelayedTraining
-from jaxpfl.errors import InputError
 from jaxpfl.federated import LocalTraining
 from jaxpfl.federated.clients.client import Examples, contribution
 from tests.algorithms import test_client_memory as memory
 from tests.algorithms.asking import asked
 from tests.algorithms.systems import Linear
 from tests.federated.test_local_training import DIM
+from tests.refusals import refusal
 
 LONGEST, SERVER = 2, 0.8
 fed_buff = partial(
-    memory.made,
-    jp.algorithms.fed_buff,
-    client=memory.SGD,
-    server=optax.sgd(SERVER),
+    memory.made, jp.algorithms.fed_buff, client=memory.SGD, server=optax.sgd(SERVER),
     longest=LONGEST,
-)
+)  # fmt: skip
 
 
 def by_hand(drawn, delay, power=-0.5):
@@ -74,5 +71,4 @@ def test_delays_are_drawn_alike_for_each_client_and_round():
 
 def test_it_costs_what_fed_avg_costs():
     assert fed_buff(plan=memory.PRIVATE).event() == memory.COST
-    with pytest.raises(InputError, match="longest must"):
-        fed_buff(longest=-1)
+    refusal(lambda: fed_buff(longest=-1), "longest must")

@@ -75,41 +75,33 @@ def test_intervals_hold_the_distance_without_noise(trials, exact):
 
 
 def test_what_is_not_tied_is_in_the_right_order_and_equals_are_tied(trials, exact):
+    """The order is that of the corrected distances."""
     claims, ties = [], []
     for trial in trials:
+        corrected = [found.corrected for found in trial]
+        assert corrected == sorted(corrected) and not trial[-1].tied
         for nearer, farther in zip(trial[:-1], trial[1:], strict=True):
             if {nearer.name, farther.name} == {"one", "other"}:
                 ties.append(nearer.tied)
             elif not nearer.tied:
                 claims.append(exact[nearer.name] < exact[farther.name])
-        assert not trial[-1].tied
-    assert len(claims) > len(trials)
-    assert np.mean(claims) >= 0.95
+    assert len(claims) > len(trials) and np.mean(claims) >= 0.95
     assert len(ties) > 50 and np.mean(ties) >= 0.95
 
 
 def test_the_correction_takes_the_noises_bias_off(trials, exact):
-    plain, corrected = (
-        np.mean([getattr(found, name) - exact[found.name] for trial in trials for found in trial])
-        for name in ("distance", "corrected")
-    )
-    assert plain > 0.005
-    assert abs(corrected) < 0.2 * plain
+    found = [(each, exact[each.name]) for trial in trials for each in trial]
+    plain = np.mean([each.distance - true for each, true in found])
+    corrected = np.mean([each.corrected - true for each, true in found])
+    assert plain > 0.005 and abs(corrected) < 0.2 * plain
 
 
 def test_without_noise_an_interval_is_a_point():
     clients, candidates = world()
     silent = MomentNoise(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    plan = FredPlan.without_privacy()
-    found = score(PrivateMoments(clients, silent, plan), candidates)
+    found = score(PrivateMoments(clients, silent, FredPlan.without_privacy()), candidates)
     for each in found:
         assert each.low == each.corrected == each.high == each.distance
         assert each.distance == pytest.approx(distance(clients, candidates[each.name]))
-    assert not any(each.tied for each in found)
+        assert not each.tied
     assert [each.name for each in found][::3] == ["near", "far"]
-
-
-def test_the_order_is_that_of_the_corrected_distances(trials):
-    for trial in trials:
-        corrected = [found.corrected for found in trial]
-        assert corrected == sorted(corrected)

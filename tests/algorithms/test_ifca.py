@@ -8,21 +8,17 @@ import optax
 import pytest
 
 import jaxpfl as jp
-from jaxpfl.errors import InputError
 from tests.algorithms import test_client_memory as memory
 from tests.algorithms.asking import asked
 from tests.federated.test_local_training import DIM
+from tests.refusals import refusal
 
 CLUSTERS = 3
 START = np.random.default_rng(1).normal(size=(CLUSTERS, DIM + 1)).astype(np.float32)
 ifca = partial(
-    memory.made,
-    jp.algorithms.ifca,
-    clusters=CLUSTERS,
-    client=memory.SGD,
-    server=optax.sgd(2.0),
+    memory.made, jp.algorithms.ifca, clusters=CLUSTERS, client=memory.SGD, server=optax.sgd(2.0),
     start={"w": START[:, :-1], "b": START[:, -1]},
-)
+)  # fmt: skip
 
 
 def error(client, weights):
@@ -61,8 +57,4 @@ def test_it_costs_what_fed_avg_costs_and_draws_its_models():
     assert algorithm.event() == memory.COST
     models = algorithm.init(jax.random.key(0)).params
     assert (models["w"].shape, models["b"].shape) == ((CLUSTERS, DIM), (CLUSTERS,))
-
-
-def test_a_number_of_clusters_is_checked():
-    with pytest.raises(InputError, match="clusters"):
-        ifca(clusters=0)
+    refusal(lambda: ifca(clusters=0), "clusters")

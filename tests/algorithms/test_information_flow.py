@@ -16,11 +16,9 @@ def with_chunk(query, chunk):
     """The query with so many clients side by side; None = as it is."""
     if chunk is None:
         return query
-    return dataclasses.replace(
-        query,
-        cohort=dataclasses.replace(query.cohort, clients_per_bucket=64),
-        execution=dataclasses.replace(query.execution, chunk=chunk),
-    )
+    cohort = dataclasses.replace(query.cohort, clients_per_bucket=64)
+    execution = dataclasses.replace(query.execution, chunk=chunk)
+    return dataclasses.replace(query, cohort=cohort, execution=execution)
 
 
 # The models of two take seconds to trace.

@@ -35,9 +35,9 @@ def test_each_release_has_the_noise_of_its_multiplier_and_the_bound_of_its_clien
     plans, moments = fred.plans(5_000), fred.moments
     assert moments == (("count", "sum", "second") if len(plans) == 3 else ("sum", "second"))
     rounding = 1 + 2**-7 if fred.unit == "example" else 1
-    numbers = [fred.multipliers, fred.sensitivities, fred.noise_stds]
-    numbers = zip(*(each[-len(plans) :] for each in numbers), strict=True)
-    for moment, plan, (z, bound, std) in zip(moments, plans, numbers, strict=True):
+    last = slice(-len(plans), None)
+    numbers = fred.multipliers[last], fred.sensitivities[last], fred.noise_stds[last]
+    for moment, plan, z, bound, std in zip(moments, plans, *numbers, strict=True):
         assert std == pytest.approx(z * bound * rounding, rel=1e-12)
         assert plan.value_noise_std(plan.clip_norm) == pytest.approx(std, rel=1e-12)
         found = plan.unit, plan.population, plan.participation.sampling_rate

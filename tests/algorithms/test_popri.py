@@ -12,7 +12,7 @@ import pytest
 
 from jaxpfl.algorithms import PopriSettings, Scorer, popri
 from jaxpfl.algorithms.popri import groups_by_score, synthesise, with_adapters
-from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
+from jaxpfl.algorithms.stored_rounds import PublicDraws
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.models.decoder import lora
@@ -77,12 +77,12 @@ class Recorded:
 
 def run(
     generator, rounds=3, scorer=None, seed=0, samples=NEAR + FAR, settings=SETTINGS, tune=tune,
-    **hooks,
+    **options,
 ):  # fmt: skip
     """The tuned model, of rounds that ask nobody."""
     scorer = Letters() if scorer is None else scorer
-    named = {"seed": seed, "hooks": Hooks(**hooks), "tune": tune}
-    algorithm = popri(generator, samples, scorer, Counts(), settings, **named)
+    named = {"seed": seed, "tune": tune}
+    algorithm = popri(generator, samples, scorer, Counts(), settings, **named, **options)
     state = algorithm.init(jax.random.key(0))
     for round in range(1, rounds + 1):
         state, _ = algorithm.step(state, None, round)
@@ -167,9 +167,9 @@ def test_a_carried_optimiser_goes_on_through_the_rounds(generator):
     scorer.plan = SimpleNamespace(rounds=2)
     settings = dataclasses.replace(SETTINGS, optimizer="carried")
 
-    def rounds(**hooks):
-        named = {"seed": 0, "hooks": Hooks(**hooks), "tune": recorded.tune}
-        algorithm = popri(generator, NEAR + FAR, scorer, Counts(), settings, **named)
+    def rounds(**options):
+        named = {"seed": 0, "tune": recorded.tune}
+        algorithm = popri(generator, NEAR + FAR, scorer, Counts(), settings, **named, **options)
         state = algorithm.init(jax.random.key(0))
         for round in (1, 2):
             state, _ = algorithm.step(state, None, round)

@@ -9,8 +9,8 @@ from jaxpfl.algorithms import PopriSettings
 from jaxpfl.algorithms.popri import groups_by_score, respond, synthesise
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import Generated, LanguageModel, prompt_ids
+from jaxpfl.text.preference.groups import last_tokens
 from jaxpfl.text.preference.optimisation import PreferenceSettings
-from jaxpfl.text.preference.responses import last_tokens
 from jaxpfl.text.tokenisers.base import Tokeniser
 from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes

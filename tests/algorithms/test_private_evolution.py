@@ -6,7 +6,7 @@ import pytest
 
 from jaxpfl.algorithms import EvolutionSettings, Scorer, private_evolution
 from jaxpfl.algorithms.private_evolution import select, selected_texts
-from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
+from jaxpfl.algorithms.stored_rounds import PublicDraws
 from jaxpfl.errors import InputError
 from tests.algorithms.asking import asked
 from tests.algorithms.popri_parts import FAR, HASHED, NEAR, Flipped, near_clients
@@ -54,11 +54,9 @@ class Votes:
         return np.array(self.votes[round - 1], np.float32)[:, None]
 
 
-def evolved(texts, vary, votes, settings, seed=0, **hooks):
+def evolved(texts, vary, votes, settings, seed=0, **options):
     """The texts selected in the last round, of rounds that ask nobody."""
-    algorithm = private_evolution(
-        texts, vary, votes, Onehot(), settings, seed=seed, hooks=Hooks(**hooks)
-    )
+    algorithm = private_evolution(texts, vary, votes, Onehot(), settings, seed=seed, **options)
     state = algorithm.init(jax.random.key(0))
     for round in range(1, algorithm.rounds + 1):
         state, public = algorithm.step(state, None, round)

@@ -1,5 +1,7 @@
 """Benchmarks by name: what is compared with what, the picture, and the command."""
 
+from functools import partial
+
 import pytest
 
 from benchmarks import comparison, roofline
@@ -15,25 +17,22 @@ def stored(**row):
 
 
 def test_a_row_is_compared_with_the_last_row_of_the_same_setting_and_machine():
-    rows = [stored(what="door", clients=10, seconds=2.0)]
+    """A higher rate is better; a new row is compared with nothing."""
+    door = partial(stored, what="door")
+    rows = [door(clients=10, seconds=2.0), door(**{"GB/s": 30.0}), stored(what="read", ms=1.0)]
     earlier = [
-        stored(what="door", clients=10, seconds=9.0),
-        stored(what="door", clients=10, seconds=4.0, jax="0"),
-        stored(what="door", clients=20, seconds=1.0),
+        door(clients=10, seconds=9.0),
+        door(clients=10, seconds=4.0, jax="0"),
+        door(clients=20, seconds=1.0),
         stored(what="read", clients=10, seconds=1.0),
-        stored(what="door", clients=10, seconds=1.0) | {"machine": "2 cores, B"},
-        stored(what="door", clients=10, seconds=1.0) | {"device": "1 x gpu"},
+        door(clients=10, seconds=1.0) | {"machine": "2 cores, B"},
+        door(clients=10, seconds=1.0) | {"device": "1 x gpu"},
+        door(**{"GB/s": 20.0}),
     ]
-    (found,) = comparison.compared(rows, earlier)
-    assert (found.unit, found.now, found.before, found.better) == ("seconds", 2.0, 4.0, 2.0)
-
-
-def test_a_higher_rate_is_better_and_a_new_row_is_compared_with_nothing():
-    rows = [stored(what="door", seconds=2.0, **{"GB/s": 30.0}), stored(what="read", ms=1.0)]
-    earlier = [stored(what="door", seconds=1.0, **{"GB/s": 20.0})]
-    door, read = comparison.compared(rows, earlier)
-    assert (door.unit, door.better) == ("GB/s", 1.5)
-    assert (read.before, read.date, read.better) == (None, None, None)
+    time, rate, new = comparison.compared(rows, earlier)
+    assert (time.unit, time.now, time.before, time.better) == ("seconds", 2.0, 4.0, 2.0)
+    assert (rate.unit, rate.better) == ("GB/s", 1.5)
+    assert (new.before, new.date, new.better) == (None, None, None)
 
 
 def test_the_picture_is_drawn_where_there_are_rates(tmp_path):

@@ -58,41 +58,38 @@ def test_products_are_counted_through_loops_and_shards(here):
 
 def test_products_of_convolutions_and_narrow_types_are_counted():
     image, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 5))
-    narrow = jnp.ones((4, 6), jnp.bfloat16)
 
     def both(image, kernel, narrow):
-        found = jax.lax.conv_general_dilated(
-            image, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        layout = ("NHWC", "HWIO", "NHWC")
+        found = jax.lax.conv_general_dilated(image, kernel, (1, 1), "VALID", None, None, layout)
         return found, narrow @ narrow.T
 
-    counted = reading.products(jax.jit(both).trace(image, kernel, narrow).jaxpr)
-    assert counted == {"float32": 2.0 * 2 * 6 * 6 * 5 * 27, "bfloat16": 2.0 * 4 * 4 * 6}
+    traced = jax.jit(both).trace(image, kernel, jnp.ones((4, 6), jnp.bfloat16))
+    expected = {"float32": 2.0 * 2 * 6 * 6 * 5 * 27, "bfloat16": 2.0 * 4 * 4 * 6}
+    assert reading.products(traced.jaxpr) == expected
 
 
 def test_a_compiled_program_tells_its_collectives_memory_and_transfers_to_the_host(here):
-    mesh = here.mesh(clients=2)
     dealt = PartitionSpec("clients")
 
     def exchange(x):
         shares = jax.lax.all_to_all(x.reshape(2, 500), "clients", 0, 0)
         return shares, jax.lax.psum(x, "clients")
 
-    compiled = (
-        jax.jit(jax.shard_map(exchange, mesh=mesh, in_specs=dealt, out_specs=(dealt, dealt)))
-        .lower(jnp.ones((2, 1_000)))
-        .compile()
+    sharded = jax.shard_map(
+        exchange, mesh=here.mesh(clients=2), in_specs=dealt, out_specs=(dealt, dealt)
     )
-    found = reading.collectives(reading.text_of(compiled))
-    assert found == {"all-reduce": [4_000], "all-to-all": [4_000]}
+    compiled = jax.jit(sharded).lower(jnp.ones((2, 1_000))).compile()
+    text = reading.text_of(compiled)
+    assert reading.collectives(text) == {"all-reduce": [4_000], "all-to-all": [4_000]}
     assert reading.memory(compiled)["arguments"] == 4_000
-    assert reading.transfers(reading.text_of(compiled)) == 0
+    assert reading.transfers(text) == 0
 
-    def told(x):
+    def printed(x):
         jax.debug.callback(print, x)
         return x
 
-    assert reading.transfers(reading.text_of(jax.jit(told).lower(1.0).compile())) > 0
+    assert reading.transfers(reading.text_of(jax.jit(printed).lower(1.0).compile())) > 0
 
 
 @pytest.mark.parametrize("name", ["word model", "POPri scores"])

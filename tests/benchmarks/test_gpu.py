@@ -1,6 +1,7 @@
 """The GPU's list of measurements: what one part does, no other part suffers from."""
 
 import json
+import textwrap
 
 import jax
 import pytest
@@ -14,28 +15,26 @@ from jaxpfl.models import count_parameters
 from jaxpfl.models.decoder.network import Decoder
 
 SCRIPTS = {
-    "good": f"""
-        import json, os, pathlib, sys
-        file = pathlib.Path(os.environ[{harness.ELSEWHERE!r}]) / "good.jsonl"
-        file.write_text(json.dumps({{"what": sys.argv[1]}}) + "\\n")
+    "good": """
+        file = pathlib.Path(os.environ[KEY]) / "good.jsonl"
+        file.write_text(json.dumps({"what": sys.argv[1]}) + "\\n")
     """,
-    "late": f"""
-        import os, pathlib, time
-        file = pathlib.Path(os.environ[{harness.ELSEWHERE!r}]) / "late.jsonl"
-        file.write_text('{{"what": "first"}}\\n')
+    "late": """
+        file = pathlib.Path(os.environ[KEY]) / "late.jsonl"
+        file.write_text('{"what": "first"}\\n')
         time.sleep(60)
     """,
     "bad": "raise SystemExit('no such device')",
     "silent": "pass",
 }
+HEAD = f"import json, os, pathlib, sys, time\nKEY = {harness.ELSEWHERE!r}\n"
 
 
 @pytest.fixture
 def scripts(tmp_path, monkeypatch):
     """Parts that are scripts of their own, and the folder OUT."""
     for name, text in SCRIPTS.items():
-        lines = "\n".join(line.strip() for line in text.splitlines())
-        (tmp_path / f"{name}.py").write_text(lines, encoding="utf-8")
+        (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(text), encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
     monkeypatch.setattr(harness, "RESULTS", tmp_path / "results")
@@ -44,22 +43,17 @@ def scripts(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_part_that_fails_does_not_stop_the_next(scripts, capsys):
-    assert driver.main(driver.Config()) == 2
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["part"] for line in lines] == ["bad", "silent", "good"]
-    assert "no such device" in lines[0]["error"]
-    assert lines[1]["error"] == "it recorded no row"
-    assert lines[2]["error"] is None and lines[2]["rows"] == [{"what": "whole"}]
-    for folder in ("out", "results"):
-        stored = (scripts / folder / "good.jsonl").read_text(encoding="utf-8")
-        assert json.loads(stored) == {"what": "whole"}
-
-
-def test_tiny_rows_are_no_results(scripts, capsys):
+def test_a_part_that_fails_does_not_stop_the_next_and_tiny_rows_are_no_results(scripts, capsys):
     assert driver.main(driver.Config(only=("good",), tiny=True)) == 0
     assert json.loads((scripts / "out" / "good.jsonl").read_text()) == {"what": "tiny"}
     assert not (scripts / "results").exists()
+    capsys.readouterr()
+    assert driver.main(driver.Config()) == 2
+    bad, silent, good = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [line["part"] for line in (bad, silent, good)] == ["bad", "silent", "good"]
+    assert "no such device" in bad["error"] and silent["error"] == "it recorded no row"
+    assert good["error"] is None and good["rows"] == [{"what": "whole"}]
+    assert json.loads((scripts / "results" / "good.jsonl").read_text()) == {"what": "whole"}
 
 
 def test_a_part_that_takes_too_long_keeps_the_rows_that_it_stored(scripts):
@@ -68,20 +62,17 @@ def test_a_part_that_takes_too_long_keeps_the_rows_that_it_stored(scripts):
     assert found["rows"] == [{"what": "first"}]
 
 
-def test_parts_have_names_of_their_own():
-    names = [part.name for part in parts()]
-    assert len(set(names)) == len(names)
+def test_parts_have_names_of_their_own_and_chunks_that_divide_their_buckets():
+    """A bucket has 64 clients, or a chunk for each device."""
+    found = {part.name: part.arguments for part in parts()}
+    assert len(found) == len(parts())
     with pytest.raises(SystemExit, match="found 'dinner'"):
         driver.main(driver.Config(only=("dinner",)))
-
-
-def test_chunks_of_the_rounds_divide_their_buckets():
-    """A bucket has 64 clients, or a chunk for each device."""
-    rounds = [part for part in parts() if part.name.startswith("round-")]
+    rounds = [arguments for name, arguments in found.items() if name.startswith("round-")]
     assert rounds
-    for part in rounds:
-        chunks = part.arguments[part.arguments.index("--chunks") + 1 :]
-        assert all(max(64, int(chunk)) % int(chunk) == 0 for chunk in chunks)
+    for arguments in rounds:
+        chunks = map(int, arguments[arguments.index("--chunks") + 1 :])
+        assert all(max(64, chunk) % chunk == 0 for chunk in chunks)
 
 
 # One of each kind: some differ in their sizes alone.

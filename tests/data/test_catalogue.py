@@ -58,8 +58,8 @@ def test_the_state_of_a_data_set_is_found_without_the_network(tmp_path, monkeypa
     assert find("emnist").state() == "absent"
     (tmp_path / "emnist_all.sqlite").touch()
     assert find("emnist").state() == "here"
-    (tmp_path / "stackoverflow.tag_count.tar.bz2").touch()
-    assert find("stackoverflow").state() == "1 of 3 files here"
+    (tmp_path / "stackoverflow.word_count.tar.bz2").touch()
+    assert find("stackoverflow").state() == "1 of 2 files here"
     for given, nearest in (("emnits", "emnist"), ("nova", "nova")):
         with pytest.raises(InputError, match=f"did you mean .*{nearest}"):
             find(given)

@@ -308,7 +308,7 @@ def test_stats_count_what_was_packed():
     ],
 )
 def test_bad_cohort_is_refused_before_the_first_bucket(clients, options, expected):
-    """TRUST 12."""
+    """TRUST 7, 9, 12."""
     with pytest.raises(InputError, match=expected):
         Cohort(
             population_of([2, 2]),
@@ -316,10 +316,6 @@ def test_bad_cohort_is_refused_before_the_first_bucket(clients, options, expecte
             CohortSpec(1, 2, clients_per_bucket=4),
             **{"seed": 0, "round": 0, **options},
         )
-
-
-def test_text_alone_and_impossible_shapes_are_refused():
-    """TRUST 7, 9."""
     population = from_clients({"a": {"text": ["x"]}})
     with pytest.raises(InputError, match="needs a numeric column, found text: text"):
         Cohort(population, [0], CohortSpec(1, 1), seed=0, round=0)

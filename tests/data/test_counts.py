@@ -1,7 +1,6 @@
 """Files of public counts, in every form that they are published in."""
 
 import io
-import json
 import tarfile
 
 import pytest
@@ -26,9 +25,7 @@ def test_all_forms_give_the_same_counts_most_frequent_first(tmp_path):
     lines = "".join(f"{word}\t{count}\n" for word, count in shuffled.items())
     (tmp_path / "words.txt").write_text(lines)
     (tmp_path / "a.word_count").write_text(lines.replace("\t", " "), newline="\r\n")
-    (tmp_path / "words.json").write_text(json.dumps(shuffled))
     archived(tmp_path / "stackoverflow.word_count.tar.bz2", lines)
-    archived(tmp_path / "stackoverflow.tag_count.tar.bz2", json.dumps(shuffled))
     for path in tmp_path.iterdir():
         found = read_counts(path)
         assert found == WORDS, path.name
@@ -37,31 +34,30 @@ def test_all_forms_give_the_same_counts_most_frequent_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "place"),
+    ("content", "place"),
     [
-        ("a.txt", "the 5\nof\n", "line 2"),
-        ("a.txt", "the 5\nof -1\n", "line 2"),
-        ("a.txt", "the 5\nthe 3\n", "line 2"),
-        ("a.txt", f"the {2**63}\n", "line 1"),
-        ("a.json", '{"the": 5, "of": 2.5}', "entry 2"),
-        ("a.json", '{"the": true}', "entry 1"),
-        ("a.txt", "\n", "no counts"),
+        ("the 5\nof\n", "line 2"),
+        ("the 5\nof -1\n", "line 2"),
+        ("the 5\nof 2.5\n", "line 2"),
+        ("the 5\nof 2 1\n", "line 2"),
+        ("the 5\nthe 3\n", "line 2"),
+        (f"the {2**63}\n", "line 1"),
+        ("\n", "no counts"),
     ],
 )
-def test_anything_else_is_refused_with_its_place(tmp_path, name, content, place):
-    path = tmp_path / name
+def test_anything_else_is_refused_with_its_place(tmp_path, content, place):
+    path = tmp_path / "a.txt"
     path.write_text(content)
-    with pytest.raises(InputError, match=place) as caught:
+    with pytest.raises(InputError, match=f"a.txt.*{place}"):
         read_counts(path)
-    assert name in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["{" + " " * 10**6 + "}", "the 5\n" + "\n" * 10**6])
-def test_counts_that_exceed_the_memory_are_not_read(tmp_path, content, monkeypatch):
+def test_counts_that_exceed_the_memory_are_not_read(tmp_path, monkeypatch):
     """TRUST 39: 32 MiB of memory; a kilobyte of .tar.bz2 may hold a gigabyte."""
     monkeypatch.setattr(checks, "machine_memory", lambda: 2**25)
+    content = "the 5\n" + "\n" * 10**6
     archived(tmp_path / "a.tar.bz2", content)
-    (tmp_path / "a.json").write_text(content)
+    (tmp_path / "a.txt").write_text(content)
     for path in tmp_path.iterdir():
         with pytest.raises(InputError, match=f"{path.name}: its counts, in memory, would take"):
             read_counts(path)

@@ -6,6 +6,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
+from tests.data.traces import no_trace
 
 SECRET = "canary-7f3"
 ROWS = {
@@ -45,6 +46,17 @@ def test_the_selected_rows_of_a_dataset_are_read():
     chosen = datasets.Dataset.from_dict(ROWS).select([7, 3, 3])
     found = jp.data.from_dataframe(chosen, client="*")
     assert found.columns["text"].to_pylist() == ["Message 7.", "Message 3.", "Message 3."]
+
+
+def test_what_ends_a_stream_is_said_without_a_row():
+    def rows():
+        yield {"user": "a", "text": "x"}
+        raise ValueError(SECRET)
+
+    frame = datasets.IterableDataset.from_generator(rows)
+    with pytest.raises(InputError, match=r"did not give it \(ValueError\)$") as error:
+        jp.data.from_dataframe(frame, client="user")
+    no_trace(error.value, SECRET)
 
 
 def test_labels_and_features_of_a_frame():
@@ -95,13 +107,24 @@ def test_records_of_clients_with_whole_numbers_and_of_nobody():
     assert found.columns["x"].tolist() == [1, 2]
 
 
+ONE = np.zeros((1, 3))
+FIRST = ("a", {"x": ONE, "text": [SECRET]})
+
+
 @pytest.mark.parametrize(
     ("clients", "expected"),
     [
         ([], "at least one client"),
         ([("a", [{"x": 1}, {"y": SECRET}])], "client 0, record 1: has the fields"),
-        ([("a", {"x": [1]}), ("b", {"y": [1]})], r"client 1 has columns \['y'\], expected"),
-        ([("a", {"x": [1]}), ("b", {"x": [1], "y": [SECRET]})], r"client 1 has columns \['x', 'y'"),
+        ([FIRST, (SECRET, {"x": ONE})], r"client 1 has columns \['x'\], expected \['text', 'x'\]"),
+        ([FIRST, (SECRET, {"x": ONE, "text": ["a"], "z": [1]})], r"client 1 .* \['text', 'x', 'z'"),
+        (
+            [FIRST, ("b", {"x": ONE[:, :2], "text": ["a"]})],
+            r"client 1.*64\[2\], expected float64",
+        ),
+        ([FIRST, ("b", {"x": np.zeros((1, 3), "f4"), "text": ["a"]})], "client 1.*float32.*, exp"),
+        ([FIRST, ("b", {"x": ONE, "text": [1]})], "client 1.*expected text"),
+        ([FIRST, ("b", {"x": np.zeros((2, 3)), "text": ["a"]})], r"different lengths: \[1, 2\]"),
         ([("a", {"x": [1]}), ("b", {"x": [SECRET]})], "client 1"),
         ([("a", 5)], "client 0 must hold a mapping of columns or a list of records"),
         ([("a", [{"x": 1}]), ("a", [{"x": 1}])], "found one twice"),

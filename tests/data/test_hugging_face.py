@@ -53,27 +53,6 @@ def test_a_column_can_say_whose_a_row_is(hub):
     assert few.sizes().tolist() == [3, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("huggingface:owner/abstracts", "revision must be a commit"),
-        ("huggingface:owner/abstracts?revision=main", "40 hexadecimal digits, found 'main'"),
-        (f"huggingface:abstracts?revision={REVISION}", "OWNER/NAME on the hub, found 'abstracts'"),
-        (f"huggingface:../etc/x?revision={REVISION}", "OWNER/NAME on the hub"),
-        (f"{SOURCE}&text=body", "no field 'body', found 'abstract', 'journal', 'year'"),
-        (f"{SOURCE}&text=abstract&split=words", "found 'words'"),
-        (f"{SOURCE}&text=abstract&clients=year", "did you mean 'client'"),
-        ("huggingfaces:owner/abstracts", "did you mean 'huggingface'"),
-    ],
-)
-def test_what_is_wrong_with_a_source_is_named(hub, source, message):
-    with pytest.raises(InputError, match=message):
-        open_population(source)
-    if "split=words" in source:
-        # Before anything is fetched.
-        assert not hub.asked
-
-
 def test_without_the_library_or_the_network_it_says_so(hub, monkeypatch):
     hub.rows = ConnectionError("cannot reach\nthe hub")
     with pytest.raises(InputError, match=r"did not give it \(ConnectionError: cannot reach\)$"):

@@ -6,6 +6,8 @@ import pytest
 
 from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
+from tests.data.hub import stand_in
+from tests.data.test_hugging_face import REVISION, ROWS, SOURCE
 
 LINES = '{"client": "a", "text": "x"}\n{"client": "a", "text": "y"}\n{"client": "b", "text": "z"}\n'
 
@@ -58,12 +60,28 @@ def test_environment_variable_is_expanded_and_not_shown(path, monkeypatch):
         ("PATH?min_example=2", "did you mean 'min_examples'?"),
         ("PATH?split=sentence", "split must be one of 'paragraphs', 'sentences', 'lines'"),
         ("PATH?columns=year", "field 'year'"),
+        ("PATH?client=*&partition=dirichlet", "partition needs the option 'clients'"),
+        ("PATH?client=*&partition=zipf&clients=3", "partition must be one of 'iid'"),
+        ("PATH?client=*&partition=iid&clients=few", "clients must be a number"),
+        ("PATH?client=*&partition=iid&clients=3&alpha=1", "no option 'alpha'"),
+        ("PATH?client=*&partition=iid&clients=0", "clients must be at least 1"),
+        ("PATH?client=*&partition=dirichlet&clients=3&by=stars", "a column 'stars'"),
+        ("huggingface:owner/abstracts", "revision must be a commit"),
+        ("huggingface:owner/abstracts?revision=main", "40 hexadecimal digits, found 'main'"),
+        (f"huggingface:abstracts?revision={REVISION}", "OWNER/NAME on the hub, found 'abstracts'"),
+        (f"huggingface:../etc/x?revision={REVISION}", "OWNER/NAME on the hub"),
+        (f"{SOURCE}&text=body", "no field 'body', found 'abstract', 'journal', 'year'"),
+        (f"{SOURCE}&text=abstract&split=words", "found 'words'"),
+        (f"{SOURCE}&text=abstract&clients=year", "did you mean 'client'"),
+        ("huggingfaces:owner/abstracts", "did you mean 'huggingface'"),
     ],
 )
-def test_bad_source_is_refused_with_the_nearest_name(source, expected, path):
-    """TRUST 10: unknown or misspelt names."""
+def test_bad_source_is_refused_with_the_nearest_name(source, expected, path, monkeypatch):
+    """TRUST 10: unknown or misspelt names; a field alone is missed once the rows are there."""
+    hub = stand_in(monkeypatch, ROWS)
     with pytest.raises(InputError, match=re.escape(expected)):
         open_population(source.replace("PATH", str(path)))
+    assert not hub.asked or "text=body" in source
 
 
 def test_other_files_and_folders_are_refused(tmp_path):

@@ -94,17 +94,10 @@ def test_labels_that_cannot_be_shared_and_clients_that_would_be_torn_apart_are_r
         partition(own, Iid(clients=2))
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def test_a_source_names_its_partition(tmp_path):
-    path = write(
-        tmp_path / "reviews.jsonl",
-        [{"text": f"review {index}", "stars": index % 3, "shop": f"s{index % 4}"}
-         for index in range(60)],
-    )  # fmt: skip
+    path = tmp_path / "reviews.jsonl"
+    rows = ({"text": f"review {k}", "stars": k % 3, "shop": f"s{k % 4}"} for k in range(60))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = f"{path}?client=*&columns=stars,shop"
     alone = data.open(source)
     dealt = data.open(f"{source}&partition=pathological&clients=6&by=stars&labels=1")
@@ -122,20 +115,3 @@ def test_images_of_an_archive_are_dealt(tmp_path):
     found = data.open(f"{path}?client=*&partition=dirichlet&clients=3&alpha=5")
     assert len(found) == 3
     assert np.bincount(found.columns["label"]).tolist() == [10] * 4
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ("partition=dirichlet", "clients"),
-        ("partition=zipf&clients=3", "partition"),
-        ("partition=iid&clients=few", "clients"),
-        ("partition=iid&clients=3&alpha=1", "alpha"),
-        ("partition=iid&clients=0", "clients"),
-        ("partition=dirichlet&clients=3&by=stars", "stars"),
-    ],
-)
-def test_a_wrong_partition_is_named(tmp_path, options, names):
-    path = write(tmp_path / "a.jsonl", [{"text": f"{index}"} for index in range(9)])
-    with pytest.raises(InputError, match=names):
-        data.open(f"{path}?client=*&{options}")

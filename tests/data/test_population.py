@@ -162,25 +162,6 @@ def test_parts_that_do_not_fit_are_refused_and_no_value_is_told(parts, message):
     assert SECRET not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        ({"x": np.zeros((1, 3))}, r"columns \['x'\], expected \['text', 'x'\]"),
-        ({"x": np.zeros((1, 3)), "text": ["a"], "z": [1]}, r"columns \['text', 'x', 'z'\]"),
-        ({"x": np.zeros((1, 4)), "text": ["a"]}, r"float64\[4\], expected float64\[3\]"),
-        ({"x": np.zeros((1, 3), "f4"), "text": ["a"]}, r"float32\[3\], expected float64\[3\]"),
-        ({"x": np.zeros((1, 3)), "text": [1]}, "expected text"),
-        ({"x": np.zeros((2, 3)), "text": ["a"]}, r"different lengths: \[1, 2\]"),
-    ],
-)
-def test_a_client_of_another_schema_is_named_by_its_index(second, message):
-    """TRUST 7"""
-    first = {"x": np.zeros((1, 3)), "text": [SECRET]}
-    with pytest.raises(InputError, match=f"client 1.*{message}") as raised:
-        from_clients({"a": first, SECRET: second})
-    assert SECRET not in str(raised.value)
-
-
 def test_a_client_without_examples_takes_any_schema():
     """TRUST 1"""
     population = from_clients({"a": {"x": []}, "b": {"x": np.ones((2, 3), "f4")}, "c": {"x": ()}})

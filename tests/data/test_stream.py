@@ -87,10 +87,6 @@ NOT_FITTING = {
     "type": ([FIRST], Batch({"x": np.zeros(1, int)}, ["b"], [1]), "holds int64.*float64"),
     "shape": ([FIRST], Batch({"x": np.zeros((1, 2))}, ["b"], [1]), "the first one float64"),
     "text": ([FIRST], Batch({"x": ["a"]}, ["b"], [1]), "holds text"),
-    "sizes": ([FIRST], Batch({"x": np.zeros(1)}, ["b"], [2]), "sum to its examples"),
-    "ids": ([FIRST], Batch({"x": np.zeros(1)}, ["a"], [1]), "different ids"),
-    "ragged": ([], Batch({"x": np.zeros(1), "y": np.zeros(2)}, ["a"], [1]), "one length"),
-    "nothing": ([], Batch({}, [], []), "at least one column"),
 }
 
 

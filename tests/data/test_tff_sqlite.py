@@ -10,8 +10,7 @@ import pytest
 
 from jaxpfl.data import open as open_population
 from jaxpfl.data.readers import tff_sqlite
-from jaxpfl.data.readers.tff_examples import Feature
-from jaxpfl.data.readers.tff_schemas import SCHEMAS, Schema
+from jaxpfl.data.readers.tff_examples import SCHEMAS, Feature, Schema
 from jaxpfl.data.readers.tff_sqlite import stream_tff
 from jaxpfl.errors import InputError
 from tests.data.tff_files import FOUR, SCHEMA, SECRET, clients, example, read, row, write_file

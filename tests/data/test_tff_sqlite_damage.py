@@ -5,6 +5,7 @@ import sqlite3
 import numpy as np
 import pytest
 
+from jaxpfl import checks
 from jaxpfl.data import open as open_population
 from jaxpfl.data.readers import tff_sqlite
 from jaxpfl.data.readers.tff_sqlite import stream_tff
@@ -30,7 +31,7 @@ def path(tmp_path):
 
 
 def test_a_file_that_does_not_fit_the_memory_is_streamed_alone(path, monkeypatch):
-    monkeypatch.setattr(tff_sqlite, "MAX_IN_MEMORY_BYTES", 8000)
+    monkeypatch.setattr(checks, "machine_memory", lambda: 8000)
     with pytest.raises(InputError, match="jaxpfl convert"):
         open_population(f"{path}?dataset=shakespeare")
     with stream_tff(path, SCHEMA) as stream:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.data.population import Population, collect
-from jaxpfl.data.readers.tff_examples import Feature
-from jaxpfl.data.readers.tff_schemas import Schema
+from jaxpfl.data.readers.tff_examples import Feature, Schema
 from jaxpfl.data.readers.tff_sqlite import stream_tff
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from jaxpfl import cli
-from jaxpfl.errors import InputError
 from jaxpfl.experiments import audit as audit_module
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.audit import AuditSettings, audit
@@ -15,6 +14,7 @@ from jaxpfl.privacy import Guarantee
 from jaxpfl.privacy.accounting import rounded_up
 from jaxpfl.privacy.auditing import Bound
 from tests.experiments import test_dry_run
+from tests.refusals import refusal
 
 TINY = test_dry_run.TINY.replace("clients: 5000", "clients: 500").replace("1.0e-5", "1.0e-4")
 TINY = TINY.replace("clients_per_round: 16", "clients_per_round: 100")
@@ -27,6 +27,7 @@ fred:
   delta: 1.0e-4
 """
 FEW = AuditSettings(canaries=60, runs=2, rounds=2)
+NOVA = "algorithm: {name: fed_nova}, rounds: 3"
 
 
 @pytest.fixture
@@ -37,7 +38,13 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_the_command_prints_a_table_and_writes_the_record(tiny, tmp_path, capsys):
+def test_the_command_prints_a_table_and_writes_a_record_that_a_runs_page_shows(
+    tiny, tmp_path, capsys
+):
+    page = Page("a run", "", "", "private", privacy_notes=[], facts=[], sections=[])
+    html = write_page(tmp_path, page)
+    assert "What an audit shows" not in html.read_text()
+    html.unlink()
     given = ["audit", str(tiny), "--canaries", "400", "--runs", "2", "--rounds", "2"]
     assert cli.main([*given, "--run.devices", "2", "--out", "audit.json"]) == 0
     printed = capsys.readouterr().out
@@ -46,20 +53,13 @@ def test_the_command_prints_a_table_and_writes_the_record(tiny, tmp_path, capsys
     (found,) = record["releases"].values()
     config = registry.load(tiny)
     (release,) = registry.system_of(config.system).describe(config).releases.values()
+    assert release.questions is None
     # The ledger's, of the rounds that were played.
     assert found["epsilon"] == pytest.approx(release.plans[0].epsilon(2), rel=1e-6)
     assert 0 <= found["bound"] <= found["epsilon"]
-    assert found["trials"] == 800
-    assert not record["exceeded"]
+    assert found["trials"] == 800 and not record["exceeded"]
     # Nothing else is left, and no ledger of the user's is there.
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml", "audit.json"}
-
-
-def test_a_runs_page_shows_its_audit_beside_what_is_stated(tiny, tmp_path):
-    page = Page("a run", "", "", "private", privacy_notes=[], facts=[], sections=[])
-    assert "What an audit shows" not in write_page(tmp_path, page).read_text()
-    assert cli.main(["audit", str(tiny), "--canaries", "400", "--out", "audit.json"]) == 0
-    (found,) = json.loads((tmp_path / "audit.json").read_text())["releases"].values()
     _, shown = write_page(tmp_path, page).read_text().split("What an audit shows")
     assert f">{rounded_up(found['epsilon'])}<" in shown and f">{found['bound']:.4g}<" in shown
 
@@ -75,27 +75,22 @@ def test_a_bound_that_exceeds_its_epsilon_has_an_exit_code(tiny, capsys, monkeyp
 
 
 def test_every_release_of_a_config_is_audited_by_the_plans_that_it_costs(tiny):
-    tiny.write_text(TINY.replace('"docstrings:numpy"', "null") + FRED)
+    """And its client function is asked, of an algorithm that is not plain FedAvg."""
+    text = TINY.replace('"docstrings:numpy"', "null").replace("rounds: 3", NOVA)
+    tiny.write_text(text + FRED)
     config = registry.load(tiny)
-    for release in registry.system_of(config.system).describe(config).releases.values():
+    releases = registry.system_of(config.system).describe(config).releases
+    assert releases["rounds"].questions is not None
+    for release in releases.values():
         events = [plan.event() for plan in release.plans]
         assert Guarantee.of_events(events, 1e-4).epsilon() == release.guarantee.epsilon()
     # FreD's second moments have the square of their number of coordinates.
     record = audit(config, FEW, progress=False)
-    assert set(record["releases"]) == {"FreD", "rounds"}
-    assert not record["exceeded"]
-
-
-def test_the_client_function_of_another_algorithm_is_asked(tiny):
-    for name, own in (("fed_avg", False), ("fed_nova", True)):
-        config = registry.load(tiny, ["--training.algorithm.name", name])
-        (release,) = registry.system_of(config.system).describe(config).releases.values()
-        assert (release.questions is not None) == own
-    assert audit(config, FEW, progress=False)["releases"]["rounds"]["trials"] == 120
+    assert set(record["releases"]) == {"FreD", "rounds"} and not record["exceeded"]
+    assert record["releases"]["rounds"]["trials"] == 120
 
 
 def test_a_config_without_privacy_is_refused(tiny):
-    overrides = ["--privacy.private", "false", "--privacy.noise_multiplier", "null"]
-    overrides += ["--privacy.delta", "null"]
-    with pytest.raises(InputError, match="no epsilon to audit"):
-        audit(registry.load(tiny, overrides), FEW, progress=False)
+    overrides = ["--privacy.private=false", "--privacy.noise_multiplier=null"]
+    config = registry.load(tiny, [*overrides, "--privacy.delta=null"])
+    refusal(lambda: audit(config, FEW, progress=False), "no epsilon to audit")

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,7 @@ from jaxpfl.text.embed import embed, embeddings_of
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.statements import of_lines
 from tests.federated.two_processes import ended, free_address, start
+from tests.refusals import refusal
 
 
 @pytest.fixture(autouse=True)
@@ -101,14 +103,13 @@ def test_what_was_embedded_once_is_found_by_its_content(tmp_path, capsys, source
     monkeypatch.setattr(choose_corpus, "public_moments", never)
     copied = shutil.copy(public[0], tmp_path / "copied.jsonl")
     fred(capsys, private, [public[1], copied], out)
-    plan, ledger = FredPlan.calibrated(epsilon=50, delta=1e-3), tmp_path / "ledger.jsonl"
+    settings = {"plan": FredPlan.calibrated(epsilon=50, delta=1e-3), "embedder_name": "hashed:8"}
+    files = {"out": out, "ledger": tmp_path / "ledger.jsonl"}
+    again = partial(choose_corpus.choose_corpus, private, public[1:], **settings, **files)
     for changed in (private, public[1]):
         with open(changed, "a") as file:
             file.write('{"client": "canaryid1", "text": "one more"}\n')
-        with pytest.raises(InputError, match=f"{changed} is embedded again"):
-            choose_corpus.choose_corpus(
-                private, public[1:], plan=plan, embedder_name="hashed:8", out=out, ledger=ledger
-            )
+        refusal(again, f"{changed} is embedded again")
 
 
 def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
@@ -134,18 +135,14 @@ def test_candidates_have_names():
         "c": "/a/c.jsonl.gz?text=t",
     }
     assert named(["digits?clients=3"]) == {"digits": "digits?clients=3"}
-    with pytest.raises(InputError, match="'b'"):
-        named(["/x/b.txt", "/y/b.txt"])
+    refusal(lambda: named(["/x/b.txt", "/y/b.txt"]), "'b'")
 
 
 def test_a_file_that_is_one_text_is_refused_before_a_charge(tmp_path, sources):
-    private, _ = sources
     (tmp_path / "one.txt").write_text("one line\nand another\n")
-    plan = FredPlan.calibrated(epsilon=1, delta=1e-3)
-    with pytest.raises(InputError, match="split=lines"):
-        choose_corpus.choose_corpus(
-            private, [f"{tmp_path}/one.txt"], plan=plan, out=tmp_path / "out", progress=False
-        )
+    settings = {"plan": FredPlan.calibrated(epsilon=1, delta=1e-3), "out": tmp_path / "out"}
+    call = partial(choose_corpus.choose_corpus, sources[0], [f"{tmp_path}/one.txt"], **settings)
+    refusal(lambda: call(progress=False), "split=lines")
     assert not (tmp_path / "out").exists()
 
 

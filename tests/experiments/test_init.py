@@ -9,23 +9,20 @@ import pytest
 
 from jaxpfl.cli import main
 from jaxpfl.data import open as open_population
-from jaxpfl.errors import InputError
 from jaxpfl.experiments.init import init
 from jaxpfl.experiments.registry import load
+from tests.refusals import refusal
 
 SECRET = "canary7f3"
 CLIENTS = 30
 DRAW = np.random.default_rng(0)
 ROWS = [
     {
-        "a user & co": f"{SECRET}{k % CLIENTS}",
-        "my=text é": f"{SECRET} is a word",
-        "age": k % 70,
-        "bmi": float(DRAW.normal()),
-        "outcome": k % 4,
+        "a user & co": f"{SECRET}{k % CLIENTS}", "my=text é": f"{SECRET} is a word",
+        "age": k % 70, "bmi": float(DRAW.normal()), "outcome": k % 4,
     }
     for k in range(90)
-]
+]  # fmt: skip
 TEXTS = {"client": "a user & co", "text": "my=text é"}
 NUMBERS = {"client": "*", "label": "outcome", "features": "age,bmi"}
 
@@ -66,18 +63,17 @@ def test_its_config_is_of_the_table(write, form, capsys):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "expected"),
+    ("rows", "columns", "words"),
     [
-        (ROWS, {}, "row 1: .* no field 'client'"),
+        (ROWS, {}, "row 1: no field 'client'"),
         (ROWS[:19], TEXTS, "fewer than 20 clients"),
         (ROWS, {"client": "*", "label": "outcome"}, "a text, or a label and features"),
-        ([*ROWS, {TEXTS["client"]: "a"}], TEXTS, "row 91: .* no field 'my=text"),
+        ([*ROWS, {TEXTS["client"]: "a"}], TEXTS, "row 91: no field 'my=text"),
     ],
 )
-def test_what_does_not_fit_is_refused(write, rows, columns, expected):
-    with pytest.raises(InputError, match=expected) as error:
-        init(write("own.jsonl", rows), **columns)
-    assert SECRET not in str(error.value)
+def test_what_does_not_fit_is_refused(write, rows, columns, words):
+    path = write("own.jsonl", rows)
+    assert SECRET not in refusal(lambda: init(path, **columns), words)
 
 
 def test_a_file_that_is_there_is_kept(write, tmp_path, capsys):

@@ -3,9 +3,12 @@
 import json
 import re
 
+import dp_accounting
 import pytest
 
 from jaxpfl.cli import main
+from jaxpfl.experiments import carry_out
+from jaxpfl.privacy import accounting
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 
 # Of `tiny_config`: private, with a budget that its ledger keeps.
@@ -63,6 +66,53 @@ def test_fred_on_the_source_and_a_run_on_its_training_split_share_one_ledger(
         assert found == pytest.approx(expected, rel=1e-3)
     assert total > 1.1 * max(spent(ledger, first), spent(ledger, second))
     assert fred.endswith("if nothing else is released from these clients")
+
+
+def test_a_sweep_on_one_ledger_says_what_all_points_cost_by_both_accountants(
+    pipeline_config, tmp_path, capsys
+):
+    """By hand with dp_accounting: FreD, and the rounds of both points, as they are charged."""
+    shared, sweep = tmp_path / "shared.jsonl", tmp_path / "sweep.yaml"
+    changes = {
+        "privacy.ledger": [str(shared)],
+        "privacy.budget_epsilon": [20.0],
+        "privacy.accountant": ["rdp"],
+        "prefinetune.other_candidates": [False],
+    }
+    mapping = {"base": str(pipeline_config), "metric": "epsilon", "grid": changes}
+    mapping["cases"] = {"one": {}, "other": {"training.rounds": 2}}
+    sweep.write_text(json.dumps(mapping))
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "out")]) == 0
+    shown, record = capsys.readouterr().out, json.loads((tmp_path / "out/sweep.json").read_text())
+    rows, events = record["ledger"], [charge.event for charge in Ledger.read(shared).charges]
+    assert [row["releases of"] for row in rows] == [
+        "fred",
+        "fed_avg",
+        "fred",
+        "fed_avg",
+        "together",
+    ]
+    assert rows[-1]["releases"] == len(events) == 2 * 3 + 3 + 2
+    for name, accountant in (
+        ("epsilon by PLD", dp_accounting.pld.PLDAccountant()),
+        ("epsilon by RDP", dp_accounting.rdp.RdpAccountant(accounting.RDP_ORDERS)),
+    ):
+        for event in events:
+            accountant.compose(event)
+        assert rows[-1][name] == pytest.approx(accountant.get_epsilon(1e-3), rel=2e-3)
+    pld, rdp = ([row[f"epsilon by {name}"] for row in rows] for name in ("PLD", "RDP"))
+    assert max(pld[:-1]) < pld[-1] < rdp[-1] < 20.0
+    assert "epsilon by PLD" in shown and "epsilon by RDP" in shown
+    assert record["note"].endswith(rows[-1]["statement"])
+    assert "One ledger" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_study_whose_ledger_lies_elsewhere_writes_what_is_private(synthetic_config, tmp_path):
+    """Nothing else has made its private folder."""
+    config = synthetic_config("popri", "--privacy.ledger", str(tmp_path / "shared.jsonl"))
+    out = carry_out.run(config, tmp_path / "run", progress=False).out
+    assert (out / "private" / "repeats.json").exists()
+    assert (out / "private").stat().st_mode & 0o77 == 0
 
 
 def test_a_run_without_privacy_that_no_budget_has_room_for_says_so(tiny_config, tmp_path, capsys):

@@ -13,7 +13,14 @@ from tests.experiments.systems.oov_concatenation.test_study import STUDY as WORD
 from tests.federated.two_processes import ended, free_address, start
 
 EXACT = ("--privacy.noise", "exact")
-LOOK = ("--popri.reward", "moments", "--popri.checkpoint", "judged", "--popri.judge", "hashed:16")
+LOOK = (
+    "--popri.clients_send",
+    "moments",
+    "--popri.checkpoint",
+    "judged",
+    "--popri.judge",
+    "hashed:16",
+)
 CHANGES = {
     # FreD, prefinetuning, and the rounds from the corpus that FreD chose.
     "fred": (*EXACT, "--prefinetune.other_candidates", "false"),

@@ -39,22 +39,14 @@ def runs(tmp_path_factory):
     """Two runs on one ledger, from Python."""
     folder = tmp_path_factory.mktemp("runs")
     parts = jp.data.open(SOURCE).split({"train": 0.8, "test": 0.2}, seed=0)
-    size = len(parts["train"])
-    plan = jp.Plan.calibrated(
-        epsilon=8.0, delta=1e-3, rounds=2, clip=jp.Clip(0.5), participation=jp.Poisson(size, 20)
-    )
-    algorithm = jp.algorithms.fed_avg(
-        MODEL, client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan,
-        cohort=jp.CohortSpec(batch_size=8, max_examples=16),
-    )  # fmt: skip
-    declared = jp.DeclaredPublic(parts["test"], "test clients of the digits")
-    return [
-        jp.run(
-            algorithm, parts["train"], ledger=folder / "ledger.jsonl", out=folder / name,
-            evaluation=jp.Evaluator(MODEL, declared),
-        )
-        for name in ("first", "second")
-    ]  # fmt: skip
+    taken, target = jp.Poisson(len(parts["train"]), 20), {"epsilon": 8.0, "delta": 1e-3}
+    plan = jp.Plan.calibrated(**target, rounds=2, clip=jp.Clip(0.5), participation=taken)
+    settings = dict(client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan)
+    algorithm = jp.algorithms.fed_avg(MODEL, **settings, cohort=jp.CohortSpec(8, 16))
+    evaluator = jp.Evaluator(MODEL, jp.DeclaredPublic(parts["test"], "test clients of the digits"))
+    options = {"ledger": folder / "ledger.jsonl", "evaluation": evaluator}
+    outs = [folder / name for name in ("first", "second")]
+    return [jp.run(algorithm, parts["train"], out=out, **options) for out in outs]
 
 
 @pytest.fixture(scope="module")
@@ -100,22 +92,18 @@ def test_a_sweep_and_its_points(swept):
         assert of_lines(page_lines(federated_page.page(point, record)), DATA_SETS) == []
 
 
-PLANTED = {
-    "a score without its data": "<h2>Scores</h2><table><tr><th>model</th><th>accuracy</th></tr>"
+PLANTED = [
+    "<h2>Scores</h2><table><tr><th>model</th><th>accuracy</th></tr>"
     "<tr><td>ours</td><td>0.5</td></tr></table>",
-    "whose epsilon": '<div class="fact"><b>8</b><span>epsilon so far</span></div>',
-    "an unknown number": '<div class="fact"><b>8</b><span>quality</span></div>',
-    "a statement": '<div class="fact"><b>8</b><span>rounds</span></div><p>(epsilon = 8, x)</p>',
-    "a score among the facts": '<div class="fact"><b>8</b><span>next-token accuracy</span></div>',
-}
+    '<div class="fact"><b>8</b><span>epsilon so far</span></div>',
+    '<div class="fact"><b>8</b><span>quality</span></div>',
+    '<div class="fact"><b>8</b><span>rounds</span></div><p>(epsilon = 8, x)</p>',
+    '<div class="fact"><b>8</b><span>next-token accuracy</span></div>',
+]
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_number_without_a_label_is_found(planted):
-    assert len(of_page(PLANTED[planted], DATA_SETS)) == 1
-
-
-def test_planted_lines_and_records_are_found(runs):
+def test_planted_numbers_without_a_label_are_found(runs):
+    assert [len(of_page(planted, DATA_SETS)) for planted in PLANTED] == [1] * 5
     assert of_lines([f"on {TEST}:", "ours 0.5", "", "accuracy 0.5"], DATA_SETS) == ["accuracy 0.5"]
     assert of_lines(["epsilon 8"], DATA_SETS) == ["epsilon 8"]
     record = read(runs[0])

@@ -31,15 +31,8 @@ from tests.faults.runs import (
     continue_run,
     in_round,
     releases_of,
-    run_and_count,
     start_victim,
 )
-
-
-def _killed(config: Path, out: Path, fatal: int) -> None:
-    victim = start_victim(config, out, fatal)
-    victim.communicate()
-    assert victim.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -52,38 +45,11 @@ def test_a_run_killed_at_a_durable_operation_resumes_to_the_same_bits(
 ):
     """TRUST 33: SIGKILL between any two writes, mid-save and mid-delete too."""
     straight, instants = counted
-    _killed(tiny_config, tmp_path / "run", max(1, round(place * instants)))
+    victim = start_victim(tiny_config, tmp_path / "run", max(1, round(place * instants)))
+    victim.communicate()
+    assert victim.returncode == -signal.SIGKILL
     continue_run(tiny_config, tmp_path / "run")
     assert_same(tmp_path / "run", straight)
-
-
-@pytest.fixture(scope="module")
-def remembering(tiny_config, tmp_path_factory) -> tuple[Path, Path, int]:
-    """The config of a run whose clients keep a state; then as `counted`."""
-    folder = tmp_path_factory.mktemp("remembering")
-    config = folder / "ditto.yaml"
-    whole = tiny_config.read_text()
-    named = "training: {algorithm: {name: ditto, mu: 0.5}, "
-    config.write_text(whole.replace("training: {", named))
-    return config, folder / "run", run_and_count(config, folder / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(20))
-def test_a_run_whose_clients_keep_states_is_killed_and_resumes(remembering, tmp_path, number):
-    """TRUST 33: at a durable operation; each fourth time with the newest checkpoint damaged."""
-    config, straight, instants = remembering
-    out = tmp_path / "run"
-    _killed(config, out, 1 + (number * instants) // 20)
-    checkpoints = sorted((out / "checkpoints").glob("round_*"))
-    unfinished = (out / "private" / "secret.json").exists()
-    if number % 4 == 3 and len(checkpoints) > 1 and unfinished:
-        path = checkpoints[-1] / "record.json"
-        path.write_bytes(path.read_bytes()[:-1])
-    continue_run(config, out)
-    assert_same(out, straight)
-    rows = (each / "private" / "client_states" / "rows" for each in (out, straight))
-    assert len({path.read_bytes() for path in rows}) == 1
 
 
 def _of_round_4(temporary: Path, *_) -> bool:
@@ -317,6 +283,11 @@ def test_what_a_run_is_cannot_change(crashed, straight):
     out = crashed
     config, secret = out / "config.yaml", out / "private" / "secret.json"
     text, words = config.read_text(), secret.read_text()
+
+    def refused(message, kind=CorruptFile):
+        with pytest.raises(kind, match=message):
+            carry_out.resume(out, progress=False)
+
     for old, new in (
         ("seed: 0", "seed: 1"),
         ("noise_multiplier: 1.0", "noise_multiplier: 2.0"),
@@ -325,51 +296,38 @@ def test_what_a_run_is_cannot_change(crashed, straight):
     ):
         assert old in text
         config.write_text(text.replace(old, new))
-        with pytest.raises(InputError, match="the field '(config|seed|queries)'"):
-            carry_out.resume(out, progress=False)
+        refused("the field '(config|seed|queries)'", InputError)
     config.write_text(text)
     secret.unlink()
-    with pytest.raises(CorruptFile, match=r"secret\.json: is missing"):
-        carry_out.resume(out, progress=False)
+    refused(r"secret\.json: is missing")
     secret.write_text(json.dumps({"words": [1, 2, 3, 4], "reproducible": True}))
-    with pytest.raises(InputError, match="was replaced"):
-        carry_out.resume(out, progress=False)
+    refused("was replaced", InputError)
     for rubbish in ([1, 2], [1, 2, 3, -4], "four", None):
         secret.write_text(json.dumps({"words": rubbish, "reproducible": True}))
-        with pytest.raises(CorruptFile, match=r"secret\.json: .*(four words|'words')"):
-            carry_out.resume(out, progress=False)
+        refused(r"secret\.json: .*(four words|'words')")
     secret.write_text("{}")
-    with pytest.raises(CorruptFile, match=r"secret\.json: the field"):
-        carry_out.resume(out, progress=False)
+    refused(r"secret\.json: the field")
     secret.write_text(words)
     carry_out.resume(out, progress=False)
     assert_same(out, straight)
 
 
-@pytest.fixture
-def ended(straight, tmp_path) -> Path:
-    """A copy of the finished run, whose secret is gone."""
+def test_a_finished_run_resumes_to_itself_without_its_secret(straight, tmp_path, capsys):
+    """TRUST 35: without its last checkpoint nothing can be made again, and nothing is invented."""
     out = Path(shutil.copytree(straight, tmp_path / "run"))
     assert not (out / "private" / "secret.json").exists()
-    return out
-
-
-def test_a_finished_run_resumes_to_itself_without_its_secret(ended, straight, capsys):
-    found = carry_out.resume(ended, progress=False)
-    assert_same(ended, straight)
-    assert main(["resume", str(ended), "--json"]) == 0
+    found = carry_out.resume(out, progress=False)
+    assert_same(out, straight)
+    assert main(["resume", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["privacy"] == found.record["privacy"]
-    assert_same(ended, straight)
-
-
-def test_a_finished_run_without_its_last_checkpoint_is_refused(ended):
-    """TRUST 35: without the secret nothing can be made again, and nothing is invented."""
-    (ended / "checkpoints" / "round_00000007" / "record.json").write_text("{}")
-    with pytest.raises(CorruptFile, match="its secret is gone"):
-        carry_out.resume(ended, progress=False)
-    shutil.rmtree(ended / "checkpoints")
-    with pytest.raises(CorruptFile, match="its secret is gone"):
-        carry_out.resume(ended, progress=False)
+    assert_same(out, straight)
+    for damage in (
+        lambda: (out / "checkpoints/round_00000007/record.json").write_text("{}"),
+        lambda: shutil.rmtree(out / "checkpoints"),
+    ):
+        damage()
+        with pytest.raises(CorruptFile, match="its secret is gone"):
+            carry_out.resume(out, progress=False)
 
 
 def test_the_stamp_is_read_back_and_never_computed_again(crashed, monkeypatch):

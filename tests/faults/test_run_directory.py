@@ -1,12 +1,11 @@
 """What a run directory promises: one owner, no leaks, no overspending."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -131,33 +130,16 @@ def test_report_text_is_escaped(finished, tmp_path):
     assert "&lt;script&gt;" in page
 
 
-HOLDER = """
-import fcntl, sys
-lock = open(sys.argv[1], "w")
-fcntl.flock(lock, fcntl.LOCK_EX)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
 def test_a_second_run_in_the_directory_is_refused_by_a_lock(tiny_config, tmp_path):
     """TRUST 37: two runs in one directory -> the second is refused, whatever the clock says."""
     out = tmp_path / "run"
     out.mkdir()
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(out / "run.lock")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert other.stdout is not None
-    assert other.stdout.readline() == "held\n"
-    os.utime(out / "run.lock", (0, 0))
-    with pytest.raises(RunLocked, match="another process"):
-        carry_out.run(config_of(tiny_config), out, progress=False)
-    assert [path.name for path in out.iterdir()] == ["run.lock"]
-    other.kill()
-    other.communicate()
+    with (out / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(out / "run.lock", (0, 0))
+        with pytest.raises(RunLocked, match="another process"):
+            carry_out.run(config_of(tiny_config), out, progress=False)
+        assert [path.name for path in out.iterdir()] == ["run.lock"]
     with files.exclusive(out):
         pass
 

@@ -369,24 +369,6 @@ def draws(x):
     return made
 
 
-def more_draws(x):
-    random, made = jax.random, []
-    of_three = random.gumbel, random.laplace, random.exponential, random.cauchy, random.logistic
-    for key in _keys(x)[:2]:
-        made += _each_by_its_own(
-            key,
-            [
-                lambda key: random.bernoulli(key, jnp.clip(jnp.nan_to_num(x[0]), 0, 1)),
-                lambda key: random.randint(key, (4,), 0, 9),
-                lambda key: random.choice(key, 9, (3,), replace=False),
-                lambda key: random.truncated_normal(key, -1.0, 1.0, (3,)),
-                *(partial(draw, shape=(3,)) for draw in (*of_three, random.rademacher)),
-            ],
-        )
-    whole = partial(random.poisson, lam=5.0, shape=(3,)), partial(random.binomial, n=10.0, p=0.3)
-    return made, _each_by_its_own(random.clone(_keys(x)[0]), whole)
-
-
 TRIALS = {
     function.__name__.replace("_", " "): function
     for function in (

@@ -220,7 +220,7 @@ def test_client_keys_belong_to_clients(client_fn):
     bucket, settings = bucket_of(values), dict(client_fn=client_fn, chosen=no_noise(clip_norm=1e3))
     alone = []
     for client in range(4):
-        single = bucket_of(values[:1], 2)._replace(key=np.array([[0, client]] * 2, np.uint32))
+        single = bucket_of(values[:1], 4)._replace(key=np.array([[0, client]] * 4, np.uint32))
         alone.append(summed([single], **settings))
     np.testing.assert_allclose(sum(alone), summed([bucket], **settings), rtol=1e-6)
     assert len({row.tobytes() for row in alone}) == 4

@@ -15,7 +15,7 @@ from jaxpfl.federated.release import door as door_module
 from jaxpfl.federated.release.accumulators import ClipSteps
 from jaxpfl.federated.release.sum_digest import noise_key_and_name
 from jaxpfl.privacy.mechanisms import standard_normal
-from tests.federated.cohorts import bucket_of, door, keys, plan, through
+from tests.federated.cohorts import bucket_of, door, plan, through
 
 WIDTH = 24
 SHAPE = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
@@ -264,14 +264,3 @@ def test_a_contribution_has_the_same_bits_in_every_slot_and_rung(chunk, sums):
     assert np.linalg.norm(found[0]) > 0.01
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
-
-
-def test_keys_of_equal_sums_are_equal_and_of_others_are_not(sums):
-    asked = door(as_held, plan(clip_norm=CLIP), SHAPE, mesh=client_mesh(1))
-    value = np.full((1, WIDTH), 0.1, np.float32)
-    more = value + np.float32(STEP)
-    for held, secret in ((value, keys()), (value, keys()), (more, keys()), (value, keys(1))):
-        sums.of(asked, [bucket_of(held, 2)], key=secret)
-    first, again, other, later = (key.tobytes() for *_, key in sums.made)
-    assert first == again
-    assert len({first, other, later}) == 3

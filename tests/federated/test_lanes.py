@@ -1,5 +1,6 @@
 """Lanes of `vmap`, clients or examples: each listed operation keeps them apart."""
 
+import functools
 import re
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from jaxpfl.federated.flow import lanes
 from jaxpfl.federated.flow.client_program import programs
-from tests.federated.lane_trials import SIZE, TRIALS, more_draws
+from tests.federated.lane_trials import SIZE, TRIALS
 
 LANES = 9
 RNG = np.random.default_rng(0)
@@ -41,29 +42,28 @@ def lane_by_lane(function, shape, dtype=np.float32):
             assert np.roll(expected, by, 0).tobytes() == found.tobytes(), "another place"
 
 
-@pytest.mark.parametrize("name", TRIALS)
-def test_each_listed_operation_keeps_examples_within_clients_apart(name):
+# Examples within clients; clients; and what `make test` leaves out.
+LAYOUTS = [
+    *((TRIALS[name], (3, 3), np.float32, ()) for name in TRIALS),
+    *((TRIALS[name], (LANES,), np.float32, pytest.mark.long) for name in TRIALS),
+    *(
+        (TRIALS[name], (3, 3), np.float64, pytest.mark.slow)
+        for name in sorted(TRIALS.keys() - {"convolutions"})
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype"),
+    [
+        pytest.param(*case, marks=marks, id=f"{case[0].__name__} {case[1]} {case[2].__name__}")
+        for *case, marks in LAYOUTS
+    ],
+)
+def test_each_listed_operation_keeps_lanes_apart(function, shape, dtype):
     """TRUST 52: on the platform that the tests run on, a GPU where there is one."""
-    lane_by_lane(TRIALS[name], (3, 3))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", TRIALS)
-def test_each_listed_operation_keeps_clients_apart(name):
-    lane_by_lane(TRIALS[name], (LANES,))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(LANES,), (3, 3)])
-def test_so_do_draws_that_are_made_of_them(shape):
-    lane_by_lane(more_draws, shape)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(TRIALS.keys() - {"convolutions"}))
-def test_so_they_do_in_double_precision(name):
-    with jax.enable_x64(True):
-        lane_by_lane(TRIALS[name], (3, 3), np.float64)
+    with jax.enable_x64(dtype is np.float64):
+        lane_by_lane(function, shape, dtype)
 
 
 def equations(jaxpr):
@@ -90,16 +90,17 @@ def test_each_member_of_the_list_is_tried_and_nothing_else():
     assert not [str(eqn) for eqn in made if lanes.unlisted(eqn, "cpu")]
 
 
+@functools.cache
+def lowered(name, platform):
+    traced = jax.jit(jax.vmap(TRIALS[name])).trace(jnp.ones((LANES, SIZE, SIZE)))
+    return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
 @pytest.mark.parametrize("name", TRIALS)
 @pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
 def test_elsewhere_each_is_lowered_to_operations_of_a_program(name, platform):
     """Where it cannot be run: no call of anything else, and no loop that a CPU has not."""
-
-    def lowered(platform):
-        mapped = jax.jit(jax.vmap(TRIALS[name])).trace(jnp.ones((LANES, SIZE, SIZE)))
-        return mapped.lower(lowering_platforms=(platform,)).as_text()
-
-    text, here = lowered(platform), lowered("cpu")
+    text, here = lowered(name, platform), lowered(name, "cpu")
     if name == "of places":
         # `empty` is memory as it was found, which the check of the lowered text refuses.
         text = text.replace("custom_call @AllocateBuffer", "")

@@ -46,37 +46,27 @@ LAYOUTS = [
     for name in SPECS
     for chunk in (1, 32)
 ]
-DRAWN = dict(client_fn=FUNCTIONS, place=st.integers(0, 9), size=st.sampled_from([0, 1, 16, 40]))
 
 
+@pytest.mark.parametrize("examples", [6, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("layout", "chunk"), LAYOUTS)
-@settings(max_examples=6, phases=[Phase.generate])
-@given(**DRAWN)
-def test_one_client_moves_the_sum_by_at_most_the_clip_norm(layout, chunk, client_fn, place, size):
+def test_one_client_moves_the_sum_by_at_most_the_clip_norm(layout, chunk, examples):
     """TRUST 41: drawn client functions in both forms; the client may be the bucket's largest, and
     all others come after it or before it.
     """
-    _check_moved(layout, chunk, client_fn, place, size)
+    spec, others = SPECS[layout], clients_of([1, 3, 0, 2, 5, 1, 4, 2])
 
+    @settings(max_examples=examples, phases=[Phase.generate])
+    @given(FUNCTIONS, st.integers(0, 9), st.sampled_from([0, 1, 16, 40]))
+    def check(client_fn, place, size):
+        giant = 5 * np.random.default_rng(place).normal(size=size)
+        with_it = list(others.items())
+        with_it.insert(place, ("giant", giant))
+        moved = exact_sum(client_fn, dict(with_it), spec, chunk)
+        moved -= exact_sum(client_fn, others, spec, chunk)
+        assert np.linalg.norm(moved) <= CLIP * (1 + 1e-5)
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("layout", "chunk"), LAYOUTS)
-@settings(max_examples=200, phases=[Phase.generate])
-@given(**DRAWN)
-def test_two_hundred_functions_in_each_layout(layout, chunk, client_fn, place, size):
-    """TRUST 41."""
-    _check_moved(layout, chunk, client_fn, place, size)
-
-
-def _check_moved(layout, chunk, client_fn, place, size):
-    others = clients_of([1, 3, 0, 2, 5, 1, 4, 2])
-    giant = 5 * np.random.default_rng(place).normal(size=size)
-    names = list(others)
-    with_it = {n: others[n] for n in names[:place]} | {"giant": giant}
-    with_it |= {n: others[n] for n in names[place:]}
-    spec = SPECS[layout]
-    moved = exact_sum(client_fn, with_it, spec, chunk) - exact_sum(client_fn, others, spec, chunk)
-    assert np.linalg.norm(moved) <= CLIP * (1 + 1e-5)
+    check()
 
 
 def whole_adversary(broadcast, examples, key):

@@ -48,33 +48,16 @@ def _with(clients, x):
     return clients.with_columns({"x": np.asarray(x, np.float32)})
 
 
-def _less_the_mean(clients):
-    return _with(clients, clients.columns["x"] - clients.columns["x"].mean(0))
-
-
-def _of_the_neighbour(clients):
-    return _with(clients, np.roll(clients.columns["x"], 1, axis=0))
-
-
-def _ranks(clients):
-    return _with(clients, np.argsort(np.argsort(clients.columns["x"][:, 0])))
-
-
-def _counted(clients):
-    return _with(clients, np.full(clients.num_examples, len(clients)))
+def _x(clients):
+    return clients.columns["x"]
 
 
 def _pairs(clients):
     """Blocks of an even number of clients would not show it."""
-    x, of = clients.columns["x"].copy(), np.repeat(np.arange(len(clients)) // 2, clients.sizes())
+    x, of = _x(clients).copy(), np.repeat(np.arange(len(clients)) // 2, clients.sizes())
     for pair in np.unique(of):
         x[of == pair] = x[of == pair].mean(0)
     return _with(clients, x)
-
-
-def _all_but_the_largest(clients):
-    values = clients.columns["x"][:, 0]
-    return clients.keeping(values == values.max())
 
 
 def _running():
@@ -82,7 +65,7 @@ def _running():
 
     def prepare(clients):
         seen[0] += clients.num_examples
-        return _with(clients, clients.columns["x"] + seen[0])
+        return _with(clients, _x(clients) + seen[0])
 
     return prepare
 
@@ -90,71 +73,62 @@ def _running():
 def _of_the_source(clients):
     """A seed that follows from everybody."""
     drawn = np.random.default_rng(int(clients.fingerprint, 16)).normal(size=3)
-    return _with(clients, clients.columns["x"] * drawn)
+    return _with(clients, _x(clients) * drawn)
 
 
-def _without_the_last(clients):
-    return clients.select(np.arange(len(clients) - 1))
+MIXING = {
+    "less the mean": lambda clients: _with(clients, _x(clients) - _x(clients).mean(0)),
+    "of the neighbour": lambda clients: _with(clients, np.roll(_x(clients), 1, axis=0)),
+    "ranks": lambda clients: _with(clients, np.argsort(np.argsort(_x(clients)[:, 0]))),
+    "counted": lambda clients: _with(clients, np.full(clients.num_examples, len(clients))),
+    "pairs": _pairs,
+    "largest": lambda clients: clients.keeping(_x(clients)[:, 0] == _x(clients)[:, 0].max()),
+    "of the source": _of_the_source,
+    "all but the last": lambda clients: clients.select(np.arange(len(clients) - 1)),
+}
 
 
 @pytest.mark.parametrize("count", [2, 7, 300])
-@pytest.mark.parametrize(
-    "prepare",
-    [
-        _less_the_mean,
-        _of_the_neighbour,
-        _ranks,
-        _counted,
-        _pairs,
-        _all_but_the_largest,
-        _of_the_source,
-        _without_the_last,
-    ],
-)
+@pytest.mark.parametrize("prepare", MIXING.values(), ids=MIXING)
 def test_what_mixes_clients_is_refused(prepare, count):
     with pytest.raises(InputError, match="'mine'.*own data alone") as refused:
         prepared(_query(prepare), _clients(count))
     assert "t1 0" not in str(refused.value)
 
 
-def _positive(clients):
-    return clients.keeping(clients.columns["x"][:, 0] > 0)
-
-
-def _not_a_number(clients):
-    return _with(clients, np.where(clients.columns["x"] > 0, np.nan, 1))
+ALONE = {
+    "positive": lambda clients: clients.keeping(_x(clients)[:, 0] > 0),
+    "not a number": lambda clients: _with(clients, np.where(_x(clients) > 0, np.nan, 1)),
+    "as it is": lambda clients: clients,
+    "means": _with_means,
+    "embeddings": _with_embeddings,
+}
 
 
 @pytest.mark.parametrize("count", [1, 2, 300])
-@pytest.mark.parametrize(
-    "prepare",
-    [
-        _positive,
-        _not_a_number,
-        lambda clients: clients,
-        _with_means,
-        _with_embeddings,
-    ],
-)
+@pytest.mark.parametrize("prepare", ALONE.values(), ids=ALONE)
 def test_what_computes_each_client_alone_is_as_before(prepare, count):
     clients = _clients(count)
     assert prepared(_query(prepare), clients).content == prepare(clients).content
+
+
+def _of_examples(prepare):
+    query = _query(prepare)
+    object.__setattr__(query, "plan", SimpleNamespace(unit="example"))
+    return query
 
 
 def test_an_example_is_handed_over_without_the_others_of_its_client():
     """With unit = 'example', also the examples of one client are others."""
 
     def less_the_clients_mean(clients):
-        x, of = clients.columns["x"], np.repeat(np.arange(len(clients)), clients.sizes())
+        x, of = _x(clients), np.repeat(np.arange(len(clients)), clients.sizes())
         means = np.stack([x[of == client].mean(0) for client in range(len(clients))])
         return _with(clients, x - means[of])
 
     clients = _clients(3)
-    found = prepared(_query(less_the_clients_mean), clients)
-    assert np.any(found.columns["x"] != 0)
-    query = _query(less_the_clients_mean)
-    object.__setattr__(query, "plan", SimpleNamespace(unit="example"))
-    assert np.all(prepared(query, clients).columns["x"] == 0)
+    assert np.any(_x(prepared(_query(less_the_clients_mean), clients)) != 0)
+    assert np.all(_x(prepared(_of_examples(less_the_clients_mean), clients)) == 0)
 
 
 def test_an_example_stays_one():
@@ -168,10 +142,8 @@ def test_an_example_stays_one():
 
     sign = np.float32([[1], [-1]] * 4)
     clients = from_clients({"a": {"x": sign[:3]}, "b": {"x": sign[3:]}})
-    query = _query(doubled_or_gone)
-    object.__setattr__(query, "plan", SimpleNamespace(unit="example"))
     with pytest.raises(InputError, match="keep every example"):
-        prepared(query, clients)
+        prepared(_of_examples(doubled_or_gone), clients)
 
 
 class Scale:
@@ -182,7 +154,7 @@ class Scale:
     def __call__(self, clients):
         if self.top is None:
             self.top = _top(clients)
-        return _with(clients, clients.columns["x"] / self.top)
+        return _scaled(clients, self.top)
 
     def bound(self, clients):
         return self(clients)
@@ -213,13 +185,13 @@ class ScaleOfASlot:
     def __call__(self, clients):
         if not hasattr(self, "top"):
             self.top = _top(clients)
-        return _with(clients, clients.columns["x"] / self.top)
+        return _scaled(clients, self.top)
 
 
 class ScaleOfAProperty:
     def __call__(self, clients):
         self.clients = clients
-        found = _with(clients, clients.columns["x"] / self.top)
+        found = _scaled(clients, self.top)
         del self.clients
         return found
 
@@ -235,14 +207,18 @@ class Standardised:
         self.scaler = StandardScaler()
 
     def __call__(self, clients):
-        x = clients.columns["x"]
+        x = _x(clients)
         if not hasattr(self.scaler, "mean_"):
             self.scaler.fit(x)
         return _with(clients, self.scaler.transform(x))
 
 
+def _scaled(clients, top):
+    return _with(clients, _x(clients) / top)
+
+
 def _top(clients):
-    return np.abs(clients.columns["x"]).max(initial=1e-3)
+    return np.abs(_x(clients)).max(initial=1e-3)
 
 
 TOP, ROWS, OWN = None, {}, ModuleType("own")
@@ -251,27 +227,27 @@ TOP, ROWS, OWN = None, {}, ModuleType("own")
 def _in_a_global(clients):
     global TOP
     TOP = _top(clients) if TOP is None else TOP
-    return _with(clients, clients.columns["x"] / TOP)
+    return _scaled(clients, TOP)
 
 
 def _in_a_module(clients):
     OWN.top = getattr(OWN, "top", None) or _top(clients)
-    return _with(clients, clients.columns["x"] / OWN.top)
+    return _scaled(clients, OWN.top)
 
 
 def _in_a_default(clients, fitted=[]):  # noqa: B006
     fitted.append(_top(clients))
-    return _with(clients, clients.columns["x"] / fitted[0])
+    return _scaled(clients, fitted[0])
 
 
 def _in_an_attribute(clients):
     _in_an_attribute.top = getattr(_in_an_attribute, "top", None) or _top(clients)
-    return _with(clients, clients.columns["x"] / _in_an_attribute.top)
+    return _scaled(clients, _in_an_attribute.top)
 
 
 def _by_id(clients):
     """Rows that were computed in the company of the first call, found again by a client's id."""
-    x, top = clients.columns["x"], _top(clients)
+    x, top = _x(clients), _top(clients)
     for k, name in enumerate(clients.client_ids.to_pylist()):
         rows = slice(*clients.offsets[k : k + 2])
         ROWS.setdefault(name, x[rows] / top)
@@ -284,7 +260,7 @@ def _in_a_closure():
     def prepare(clients):
         nonlocal fitted
         fitted = _top(clients) if fitted is None else fitted
-        return _with(clients, clients.columns["x"] / fitted)
+        return _scaled(clients, fitted)
 
     return prepare
 
@@ -308,7 +284,7 @@ def _cached_top(table):
 
 
 def _in_a_cache(clients):
-    return _with(clients, clients.columns["x"] / _cached_top(Table(clients)))
+    return _scaled(clients, _cached_top(Table(clients)))
 
 
 def _of_another(scale, clients):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxpfl as jp
+from jaxpfl.federated import ClientSteps
 from jaxpfl.federated.release.program import Program
 from tests.federated.lowering import lowered_programs
 from tests.federated.releases import releasing, sum_by
@@ -50,22 +51,17 @@ def test_every_shape_of_a_bucket_is_checked_hashed_and_lowered_before_a_charge(t
     """Of a ladder with two rungs, not the largest alone: each is a trace of its own."""
     rungs = []
 
-    class Steps:
-        def init(self, broadcast, key):
-            return jnp.float32(0)
-
-        def step(self, broadcast, state, batch, mask, key):
-            return state + jnp.where(mask, batch["x"], 0).sum()
-
-        def finish(self, broadcast, state):
-            return state
-
+    steps = ClientSteps(
+        lambda broadcast, key: jnp.float32(0),
+        lambda broadcast, state, batch, mask, key: state + jnp.where(mask, batch["x"], 0).sum(),
+        lambda broadcast, state: state,
+    )
     clients = jp.data.from_clients(
         {f"c{i}": {"x": np.ones(1 + 7 * (i == 0), np.float32)} for i in range(4)}
     )
     plan = jp.Plan(2, jp.Clip(9.0), jp.Noise(0.01), jp.Poisson(4, 4), 1e-2)
     spec = jp.CohortSpec(1, 8, clients_per_bucket=2)
-    query = jp.Query("sum", Steps(), plan, spec)
+    query = jp.Query("sum", steps, plan, spec)
     assert len(spec.rungs) == 2
     with releasing(tmp_path / "l", clients) as releaser, lowered_programs() as names:
         charge = releaser.ledger.charge

@@ -1,12 +1,5 @@
-"""What is shown was charged and recorded before, whatever fails afterwards and is asked again.
+"""What is shown was charged and recorded before, whatever fails afterwards and is asked again."""
 
-A crash is a child process that ends itself by SIGKILL, as nothing can be caught or written then.
-"""
-
-import signal
-import subprocess
-import sys
-import textwrap
 from itertools import pairwise
 
 import dp_accounting
@@ -20,6 +13,8 @@ from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import Releaser, RunSecret
 from jaxpfl.federated.release import identity
 from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Cyclic, Ledger, Noise
+from jaxpfl.privacy.chain import Chain
+from tests.experiments.crashes import stopped
 from tests.federated.releases import (
     CLIENTS,
     SIGMA,
@@ -77,38 +72,38 @@ def failing_algorithm(asked, seen, fails):
     return Algorithm("own", lambda key: jnp.float32(0), step, (asked,))
 
 
+def attempts(asked, folder, fails, seen, **settings):
+    """Runs until nothing is left to fail: how each ended, and the charges after it."""
+    given = dict(ledger=folder / "ledger.jsonl", out=folder / "run", **settings)
+    while fails:
+        with pytest.raises((RuntimeError, KeyboardInterrupt, BudgetExhausted)) as ended:
+            algorithm = failing_algorithm(asked, seen, fails)
+            jp.run(algorithm, population(), resume=given["out"].exists(), **given)
+        yield ended.type, len(Ledger.read(given["ledger"]).charges)
+    if "budget" not in settings:
+        jp.run(failing_algorithm(asked, seen, fails), population(), resume=True, **given)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()], ids=repr)
 def test_a_step_that_fails_behind_its_release_has_paid_for_it(error, tmp_path):
     """Who debugs behind `release(...)` with other broadcasts pays for what they saw."""
     asked, seen = query(of=plan(rounds=1, taken=CLIENTS // 2)), []
-    broadcasts = [jnp.float32(1e-6 * number) for number in (0, 1, 1, 2)]
-    fails = [(broadcast, error) for broadcast in broadcasts]
-    given = dict(ledger=tmp_path / "ledger.jsonl", out=tmp_path / "run")
-    for number in range(4):
-        with pytest.raises(type(error)):
-            algorithm = failing_algorithm(asked, seen, fails)
-            jp.run(algorithm, population(), resume=number > 0, **given)
-        charges = Ledger.read(given["ledger"]).charges
-        assert len(charges) == [1, 2, 2, 3][number]
+    fails = [(jnp.float32(1e-6 * number), error) for number in (0, 1, 1, 2)]
+    paid = list(attempts(asked, tmp_path, fails, seen))
+    assert paid == [(type(error), charges) for charges in (1, 2, 2, 3)]
     np.testing.assert_array_equal(seen[1], seen[2])
-    # Nothing is left to fail: the first broadcast once more, whose release was paid for.
-    jp.run(failing_algorithm(asked, seen, fails), population(), resume=True, **given)
+    # At last the first broadcast once more, whose release was paid for.
     np.testing.assert_array_equal(seen[4], seen[0])
-    assert len(Ledger.read(given["ledger"]).charges) == 3
+    assert len(Ledger.read(tmp_path / "ledger.jsonl").charges) == 3
 
 
 def test_a_budget_of_one_release_shows_one_value(tmp_path):
     asked, seen = query(of=plan(rounds=1)), []
     fails = [(jnp.float32(1e-6 * number), RuntimeError("a bug")) for number in range(5)]
-    given = dict(ledger=tmp_path / "ledger.jsonl", out=tmp_path / "run")
-    budget, ends = Budget(asked.plan.epsilon() * 1.001, 1e-6), []
-    for number in range(5):
-        with pytest.raises((RuntimeError, BudgetExhausted)) as ended:
-            algorithm = failing_algorithm(asked, seen, fails)
-            jp.run(algorithm, population(), resume=number > 0, budget=budget, **given)
-        ends.append(ended.type)
-    assert ends == [RuntimeError] + [BudgetExhausted] * 4
-    assert len(seen) == len(Ledger.read(given["ledger"]).charges) == 1
+    budget = Budget(asked.plan.epsilon() * 1.001, 1e-6)
+    paid = list(attempts(asked, tmp_path, fails, seen, budget=budget))
+    assert paid == [(RuntimeError, 1)] + [(BudgetExhausted, 1)] * 4
+    assert len(seen) == 1
 
 
 def test_a_release_that_is_not_recorded_is_not_shown_and_its_replay_is_free(
@@ -187,66 +182,25 @@ def test_a_broadcast_is_copied_before_it_is_named(ledger_path):
     require_independent_noise(values[0], values[1])
 
 
-CRASH = """
-import os, signal, sys
-import jax.numpy as jnp, numpy as np
-import jaxpfl as jp
-from jaxpfl.algorithms import Algorithm
-from jaxpfl.privacy.chain import Chain
+@pytest.mark.long
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("line", range(2, 7))
+def test_a_run_that_ends_around_any_line_of_its_ledger_pays_for_what_was_shown(
+    line, after, tmp_path
+):
+    """Two rounds are two charges, wherever it ended; who then asks something else pays for that.
 
-at, broadcast, folder = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
-writes = [0]
-append = Chain.append
-def counted(self, fields):
-    for when in ("before", "after"):
-        if writes[0] == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        writes[0] += 1
-        if when == "before":
-            append(self, fields)
-Chain.append = counted
-data = {f"c{i}": {"x": np.full(2, i / 10, np.float32)} for i in range(6)}
-clients = jp.data.from_clients(data)
-plan = jp.Plan(2, jp.Clip(1.0), jp.Noise(2.0), jp.Poisson(6, 3), 1e-3)
-def held(b, examples, key):
-    return jnp.where(examples.mask, examples.batches["x"], 0).sum() + b
-query = jp.Query("sum", held, plan, jp.CohortSpec(1, 2))
-def step(state, release, round):
-    value = release(query, jnp.float32(broadcast)).value
-    print("seen", round, float(value), flush=True)
-    return state + value, {}
-algorithm = Algorithm("own", lambda key: jnp.float32(0), step, (query,))
-resume = os.path.exists(folder + "/run")
-jp.run(algorithm, clients, ledger=folder + "/l", out=folder + "/run", resume=resume, seed=1)
-"""
-
-
-def crashed(at, broadcast, folder):
-    """A run that is killed at its `at`-th point around a line of the ledger; what was shown."""
-    command = [sys.executable, "-c", textwrap.dedent(CRASH), str(at), str(broadcast), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    killed = done.returncode == -signal.SIGKILL
-    assert killed or done.returncode == 0, done.stderr
-    return killed, [tuple(line.split()[1:]) for line in done.stdout.splitlines()]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_around_any_line_of_its_ledger_pays_for_what_was_shown(tmp_path):
-    """Two rounds are two charges, wherever the run was killed, and whatever is asked again."""
-    for at in range(2, 14):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        killed, seen = crashed(at, 0.0, folder)
-        if not killed:
-            break
-        _, again = crashed(-1, 0.0, folder)
-        charges = Ledger.read(folder / "l").charges
-        assert len(charges) == 2
-        assert len({*seen, *again}) == 2
-        # A second run on the ledger, killed alike, whose next attempt asks something else.
-        other = tmp_path / f"{at} other"
-        other.mkdir()
-        _, seen = crashed(at, 0.0, other)
-        _, again = crashed(-1, 0.25, other)
-        assert len({*seen, *again}) <= len(Ledger.read(other / "l").charges) <= 4
-    assert at > 8
+    `faults/test_resume.py` and `tools/kills.py` kill processes, in which nothing can be caught."""
+    asked = query(of=plan(rounds=2, taken=CLIENTS // 2))
+    for then in (0.0, 0.25):
+        seen, folder = [], tmp_path / str(then)
+        given = dict(ledger=folder / "ledger.jsonl", out=folder / "run")
+        with stopped(Chain, "append", line, after=after):
+            jp.run(failing_algorithm(asked, seen, []), population(), **given)
+        fails = [(jnp.float32(then), None)] * 2
+        jp.run(failing_algorithm(asked, seen, fails), population(), resume=True, **given)
+        charges = len(Ledger.read(given["ledger"]).charges)
+        shown = len({value.tobytes() for value in seen})
+        assert shown == charges == 2 if then == 0 else shown <= charges <= 4
+    # Its first line and those of two rounds: there is none that it was not ended at.
+    assert len(Chain.read(tmp_path / "0.0/ledger.jsonl").lines) == 6

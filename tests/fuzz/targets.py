@@ -1,8 +1,5 @@
-"""Every reader of files, with small valid files that it reads; see `test_fuzz` and `__main__`."""
+"""Every reader of files, with small valid files that it reads; see `test_fuzz`."""
 
-import tempfile
-import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +24,6 @@ from jaxpfl.text.tokenisers.chat import read_template
 from jaxpfl.text.tokenisers.fast import hugging_face
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.fuzz import seeds
-from tests.fuzz.mutants import mutant
 from tests.published_models import write_decoder, write_encoder, write_tokeniser
 
 _TEXT = "an a 7\u00e9"
@@ -204,22 +200,3 @@ def run_input(target: Target, folder: Path, content: bytes) -> None:
         target.read(folder)
     except InputError:
         return
-
-
-def fuzzed(name: str, first: int, behind: int) -> tuple[list[str], float, int]:
-    """Reads the inputs first .. behind - 1: faults, seconds of the slowest input, its number."""
-    warnings.simplefilter("error")
-    target, faults, slowest = TARGETS[name], [], (0.0, first)
-    fast = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else None) as folder:
-        seed = made(target, Path(folder))
-        for number in range(first, behind):
-            began = time.monotonic()
-            try:
-                run_input(target, Path(folder), mutant(seed, name, number))
-            except Exception as error:
-                faults.append(f"#{number}: {type(error).__name__}: {error}"[:300])
-            slowest = max(slowest, (time.monotonic() - began, number))
-            if len(faults) == 20:
-                break
-    return faults, *slowest

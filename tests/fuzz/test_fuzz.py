@@ -1,8 +1,10 @@
 """TRUST 39: whatever a file holds, it is read, or refused with the library's own error.
 
-Each reader gets some damaged files here; `python -m tests.fuzz` reads as many as there is time for.
+Each reader gets some damaged files. With JAXPFL_FUZZ_INPUTS=10_000_000 it is so many of all readers
+together: `-n 2` has two readers side by side, and names one whose process dies.
 """
 
+import os
 import resource
 
 import pytest
@@ -10,8 +12,15 @@ import pytest
 from tests.fuzz.mutants import mutant
 from tests.fuzz.targets import TARGETS, made, run_input
 
-# A reader with a share of 1 takes some ten milliseconds for an input.
-_INPUTS, _MOST = 12, 240
+
+def inputs(share: float) -> range:
+    """The numbers of a reader's inputs; with a share of 1 one takes some ten milliseconds."""
+    if "JAXPFL_FUZZ_INPUTS" in os.environ:
+        shares = sum(target.share for target in TARGETS.values())
+        count = round(int(os.environ["JAXPFL_FUZZ_INPUTS"]) * share / shares)
+    else:
+        count = max(4, min(240, round(12 * share)))
+    return range(1, count + 1)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -22,7 +31,7 @@ def test_a_damaged_file_is_read_or_refused(name, tmp_path):
     target.sign(tmp_path)
     target.read(tmp_path)  # the file itself is sound
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(1, max(4, min(_MOST, round(_INPUTS * target.share))) + 1):
+    for number in inputs(target.share):
         try:
             run_input(target, tmp_path, mutant(seed, name, number))
         except Exception as error:

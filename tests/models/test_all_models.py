@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks.shapes import distilgpt2, llama3_8b
-from jaxpfl.errors import InputError
 from jaxpfl.models import (
     GAN,
     MLP,
@@ -28,6 +27,8 @@ from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
+from tests.refusals import refusal
+from tests.trees import assert_close, assert_same
 
 SIZES = dict(vocab_size=23, hidden_size=8, layers=1, heads=2, positions=12)
 TOKENS = np.array([[1, 5, 3, 8, 2, -1], [1, 4, 4, 6, 7, 3], [1, 2, -1, -1, -1, -1]], np.int32)
@@ -83,7 +84,7 @@ def test_padding_leaves_no_trace_and_calls_keep_nothing(kind):
     model, batch = MODELS[kind]
     batch = batch or {"tokens": np.concatenate([TOKENS, TOKENS[:2]])}
     mask = np.arange(5) < 3
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     before = jax.tree.map(np.array, params)
     step = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
     (loss, sums), gradient = step(params, batch, mask)
@@ -92,7 +93,7 @@ def test_padding_leaves_no_trace_and_calls_keep_nothing(kind):
     assert float(loss) > 0
     np.testing.assert_allclose(loss, sums["loss_sum"] / sums["count"], rtol=1e-6)
     evaluated = jax.jit(model.evaluate)(params, batch, mask)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), evaluated, sums)
+    assert_close(evaluated, sums, rtol=1e-6)
 
     # What padding holds makes no difference at all.
     other = {name: values.copy() for name, values in batch.items()}
@@ -100,31 +101,31 @@ def test_padding_leaves_no_trace_and_calls_keep_nothing(kind):
         values[3:] = np.nan if values.dtype == np.float32 else 1
     (again, _), again_gradient = step(params, other, mask)
     assert loss == again
-    jax.tree.map(np.testing.assert_array_equal, gradient, again_gradient)
+    assert_same(gradient, again_gradient)
 
     # Without padding, sums are rounded otherwise.
     real = {name: values[:3] for name, values in batch.items()}
-    (alone, alone_sums), alone_gradient = step(params, real, mask[:3])
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        (loss, sums, gradient),
-        (alone, alone_sums, alone_gradient),
-    )
+    alone = step(params, real, mask[:3])
+    assert_close(((loss, sums), gradient), alone, rtol=1e-4, atol=1e-6)
     if kind in ("mlp", "own"):
-        np.testing.assert_allclose(model.loss(params, real, mask[:3])[0], alone, rtol=1e-5)
+        np.testing.assert_allclose(model.loss(params, real, mask[:3])[0], alone[0][0], rtol=1e-5)
 
     empty = step(params, batch, np.zeros(5, bool))
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(empty))
     moved = jax.tree.map(lambda leaf: leaf + 0.5, params)
     assert step(moved, batch, mask)[0][0] != loss
     assert step(params, batch, mask)[0][0] == loss
-    jax.tree.map(np.testing.assert_array_equal, params, before)
+    assert_same(params, before)
 
 
 def read(model_type: str, **fields: int) -> Encoder:
     return Encoder(EncoderConfig.from_dict({"model_type": model_type, **fields}))
 
 
+QWEN2 = DecoderConfig("qwen2", 151_936, 896, 24, 14, 2, inner_size=4_864, tied=True)
+MISTRAL = DecoderConfig("mistral", 32_000, 4_096, 32, 32, 8, inner_size=14_336)
+QWEN3 = DecoderConfig("qwen3", 151_936, 1_024, 28, 16, 8, 128, 3_072, tied=True)
+GEMMA3 = DecoderConfig("gemma3_text", 262_144, 1_152, 26, 4, 1, 256, 6_912)
 PUBLISHED = [
     (classifier_cnn(), 95_012),
     (emnist_cnn(), 1_206_590),
@@ -139,25 +140,10 @@ PUBLISHED = [
     (GAN(), 13_285_217 + 6_558_913),
     (Decoder(distilgpt2()), 81_912_576),
     (Decoder(llama3_8b()), 8_030_261_248),
-    (
-        Decoder(
-            DecoderConfig(
-                "qwen2", 151_936, 896, 24, heads=14, kv_heads=2, inner_size=4_864, tied=True
-            )
-        ),
-        494_032_768,
-    ),
-    (
-        Decoder(
-            DecoderConfig("mistral", 32_000, 4_096, 32, heads=32, kv_heads=8, inner_size=14_336)
-        ),
-        7_241_732_096,
-    ),
-    (
-        Decoder(DecoderConfig("qwen3", 151_936, 1_024, 28, 16, 8, 128, 3_072, tied=True)),
-        596_049_920,
-    ),
-    (Decoder(DecoderConfig("gemma3_text", 262_144, 1_152, 26, 4, 1, 256, 6_912)), 999_885_952),
+    (Decoder(QWEN2), 494_032_768),
+    (Decoder(MISTRAL), 7_241_732_096),
+    (Decoder(QWEN3), 596_049_920),
+    (Decoder(GEMMA3), 999_885_952),
     # Encoders without the pooler; a head without the tied output layer.
     (Encoder(EncoderConfig()), 108_891_648),
     (Encoder(EncoderConfig(), head=True), 109_514_298),
@@ -173,7 +159,7 @@ def test_there_are_as_many_parameters_as_published(model, number):
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "message"),
+    ("make", "settings", "words"),
     [
         (classifier_cnn, {"image_shape": (28, 28)}, "image_shape"),
         (classifier_cnn, {"image_shape": (0, 3, 1)}, "image_shape"),
@@ -193,13 +179,12 @@ def test_there_are_as_many_parameters_as_published(model, number):
         (LoRA, {"alpha": float("nan")}, "alpha must be a finite number"),
         (LoRA, {"targets": ()}, "targets must be different names, at least one"),
         (LoRA, {"targets": ("q", "q")}, "targets must be different names, at least one"),
-        (LoRA, {"targets": ("query",)}, "targets.0. must be one of 'q', .* found 'query'"),
+        (LoRA, {"targets": ("query",)}, "targets[0] must be one of 'q', found 'query'"),
     ],
 )
-def test_settings_are_checked(make, settings, message):
+def test_settings_are_checked(make, settings, words):
     """TRUST 9."""
-    with pytest.raises(InputError, match=message):
-        make(**settings)
+    refusal(lambda: make(**settings), words)
 
 
 HUGE = CIFGLanguageModel(vocab_size=10**9, embedding=1_000, hidden=8, projection=1_000)
@@ -207,22 +192,19 @@ HUGE = CIFGLanguageModel(vocab_size=10**9, embedding=1_000, hidden=8, projection
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_drawn():
     """TRUST 39: 4 TB of parameters. A dry run may be for another machine, and only traces."""
-    with pytest.raises(InputError, match=r"^a model of 1,00\d,\d{3},\d{3},\d{3} parameters would"):
-        initialised(HUGE, jax.random.key(0))
+    said = refusal(lambda: initialised(HUGE, jax.random.key(0)), "parameters would take GiB")
+    assert said.startswith("a model of 1,00") and said.split()[3].count(",") == 4
     shapes = jax.eval_shape(lambda key: initialised(HUGE, key), jax.random.key(0))
     assert count_parameters(shapes) > 10**12
-    found, expected = (
-        draw(jax.random.key(1)) for draw in (lambda k: initialised(WORDS, k), WORDS.init)
-    )
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert_same(initialised(WORDS, jax.random.key(1)), WORDS.init(jax.random.key(1)))
 
 
 def test_adapters_of_a_rank_that_no_machine_holds_are_refused():
-    model, settings = Decoder(DecoderConfig("llama", **SIZES)), LoRA(rank=10**9)
-    params = model.init(jax.random.key(0))
-    with pytest.raises(InputError, match=r"^adapters of rank 1,000,000,000 would take .* GiB"):
-        lora.attach(model, params, settings, jax.random.key(0))
-    shapes = jax.eval_shape(
-        lambda params: lora.attach(model, params, settings, jax.random.key(0))[1], params
-    )
-    assert count_parameters(shapes) > 10**9
+    model, key = Decoder(DecoderConfig("llama", **SIZES)), jax.random.key(0)
+
+    def adapted(params):
+        return lora.attach(model, params, LoRA(rank=10**9), key)[1]
+
+    params = jax.jit(model.init)(key)
+    refusal(lambda: adapted(params), "adapters of rank 1,000,000,000 would take GiB")
+    assert count_parameters(jax.eval_shape(adapted, params)) > 10**9

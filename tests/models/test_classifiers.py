@@ -13,7 +13,7 @@ from jax import lax
 from jaxpfl.federated.clients.client import Examples, contribution
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.optimizers import optimizer
-from jaxpfl.models import MLP, ResNet, classifier_cnn, emnist_cnn, summarise
+from jaxpfl.models import MLP, ResNet, base, classifier_cnn, emnist_cnn, summarise
 
 SMALL = ResNet(image_shape=(11, 10, 3), classes=4, crop=8, width=2, stages=(2, 1))
 SHALLOW = ResNet(image_shape=(9, 9, 1), classes=2, crop=8, width=2, stages=(1,))
@@ -36,7 +36,7 @@ def test_any_image_size_gives_logits(make, shape):
 
 def test_loss_is_the_mean_cross_entropy_of_images_scaled_to_one():
     model = classifier_cnn((8, 8, 1), 5)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     given = batch(model, 4)
     mask = np.array([True, False, True, True])
     loss, metrics = jax.jit(model.loss)(params, given, mask)
@@ -71,23 +71,18 @@ def test_loss_of_rows_of_numbers_is_that_of_numpy(hidden):
 
 def reference(params, image):
     """The network layer by layer, with the kernels of `params`."""
+    leaves = dict(base.named_leaves(params))
 
     def convolve(name, x, stride=1):
-        kernel = get(name)["kernel"]
+        kernel, layout = leaves[f"{name}.kernel"], ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(
-            x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            x, kernel, (stride, stride), "SAME", dimension_numbers=layout
         )
 
     def normalise(name, x):
         layer = nnx.GroupNorm(x.shape[-1], num_groups=2, epsilon=1e-3, rngs=nnx.Rngs(0))
         with jax.numpy_rank_promotion("allow"):
-            return layer(x) * get(name)["scale"] + get(name)["shift"]
-
-    def get(name):
-        found = params
-        for part in name.split("."):
-            found = found[part]
-        return found
+            return layer(x) * leaves[f"{name}.scale"] + leaves[f"{name}.shift"]
 
     x = image[:, 1:9, 1:9].astype(jnp.float32)
     x = jnp.stack([(one - one.mean()) / one.std() for one in x])
@@ -107,14 +102,12 @@ def reference(params, image):
 
 
 def test_logits_are_those_of_the_network_made_of_other_layers():
-    params = SMALL.init(jax.random.key(0))
     # Scales and shifts that are all different, so that none is in the place of another.
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    moved = [
-        leaf + 0.2 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)
-    ]
-    params = jax.tree.unflatten(tree, moved)
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda leaf: leaf + np.float32(0.2 * rng.normal(size=leaf.shape)),
+        jax.jit(SMALL.init)(jax.random.key(0)),
+    )
     images = jnp.asarray(batch(SMALL, 3)["image"])
     logits = jax.jit(SMALL.logits)
     expected = jax.jit(reference)(params, images)
@@ -125,8 +118,9 @@ def test_logits_are_those_of_the_network_made_of_other_layers():
 
 def test_crops_are_windows_of_the_image_and_half_of_them_are_flipped():
     images = np.arange(11 * 10, dtype=np.uint8).reshape(1, 11, 10, 1).repeat(64, 0).repeat(3, -1)
-    found = SMALL.augment({"image": jnp.asarray(images), "label": jnp.zeros(64)}, jax.random.key(0))
-    crops = np.asarray(found["image"])[..., 0].astype(int)
+    given = {"image": jnp.asarray(images), "label": jnp.zeros(64)}
+    crops = jax.jit(SMALL.augment)(given, jax.random.key(0))["image"]
+    crops = np.asarray(crops)[..., 0].astype(int)
     assert crops.shape == (64, 8, 8)
     seen = set()
     for crop in crops:
@@ -141,14 +135,11 @@ def test_crops_are_windows_of_the_image_and_half_of_them_are_flipped():
 
 
 def test_a_client_trains_on_crops_that_its_key_draws():
-    given = {**batch(SHALLOW, 4), "label": np.zeros(4, np.int32)}
-    examples = Examples(
-        {name: jnp.asarray(column)[None] for name, column in given.items()},
-        jnp.ones((1, 4), bool),
-        jnp.int32(1),
-    )
+    given = {name: jnp.asarray(column)[None] for name, column in batch(SHALLOW, 4).items()}
+    given["label"] *= 0
+    examples = Examples(given, jnp.ones((1, 4), bool), jnp.int32(1))
     train = jax.jit(partial(contribution, LocalTraining(SHALLOW, optimizer("sgd", 0.1))))
-    params = SHALLOW.init(jax.random.key(0))
+    params = jax.jit(SHALLOW.init)(jax.random.key(0))
     changes = [train(params, examples, jax.random.key(i))["stem"]["kernel"] for i in (0, 0, 1)]
     np.testing.assert_array_equal(changes[0], changes[1])
     assert not np.array_equal(changes[0], changes[2])

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Examples, contribution
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.optimizers import optimizer
 from jaxpfl.models import MultiLabelResNet, summarise
 from jaxpfl.models.base import named_leaves
 from jaxpfl.models.checkpoints import torchvision_files
+from tests.refusals import refusal
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 
@@ -26,36 +26,29 @@ CLASSES = MODEL.classes
 
 def state_dict(width: int, stages: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Random tensors with timm's names and PyTorch's shapes, those of the output layer included."""
-    rng, found = np.random.default_rng(0), {}
+    rng, tensors = np.random.default_rng(0), {}
 
-    def convolution(name: str, outputs: int, inputs: int, size: int) -> None:
+    def layer(convolution: str, norm: str, outputs: int, inputs: int, size: int) -> None:
         drawn = rng.normal(size=(outputs, inputs, size, size)) / np.sqrt(inputs * size * size)
-        found[f"{name}.weight"] = drawn.astype(np.float32)
+        tensors[f"{convolution}.weight"] = drawn.astype(np.float32)
+        for name in ("weight", "bias", "running_mean"):
+            tensors[f"{norm}.{name}"] = np.float32(rng.normal(name == "weight", 0.3, outputs))
+        tensors[f"{norm}.running_var"] = rng.uniform(0.5, 2, outputs).astype(np.float32)
+        tensors[f"{norm}.num_batches_tracked"] = np.array(7)
 
-    def norm(name: str, channels: int) -> None:
-        for each in ("weight", "bias", "running_mean"):
-            drawn = rng.normal(each == "weight", 0.3, channels)
-            found[f"{name}.{each}"] = drawn.astype(np.float32)
-        found[f"{name}.running_var"] = rng.uniform(0.5, 2, channels).astype(np.float32)
-        found[f"{name}.num_batches_tracked"] = np.array(7)
-
-    convolution("conv1", width, 3, 7)
-    norm("bn1", width)
+    layer("conv1", "bn1", width, 3, 7)
     inputs = width
     for stage, blocks in enumerate(stages):
         outputs = width * 2**stage
         for block in range(blocks):
             name = f"layer{stage + 1}.{block}"
-            convolution(f"{name}.conv1", outputs, inputs, 3)
-            norm(f"{name}.bn1", outputs)
-            convolution(f"{name}.conv2", outputs, outputs, 3)
-            norm(f"{name}.bn2", outputs)
+            layer(f"{name}.conv1", f"{name}.bn1", outputs, inputs, 3)
+            layer(f"{name}.conv2", f"{name}.bn2", outputs, outputs, 3)
             if inputs != outputs:
-                convolution(f"{name}.downsample.0", outputs, inputs, 1)
-                norm(f"{name}.downsample.1", outputs)
+                layer(f"{name}.downsample.0", f"{name}.downsample.1", outputs, inputs, 1)
             inputs = outputs
-    found["fc.weight"], found["fc.bias"] = np.zeros((1000, inputs), "f4"), np.zeros(1000, "f4")
-    return found
+    tensors |= {"fc.weight": np.zeros((1000, inputs), "f4"), "fc.bias": np.zeros(1000, "f4")}
+    return tensors
 
 
 @pytest.fixture(scope="module")
@@ -81,30 +74,26 @@ def convolved(x_CxHxW: np.ndarray, weight_OxIxKxK: np.ndarray, stride: int) -> n
 
 def reference(tensors: dict[str, np.ndarray], image_HxWx3: np.ndarray, stages) -> np.ndarray:
     """The features before the output layer, in float64."""
-    get = {name: each.astype(np.float64) for name, each in tensors.items()}
 
-    def norm(name: str, x: np.ndarray) -> np.ndarray:
-        columns = (get[f"{name}.{each}"] for each in ("running_mean", "running_var"))
-        mean, variance = (each[:, None, None] for each in columns)
-        x = (x - mean) / np.sqrt(variance + 1e-5)
-        return x * get[f"{name}.weight"][:, None, None] + get[f"{name}.bias"][:, None, None]
+    def layer(x: np.ndarray, convolution: str, norm: str, stride: int) -> np.ndarray:
+        x = convolved(x, tensors[f"{convolution}.weight"].astype(np.float64), stride)
+        names = ("running_mean", "running_var", "weight", "bias")
+        mean, variance, scale, shift = (np.float64(tensors[f"{norm}.{n}"]) for n in names)
+        x = (x.T - mean) / np.sqrt(variance + 1e-5) * scale + shift
+        return x.T
 
     x = (image_HxWx3 / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
-    x = convolved(x.transpose(2, 0, 1), get["conv1.weight"], 2)
-    x = np.maximum(norm("bn1", x), 0)
+    x = np.maximum(layer(x.transpose(2, 0, 1), "conv1", "bn1", 2), 0)
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
     x = windows[:, ::2, ::2].max((3, 4))
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
             name, stride = f"layer{stage + 1}.{block}", 2 if stage and not block else 1
-            y = convolved(x, get[f"{name}.conv1.weight"], stride)
-            y = np.maximum(norm(f"{name}.bn1", y), 0)
-            y = norm(f"{name}.bn2", convolved(y, get[f"{name}.conv2.weight"], 1))
+            y = np.maximum(layer(x, f"{name}.conv1", f"{name}.bn1", stride), 0)
+            y = layer(y, f"{name}.conv2", f"{name}.bn2", 1)
             if stride > 1:
-                x = norm(
-                    f"{name}.downsample.1", convolved(x, get[f"{name}.downsample.0.weight"], 2)
-                )
+                x = layer(x, f"{name}.downsample.0", f"{name}.downsample.1", 2)
             x = np.maximum(x + y, 0)
     return x.mean((1, 2))
 
@@ -173,27 +162,26 @@ def test_the_files_of_the_hub_are_read_whole(tmp_path):
     )
 
 
+ZEROS = np.zeros((3, 6, 3, 3), "f4")
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "tensor", "words"),
     [
-        ({"layer2.0.bn1.running_var": None}, "tensor 'layer2.0.bn1.running_var' is missing"),
-        (
-            {"conv1.weight": np.zeros((3, 3, 7, 5), "f4")},
-            r"shape \[3, 3, 7, 7\], found \[3, 3, 7, 5",
-        ),
-        ({"layer2.0.conv1.weight": np.zeros((3, 6, 3, 3), "f4")}, r"\[6, 3, 3, 3\], found \[3, 6,"),
-        ({"bn1.bias": np.full(3, np.nan, "f4")}, "'bn1.bias' holds values that are not finite"),
-        ({"bn1.bias": np.zeros(3, np.int32)}, "'bn1.bias' must be floating point"),
-        ({"layer5.0.conv1.weight": np.zeros(1, "f4")}, "'layer5.0.conv1.weight' is not part of"),
+        ("layer2.0.bn1.running_var", None, "is missing"),
+        ("conv1.weight", np.zeros((3, 3, 7, 5), "f4"), "shape [3, 3, 7, 7], found [3, 3, 7, 5"),
+        ("layer2.0.conv1.weight", ZEROS, "[6, 3, 3, 3], found [3, 6,"),
+        ("bn1.bias", np.full(3, np.nan, "f4"), "holds values that are not finite"),
+        ("bn1.bias", np.zeros(3, np.int32), "must be floating point"),
+        ("layer5.0.conv1.weight", np.zeros(1, "f4"), "is not part of"),
     ],
 )
-def test_odd_tensors_end_in_one_sentence(change, message, tmp_path):
-    tensors = state_dict(MODEL.width, MODEL.stages) | change
-    kept = {name: each for name, each in tensors.items() if each is not None}
-    safetensors_numpy.save_file(kept, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match=message) as caught:
-        torchvision_files.load(tmp_path, MODEL, jax.random.key(0))
-    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+def test_odd_tensors_end_in_one_sentence(name, tensor, words, tmp_path):
+    tensors = state_dict(MODEL.width, MODEL.stages) | {name: tensor}
+    stored = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    safetensors_numpy.save_file(stored, tmp_path / "model.safetensors")
+    load = partial(torchvision_files.load, tmp_path, MODEL, jax.random.key(0))
+    refusal(load, f"{tmp_path} '{name}' {words}")
 
 
 def test_loss_and_scores_are_those_of_numpy_and_scikit_learn():
@@ -225,21 +213,16 @@ def test_loss_and_scores_are_those_of_numpy_and_scikit_learn():
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "message"),
+    ("column", "values", "words"),
     [
         ("labels", np.full((2, CLASSES), 2, np.uint8), "0 or 1 for each of 5 classes, found other"),
-        ("labels", np.zeros((2, CLASSES + 1), np.uint8), r"5 classes, found uint8 \[6\]"),
-        ("labels", np.zeros(2, np.uint8), r"5 classes, found uint8 \[\]"),
+        ("labels", np.zeros((2, CLASSES + 1), np.uint8), "5 classes, found uint8 [6]"),
+        ("labels", np.zeros(2, np.uint8), "5 classes, found uint8 []"),
         ("labels", np.zeros((2, CLASSES), np.float32), "5 classes, found float32"),
-        (
-            "image",
-            np.zeros((2, 38, 37, 3), np.uint8),
-            r"shape \[37, 38, 3\], the data has \[38, 37",
-        ),
+        ("image", np.zeros((2, 38, 37, 3), np.uint8), "[37, 38, 3], the data has [38, 37"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(column, values, message):
-    with pytest.raises(InputError, match=message):
-        MODEL.check({**batch(2), column: values})
+def test_columns_that_do_not_fit_are_refused(column, values, words):
+    refusal(lambda: MODEL.check({**batch(2), column: values}), words)
     MODEL.check(batch(2))
     MODEL.check({**batch(2), "labels": np.ones((2, CLASSES), bool)})

@@ -1,7 +1,5 @@
 """Models of one's own: against the CNN's and plain formulas, and refused before any charge."""
 
-from functools import partial
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,6 +10,8 @@ from flax import nnx
 
 import jaxpfl as jp
 from jaxpfl.models.base import masked_loss
+from tests.refusals import refusal
+from tests.trees import assert_close
 
 SHAPE = jax.ShapeDtypeStruct((2, 2, 1), jnp.float32)
 
@@ -46,14 +46,10 @@ def batch(seed, size=5):
 
 
 def clients(count=6, **changed):
-    each = batch(0, 4 * count)
-    columns = {**each, **changed}
-    return jp.data.from_clients(
-        {
-            str(i): {name: column[4 * i : 4 * i + 4] for name, column in columns.items()}
-            for i in range(count)
-        }
-    )
+    columns = {**batch(0, 4 * count), **changed}
+    rows = (slice(4 * i, 4 * i + 4) for i in range(count))
+    held = ({name: column[own] for name, column in columns.items()} for own in rows)
+    return jp.data.from_clients({str(i): columns for i, columns in enumerate(held)})
 
 
 def test_loss_metrics_and_gradient_are_those_of_a_plain_formula():
@@ -69,7 +65,7 @@ def test_loss_metrics_and_gradient_are_those_of_a_plain_formula():
     plain_slope = jax.jit(jax.value_and_grad(plain, has_aux=True))
     (expected, sums), plain_gradient = plain_slope(params)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), gradient, plain_gradient)
+    assert_close(gradient, plain_gradient)
     summary = jp.models.summarise(jax.device_get(found))
     assert summary["accuracy"] == pytest.approx(float(sums["correct"]) / 3)
     largest = np.asarray(logits(params, real)).max(1)[mask].mean()
@@ -126,54 +122,43 @@ def test_a_flax_module_is_a_model(module):
     assert float(sums["accuracy_sum"]) == int(right(expected, real)["accuracy"].sum())
     # Another key gives other parameters.
     other = model.init(jax.random.key(4))
-    assert any(
-        not np.array_equal(a, b)
-        for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(other), strict=True)
-    )
+    assert not jax.tree.all(jax.tree.map(np.array_equal, params, other))
 
 
 @pytest.mark.parametrize(
-    ("module", "named"),
+    ("module", "words"),
     [
         (Linen(nn.BatchNorm), "GroupNorm"),
         (Linen(rate=0.5), "dropout"),
         (lambda rngs: NNX(rngs, nnx.BatchNorm), "GroupNorm"),
         (lambda rngs: NNX(rngs, dropout=True), "dropout"),
-        (NNX(nnx.Rngs(0)), "lambda rngs: Net.* found NNX, which exists already"),
+        (NNX(nnx.Rngs(0)), "lambda rngs: Net found NNX, which exists already"),
         (Linen, "type"),
-        (nn.Conv(2, (3, 3, 3, 3, 3)), r"float32\[1, 2, 2, 1\]"),
+        (nn.Conv(2, (3, 3, 3, 3, 3)), "float32[1, 2, 2, 1]"),
         (lambda: 3, "lambda rngs"),
         (7, "int"),
     ],
 )
-def test_modules_that_are_refused(module, named):
-    with pytest.raises(jp.InputError, match=named):
-        jp.models.from_flax(module, of_logits, inputs={"image": SHAPE})
+def test_modules_that_are_refused(module, words):
+    refusal(lambda: jp.models.from_flax(module, of_logits, inputs={"image": SHAPE}), words)
 
 
 def fed_avg(model, held):
-    size = len(held)
+    everyone = jp.Poisson(len(held), len(held))
     plan = jp.Plan.calibrated(
-        epsilon=8.0, delta=1e-2, rounds=2, clip=jp.Clip(0.5), participation=jp.Poisson(size, size)
+        epsilon=8.0, delta=1e-2, rounds=2, clip=jp.Clip(0.5), participation=everyone
     )
-    spec = jp.CohortSpec(batch_size=4, max_examples=4)
-    return jp.algorithms.fed_avg(
-        model, client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan, cohort=spec
-    )
+    spec, sgd = jp.CohortSpec(batch_size=4, max_examples=4), optax.sgd(0.1)
+    return jp.algorithms.fed_avg(model, client=sgd, server=sgd, plan=plan, cohort=spec)
 
 
 def test_it_trains_and_is_evaluated_by_its_own_metrics(tmp_path, drawn):
     held = clients()
-    result = jp.run(
-        fed_avg(MODEL, held),
-        held,
-        ledger=tmp_path / "ledger.jsonl",
-        out=tmp_path / "run",
-        evaluation=jp.Evaluator(MODEL, jp.DeclaredPublic(clients(3, **batch(5, 12)), "others")),
-    )
+    evaluator = jp.Evaluator(MODEL, jp.DeclaredPublic(clients(3, **batch(5, 12)), "others"))
+    files = {"ledger": tmp_path / "ledger.jsonl", "out": tmp_path / "run"}
+    result = jp.run(fed_avg(MODEL, held), held, **files, evaluation=evaluator)
     assert result.metrics["evaluation"].keys() == {"loss", "accuracy", "largest", "count"}
-    page = (tmp_path / "run" / "report.html").read_text("utf-8")
-    assert "largest on others" in page
+    assert "largest on others" in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
 def mean_loss(params, batch):
@@ -181,18 +166,15 @@ def mean_loss(params, batch):
 
 
 MISTAKES = {
-    "a missing field": ({"loss": lambda p, b: b["lable"]}, "'lable'.*image, label"),
+    "a missing field": ({"loss": lambda p, b: b["lable"]}, "'lable' image, label"),
     "a mean": ({"loss": mean_loss}, "mean or sum"),
     "whole numbers": ({"loss": lambda p, b: b["label"]}, "float for each example"),
     "no array": ({"loss": lambda p, b: None}, "NoneType"),
-    "shapes": (
-        {"loss": lambda p, b: (b["image"].reshape(-1, 4) @ p["w"].T)[:, 0]},
-        "cannot be computed",
-    ),
-    "a metric over the batch": ({"metrics": lambda p, b: {"x": loss(p, b).mean()}}, "'x'.*mean"),
+    "shapes": ({"loss": lambda p, b: b["image"].reshape(-1, 4) @ p["w"].T}, "cannot be computed"),
+    "a metric over the batch": ({"metrics": lambda p, b: {"x": loss(p, b).mean()}}, "'x' mean"),
     "no names": ({"metrics": lambda p, b: loss(p, b)}, "dictionary"),
     "a reserved name": ({"metrics": lambda p, b: {"loss": loss(p, b)}}, "'count'"),
-    "integers": ({"init": lambda key: {"w": jnp.zeros((4, 3), jnp.int32)}}, r"'w'.*int32"),
+    "integers": ({"init": lambda key: {"w": jnp.zeros((4, 3), jnp.int32)}}, "'w' int32"),
     "no parameters": ({"init": lambda key: {}}, "no array"),
     "columns": ({"columns": ("image", "lable")}, "'lable'"),
 }
@@ -200,14 +182,10 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_refused_before_a_charge(tmp_path, mistake):
-    changed, named = MISTAKES[mistake]
-    model = jp.models.from_functions(
-        **{"init": init, "loss": loss, "metrics": metrics, **changed}  # pyright: ignore
-    )
-    held, out = clients(), tmp_path / "run"
-    with pytest.raises(jp.InputError, match=named):
-        jp.run(fed_avg(model, held), held, ledger=tmp_path / "ledger.jsonl", out=out)
-    assert not out.exists()
-    assert not (tmp_path / "ledger.jsonl").exists()
-    with pytest.raises(jp.InputError, match=named):
-        jp.Evaluator(model, jp.DeclaredPublic(held, "public"))
+    changed, words = MISTAKES[mistake]
+    functions = {"init": init, "loss": loss, "metrics": metrics, **changed}
+    model, held = jp.models.from_functions(**functions), clients()  # pyright: ignore
+    files = {"ledger": tmp_path / "ledger.jsonl", "out": tmp_path / "run"}
+    refusal(lambda: jp.run(fed_avg(model, held), held, **files), words)
+    assert not list(tmp_path.iterdir())
+    refusal(lambda: jp.Evaluator(model, jp.DeclaredPublic(held, "public")), words)

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import Guarantee, accounting, profile
+from jaxpfl.privacy import Guarantee, accounting, auditing
 from jaxpfl.privacy.auditing import Trials, lower_bound, upper_rate
 from tests.privacy.ledgers import GAUSSIAN, fixed, poisson
 
@@ -91,27 +91,27 @@ def test_a_profile_has_the_deltas_of_the_accountants_epsilons(event):
     stated = Guarantee.of_events([event], 1e-3)
     for delta in (1e-3, 1e-2, 0.1):
         epsilon = accounting.epsilon(event, delta, stated.accountant, stated.adjacency)
-        (found,) = profile.deltas(event, np.array([epsilon]))
+        (found,) = auditing.deltas(event, np.array([epsilon]))
         assert delta * (1 - 1e-3) <= found <= 1.15 * delta
-    twice = profile.scaled(event, 2.0)
+    twice = auditing.scaled(event, 2.0)
     epsilon = np.array([0.0, 0.3])
-    assert np.all(profile.deltas(twice, epsilon) < profile.deltas(event, epsilon))
-    assert profile.deltas(NOTHING, epsilon).tolist() == [1, 1]
+    assert np.all(auditing.deltas(twice, epsilon) < auditing.deltas(event, epsilon))
+    assert auditing.deltas(NOTHING, epsilon).tolist() == [1, 1]
 
 
 def test_the_profile_of_a_secure_sum_is_that_of_its_renyi_divergences():
     """Not below that of a Gaussian that has them exactly, and with others at the sum of both."""
     rho, epsilons = 0.5, np.array([0.5, 2.0, 4.0])
     sums = dp_accounting.ZCDpEvent(rho, 0.0)
-    found = profile.deltas(sums, epsilons)
-    exact = profile.deltas(dp_accounting.GaussianDpEvent(1.0), epsilons)
+    found = auditing.deltas(sums, epsilons)
+    exact = auditing.deltas(dp_accounting.GaussianDpEvent(1.0), epsilons)
     assert np.all(exact < found) and np.all(found < 5 * exact)
     both = dp_accounting.ComposedDpEvent([sums, dp_accounting.GaussianDpEvent(1.0)])
-    twice = profile.deltas(dp_accounting.ZCDpEvent(2 * rho, 0.0), epsilons)
+    twice = auditing.deltas(dp_accounting.ZCDpEvent(2 * rho, 0.0), epsilons)
     # A secure sum's divergences are known at whole orders alone, and so a little larger.
-    assert profile.deltas(both, epsilons) == pytest.approx(twice, rel=0.15)
-    assert np.all(profile.deltas(both, epsilons) <= twice)
-    assert profile.scaled(sums, 2.0) == dp_accounting.ZCDpEvent(rho / 4, 0.0)
+    assert auditing.deltas(both, epsilons) == pytest.approx(twice, rel=0.15)
+    assert np.all(auditing.deltas(both, epsilons) <= twice)
+    assert auditing.scaled(sums, 2.0) == dp_accounting.ZCDpEvent(rho / 4, 0.0)
 
 
 @pytest.mark.parametrize(

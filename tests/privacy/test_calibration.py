@@ -7,7 +7,7 @@ import dp_accounting
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import AdaptiveClip, Noise, accounting, confirmation
+from jaxpfl.privacy import AdaptiveClip, Guarantee, Noise, accounting, confirmation
 from tests.plans import TARGET, flat_calibrated
 from tests.privacy.ledgers import GAUSSIAN, poisson
 
@@ -17,6 +17,8 @@ CALIBRATIONS = [
     {"clients_per_round": 1000},
     pytest.param({"sampling": "fixed"}, marks=pytest.mark.long),
     {"sampling": "fixed", "clients_per_round": 1000},
+    {"sampling": "cyclic", "noise": "banded"},
+    {"prior_releases": GAUSSIAN(9.0), "sampling": "cyclic", "noise": "banded"},
 ]
 
 
@@ -24,10 +26,15 @@ CALIBRATIONS = [
 def test_a_calibrated_plan_has_the_least_noise_that_two_accountants_confirm(options):
     """TRUST 14: recomputed on the final z; 1% less noise would exceed the target."""
     plan = flat_calibrated(epsilon=2.0, **TARGET | options)
-    assert plan.epsilon() <= 2.0
-    assert plan.guarantee().confirmed_epsilon() <= 2.0
-    less = dataclasses.replace(plan, noise=Noise(0.99 * plan.noise_multiplier))
-    assert less.epsilon() > 2.0
+    prior = [options["prior_releases"]] if "prior_releases" in options else []
+
+    def whole(plan):
+        return Guarantee.of_events([*prior, plan.event()], plan.delta, accountant=plan.accountant)
+
+    assert whole(plan).epsilon() <= 2.0
+    assert whole(plan).confirmed_epsilon() <= 2.0
+    less = dataclasses.replace(plan, noise=Noise(0.99 * plan.noise_multiplier, plan.noise.kind))
+    assert whole(less).epsilon() > 2.0
     assert flat_calibrated(epsilon=2.0, **TARGET | options) == plan
 
 

@@ -39,8 +39,11 @@ DELTA = 1e-5
 WEIGHTS = {"model.safetensors": b"weights", "below/tokenizer.json": b"{}"}
 
 
+pytestmark = pytest.mark.usefixtures("whole_curves")
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(whole_curves, tmp_path_factory):
     """A folder with a ledger of two runs, weights, and the certificate of both."""
     folder = tmp_path_factory.mktemp("made")
     with Ledger(folder / "ledger.jsonl", CLIENTS) as ledger:

@@ -20,8 +20,11 @@ COST = float(dp_accounting.get_epsilon_gaussian(8.0 / 5**0.5, DELTA))
 """Of five releases with noise multiplier 8 on everyone, by the formula for one Gaussian."""
 
 
+pytestmark = pytest.mark.usefixtures("whole_curves")
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(whole_curves, tmp_path_factory):
     """A folder with a ledger of one run, and its certificate; a name of it is "ledger.jsonl"."""
     folder = tmp_path_factory.mktemp("made")
     with Ledger(folder / "ledger.jsonl", CLIENTS) as ledger:

@@ -108,24 +108,14 @@ def test_a_ledger_of_other_clients_is_refused(path, clients, numbered):
     before = path.read_bytes()
     with pytest.raises(InputError, match="another population"):
         Ledger(path, clients)
-    assert path.read_bytes() == before
-    Ledger(path, CLIENTS).close()
-
-
-def test_a_ledger_needs_a_population(path):
-    for wrong in (CLIENTS.fingerprint, None, {}):
-        with pytest.raises(InputError, match="needs the Population of its clients"):
-            Ledger(path, wrong)
-    assert not path.parent.exists()
-
-
-def test_another_unit_is_refused_before_anybody_joins(path):
-    filled(path)
-    before = path.read_bytes()
-    for clients in (CLIENTS, people(seed=1)):
+    for held in (CLIENTS, clients):
         with pytest.raises(InputError, match="protects each client, this run each example"):
-            Ledger(path, clients, unit="example")
-    assert path.read_bytes() == before
+            Ledger(path, held, unit="example")
+    other = path.with_name("other.jsonl")
+    with pytest.raises(InputError, match="needs the Population of its clients"):
+        Ledger(other, clients.fingerprint)
+    assert path.read_bytes() == before and not other.exists()
+    Ledger(path, CLIENTS).close()
 
 
 def test_nobody_who_sees_a_ledger_can_test_a_guess(tmp_path):

@@ -25,10 +25,6 @@ def plain(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.random.normal(key, shape, jnp.float32)
 
 
-def half_precision(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jax.random.normal(key, shape, jnp.bfloat16).astype(jnp.float32)
-
-
 def scaled(factor: float) -> Draw:
     return lambda key, shape: noise(key, shape) * factor
 
@@ -39,8 +35,8 @@ def largest_component() -> float:
 
     Its uniform has 2^23 values, so the extreme ones turn up several times among these.
     """
-    extremes = [float(jnp.max(jnp.abs(plain(jax.random.key(seed), (2**23,))))) for seed in range(4)]
-    return max(extremes)
+    draw = jax.jit(lambda key: jnp.max(jnp.abs(plain(key, (2**23,)))))
+    return max(float(draw(jax.random.key(seed))) for seed in range(4))
 
 
 def faults(draw: Draw, largest_component: float) -> set[str]:
@@ -86,18 +82,14 @@ def test_plain_float32_draws_are_rejected_for_their_support(largest_component):
     assert faults(plain, largest_component) == {"support"}
 
 
-def test_bfloat16_draws_are_rejected(largest_component):
-    """TRUST 18: drawn in bfloat16, noise ends at 2.9 sigma."""
-    values = np.asarray(half_precision(jax.random.key(0), (DRAWS,)))
-    assert np.abs(values).max() < 3
-    assert {"shape", "support"} <= faults(half_precision, largest_component)
-
-
 def test_leaves_are_cut_from_one_vector_in_their_order():
-    """TRUST 22: another division into leaves draws the same values, at any number of devices."""
-    tree = {"a": jnp.zeros((3, 5)), "b": jnp.zeros(()), "c": jnp.zeros((0, 2)), "d": jnp.zeros(7)}
+    """TRUST 19, 22: another division into leaves, of narrow types, draws the same float32."""
+    tree = {"a": jnp.zeros((3, 5)), "b": jnp.zeros((), jnp.int8), "c": jnp.zeros((0, 2))}
+    tree["d"] = jnp.zeros(7, jnp.bfloat16)
     noise = mechanisms.cut(mechanisms.standard_normal(training_root(5), (23,)), tree)
     whole = mechanisms.standard_normal(training_root(5), (40,))
-    assert [leaf.shape for leaf in jax.tree.leaves(noise)] == [(3, 5), (), (0, 2), (7,)]
-    values = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(noise)])
+    leaves = jax.tree.leaves(noise)
+    assert [leaf.shape for leaf in leaves] == [(3, 5), (), (0, 2), (7,)]
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
+    values = np.concatenate([np.ravel(leaf) for leaf in leaves])
     np.testing.assert_array_equal(values, whole[: len(values)])

@@ -1,30 +1,16 @@
 """Texts in columns, and as rows of bytes, which can be part of a state that consists of arrays."""
 
 import numpy as np
-import pytest
 
 from jaxpfl.data import from_clients
-from jaxpfl.errors import InputError
 from jaxpfl.text import columns
-from jaxpfl.text.columns import from_byte_rows, text_column, texts_of, to_byte_rows
-from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+from jaxpfl.text.columns import from_byte_rows, texts_of, to_byte_rows
 
 
 def test_texts_are_read_by_blocks(monkeypatch):
     monkeypatch.setattr(columns, "_BLOCK", 2)
     texts = [str(n) for n in range(5)]
     assert list(texts_of(from_clients({"a": {"text": texts}}))) == texts
-
-
-def test_a_population_without_texts_is_refused():
-    """TRUST 7: a missing column is named before anything runs."""
-    numbers = from_clients({"ada": {"x": np.zeros(2, np.float32)}}, name="here")
-    with pytest.raises(InputError, match="'here' must have a column 'text', found columns 'x'"):
-        text_column(numbers)
-    with pytest.raises(InputError, match="'here' must have a column 'x' .* found float32"):
-        text_column(numbers, "x")
-    with pytest.raises(InputError, match="column 'text'"):
-        Vocabulary.from_public(numbers, 6)
 
 
 def test_rows_of_bytes_are_cut_between_characters():

@@ -74,7 +74,7 @@ def house(tmp_path: Path) -> Callable[..., list[architecture.Fault]]:
     """Builds the clean package with some modules changed; the faults that are found."""
 
     def faults(**changes: str) -> list[architecture.Fault]:
-        (tmp_path / "benchmarks").mkdir()
+        (tmp_path / "benchmarks").mkdir(exist_ok=True)
         for place, source in {**CLEAN, **changes}.items():
             path = tmp_path / ("jaxpfl" if not place.startswith("benchmarks") else "") / place
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,10 +82,6 @@ def house(tmp_path: Path) -> Callable[..., list[architecture.Fault]]:
         return architecture.check(tmp_path)
 
     return faults
-
-
-def test_a_clean_package_has_no_fault(house):
-    assert house() == []
 
 
 def _function(parameters: int, indent: str = "") -> str:
@@ -100,7 +96,6 @@ PLANTED = {
     # Layers.
     "federated/release/query.py": [
         ("def f():\n    import jaxpfl.text.words\n", 2, "federated imports text"),
-        ("import jaxpfl.federated.hosts.work\n", 1, "federated.release"),
         ("from jaxpfl.federated.release import sum_digest\n", 1, "federated.release.sum_digest"),
     ],
     "privacy/plan.py": [("from jaxpfl import data\n", 1, "privacy imports data")],
@@ -166,7 +161,6 @@ PLANTED = {
         ("run_directory.forget_secret(path, ledger)\n", 1, "keeps or deletes a secret"),
         ("chosen = self.plan.sample(seed, round)\n", 1, "samples a cohort"),
         ("cohort = Cohort(clients, chosen)\n", 1, "packs a cohort"),
-        ("cohort = data.Cohort(clients, chosen)\n", 1, "packs a cohort"),
         ("Door(query, shapes)(broadcast, buckets)\n", 1, "opens the door"),
         ("correlated_noise.NoiseStream(kind, 3, key)\n", 1, "rounds share"),
         ("noise = standard_normal(key, shape) * std\n", 1, "draws noise"),
@@ -174,7 +168,6 @@ PLANTED = {
         ("def f():\n    exact_noise.exact_normal(key, count, mesh)\n", 2, "draws noise"),
         ("drawn = exact_cells(key, places)\n", 1, "draws noise"),
         ("from jaxpfl.federated.release.door import Door\n", 1, "imports federated.release"),
-        ("from jaxpfl.federated.release import door\n", 1, "imports federated.release"),
         ("import jaxpfl.federated.release.door\n", 1, "imports federated.release"),
         ("import jaxpfl.federated.release.prepared_query\n", 1, "release.prepared_query"),
         ("self._processes.sum(query, broadcast, work)\n", 1, "sums clients"),
@@ -207,15 +200,12 @@ def test_a_planted_violation_is_found(house, place: str, source: str, line: int,
 
 
 def test_nothing_that_is_allowed_is_called_a_fault(house):
-    lines = "\n" * (architecture.MOST_LINES - 1)
-    faults = house(
-        **{
-            "data/long.py": f"{lines}x = 1\n",
-            "data/wide.py": _function(10),
-            "models/wide.py": "class A:\n" + _function(11, "    "),
-            "data/read.py": "import yaml\nyaml.safe_load(text)\nnp.load(p, allow_pickle=False)\n",
-            "experiments/systems/second/page.py": "from jaxpfl.experiments.systems import base\n",
-            "experiments/report/page.py": "'the first of all systems'\n",
-        }
-    )
-    assert faults == []
+    allowed = {
+        "data/long.py": "\n" * (architecture.MOST_LINES - 1) + "x = 1\n",
+        "data/wide.py": _function(10),
+        "models/wide.py": "class A:\n" + _function(11, "    "),
+        "data/read.py": "import yaml\nyaml.safe_load(text)\nnp.load(p, allow_pickle=False)\n",
+        "experiments/systems/second/page.py": "from jaxpfl.experiments.systems import base\n",
+        "experiments/report/page.py": "'the first of all systems'\n",
+    }
+    assert house() == [] and house(**allowed) == []

@@ -30,16 +30,17 @@ RECORD = {
         "records": {"out/result.json": {"metrics.epsilon": 3.25, "privacy.0": 8.0}},
     }
 }
+RENAMED = {
+    "one": {
+        "arrays": {"model:bias": "abc", "model:kernel": "def", "more": "ghi"},
+        "rounds": {"runs/metrics.jsonl": [{"round": 0}, {"round": 1, "validation": {"loss": 0.5}}]},
+        "records": {"out/result.json": {"epsilon": 3.25, "statement.0": 8}},
+    }
+}
 
 
 def test_equal_numbers_under_other_names_are_equal():
-    renamed = copy.deepcopy(RECORD)
-    renamed["one"]["arrays"] = {"model:bias": "abc", "model:kernel": "def", "more": "ghi"}
-    renamed["one"]["rounds"] = {
-        "out/runs/metrics.jsonl": [{"round": 0}, {"round": 1, "validation": {"loss": 0.5}}]
-    }
-    renamed["one"]["records"] = {"out/result.json": {"epsilon": 3.25, "statement.0": 8}}
-    assert small_runs.compare(RECORD, renamed) == {"one": []}
+    assert small_runs.compare(RECORD, RENAMED) == {"one": []}
 
 
 @pytest.mark.parametrize(
@@ -48,10 +49,7 @@ def test_equal_numbers_under_other_names_are_equal():
         (lambda one: one["arrays"].update({"checkpoint:params.bias": "xyz"}), "params.bias"),
         (lambda one: one["arrays"].pop("checkpoint:params.kernel"), "params.kernel"),
         (lambda one: one["rounds"]["out/metrics.jsonl"].pop(), "2 rows are 1"),
-        (
-            lambda one: one["rounds"]["out/metrics.jsonl"][1]["evaluation"].update(loss=0.25),
-            "'loss': 0.5",
-        ),
+        (lambda one: one["rounds"]["out/metrics.jsonl"][1].update(evaluation={}), "'loss': 0.5"),
         (lambda one: one["records"]["out/result.json"].update({"privacy.0": 7.5}), "privacy.0"),
         (lambda one: one.update(failed="out of memory"), "out of memory"),
     ],

@@ -4,6 +4,9 @@ The L2 sensitivities of count, sum and second moment, by which adding or removin
 release, are 1, c and c^2 with c the clip norm: of one example, and of one client, who contributes
 averages. Where the unit is the example, the noise is 2^-7 larger, for rounding (`privacy.plan`).
 
+`FredPlan.as_printed` is Algorithm 1 of the paper literally, whose noise costs another epsilon than
+the paper states.
+
 Guarantee, for add-or-remove-one of the unit: releases with noise multipliers z_i (the standard
 deviation of the noise divided by the sensitivity) compose to exactly one Gaussian mechanism with
 mu = sqrt(sum 1 / z_i^2) (Dong, Roth, Su 2022, Corollary 3.3).
@@ -14,9 +17,10 @@ import math
 from typing import Any, Self
 
 from jaxpfl import checks
+from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.moments import ClientMoment, Moment
-from jaxpfl.privacy import gaussian
+from jaxpfl.privacy import calibration, gaussian
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
@@ -48,6 +52,7 @@ class FredPlan:
       population: the number of units, if it is declared public; else None.
       noise: "independent" or, where the unit is the client, "exact" (`privacy.exact_noise`).
       private: False only for plans made by `without_privacy`.
+      stated: the epsilon that the paper states for a plan of `as_printed`; None for other plans.
       simulates: a larger population whose noise is scaled down to these units, see `simulated_by`;
         None for a plan whose guarantee is that of its own units.
     """
@@ -60,6 +65,7 @@ class FredPlan:
     population: int | None = None
     noise: NoiseKind = "independent"
     private: bool = True
+    stated: float | None = None
     simulates: LargerPopulation | None = None
 
     def __post_init__(self) -> None:
@@ -115,7 +121,7 @@ class FredPlan:
         Raises:
           InputError: a value is out of range.
         """
-        total = gaussian.smallest_multiplier(
+        total = calibration.smallest_multiplier(
             lambda z: gaussian.on_everyone([z], delta, unit), epsilon
         )
         shares = _SHARES if population is None else _SHARES_WITHOUT_COUNT
@@ -131,6 +137,35 @@ class FredPlan:
     def without_privacy(cls, **settings: Any) -> Self:
         """Returns the plan of the same query without noise: NOT private, and marked so."""
         return cls(multipliers=(0.0, 0.0, 0.0), delta=0.0, private=False, **settings)
+
+    @classmethod
+    def as_printed(
+        cls, *, epsilon: float, delta: float, examples: int, clients: int, clip_norm: float = 1.0
+    ) -> Self:
+        """Returns Algorithm 1 of the paper as printed, which states (epsilon, delta).
+
+        Each release has half of both (Proposition 3.1) and of these f = sqrt(2 log(1.25 / delta)) /
+        epsilon. Every example of n has noise of deviation (2 c / n) f before the mean is taken,
+        and every client's part of the covariance noise of (c^2 / n) f on its plain triangle.
+        The noise of all examples, or clients, is one Gaussian. Both numbers are published, so that
+        one example is replaced: it moves the sum by 2 c and the triangle by sqrt(2) c^2.
+        `guarantee` is of that, and holds where one is added or removed, too.
+        """
+        checks.positive_int("examples", examples)
+        factor = math.sqrt(2 * math.log(2.5 / checks.open_fraction("delta", delta)))
+        factor *= 2 / checks.positive("epsilon", epsilon) / sensitivity("example")
+        return cls(
+            multipliers=(math.inf, factor / math.sqrt(examples), factor * math.sqrt(clients / 2)),
+            delta=delta,
+            clip_norm=clip_norm,
+            unit="example",
+            population=examples,
+            stated=epsilon,
+        )
+
+    def units(self, clients: Population) -> int:
+        """The number of units in the data, PRIVATE unless it is declared public."""
+        return len(clients) if self.unit == "client" else clients.num_examples
 
     def simulated_by(self, units: int, delta: float, larger: int) -> Self:
         """Returns the plan by which `units` clients have the noise of `larger` ones in their means.
@@ -159,12 +194,15 @@ class FredPlan:
         return replaced(self, multipliers=first), replaced(self, multipliers=second)
 
     def client_fn(self, moment: Moment) -> ClientMoment:
-        return ClientMoment(moment, self.clip_norm, average=self.unit == "client")
+        average, isometric = self.unit == "client", self.stated is None
+        return ClientMoment(moment, self.clip_norm, average=average, isometric=isometric)
 
     @property
     def sensitivities(self) -> tuple[float, ...]:
         """L2 sensitivities of count, sum and second moment, as the client functions state them."""
-        return tuple(self.client_fn(moment).example_bound for moment in _MOMENTS)
+        bounds = (self.client_fn(moment).example_bound for moment in _MOMENTS)
+        replaced = (1.0, 1.0, 1.0) if self.stated is None else (1.0, 2.0, math.sqrt(2))
+        return tuple(bound * more for bound, more in zip(bounds, replaced, strict=True))
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
@@ -187,7 +225,14 @@ class FredPlan:
 
     def statement(self) -> str:
         simulation = f"{self.simulation}; " if self.simulates else ""
-        return simulation + self.guarantee().statement()
+        return simulation + self.claim + self.guarantee().statement()
+
+    @property
+    def claim(self) -> str:
+        """What the paper states for a plan of `as_printed`, before what it costs; else ""."""
+        # Not in the words of a guarantee, for which a verifier would take it.
+        stated = f"Algorithm 1 as printed states {self.stated or 0:g} at delta {self.delta:g}"
+        return "" if self.stated is None else f"{stated}; REALISED, for one replaced, too: "
 
     @property
     def simulation(self) -> str:

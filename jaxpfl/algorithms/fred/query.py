@@ -180,8 +180,8 @@ def fred(plan: FredPlan, *, units: int, dimension: int, column: str = "embedding
 def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     """Returns the released moments from the final state: post-processing, which costs nothing."""
     count, mean_D = _mean(plan, state)
-    dimension = len(mean_D)
-    raw_DxD = from_half(np.asarray(state.half), dimension) / count
+    dimension, isometric = len(mean_D), plan.stated is None
+    raw_DxD = from_half(np.asarray(state.half), dimension, isometric) / count
     covariance_DxD = project_psd(raw_DxD)
     stds = plan.noise_stds
     mean_std = stds[1] / count
@@ -189,7 +189,7 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
         count=0.0 if math.isinf(stds[0]) else stds[0],
         mean=mean_std,
         diagonal=stds[2] / count,
-        off_diagonal=stds[2] / count / math.sqrt(2),
+        off_diagonal=stds[2] / count / math.sqrt(2 if isometric else 1),
         mean_bias=dimension * mean_std**2,
         trace_bias=float(np.trace(covariance_DxD) - np.trace(raw_DxD)) + dimension * mean_std**2,
     )
@@ -239,7 +239,7 @@ def private_moments(
     """
     if plan.population is None and "count" not in plan.moments:
         raise InputError("the plan must release the count or declare a population, found neither")
-    units = len(clients) if plan.unit == "client" else clients.num_examples
+    units = plan.units(clients)
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
     releaser = releaser_of(algorithm, clients, ledger, secret, run=run, processes=others)
     return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))

@@ -188,10 +188,11 @@ def members(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
             raise CorruptFile(f"{path} is truncated or altered: it has no end mark of an archive")
 
 
-def _rest_is_zero(stream: _Forward, left: int = MAX_ARCHIVE_BYTES) -> bool:
+def _rest_is_zero(stream: _Forward) -> bool:
     """Whether the last block read, and all that follows, is the archive's end mark."""
     if len(stream.last) != _TAR_BLOCK or any(stream.last):
         return False
+    left = MAX_ARCHIVE_BYTES
     while block := stream.read(2**16):
         left -= len(block)
         if left < 0 or any(block):

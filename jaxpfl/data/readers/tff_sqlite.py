@@ -27,12 +27,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from jaxpfl.data.readers.compressed import decoded
-from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder
-from jaxpfl.data.readers.tff_schemas import Schema
+from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder, Schema
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
-MAX_IN_MEMORY_BYTES = 2**32
 MAX_VALUE_BYTES = 2**26
 
 _BATCH_BYTES = 2**21
@@ -45,15 +43,6 @@ _HEADER_BYTES = 100
 _MACHINE_ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}
 
 
-def require_memory(path: Path) -> None:
-    """Refuses a file that is too large to be read into memory."""
-    if path.stat().st_size > MAX_IN_MEMORY_BYTES:
-        raise InputError(
-            f"{path} has more than {MAX_IN_MEMORY_BYTES} bytes, too many for memory: convert it "
-            "with `jaxpfl convert SOURCE FOLDER`, and open that folder"
-        )
-
-
 @contextlib.contextmanager
 def stream_tff(
     path: Path, schema: Schema, split: str | None = None, name: str | None = None
@@ -61,7 +50,7 @@ def stream_tff(
     """One split of a file as a stream of batches of a few megabytes.
 
     Args:
-      schema: one of `tff_schemas.SCHEMAS`, or that of a file of your own.
+      schema: one of `tff_examples.SCHEMAS`, or that of a file of your own.
       split: TFF's name of it, such as "all_train"; not needed if the file has only one.
 
     Raises:

@@ -117,7 +117,7 @@ class Evaluator:
         return evaluator
 
     def _repr_html_(self) -> str:
-        from jaxpfl.notebook import facts
+        from jaxpfl.printable import facts
 
         scored = {"on": self.name, "examples, at most": self._max_examples}
         return facts("Evaluator", {"model": type(self.model).__name__, **scored})

@@ -6,12 +6,24 @@ or is charged again.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from jaxpfl.algorithms.stored_rounds import Arrays
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
-from jaxpfl.federated.release.releaser import Releaser
+from jaxpfl.federated.release.releaser import Released, Releaser
+
+
+class LateReleaser(Releaser):
+    """The releaser that `make` returns when a step first asks clients, who may need embedding."""
+
+    def __init__(self, make: Callable[[], Releaser | None]) -> None:
+        self._made = cache(make)
+
+    def release(self, *question: Any, **options: Any) -> Released:
+        """As `Releaser.release`; an error where `make` returns None, for a finished run."""
+        return (self._made() or missing()).release(*question, **options)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Loop:
             folder = run.path / "checkpoints"
             checkpoints = Checkpoints(folder, run=run.id, private=not run.stamp)
             stack.enter_context(checkpoints)
-            state, kept, done = self._start(checkpoints, bar)
+            state, best, done = self._start(checkpoints, bar)
             bar.begin(done)
             releaser = None
             if done < algorithm.rounds:
@@ -99,7 +99,7 @@ class Loop:
                     done=done,
                 )
             observers = stack.enter_context(
-                Observers(run, self.tracking, bar, done=done, kept=kept)
+                Observers(run, self.tracking, bar, done=done, kept=best)
             )
             if not done:
                 observers.observe(0, {}, state)
@@ -111,8 +111,8 @@ class Loop:
             while done < algorithm.rounds and not observers.stopped and failure is None:
                 assert releaser is not None
                 try:
-                    found = releaser.step(algorithm.step, state, done + 1)
-                    state, metrics = _of_step(algorithm.name, state, found)
+                    returned = releaser.step(algorithm.step, state, done + 1)
+                    state, metrics = _of_step(algorithm.name, state, returned)
                 except BudgetExhausted as error:
                     failure, metrics = error, {}
                 else:
@@ -135,17 +135,17 @@ class Loop:
                     for states in releaser.client_states:
                         states.sync()
                         states.forget(min(checkpoints.rounds(), default=0))
-                    held = state if observers.kept is None else (state, observers.kept)
-                    checkpoints.save(done, held, ledger_head=ledger.head)
+                    saved_state = state if observers.kept is None else (state, observers.kept)
+                    checkpoints.save(done, saved_state, ledger_head=ledger.head)
                     saved = done
             observers.publish()
             # A finished run deletes its secret, so its last checkpoint must be on the disk first.
             checkpoints.wait()
             epsilons = cost.epsilons()
             records = observers.metrics.records[: done + 1]
-            kept, params = last_kept(records), observers.kept
-            shown = done if kept is None else kept
-            if kept is None and algorithm.params is not None:
+            best_round, params = last_kept(records), observers.kept
+            shown = done if best_round is None else best_round
+            if best_round is None and algorithm.params is not None:
                 params = algorithm.params(state)
             evaluated_on = run.record["evaluation"]
             result = Result(
@@ -156,7 +156,7 @@ class Loop:
                 out=run.path,
                 state=state,
                 params=params,
-                kept=kept,
+                kept=best_round,
                 evaluated_on=evaluated_on,
                 epsilons=epsilons,
                 cautions=tuple(of_rounds(records[: shown + 1], evaluated_on or "")),
@@ -191,8 +191,8 @@ class Loop:
             )
         if restored is None:
             return state, None, 0
-        state, kept = restored.state if keeps else (restored.state, None)
-        return state, kept, done
+        state, best = restored.state if keeps else (restored.state, None)
+        return state, best, done
 
     def _interrupted(self, when: str) -> str:
         how = "call jaxpfl.run again with the same arguments and resume=True"
@@ -201,9 +201,9 @@ class Loop:
         return f"interrupted {when}; {how}"
 
 
-def _of_step(name: str, before: Any, found: Any) -> tuple[Any, Mapping[str, Any]]:
+def _of_step(name: str, before: Any, returned: Any) -> tuple[Any, Mapping[str, Any]]:
     """What a step has returned, which must be as `Algorithm` says."""
-    parts = found if isinstance(found, tuple) else (found,)
+    parts = returned if isinstance(returned, tuple) else (returned,)
     if len(parts) != 2 or not isinstance(parts[1], Mapping):
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise InputError(
@@ -211,8 +211,8 @@ def _of_step(name: str, before: Any, found: Any) -> tuple[Any, Mapping[str, Any]
         )
     for metric, value in parts[1].items():
         if not isinstance(value, int | float) and getattr(value, "shape", None) != ():
-            found = f"found {value!s:.60}".replace("\n", "")
-            raise InputError(f"metric {metric!r} of {name!r} must be a number, {found}")
+            shown = f"{value!s:.60}".replace("\n", "")
+            raise InputError(f"metric {metric!r} of {name!r} must be a number, found {shown}")
     state = f"the state that step of {name!r} returns"
     require_same_leaves(schema(named_leaves(parts[0])), named_leaves(before), state)
     return parts

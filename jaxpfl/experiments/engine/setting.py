@@ -75,7 +75,7 @@ class Result:
         return "\n".join([*found, f"after {self.rounds} rounds: {self.privacy}"])
 
     def _repr_html_(self) -> str:
-        from jaxpfl.notebook import facts
+        from jaxpfl.printable import facts
 
         *lines, stated = str(self).splitlines()
         scores = "\n".join(lines[: len(lines) - len(self.cautions)])

@@ -194,13 +194,14 @@ def verified(path: Path) -> Manifest:
     content.pop("sha256", None)
     if place.read_text(encoding="utf-8", errors="replace") != _rendered(content):
         raise CorruptFile(f"{place}: was altered: it does not match its own SHA-256")
-    fields = {each.name: each.type for each in dataclasses.fields(Manifest) if each.type is not Any}
-    wanted, held = files.record_of(content, str(place), fields).pop("files"), _listing(path)
-    for name in sorted(wanted.keys() | held.keys()):
-        found, expected = held.get(name, "no file"), wanted.get(name, "no file")
-        if found != expected:
+    kinds = {field.name: field.type for field in dataclasses.fields(Manifest)}
+    kinds = {name: kind for name, kind in kinds.items() if kind is not Any}
+    listed, present = files.record_of(content, str(place), kinds).pop("files"), _listing(path)
+    for name in sorted(listed.keys() | present.keys()):
+        actual, expected = present.get(name, "no file"), listed.get(name, "no file")
+        if actual != expected:
             raise CorruptFile(
-                f"{path / name}: was altered: found {found}, expected {expected} by the manifest"
+                f"{path / name}: was altered: found {actual}, expected {expected} by the manifest"
             )
     try:
         manifest = Manifest(**content)

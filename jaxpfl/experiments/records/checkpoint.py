@@ -95,7 +95,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self.wait()
         leaves = {name: np.array(leaf) for name, leaf in named_leaves(state).items()}
         path = self._path(round)
-        _require_room(path, leaves)
+        # Refused here, before Orbax logs a page of tracebacks.
+        needed = sum(leaf.nbytes + _BYTES_PER_ARRAY for leaf in leaves.values()) + _METADATA_BYTES
+        if shutil.disk_usage(path.parent).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         manifest = artifacts.Manifest(
             path.name, self.run, private=self.private, ledger_head=ledger_head
         )
@@ -237,10 +240,3 @@ def _read_array(path: Path, place: str, like: Any) -> Any:
 def _places(leaves: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The name of each leaf that is not empty, and how Orbax calls its array and its folder."""
     return ((name, str(place)) for place, name in enumerate(sorted(leaves)) if leaves[name].size)
-
-
-def _require_room(path: Path, leaves: dict[str, np.ndarray]) -> None:
-    """Refuses what the disk has no room for, before Orbax logs a page of tracebacks."""
-    needed = sum(leaf.nbytes + _BYTES_PER_ARRAY for leaf in leaves.values()) + _METADATA_BYTES
-    if shutil.disk_usage(path.parent).free < needed:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

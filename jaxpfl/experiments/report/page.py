@@ -12,7 +12,7 @@ from jaxpfl import files
 from jaxpfl.experiments.records.cautions import OURS, score
 from jaxpfl.experiments.records.lines import attempts as attempts_of
 from jaxpfl.experiments.report.plots import plain
-from jaxpfl.printable import in_one_line, printable
+from jaxpfl.printable import in_one_line, printable, template
 from jaxpfl.privacy.accounting import rounded_up
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.simulated import SIMULATED
@@ -185,7 +185,7 @@ def page_html(directory: Path, page: Page, plots: Path | None = None, live: str 
     resolved = config.read_text("utf-8") if own and config.exists() else ""
     if resolved:
         details.insert(0, ("config.yaml, resolved", resolved))
-    html = files.template(folder, "page.html.jinja").render(
+    html = template(folder, "page.html.jinja").render(
         style=Markup(package_files(folder).joinpath("page.css").read_text("utf-8")),
         page=page,
         sections=[

@@ -17,6 +17,8 @@ from jaxpfl.experiments.registry import config_type, from_mapping
 MOST_POINTS = 1_000
 CASE = "case"
 SEED = "run.seed"
+OF = "of"
+"""What the values of a metric are of, where a run has several: corpora, GANs, shares of a bug."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,14 @@ class Sweep:
     Attributes:
       title: the file's name without its suffix.
       gap: names of the cases `from` and `to` of `results.gap_closed`, or None.
+      ledger: the file that all points charge, where their configs name one.
     """
 
     title: str
     metric: str
     points: tuple[Point, ...] = field(repr=False)
     gap: tuple[str, str] | None = None
+    ledger: Path | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -102,19 +106,25 @@ def load_sweep(
             expected = f"a list of values, none of them twice, found {list(values)}"
             raise InputError(f"{where}: grid.{name} must be {expected}")
     cases = _cases(file.cases, where)
-    base = read_mapping(path.parent / file.base)
-    for name, value in parse_overrides(config_type(base, where), overrides).items():
-        if name in grid:
-            grid[name] = [value]
-        base = with_value(base, name, value, f"command line: --{name}")
+    # A case may be of another experiment.
+    bases = {case: fields.pop("base", file.base) for case, fields in cases.items()}
+    bases = {None: file.base, **bases}
+    for case, name in bases.items():
+        base = read_mapping(path.parent / str(name))
+        for key, value in parse_overrides(config_type(base, where), overrides).items():
+            if key in grid:
+                grid[key] = [value]
+            base = with_value(base, key, value, f"command line: --{key}")
+        bases[case] = base
     if seeds is not None:
-        run = base.get("run") if isinstance(base, Mapping) else None
+        run = bases[None].get("run") if isinstance(bases[None], Mapping) else None
         given = run.get("seed", 0) if isinstance(run, Mapping) else 0
         first = checks.non_negative_int(SEED, grid.pop(SEED, [given])[0])
         number = min(checks.positive_int("--seeds", seeds), MOST_POINTS + 1)
         grid[SEED] = range(first, first + number)
     gap = _gap(file.gap, cases, where)
-    return Sweep(path.stem, file.metric, _points(base, grid, cases, where), gap)
+    points = _points(bases, grid, cases, where)
+    return Sweep(path.stem, file.metric, points, gap, _checked(points, file.metric, where))
 
 
 def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:
@@ -140,8 +150,29 @@ def _gap(
     return gap["from"], gap["to"]
 
 
+def _checked(points: Sequence[Point], metric: str, where: str) -> Path | None:
+    """The ledger that all points name, or None; refuses a metric that one of them will not have."""
+    for point in points:
+        known = getattr(point.config, "metrics", [metric])
+        if metric not in known:
+            names = f"in the results of {point.name}, one of {', '.join(sorted(known))}"
+            raise InputError(f"{where}: metric must be a number {names}, found {metric!r}")
+    privacy = (getattr(point.config, "privacy", None) for point in points)
+    ledgers = {section and section.ledger for section in privacy}
+    if len(ledgers) > 1:
+        raise InputError(
+            f"{where}: privacy.ledger must be absent, for a ledger of each point's own, or the "
+            f"same at all points, found {len(ledgers)} different ones"
+        )
+    ledger = ledgers.pop()
+    return ledger and files.user_path(ledger)
+
+
 def _points(
-    base: Any, grid: dict[str, Sequence[Any]], cases: dict[str, dict[str, Any]], where: str
+    bases: Mapping[str | None, Any],
+    grid: dict[str, Sequence[Any]],
+    cases: dict[str, dict[str, Any]],
+    where: str,
 ) -> tuple[Point, ...]:
     if math.prod(map(len, grid.values())) * max(1, len(cases)) > MOST_POINTS:
         raise InputError(f"{where}: a sweep must have at most {MOST_POINTS} points, found more")
@@ -158,16 +189,10 @@ def _points(
         fields |= values
         values = values if case is None else {CASE: case, **values}
         at = ", ".join(f"{name} = {value}" for name, value in values.items()) or "its point"
-        mapping = base
+        mapping = bases[case]
         for name, value in fields.items():
             mapping = with_value(mapping, str(name), value, f"{where}: at {at}: {name}")
         config = from_mapping(mapping, f"{where}: at {at}")
-        privacy = getattr(config, "privacy", None)
-        if privacy is not None and privacy.ledger is not None:
-            raise InputError(
-                f"{where}: at {at}: privacy.ledger must be absent in a sweep, because every "
-                "point has a ledger of its own"
-            )
         parts = [f"{n.rsplit('.', 1)[-1]}={value}" for n, value in values.items() if n in varied]
         name = re.sub(r"[^\w.=,+-]+", "_", ",".join(parts)) or "point"
         if name in points:

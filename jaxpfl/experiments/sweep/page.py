@@ -9,7 +9,7 @@ from jaxpfl.experiments.records.cautions import number
 from jaxpfl.experiments.report import page as report
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.report.plots import COLOURS, INK, axes, labelled, ticks
-from jaxpfl.experiments.sweep.config import Sweep
+from jaxpfl.experiments.sweep.config import OF, Sweep
 
 NOT_PRIVATE = "NOT PRIVATE"
 OUTSIDE = "-"
@@ -27,8 +27,9 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     spread = "Error bars: the standard deviation over the runs." if repeated else ""
     sections = []
     if drawn := [row for row in rows if row["runs"]]:
-        panel = _bars(sweep, drawn) if sweep.x is None else _lines(sweep, sweep.x, drawn)
-        sections.append(Section("Figure", spread, [("sweep", "", panel.figure)], wide=True))
+        panels = enumerate(_panels(sweep, drawn))
+        figures = [(f"sweep-{i}" if i else "sweep", "", panel.figure) for i, panel in panels]
+        sections.append(Section("Figure", spread, figures, wide=True))
     about = f"{measured}. "
     if sweep.gap is not None:
         start, end = sweep.gap
@@ -39,6 +40,8 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
             f"{OUTSIDE} is outside of both."
         )
     sections.append(Section("Table", about, table=_table(sweep, rows)))
+    if record["ledger"]:
+        sections.append(Section("One ledger", table=_ledger(record["ledger"])))
     page = Page(
         title=f"Sweep: {sweep.title}",
         lead=f"{measured} at {counted} points, {how_often}",
@@ -52,9 +55,10 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
 
 
 def lines(sweep: Sweep, record: Mapping[str, Any]) -> list[str]:
-    """The table of `sweep.json` as text for a terminal, below a line that names its data."""
+    """The tables of `sweep.json` as text for a terminal, below a line that names its data."""
     table = text_lines(_table(sweep, record["rows"]))
-    return [f"{_measured_on(sweep, record['points'])}:", *table]
+    shared = record["ledger"] and ["", *text_lines(_ledger(record["ledger"]))]
+    return [f"{_measured_on(sweep, record['points'])}:", *table, *shared]
 
 
 def _measured_on(sweep: Sweep, points: Rows) -> str:
@@ -65,7 +69,8 @@ def _measured_on(sweep: Sweep, points: Rows) -> str:
 
 
 def _table(sweep: Sweep, rows: Rows) -> Table:
-    names = sweep.varied or sweep.fields
+    several = any(OF in row for row in rows)
+    names = (*(sweep.varied or sweep.fields), *([OF] if several else []))
     columns: list[tuple[str, Sequence[str]]] = [
         (short(name), [str(row[name]) for row in rows]) for name in names
     ]
@@ -74,6 +79,9 @@ def _table(sweep: Sweep, rows: Rows) -> Table:
     deviations = ["" if (d := row["deviation"]) is None else f"{d:.2g}" for row in rows]
     if any(deviations):
         columns.append(("standard deviation", deviations))
+    if several and any(deviations):
+        for end in ("least", "largest"):
+            columns.append((end, [_score(row[end]) if row["runs"] else "" for row in rows]))
     if any(row["points"] > 1 or row["runs"] == 0 for row in rows):
         columns.append(("runs", [f"{row['runs']} of {row['points']}" for row in rows]))
     if sweep.gap:
@@ -85,7 +93,16 @@ def _table(sweep: Sweep, rows: Rows) -> Table:
     return Table(titles, list(zip(*cells, strict=True)), numbers)
 
 
-def _score(value: float | None) -> str:
+def _ledger(rows: Rows) -> Table:
+    """What each run on the sweep's ledger cost, by one accountant beside the other."""
+    names = tuple(name for name in rows[0] if name != "statement")
+    cells = [tuple(row[n] if n == names[0] else f"{row[n]:.4g}" for n in names) for row in rows]
+    return Table(names, cells, tuple(range(1, len(names))))
+
+
+def _score(value: dict[str, float | None] | float | None) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{of} {_score(one)}" for of, one in value.items())
     return number(None) if value is None else f"{value:.5g}"
 
 
@@ -110,6 +127,8 @@ def _gap(row: Mapping[str, Any]) -> str:
 
 def _points(sweep: Sweep, points: Rows) -> Section:
     text, cells = "Each point has a ledger of its own.", []
+    if sweep.ledger is not None:
+        text = "All points charge one ledger."
     for point in points:
         name, values = point["point"], ("", "", point.get("error", "not finished yet"))
         if point["state"] == "finished":
@@ -123,9 +142,21 @@ def _points(sweep: Sweep, points: Rows) -> Section:
     return Section("Points", text, table=Table(columns, cells, (1,)))
 
 
+def _panels(sweep: Sweep, rows: Rows) -> list[Any]:
+    """One picture; of a metric with several values, for each combination of fields on its scale."""
+    if OF not in rows[0]:
+        return [_bars(sweep, rows) if sweep.x is None else _lines(sweep, sweep.x, rows)]
+    parts: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        parts.setdefault(label(sweep.varied, row), []).append(row)
+    numbers = all(type(row[OF]) in (int, float) for row in rows)
+    return [(_lines(sweep, OF, part) if numbers else _bars(sweep, part)) for part in parts.values()]
+
+
 def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
     """The metric against the axis, with a line for each combination of what else varies."""
-    panel = axes(f"{sweep.metric} against {short(axis)}", width=7.2, height=4.2)
+    against = "" if axis == OF else f" against {short(axis)}"
+    panel = axes(f"{sweep.metric}{against}", width=7.2, height=4.2)
     others = [name for name in sweep.varied if name != axis]
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row[axis]):
@@ -142,7 +173,7 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
             color=COLOURS[index % len(COLOURS)], marker="o", markersize=4, capsize=3, linewidth=1.6,
         )  # fmt: skip
     values = sorted({row[axis] for row in rows})
-    if values[-1] >= 8 * values[0]:
+    if axis != OF and values[-1] >= 8 * values[0]:
         panel.set_xscale("log")
         panel.minorticks_off()
     labelled(panel, short(axis), sweep.metric, legend=True)
@@ -152,7 +183,8 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
 
 def _bars(sweep: Sweep, rows: Rows) -> Any:
     panel = axes(sweep.metric, width=7.2, height=1.0 + 0.36 * len(rows))
-    names = [stamped(label(sweep.varied, row), row["mark"]) for row in rows]
+    fields = [*([OF] if OF in rows[0] else []), *sweep.varied]
+    names = [stamped(label(fields, row), row["mark"]) for row in rows]
     for index, row in enumerate(rows):
         names[index] += f": {number(None)}" if row["mean"] is None else ""
     widths, errors = ([row[key] or 0.0 for row in rows] for key in ("mean", "deviation"))

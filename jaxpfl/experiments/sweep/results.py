@@ -7,7 +7,9 @@ report.html, plots/
 
 import csv
 import io
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,12 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import mean_and_deviation, of_points
 from jaxpfl.experiments.report.page import joined
-from jaxpfl.experiments.sweep.config import CASE, SEED, Point, Sweep
+from jaxpfl.experiments.sweep.config import CASE, OF, SEED, Point, Sweep
 from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
 from jaxpfl.experiments.sweep.page import NOT_PRIVATE, outside, write_sweep_page
+from jaxpfl.privacy import accounting, events
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Charge, Ledger
 
 SIMULATION = (
     "SIMULATION: every point spent its own epsilon on the same clients, on a ledger of its own. "
@@ -62,9 +67,12 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
             _point(point, state, sweep.metric)
             for point, state in zip(sweep.points, states, strict=True)
         ]
-        rows = summary(sweep, points)
+        rows = rows_of(sweep, points)
+        shared = spent_on(sweep)
+        note = SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else "")
         record = {
-            "note": SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else ""),
+            "note": f"All points together cost {shared[-1]['statement']}" if shared else note,
+            "ledger": shared,
             "metric": sweep.metric,
             "rows": rows,
             "points": points,
@@ -91,30 +99,34 @@ def _point(point: Point, state: PointState, metric: str) -> dict[str, Any]:
     about: dict[str, Any] = {"point": point.name, **point.values, "state": state.state}
     if state.result is None:
         return {**about, "error": state.error} if state.error else about
-    result = state.result
+    result, value = state.result, value_of(state.result, metric)
     # The mark stands beside its numbers; "" where the result states that it is private.
     mark = mark_of(result.get("stamp") or ("" if result.get("private") else NOT_PRIVATE))
+    # The data that the metric was measured on; "" where it is none of data.
+    scored_on = ""
+    if metric not in ("epsilon", "round", "clip_norm", "update_norm", "fred", "fred_corrected"):
+        evaluated = metric in (result["metrics"].get("evaluation") or {})
+        scored_on = result.get("evaluated_on" if evaluated else "tested_on") or ""
     return {
         **about,
-        "value": value_of(result, metric),
-        "scored_on": _scored_on(result, metric),
+        "value": value,
+        "scored_on": scored_on,
         "private": not mark,
         "mark": mark,
         "privacy": result.get("privacy"),
     }
 
 
-def value_of(result: Mapping[str, Any], metric: str) -> float | None:
+def value_of(result: Mapping[str, Any], metric: str) -> float | dict[str, float | None] | None:
     """The value of a metric in a point's "metrics", which include those of an evaluation.
 
-    None where the value is not finite, as after training that diverged; JSON has null for it.
+    None where the value is not finite, as after training that diverged; JSON has null for it. Of
+    several corpora or models it has several, by name.
     """
     metrics = result.get("metrics", {})
-    values = {
-        name: None if value is None or not math.isfinite(value) else float(value)
-        for name, value in {**metrics, **(metrics.get("evaluation") or {})}.items()
-        if value is None or type(value) in (int, float)
-    }
+    found = {**metrics, **(metrics.get("evaluation") or {}), "evaluation": ""}
+    kinds = (int, float, dict, type(None))
+    values = {name: _finite(value) for name, value in found.items() if type(value) in kinds}
     if metric not in values:
         raise InputError(
             f"metric must be a number in the points' results, one of {', '.join(sorted(values))}, "
@@ -123,29 +135,71 @@ def value_of(result: Mapping[str, Any], metric: str) -> float | None:
     return values[metric]
 
 
-def _scored_on(result: Mapping[str, Any], metric: str) -> str:
-    """Names the data that a point's metric was measured on; "" where it is none of data."""
-    if metric in ("epsilon", "round", "clip_norm", "update_norm"):
-        return ""
-    evaluated = metric in (result["metrics"].get("evaluation") or {})
-    return result.get("evaluated_on" if evaluated else "tested_on") or ""
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {of: _finite(one) for of, one in value.items()}
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def rows_of(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The `summary`; of a metric with several values, one for each, with the entry `OF`."""
+    values = [point["value"] for point in points if isinstance(point.get("value"), dict)]
+    if not values:
+        return summary(sweep, points)
+    rows = []
+    for name in values[0]:
+        own = [{**p, "value": p["value"].get(name)} if "value" in p else p for p in points]
+        rows += [{OF: _number(name), **row} for row in summary(sweep, own)]
+    return rows
+
+
+def _number(name: str) -> Any:
+    """A name such as 99% or 0.01 as its number, others as they are."""
+    digits = name.removesuffix("%")
+    return json.loads(digits) if re.fullmatch(r"\d+(\.\d+)?", digits) else name
+
+
+def spent_on(sweep: Sweep) -> list[dict[str, Any]]:
+    """A row for each run on the ledger that all points charge, and last for all together.
+
+    A row has an epsilon by each accountant that supports the releases, and the "statement".
+    """
+    if sweep.ledger is None or not sweep.ledger.exists():
+        return []
+    ledger, rows, runs = Ledger.read(sweep.ledger), [], dict[str, list[Charge]]()
+    delta = next((p.config.privacy.delta for p in sweep.points if p.config.privacy.private), 1e-6)
+    for charge in ledger.charges:
+        runs.setdefault(charge.run, []).append(charge)
+    named = [(charges[0].label.split()[0], charges) for charges in runs.values()]
+    for name, charges in [*named, ("together", ledger.charges)]:
+        terms = [charge.event for charge in charges], delta, ledger.unit
+        whole = Guarantee.of_events(*terms)
+        by = accounting.supporting(events.counts(whole.event))
+        costs = {f"epsilon by {a.upper()}": Guarantee.of_events(*terms, a).epsilon() for a in by}
+        row = {"releases of": name, "releases": len(charges), **costs}
+        rows.append({**row, "statement": whole.statement()})
+    return rows
 
 
 def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row for each combination of values, over its repetitions.
 
     A row has the values, "mean", "deviation" (the sample's standard deviation; None for a single
-    run), "runs", the finished ones of its "points", "private" and "mark", and in a sweep with a gap
-    "gap" and "gap_deviation" in per cent, which are None where there is no gap. If the "value" of a
-    finished point is not finite, the row has no mean: that of the others would hide it.
+    run), "least", "largest", "runs", the finished ones of its "points", "private" and "mark", and
+    in a sweep with a gap "gap" and "gap_deviation" in per cent, which are None where there is no
+    gap. If the "value" of a finished point is not finite, the row has no mean: that of the others
+    would hide it.
     """
     closed = gap_closed(sweep, [point.get("value") for point in points]) if sweep.gap else None
     rows = []
     for group in _repetitions(sweep, SEED):
         done = [points[index] for index in group if "value" in points[index]]
-        mean, deviation = mean_and_deviation([point["value"] for point in done])
+        values = [point["value"] for point in done]
+        mean, deviation = mean_and_deviation(values)
         row = {name: sweep.points[group[0]].values[name] for name in sweep.fields}
         row |= {"mean": mean, "deviation": deviation, "runs": len(done), "points": len(group)}
+        ends = (None, None) if mean is None else (min(values), max(values))
+        row |= dict(zip(("least", "largest"), ends, strict=True))
         if closed is not None:
             row["gap"], row["gap_deviation"] = mean_and_deviation([closed[i] for i in group])
         mark = joined(point["mark"] for point in done)

@@ -123,7 +123,8 @@ class System:
     Attributes:
       name: the value of `system:` in a config file.
       Config: the frozen dataclass of the config file. It has the fields `system`, `data` (a
-        `DataConfig`) and `run` (a `RunConfig`).
+        `DataConfig`) and `run` (a `RunConfig`), and may have `metrics`, the names in the result's
+        "metrics" that a sweep can compare: then others are refused before the first point.
       package: has these in modules of its own, or has them itself:
         study.Study(config, clients)
         study.prepare(config): the Study of the clients that it reads; it writes nothing, and raises

@@ -144,7 +144,13 @@ class Game:
             secret = _Watched.reproducible(seed, f"audit, run {run}")
             observed, stated = self._run(questions, present_M, secret, asking_of)
             places = self._places(secret)
-            best_M = self._best(places)
+            # The canaries that may be told best, whatever their coins.
+            best_M = np.ones(self.canaries, bool)
+            for plan, place_M in zip(self.plans, places, strict=True):
+                if place_M is not None:
+                    best_M &= shown_best(plan, self.rounds or plan.rounds)[place_M]
+            # Several plans may have no place in common.
+            best_M |= not best_M.any()
             scores.append(scores_of(self.plans, observed, places)[:, best_M])
             present.append(present_M[best_M])
         assert stated is not None
@@ -161,15 +167,6 @@ class Game:
                 place_N[plan.participation.sample(seed, place + 1)] = place
             places.append(place_N[: self.canaries])
         return places
-
-    def _best(self, places: list[np.ndarray | None]) -> np.ndarray:
-        """The canaries that may be told best, whatever their coins, bool [canaries]."""
-        best_M = np.ones(self.canaries, bool)
-        for plan, place_M in zip(self.plans, places, strict=True):
-            if place_M is not None:
-                best_M &= shown_best(plan, self.rounds or plan.rounds)[place_M]
-        # Several plans may have no place in common.
-        return best_M if best_M.any() else np.ones(self.canaries, bool)
 
     def _run(
         self, questions: Questions, present_M: np.ndarray, secret: RunSecret, asking_of: MakeAsking

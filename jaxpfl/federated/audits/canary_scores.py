@@ -55,7 +55,13 @@ def _likelihood(
 ) -> np.ndarray:
     """The logarithm of the likelihood of "in" divided by that of "out", float64 [canaries]."""
     if plan.sampling == "cyclic":
-        return _cyclic_likelihood(plan, z, seen_TxM, place_M)
+        # A client has one place in all epochs, and noise may be correlated.
+        place_RxT, root_TxT = _contributions(plan, len(seen_TxM))
+        seen_TxM = linalg.solve_triangular(root_TxT, seen_TxM, lower=True)
+        exponent_RxM = (place_RxT @ seen_TxM - 0.5 * np.sum(place_RxT**2, axis=1)[:, None]) / z**2
+        if place_M is not None:
+            return exponent_RxM[place_M, np.arange(len(place_M))]
+        return special.logsumexp(exponent_RxM, axis=0) - math.log(len(place_RxT))
     q = plan.participation.sampling_rate
     with np.errstate(divide="ignore"):
         left, taken = np.log1p(-q), math.log(q)
@@ -94,18 +100,6 @@ def _contributions(plan: Plan, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     root_TxT = noise_root(plan.bands, rounds)
     place_RxT = linalg.solve_triangular(root_TxT, (place_RxT * sign_T).T, lower=True).T
     return place_RxT, sign_T[:, None] * root_TxT
-
-
-def _cyclic_likelihood(
-    plan: Plan, z: float, seen_TxM: np.ndarray, place_M: np.ndarray | None
-) -> np.ndarray:
-    """The same where a client has one place in all epochs, and noise may be correlated."""
-    place_RxT, root_TxT = _contributions(plan, len(seen_TxM))
-    seen_TxM = linalg.solve_triangular(root_TxT, seen_TxM, lower=True)
-    exponent_RxM = (place_RxT @ seen_TxM - 0.5 * np.sum(place_RxT**2, axis=1)[:, None]) / z**2
-    if place_M is not None:
-        return exponent_RxM[place_M, np.arange(len(place_M))]
-    return special.logsumexp(exponent_RxM, axis=0) - math.log(len(place_RxT))
 
 
 def noise_root(bands: int, rounds: int) -> np.ndarray:

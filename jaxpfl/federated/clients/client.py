@@ -296,7 +296,17 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         )
     try:
         if isinstance(client_fn, Stepping):
-            _require_one_state(client_fn, whose, broadcast, examples, key)
+            own_state = () if before is None else (before,)
+            first = jax.eval_shape(
+                partial(client_part, client_fn, "init"), broadcast, *own_state, key
+            )
+            batch, mask = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
+                (examples.batches, examples.mask),
+            )
+            step_part = partial(client_part, client_fn, "step")
+            stepped = jax.eval_shape(step_part, broadcast, first, batch, mask, key)
+            _require_equal(f"step of {whose}", "init", first, stepped)
         # `one_round` is new in each call, so that JAX caches nothing of it.
         program = jax.jit(one_round).trace(broadcast, before, examples, key)
     except KeyError as error:
@@ -323,21 +333,6 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         kind = ", ".join(kinds) or "no array"
         raise InputError(f"{whose} must return a tree of float arrays, found {kind}")
     return TracedClient(program.jaxpr, contribution, before)
-
-
-def _require_one_state(
-    client_fn: Stepping, whose: str, broadcast: PyTree, examples: Examples, key: Any
-) -> None:
-    first = jax.eval_shape(partial(first_state, client_fn), broadcast)
-    own = () if first is None else (first,)
-    before = jax.eval_shape(partial(client_part, client_fn, "init"), broadcast, *own, key)
-    batch, mask = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
-        (examples.batches, examples.mask),
-    )
-    step = partial(client_part, client_fn, "step")
-    after = jax.eval_shape(step, broadcast, before, batch, mask, key)
-    _require_equal(f"step of {whose}", "init", before, after)
 
 
 def _require_equal(what: str, first: str, before: PyTree, after: PyTree) -> None:

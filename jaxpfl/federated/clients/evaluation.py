@@ -5,7 +5,7 @@ In a deployment every client runs this on its own data. The results select examp
 """
 
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,13 +14,7 @@ from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.static import Static
-from jaxpfl.models.base import Params
-
-
-class Classifier(Protocol):
-    """A hashable classifier of images, with float logits [B, classes]."""
-
-    def logits(self, params: Params, image_BxHxWxC: jax.Array) -> jax.Array: ...
+from jaxpfl.models.base import Classifier, Params
 
 
 def correct_examples(

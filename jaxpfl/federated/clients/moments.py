@@ -45,13 +45,15 @@ Moment = Literal["count", "sum", "second"]
 class ClientMoment:
     """A client function by steps: one moment of the embeddings, the only column that it is given.
 
-    `average` divides by the client's number of examples (0 for a client without any). The broadcast
-    is the centre, float32 [d], which "count" and "sum" only read d from.
+    `average` divides by the client's number of examples (0 for a client without any); a half that
+    is not `isometric` is the plain triangle. The broadcast is the centre, float32 [d], which
+    "count" and "sum" only read d from.
     """
 
     moment: Moment
     clip_norm: float
     average: bool = False
+    isometric: bool = True
 
     roundings: ClassVar[int] = 3  # of a block's sum, as it is sent
 
@@ -100,7 +102,7 @@ class ClientMoment:
         moment = (total.moment.high + total.moment.low) * total.unit
         if self.average:
             moment = moment / jnp.maximum(total.count, 1)
-        return to_half(moment) if self.moment == "second" else moment
+        return to_half(moment, self.isometric) if self.moment == "second" else moment
 
 
 class _Total(NamedTuple):
@@ -157,8 +159,10 @@ def half_shape(dimension: int) -> tuple[int, int]:
     return (even + 1, even // 2)
 
 
-def to_half(matrix_DxD: jax.Array) -> jax.Array:
+def to_half(matrix_DxD: jax.Array, isometric: bool = True) -> jax.Array:
     """Returns the half of a symmetric float32 matrix: shape `half_shape(d)`.
+
+    One that is not `isometric` has entries off the diagonal as they are.
 
     With k = d / 2 (d even), entry (r, j) is matrix[r - 1, j] for r > j, and else
     matrix[k + r, k + j]: the left half of the lower triangle, and above it the triangle of the
@@ -171,13 +175,14 @@ def to_half(matrix_DxD: jax.Array) -> jax.Array:
     left = jnp.pad(padded[:, :k], ((1, 0), (0, 0)))
     right = jnp.pad(padded[k:, k:], ((0, k + 1), (0, 0)))
     lower, weight = _layout(dimension)
-    return jnp.where(lower, left, right) * weight
+    half = jnp.where(lower, left, right)
+    return half * weight if isometric else half
 
 
-def from_half(half: np.ndarray, dimension: int) -> np.ndarray:
+def from_half(half: np.ndarray, dimension: int, isometric: bool = True) -> np.ndarray:
     """Returns the symmetric matrix [dimension, dimension] of a half, float64, on the host."""
     lower, weight = _layout(dimension)
-    values = np.asarray(half, np.float64) / np.float64(weight)
+    values = np.asarray(half, np.float64) / np.float64(weight if isometric else 1)
     row, column = np.indices(values.shape)
     k = values.shape[1]
     i, j = np.where(lower, row - 1, k + row), np.where(lower, column, k + column)

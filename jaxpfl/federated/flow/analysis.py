@@ -162,7 +162,11 @@ class Analysis:
         ]
 
     def _scan(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
-        consts, carries = _scanned(eqn.params)
+        if "num_consts" in eqn.params:
+            consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+        else:
+            # As JAX 0.12 has it: trees of constants, carried values and rows.
+            consts, carries, _ = (len(tuple(part.vals)) for part in eqn.params["ft_in"].unpack())
         rows = [
             self._unpaired(value, place, "row", index)
             for index, value in enumerate(given[consts + carries :])
@@ -329,15 +333,6 @@ class Analysis:
                 f"the noise's key is not bound to the sum that it is added to: {named(eqn)}"
             )
         return [self.rules.value(label, place)]
-
-
-def _scanned(params: dict[str, Any]) -> tuple[int, int]:
-    """How many operands of a scan are constants, and how many are carried."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    # As JAX 0.12 has it: trees of constants, carried values and rows.
-    consts, carried, _ = (len(tuple(part.vals)) for part in params["ft_in"].unpack())
-    return consts, carried
 
 
 def _without_noise(value: Value) -> Value:

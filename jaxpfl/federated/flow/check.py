@@ -4,14 +4,13 @@ Its inputs are labelled (`labels`), and the labels are followed through every eq
 (`analysis`, `rules`); what remains on the outputs decides.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxpfl.errors import InformationLeak
 from jaxpfl.federated.flow.analysis import Analysis, Steps, because, what
-from jaxpfl.federated.flow.labels import Draws, Key, Kind, Noise, Value, shared, uses
+from jaxpfl.federated.flow.labels import Draws, Key, Kind, Noise, shared, uses
 from jaxpfl.federated.mesh import PyTree
 
 
@@ -69,52 +68,6 @@ def check_program(
     """
     traced, results = jax.make_jaxpr(program, return_shape=True)(given)
     analysis = Analysis(steps)
-    values = [
-        analysis.rules.public("input", place)
-        if label[0] is Kind.PUBLIC
-        else analysis.rules.value(label, "input", place)
-        for place, label in enumerate(_labels(given))
-    ]
-    if clips:
-        before = len(jax.tree.leaves(given.public))
-        analysis.clip_norm = values[before].token
-    outputs = analysis.closed(traced, values)
-    names = [
-        jax.tree_util.keystr(path) or "the result"
-        for path, _ in jax.tree_util.tree_leaves_with_path(results)
-    ]
-    values_of = dict(zip(names, outputs, strict=True))
-    if private:
-        _check_outputs(analysis, values_of)
-    return InformationFlow(
-        len(analysis.equations),
-        tuple(name for name, value in values_of.items() if value.kind is Kind.RELEASED),
-        tuple(sorted(analysis.constants)),
-        not clips,
-    )
-
-
-def _check_outputs(analysis: Analysis, outputs: Mapping[str, Value]) -> None:
-    for name, value in outputs.items():
-        if value.kind is Kind.KEY:
-            key, drawn = value.detail, analysis.drawn
-            # It is bound to the sum, and no noise is drawn from it.
-            if key.bound is not None and all(p[: len(key.path)] != key.path for p in drawn):
-                continue
-        if value.kind not in (Kind.PUBLIC, Kind.RELEASED):
-            raise InformationLeak(
-                f"{name} depends on {what(value)} otherwise than by a noisy sum{because(value)}"
-            )
-    twice = shared(uses(outputs.values()))
-    if twice is not None:
-        raise InformationLeak(
-            "two sums of the release have the same noise, so that their difference has none: "
-            f"coordinates {twice.start} to {twice.stop} of one draw"
-        )
-
-
-def _labels(given: Labelled) -> list[tuple[Kind, Any]]:
-    """The label of each leaf of the inputs, in their order."""
     size = 0 if given.noise is None else given.noise.size
     labels = Labelled(
         (Kind.PUBLIC, None),
@@ -125,4 +78,41 @@ def _labels(given: Labelled) -> list[tuple[Kind, Any]]:
         (Kind.NOISE, Noise((Draws(("shared",), 0, size),), None)),
     )
     parts = zip(given, labels, strict=True)
-    return [label for part, label in parts for _ in jax.tree.leaves(part)]
+    of_leaves = [label for part, label in parts for _ in jax.tree.leaves(part)]
+    values = [
+        analysis.rules.public("input", place)
+        if label[0] is Kind.PUBLIC
+        else analysis.rules.value(label, "input", place)
+        for place, label in enumerate(of_leaves)
+    ]
+    if clips:
+        before = len(jax.tree.leaves(given.public))
+        analysis.clip_norm = values[before].token
+    outputs = analysis.closed(traced, values)
+    names = [
+        jax.tree_util.keystr(path) or "the result"
+        for path, _ in jax.tree_util.tree_leaves_with_path(results)
+    ]
+    values_of = dict(zip(names, outputs, strict=True))
+    for name, value in values_of.items() if private else ():
+        if value.kind is Kind.KEY:
+            key, drawn = value.detail, analysis.drawn
+            # It is bound to the sum, and no noise is drawn from it.
+            if key.bound is not None and all(p[: len(key.path)] != key.path for p in drawn):
+                continue
+        if value.kind not in (Kind.PUBLIC, Kind.RELEASED):
+            raise InformationLeak(
+                f"{name} depends on {what(value)} otherwise than by a noisy sum{because(value)}"
+            )
+    twice = shared(uses(outputs)) if private else None
+    if twice is not None:
+        raise InformationLeak(
+            "two sums of the release have the same noise, so that their difference has none: "
+            f"coordinates {twice.start} to {twice.stop} of one draw"
+        )
+    return InformationFlow(
+        len(analysis.equations),
+        tuple(name for name, value in values_of.items() if value.kind is Kind.RELEASED),
+        tuple(sorted(analysis.constants)),
+        not clips,
+    )

@@ -101,7 +101,9 @@ def _all_programs(jaxpr: Any) -> Iterator[tuple[Any, tuple[str, str], str | None
             inner = list(programs(list(eqn.params.values())))
             within, called = function, caller
             if inner and eqn.primitive.name == "jit":
-                within = _function(getattr(inner[0], "jaxpr", inner[0]))
+                info = getattr(inner[0], "jaxpr", inner[0]).debug_info.func_src_info or ""
+                name, _, place = info.partition(" at ")
+                within = name, place.rpartition(":")[0]
                 called = (caller or _place(eqn)) if within[1].startswith(_JAX) else None
             left += [(program, within, called) for program in inner]
 
@@ -238,9 +240,3 @@ def _line(eqn: Any, function: tuple[str, str]) -> tuple[str, str] | None:
         if place in (function, _CALLED):
             return None
     return None
-
-
-def _function(program: Any) -> tuple[str, str]:
-    """The name and the file of the function that a program was traced from."""
-    name, _, place = (program.debug_info.func_src_info or "").partition(" at ")
-    return name, place.rpartition(":")[0]

@@ -22,6 +22,7 @@ longer than the clip norm by 1e-6 of it.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,6 +34,9 @@ from jaxpfl.federated.double_word import DoubleWord, is_pair, plus, two_sum
 from jaxpfl.federated.mesh import PyTree
 from jaxpfl.privacy.exact_noise import STEPS
 from jaxpfl.privacy.plan import Plan
+
+BLOCKS = 8
+"""The most blocks of examples that are added up in plain float32."""
 
 _FEW_ROWS = 4  # devices whose sums are added up without a loop
 
@@ -106,6 +110,10 @@ class _Sums:
     exact: ClassVar[bool] = False
     slack: ClassVar[float] = 1.0
     dtype: ClassVar[Any] = jnp.int32
+    _add: ClassVar[Callable[..., Any]]
+    _merge: ClassVar[Callable[..., DoubleWord]]
+    _join: ClassVar[Callable[..., DoubleWord]]
+    _add_noise: ClassVar[Callable[..., jax.Array]]
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
         """Running sums of nothing, [devices, ...] for each leaf."""
@@ -143,18 +151,6 @@ class _Sums:
         if noise is None:
             return _map_pairs(lambda pair: pair.high + pair.low, total)
         return _map_pairs(partial(self._add_noise, scale), total, noise)
-
-    def _add(self, scale, total, leaf_C, factor_C) -> Any:
-        raise NotImplementedError
-
-    def _merge(self, pair, part) -> DoubleWord:
-        raise NotImplementedError
-
-    def _join(self, pair) -> DoubleWord:
-        raise NotImplementedError
-
-    def _add_noise(self, scale, pair, noise) -> jax.Array:
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,10 +37,8 @@ import math
 
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.client import ClientFn, Stepping
+from jaxpfl.federated.release.accumulators import BLOCKS
 from jaxpfl.privacy.plan import Plan
-
-BLOCKS = 8
-"""The most blocks of examples that are added up in plain float32."""
 
 _UNIT = 2.0**-24
 

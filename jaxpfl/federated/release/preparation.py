@@ -56,7 +56,11 @@ def prepared(query: Query, population: Population) -> Population:
     unused = _copied(query, query.prepare)
 
     def rows_of(block: np.ndarray) -> Population | None:
-        clients = _by_themselves(units.select(block))
+        # As a source of their own: a fingerprint of theirs follows from all.
+        some = units.select(block)
+        columns = some.rows(slice(0, some.num_examples))
+        about = some.name, some.unit, some.splitting
+        clients = Population(columns, some.offsets, some.client_ids, *about)
         rows = _copied(query, unused)(clients)
         same = isinstance(rows, Population) and len(rows) == len(clients)
         # An example stays one: one that became two would count twice, and one that vanished would
@@ -121,13 +125,6 @@ def _copied(query: Query, function: Any) -> Any:
             f"query {query.label!r}: prepare must be an object that copy.deepcopy copies, because "
             f"each call gets a copy, found {type(function).__name__}: {type(error).__name__}"
         ) from error
-
-
-def _by_themselves(block: Population) -> Population:
-    """The same clients as a source of their own: a fingerprint of theirs follows from all."""
-    columns = block.rows(slice(0, block.num_examples))
-    described = block.name, block.unit, block.splitting
-    return Population(columns, block.offsets, block.client_ids, *described)
 
 
 def _columns(rows: Population) -> dict[str, Column]:

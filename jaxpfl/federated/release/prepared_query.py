@@ -13,19 +13,18 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.data.cohort import Bucket, Cohort, gather
+from jaxpfl.data.cohort import Bucket, Cohort, gather, prefetch
 from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
-from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import PyTree, TracedClient
 from jaxpfl.federated.flow.client_program import needs_alone
-from jaxpfl.federated.flow.lowered import require_known_calls
 from jaxpfl.federated.mesh import leads, put, put_shares, several, shardings, shares, whole
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.broadcast import OwnBroadcast
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_release
+from jaxpfl.federated.release.program import require_known_calls
 from jaxpfl.federated.release.query import Query, read_columns, require_room
 from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.participation import shuffled

@@ -18,8 +18,13 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Stateful, Stepping
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
-from jaxpfl.federated.release.accumulators import Accumulator, ClipSteps, Compensated, FixedPoint
-from jaxpfl.federated.release.example_rounding import BLOCKS, example_rounding
+from jaxpfl.federated.release.accumulators import (
+    BLOCKS,
+    Accumulator,
+    ClipSteps,
+    Compensated,
+    FixedPoint,
+)
 from jaxpfl.privacy.guarantee import EXAMPLE_ROUNDING
 from jaxpfl.privacy.plan import Plan
 
@@ -165,6 +170,9 @@ class Query:
     @property
     def rounding(self) -> float:
         """The most that rounding adds to what one example moves the sum by, in clip norms."""
+        # Only where the unit is the example.
+        from jaxpfl.federated.release.example_rounding import example_rounding
+
         replicas = self.execution.replicas
         return example_rounding(self.client_fn, self.cohort, replicas, self.plan)
 

@@ -20,11 +20,10 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Examples, PyTree, contribution, keys_of
 from jaxpfl.federated.clients.static import Static
-from jaxpfl.federated.flow.lowered import require_known_calls
 from jaxpfl.federated.mesh import client_mesh, require_one_process
 from jaxpfl.federated.release.information_flow import check_client
 from jaxpfl.federated.release.prepared_query import PreparedQuery
-from jaxpfl.federated.release.program import Program
+from jaxpfl.federated.release.program import Program, require_known_calls
 from jaxpfl.federated.release.query import Execution, Query, arrays
 from jaxpfl.federated.release.releaser import OneRelease, Releaser
 from jaxpfl.privacy.clipping import Clip

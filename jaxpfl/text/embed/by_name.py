@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import checks
-from jaxpfl.errors import InputError, summary
+from jaxpfl.errors import InputError, named, summary
 from jaxpfl.lazy import require
 from jaxpfl.text.embed.base import Embedder, as_texts
 
@@ -37,7 +36,8 @@ def embedder(name: str) -> Embedder:
             dimension = int(rest)
         except ValueError:
             raise InputError(f"embedder {name!r}: the dimension must be a whole number") from None
-        return HashedNgrams(checks.positive_int(f"embedder {name!r}: dimension", dimension))
+        with named(f"embedder {name!r}"):
+            return HashedNgrams(dimension)
     if name == "minilm" or (kind == "encoder" and rest):
         from jaxpfl.text.embed.encoder import SentenceEncoder
 

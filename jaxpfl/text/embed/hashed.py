@@ -75,7 +75,12 @@ class HashedNgrams:
             return np.zeros((len(texts), self.dimension), np.float32)
         word_of_token = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         counts = _damped_counts(word_of_token, starts, len(words))
-        vectors_NxD = counts @ self._word_vectors(words)
+        # Imported late, because importing scikit-learn takes a second.
+        from sklearn.feature_extraction import FeatureHasher
+
+        hasher = FeatureHasher(_BUCKETS, input_type="pair")
+        features = sparse.csr_matrix(hasher.transform(map(_features, words)), dtype=np.float32)
+        vectors_NxD = counts @ (features @ self._projection)
 
         # Neighbours within a text: all pairs except those whose second word begins a text.
         hash_of_word = np.array([zlib.crc32(word.encode()) for word in words], np.uint64)
@@ -90,15 +95,6 @@ class HashedNgrams:
 
         norms_N = np.linalg.norm(vectors_NxD, axis=1, keepdims=True)
         return vectors_NxD / np.where(norms_N > 0, norms_N, np.float32(1))
-
-    def _word_vectors(self, words: list[str]) -> np.ndarray:
-        """v(w), float32 [words, d]."""
-        # Imported late, because importing scikit-learn takes a second.
-        from sklearn.feature_extraction import FeatureHasher
-
-        hasher = FeatureHasher(_BUCKETS, input_type="pair")
-        features = hasher.transform(_features(word) for word in words)
-        return sparse.csr_matrix(features, dtype=np.float32) @ self._projection
 
     @cached_property
     def _projection(self) -> np.ndarray:

@@ -15,10 +15,9 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
-from jaxpfl.text.generation.decoding import Decoding
+from jaxpfl.text.generation.decoding import Decoding, cut
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.generation.sentences import generate_sentences
-from jaxpfl.text.generation.stop import cut
 from jaxpfl.text.microbatches import read
 from jaxpfl.text.tokenisers.base import Tokeniser, as_text, check_fits, pad
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary

@@ -40,7 +40,7 @@ class Program(NamedTuple):
 class Controls(NamedTuple):
     """Settings that can change without compiling another program.
 
-    `banned_V` is True for ids that are never drawn; `table_NxV` is `stop.stop_table`, or None
+    `banned_V` is True for ids that are never drawn; `table_NxV` is `decoding.stop_table`, or None
     without stop strings.
     """
 

@@ -23,7 +23,7 @@ from jaxpfl.models.decoder.layers import packed_on_cpu
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
 from jaxpfl.text.generation.continuous_batching import Slots, collect
-from jaxpfl.text.generation.decoding import Decoding
+from jaxpfl.text.generation.decoding import Decoding, stop_table
 from jaxpfl.text.generation.prefill import (
     KEY_IMPL,
     Controls,
@@ -32,7 +32,6 @@ from jaxpfl.text.generation.prefill import (
     prefill_batches,
     run_prefill_batch,
 )
-from jaxpfl.text.generation.stop import stop_table
 from jaxpfl.text.microbatches import DATA, placed
 from jaxpfl.text.tokenisers.base import Tokeniser, check_fits
 

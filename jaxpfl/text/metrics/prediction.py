@@ -37,10 +37,6 @@ def evaluate(
       "count" of targets; NaN when there is none.
     """
     positive_int("batch_size", batch_size)
-    if tokens_NxL.ndim != 2 or tokens_NxL.dtype != np.int32:
-        raise InputError(
-            f"tokens must be int32 with two axes, found {tokens_NxL.dtype} {tokens_NxL.shape}"
-        )
     if not len(tokens_NxL):
         raise InputError("tokens: there are no texts to evaluate on")
     params = placed(params, mesh)

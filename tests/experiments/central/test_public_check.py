@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from pathlib import Path
+import shutil
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from jaxpfl.experiments.central.public_check import PrivateContent, contents
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from tests.experiments.conftest import changed_config
+from tests.refusals import refusal
 
 WORDS = [f"word{number}" for number in range(400)]
 
@@ -51,6 +53,10 @@ def refused(private: Population, corpus: Population) -> bool:
     return False
 
 
+def one_client(*texts: str) -> Population:
+    return Population({"text": list(texts)}, np.array([0, len(texts)]), ["one"])
+
+
 def _texts(population: Population) -> list[str]:
     return population.columns["text"].to_pylist()
 
@@ -76,42 +82,29 @@ def test_the_same_data_is_refused_under_any_name(tmp_path, private):
 def test_a_part_of_it_and_a_corpus_around_it_are_refused(tmp_path, private):
     other = _texts(open_population(str(write(tmp_path / "other.jsonl", 1, rows=9))))
     mine = _texts(private)
-
-    def corpus(texts):
-        return Population({"text": texts}, np.array([0, len(texts)]), ["one"])
-
-    assert refused(private, corpus(mine[:5]))
-    assert refused(private, corpus([*mine[:40], *other[:20]]))
-    # All of theirs, among three times as much.
-    assert refused(private, corpus([*mine, *other]))
-    assert refused(private, corpus(sorted(mine, key=len)))
-    assert refused(private, corpus([text.upper() for text in mine]))
+    # The last: all of theirs, among three times as much.
+    for texts in (mine[:5], mine[:40] + other[:20], sorted(mine, key=len), mine + other):
+        assert refused(private, one_client(*texts))
+    assert refused(private, one_client(*[text.upper() for text in mine]))
     # Texts of their own, of the same words, and a few quotations.
-    assert not refused(private, corpus(other))
-    assert not refused(private, corpus([*mine[:20], *other]))
-    assert not refused(private, corpus([""]))
-    assert not refused(corpus([""]), corpus(other))
+    for texts in (other, [*mine[:20], *other], [""]):
+        assert not refused(private, one_client(*texts))
+    assert not refused(one_client(""), one_client(*other))
 
 
 def test_where_lines_end_and_whether_a_file_is_one_text_does_not_matter():
     """A part of the clients' lines, of seven words: most runs of five in a file cross an end."""
     words = np.random.default_rng(0).integers(0, 10**6, (160, 7)).astype(str)
     lines = [" ".join(row) for row in words]
-
-    def forms(lines):
-        for texts in (lines, ["\n".join(lines)]):
-            yield Population({"text": texts}, np.array([0, len(texts)]), ["one"])
-
-    assert all(refused(private, part) for private in forms(lines) for part in forms(lines[:40]))
-    # All of them, joined without line ends.
-    alone = next(forms([" ".join(lines)]))
-    assert all(refused(private, alone) for private in forms(lines))
+    # The last: all of them, joined without line ends.
+    parts = one_client(*lines[:40]), one_client("\n".join(lines[:40])), one_client(" ".join(lines))
+    for private in (one_client(*lines), one_client("\n".join(lines))):
+        assert all(refused(private, part) for part in parts)
 
 
 def test_runs_of_words_do_not_go_across_texts():
     def runs(*texts):
-        population = Population({"text": list(texts)}, np.array([0, len(texts)]), ["one"])
-        return set(contents(population, "text")[1].tolist())
+        return set(contents(one_client(*texts), "text")[1].tolist())
 
     assert len(runs("a b c d e f g")) == 3
     assert runs("a b c d e", "b c d e f", "c d e f g") == runs("a b c d e f g")
@@ -126,8 +119,7 @@ def test_images_and_tokens_are_compared_by_example():
     labels = np.zeros(40, np.int32)
 
     def clients(rows):
-        held = {"image": images[rows], "label": labels[rows]}
-        return from_clients({"a": held})
+        return from_clients({"a": {"image": images[rows], "label": labels[rows]}})
 
     assert refused(clients(slice(0, 20)), clients(slice(5, 30)))
     assert not refused(clients(slice(0, 20)), clients(slice(15, 40)))
@@ -141,13 +133,21 @@ def test_evaluation_clients_are_compared_client_by_client(private):
     parts = private.split({"train": 0.6, "test": 0.4}, seed=0)
     check = PrivateContent(parts["train"])
     check.refuse_clients(parts["test"], "evaluation")
+    words = "evaluation holds the private clients' own data"
     for same in (parts["train"], private, parts["train"].select([0])):
-        with pytest.raises(InputError, match="evaluation holds the private clients' own data"):
-            check.refuse_clients(same, "evaluation")
+        refusal(lambda same=same: check.refuse_clients(same, "evaluation"), words)
 
 
 RNG = np.random.default_rng(1)
-PEOPLE = {f"c{k}": {"x": RNG.normal(size=(4, 3)), "y": RNG.normal(size=4)} for k in range(20)}
+
+
+def people(letter):
+    return {
+        f"{letter}{k}": {"x": RNG.normal(size=(4, 3)), "y": RNG.normal(size=4)} for k in range(20)
+    }
+
+
+PEOPLE, OTHERS = people("c"), people("o")
 OTHERS = {f"o{k}": {"x": RNG.normal(size=(4, 3)), "y": RNG.normal(size=4)} for k in range(20)}
 
 
@@ -199,22 +199,14 @@ def test_one_private_client_in_evaluation_data_is_left_out(hidden, copied, colum
 def test_what_many_hold_is_no_copy_and_empty_clients_are_none():
     """A greeting of several private clients, a quotation, and clients without examples."""
 
-    def said(*texts):
-        return {"text": list(texts)}
+    def said(**texts):
+        return from_clients({name: {"text": text.split()} for name, text in texts.items()})
 
-    private = from_clients(
-        {
-            "a": said("hello", "one", "two", "three"),
-            "b": said("hello", "four", "five"),
-            "c": said("hello", "bye"),
-            "d": {"text": []},
-        }
-    )
-    others = {"x": said("hello", "six"), "y": said("one", "seven", "eight"), "z": {"text": []}}
-    found = PrivateContent(private).refuse_clients(from_clients(others), "evaluation")
+    private = said(a="hello one two three", b="hello four five", c="hello bye", d="")
+    others = {"x": "hello six", "y": "one seven eight", "z": ""}
+    found = PrivateContent(private).refuse_clients(said(**others), "evaluation")
     assert found.num_examples == 5
-    same = from_clients(others | {"w": said("bye", "hello")})
-    found = PrivateContent(private).refuse_clients(same, "evaluation")
+    found = PrivateContent(private).refuse_clients(said(**others, w="bye hello"), "evaluation")
     assert found.num_examples == 5 and found.examples(3)["text"].tolist() == []
 
 
@@ -230,11 +222,9 @@ def test_a_run_is_scored_without_the_clients_who_train_and_says_so(tmp_path):
     algorithm = jp.algorithms.fed_avg(model, cohort=jp.CohortSpec(4, 4), **settings)
 
     def run(name, public):
-        declared = jp.DeclaredPublic(from_clients(public), "tests")
-        return jp.run(
-            algorithm, from_clients(PEOPLE), ledger=tmp_path / f"{name}.jsonl",
-            out=tmp_path / name, evaluation=jp.Evaluator(model, declared),
-        )  # fmt: skip
+        files = {"ledger": tmp_path / f"{name}.jsonl", "out": tmp_path / name}
+        evaluator = jp.Evaluator(model, jp.DeclaredPublic(from_clients(public), "tests"))
+        return jp.run(algorithm, from_clients(PEOPLE), **files, evaluation=evaluator)
 
     mixed, alone = run("mixed", {**OTHERS, "new": ONE}), run("alone", OTHERS)
     first = [
@@ -244,31 +234,29 @@ def test_a_run_is_scored_without_the_clients_who_train_and_says_so(tmp_path):
     squares = np.mean([each["y"].astype(np.float32) ** 2 for each in OTHERS.values()])
     assert first[0] == first[1] and first[0]["loss"] == pytest.approx(squares, rel=1e-5)
     assert "without 4 examples" in mixed.evaluated_on and "without" not in alone.evaluated_on
-    with pytest.raises(InputError, match="tests .* holds the private clients' own data"):
-        run("refused", {**PEOPLE, "o": OTHERS["o1"]})
+    copies = {**PEOPLE, "o": OTHERS["o1"]}
+    refusal(lambda: run("refused", copies), "tests holds the private clients' own data")
     assert not (tmp_path / "refused.jsonl").exists()
 
 
 def test_a_config_that_calls_the_clients_public_is_refused(pipeline_config, tmp_path):
-    folder = pipeline_config.parent
+    folder, copy = pipeline_config.parent, tmp_path / "corpus.jsonl"
     clients = f"{folder}/clients.jsonl"
-    copy = tmp_path / "corpus.jsonl"
-    copy.write_text(Path(clients).read_text())
+    shutil.copy(clients, copy)
     for old, new, what in (
         (f"{folder}/vocabulary.jsonl", clients, "data.public"),
         (f"{folder}/vocabulary.jsonl", f"{copy}?split=sentences", "data.public"),
         (f"{folder}/far.jsonl", str(copy), "fred.candidates.far"),
     ):
-        with pytest.raises(InputError, match=re.escape(f"{what} = {new!r} holds the private")):
-            prepare(changed_config(pipeline_config, (old, new)))
+        config = changed_config(pipeline_config, (old, new))
+        refusal(partial(prepare, config), f"{what} = {new!r} holds the private")
 
 
 def test_a_corpus_for_public_models_that_is_a_copy_is_refused(synthetic_config, tmp_path):
     config = synthetic_config("popri")
-    copy = tmp_path / "copy.jsonl"
-    copy.write_text(Path(config.data.source).read_text())
-    path = tmp_path / "popri.yaml"
+    copy, path = tmp_path / "copy.jsonl", tmp_path / "popri.yaml"
+    shutil.copy(config.data.source, copy)
     path.write_text(reader.to_yaml(config).replace(config.corpora["far"], str(copy)))
-    with pytest.raises(InputError, match=re.escape(f"corpora.far = {str(copy)!r} holds")):
-        carry_out.run(registry.load(path), tmp_path / "run", progress=False)
+    run = partial(carry_out.run, registry.load(path), tmp_path / "run", progress=False)
+    refusal(run, f"corpora.far = {str(copy)!r} holds")
     assert not (tmp_path / "run" / "ledger.jsonl").exists()

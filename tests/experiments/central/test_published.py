@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
 from tests.published_models import write_decoder, write_encoder, write_tokeniser
+from tests.refusals import refusal
+from tests.trees import assert_same
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs jaxpfl[text]")
 
@@ -45,29 +46,30 @@ def test_a_section_makes_a_masked_language_model_causal(tmp_path):
     causal = Path(shutil.copytree(masked, tmp_path / "causal"))
     settings = json.loads((causal / "config.json").read_text())
     (causal / "config.json").write_text(json.dumps(settings | {"is_decoder": True}))
-    with pytest.raises(InputError, match="or is_decoder: true in section downstream"):
-        PublishedModel.of(PublishedModelConfig(str(masked)), "downstream")
+    plain = PublishedModelConfig(str(masked))
+    words = "or is_decoder: true in section downstream"
+    refusal(lambda: PublishedModel.of(plain, "downstream"), words)
     section = PublishedModelConfig(str(masked), is_decoder=True)
     found = PublishedModel.of(section, "downstream").loaded(trained=True)
     expected = PublishedModel.of(PublishedModelConfig(str(causal)), "x").loaded()
     assert found.model == expected.model
-    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    assert_same(found.params, expected.params)
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("kind", "words"),
     [
         ("gpt2", "downstream.is_decoder must be absent for a gpt2, found true: it is one already"),
-        ("albert", "downstream.is_decoder: .* must be one of 'bert', 'roberta', found 'albert'"),
+        ("albert", "downstream.is_decoder: must be one of 'bert', 'roberta', found 'albert'"),
     ],
 )
-def test_what_cannot_be_made_causal_is_refused(kind, message, tmp_path):
+def test_what_cannot_be_made_causal_is_refused(kind, words, tmp_path):
     if kind == "gpt2":
         write_decoder(tmp_path, kind)
     else:
         write_encoder(tmp_path, kind, causal=False)
-    with pytest.raises(InputError, match=message):
-        PublishedModel.of(PublishedModelConfig(str(tmp_path), is_decoder=True), "downstream")
+    section = PublishedModelConfig(str(tmp_path), is_decoder=True)
+    refusal(lambda: PublishedModel.of(section, "downstream"), words)
 
 
 def test_a_generator_uses_the_chat_template_of_its_folder(tmp_path):
@@ -78,8 +80,7 @@ def test_a_generator_uses_the_chat_template_of_its_folder(tmp_path):
 
     plain = tokeniser()
     assert plain.chat is None
-    with pytest.raises(InputError, match="generator.chat must be .* has no chat template"):
-        tokeniser(chat=True)
+    refusal(lambda: tokeniser(chat=True), "generator.chat must be has no chat template")
     write_tokeniser(folder, start=True, chat=True)
     found = tokeniser()
     assert found.chat is not None and len(found.prompts(["ab"])[0]) > len(plain.prompts(["ab"])[0])

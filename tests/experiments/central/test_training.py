@@ -1,6 +1,7 @@
 """Central training: the steps are AdamW, whatever the batch is cut into and wherever it stops."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import training as central
 from jaxpfl.experiments.central.adamw import Training, decayed
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.progress import Progress
+from tests.refusals import refusal
 
 SETTINGS = Training(epochs=3, batch_size=8, learning_rate=0.03, weight_decay=0.1)
 
@@ -95,14 +96,11 @@ def test_it_is_adamw_with_clipping_and_a_cosine(changed):
 
 
 def test_devices_change_nothing_but_rounding():
-    columns = _columns(50)
-    whole = fit(MODEL, START, columns, SETTINGS, seed=0)
+    columns, valid = _columns(50), _columns(7, 1)
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-    valid = _columns(7, 1)
-    dealt = fit(MODEL, START, columns, SETTINGS, seed=0, mesh=mesh)
-    np.testing.assert_allclose(flat(dealt.params), flat(whole.params), rtol=1e-5, atol=1e-6)
     alone = fit(MODEL, START, columns, SETTINGS, seed=0, valid=valid)
     dealt = fit(MODEL, START, columns, SETTINGS, seed=0, valid=valid, mesh=mesh)
+    np.testing.assert_allclose(flat(dealt.params), flat(alone.params), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(dealt.record["valid_loss"], alone.record["valid_loss"], rtol=1e-5)
 
 
@@ -155,10 +153,9 @@ def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path, monkeypatch, kill_a
     assert found.record == expected.record
     # Finished: nothing is done again.
     _watch(monkeypatch, kill)
-    again = fit(MODEL, START, columns, settings, **given)
-    assert again.record == expected.record
-    with pytest.raises(InputError, match="belongs to run"):
-        fit(MODEL, START, columns, settings, **{**given, "seed": 1})
+    assert fit(MODEL, START, columns, settings, **given).record == expected.record
+    other = {**given, "seed": 1}
+    refusal(lambda: fit(MODEL, START, columns, settings, **other), "belongs to run")
 
 
 def test_dispatches_of_any_length_give_the_same(monkeypatch):
@@ -189,5 +186,5 @@ def test_decay_spares_biases_norms_and_embeddings():
 def test_data_without_examples_is_named():
     columns = _columns()
     empty = {name: column[:0] for name, column in columns.items()}
-    with pytest.raises(InputError, match="valid: .*examples"):
-        fit(MODEL, START, columns, SETTINGS, seed=0, valid=empty)
+    call = partial(fit, MODEL, START, columns, SETTINGS, seed=0, valid=empty)
+    refusal(call, "valid: examples")

@@ -6,7 +6,6 @@ import jax
 import pytest
 
 from jaxpfl.cli import main
-from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.config.reader import read_mapping, to_mapping
@@ -14,6 +13,7 @@ from jaxpfl.experiments.engine.build import build_model
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.models import count_parameters
 from jaxpfl.text.character.words import char_lm
+from tests.refusals import refusal
 
 FILES = sorted((Path(__file__).parents[3] / "configs").rglob("*.yaml"))
 
@@ -29,18 +29,14 @@ def test_every_config_is_found_by_its_name_from_any_folder():
     assert registry.load(shipped.find("quickstart")) is not None
 
 
-def test_a_file_is_taken_as_it_is(tmp_path: Path):
+def test_a_file_is_taken_as_it_is_and_a_name_that_is_also_one_is_refused(tmp_path: Path):
     path = tmp_path / "configs" / "quickstart.yaml"
     path.parent.mkdir()
     path.write_text("x: 1")
     assert shipped.find("configs/quickstart.yaml").samefile(path)
     assert shipped.find(path) == path
-
-
-def test_a_name_that_is_also_a_file_here_is_refused(tmp_path: Path):
     (tmp_path / "quickstart.yaml").write_text("x: 1")
-    with pytest.raises(InputError, match=r"quickstart\.yaml is a file here"):
-        shipped.find("quickstart")
+    refusal(lambda: shipped.find("quickstart"), "quickstart.yaml is a file here")
     assert shipped.find("quickstart.yaml") == Path("quickstart.yaml")
 
 
@@ -58,8 +54,7 @@ def test_a_name_that_is_also_a_file_here_is_refused(tmp_path: Path):
 )
 def test_what_is_not_there_is_refused_with_what_to_write(tmp_path: Path, given, expected):
     (tmp_path / "mine.yaml").write_text("x: 1")
-    with pytest.raises(InputError, match=expected):
-        shipped.find(given)
+    refusal(lambda: shipped.find(given), expected)
 
 
 def test_what_a_config_says_of_itself_is_true():

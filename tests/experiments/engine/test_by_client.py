@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,9 +11,11 @@ import jaxpfl as jp
 from jaxpfl.data.selection import random_examples
 from jaxpfl.federated import APFL, Ditto, LocalTraining, PersonalParts, Proximal
 from tests.algorithms.systems import Linear
-from tests.algorithms.test_client_memory import plan, slope
+from tests.algorithms.test_client_memory import fed_dyn, slope
 from tests.algorithms.test_fed_avg_variants import BATCH, EPOCHS, RATE, SIZES, population
 from tests.federated.test_local_training import DIM
+from tests.refusals import refusal
+from tests.trees import assert_same
 
 WEIGHTS = np.linspace(-1.0, 1.0, DIM + 1)
 PARAMS = {"w": jnp.float32(WEIGHTS[:-1]), "b": jnp.float32(WEIGHTS[-1])}
@@ -82,7 +83,7 @@ def test_own_models_are_those_of_a_plain_loop(client, pull, most):
     expected = [mean_loss(each, trained(each, pull, most)) for each in found.clients]
     np.testing.assert_allclose(found.scores["loss"], expected, rtol=1e-4, atol=1e-7)
     without = own(SIZES.index(0))
-    jax.tree.map(np.testing.assert_array_equal, without, PARAMS)
+    assert_same(without, PARAMS)
 
 
 def test_the_model_that_a_client_uses_is_scored_and_not_what_it_keeps():
@@ -101,23 +102,17 @@ def test_the_model_that_a_client_uses_is_scored_and_not_what_it_keeps():
     model = jp.Personal(parts, PARAMS, population(), cohort)(1)
     np.testing.assert_array_equal(model["w"], PARAMS["w"])
     assert model["b"] != PARAMS["b"]
-    dynamic = jp.algorithms.fed_dyn(
-        Linear(), client=optax.sgd(RATE), server=optax.sgd(1.0), plan=plan(), alpha=1.0
-    )
-    with pytest.raises(jp.InputError, match="Ditto"):
-        jp.Personal(dynamic.queries[0].client_fn, PARAMS, population(), cohort)
+    dynamic = fed_dyn(alpha=1.0).queries[0].client_fn
+    for untrained in (dynamic, optax.sgd(0.1)):
+        refusal(lambda fn=untrained: jp.Personal(fn, PARAMS, population(), cohort), "Ditto")
 
 
 def test_own_models_see_one_part_of_the_examples_and_are_scored_on_the_other():
     """Of clients whose parts differ: who trained on the wrong one would score otherwise."""
+    rng = np.random.default_rng(0)
+    drawn = [np.float32(rng.normal(size=(20, DIM + 1))) for _ in range(5)]
     clients = jp.data.from_clients(
-        {
-            f"client {i}": {
-                "x": np.random.default_rng(i).normal(size=(20, DIM)).astype(np.float32),
-                "y": np.random.default_rng(i).normal(size=20).astype(np.float32),
-            }
-            for i in range(5)
-        }
+        {f"client {i}": {"x": xy[:, :DIM], "y": xy[:, DIM]} for i, xy in enumerate(drawn)}
     )
     kept = random_examples(clients, 0.7, seed=0)
     part, rest = clients.keeping(kept), clients.keeping(~kept)
@@ -131,8 +126,3 @@ def test_own_models_see_one_part_of_the_examples_and_are_scored_on_the_other():
             gradient = (x[mine] @ own - y[mine]) @ x[mine] / mine.sum()
             own -= RATE * (gradient + 0.5 * (own - WEIGHTS))
         assert loss == pytest.approx(np.mean((x[~mine] @ own - y[~mine]) ** 2) / 2, rel=1e-4)
-
-
-def test_the_client_function_must_train_a_model():
-    with pytest.raises(jp.InputError, match="Ditto"):
-        jp.Personal(optax.sgd(0.1), PARAMS, population(), jp.CohortSpec(1, 1))  # pyright: ignore

@@ -26,9 +26,8 @@ def ours(perplexity):
     ],
 )
 def test_a_run_that_is_worse_than_a_baseline_says_than_which(perplexity, worse_than):
-    found = " ".join(
-        of_table([UNTRAINED, UNIGRAM, ours(perplexity)], "perplexity", "the test clients")
-    )
+    table = [UNTRAINED, UNIGRAM, ours(perplexity)]
+    found = " ".join(of_table(table, "perplexity", "the test clients"))
     assert [name for name in ("unigram", "untrained") if name in found] == worse_than
     assert ("the test clients" in found) == bool(worse_than)
 
@@ -40,20 +39,17 @@ def test_models_without_perplexity_are_compared_by_loss():
     assert not of_table([], "loss", "")
 
 
-def rounds(losses, update_norm=0.5):
-    return [
-        {"round": index, "clip_norm": 1.0, "update_norm": update_norm, "evaluation": {"loss": loss}}
-        for index, loss in enumerate(losses)
-    ]
+def rounds(losses, norm=0.5):
+    row = {"clip_norm": 1.0, "update_norm": norm}
+    return [row | {"round": k, "evaluation": {"loss": loss}} for k, loss in enumerate(losses)]
 
 
 def test_a_loss_that_rises_is_named_with_its_data():
     (found,) = of_rounds(rounds([2.0, 1.5, 3.25]), "validation clients")
-    assert "3.25" in found
-    assert "validation clients" in found
-    assert of_rounds(rounds([2.0, 1.5, None]), "validation clients")
-    assert not of_rounds(rounds([2.0, 2.5, 1.0]), "validation clients")
-    assert not of_rounds(rounds([2.0]), "validation clients")
+    assert "3.25" in found and "validation clients" in found
+    assert of_rounds(rounds([2.0, 1.5, None]), "")
+    for losses in ([2.0, 2.5, 1.0], [2.0]):
+        assert not of_rounds(rounds(losses), "")
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,14 @@ def pixels(figure) -> np.ndarray:
     return imread(buffer)[..., :3]
 
 
+def rgb(colour: str) -> np.ndarray:
+    """Of a colour such as "#2563eb", in 0..1."""
+    return np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+
+
 def share(picture: np.ndarray, colour: str) -> float:
-    """The share of pixels of a colour such as "#2563eb"."""
-    wanted = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    return float(np.mean(np.all(np.abs(picture - wanted) < 0.02, axis=-1)))
+    """The share of pixels of a colour."""
+    return float(np.mean(np.all(np.abs(picture - rgb(colour)) < 0.02, axis=-1)))
 
 
 def test_a_line_is_seen_and_a_stamp_stands_across_it():
@@ -46,11 +50,9 @@ def test_a_line_is_seen_and_a_stamp_stands_across_it():
 
 @pytest.mark.parametrize("stamp", ["", "SIMULATION"])
 def test_a_ranking_has_a_bar_each_and_the_winners_is_another_colour(stamp):
+    values = ("distance", "corrected", "low", "high")
     rows = [
-        {
-            "candidate": name,
-            **dict.fromkeys(("distance", "corrected", "low", "high"), distance),
-        }
+        {"candidate": name, **dict.fromkeys(values, distance)}
         for name, distance in [("near", 1.0), ("middle", 2.0), ("far", 3.0)]
     ]
     picture = pixels(bars(rows, stamp))
@@ -69,11 +71,10 @@ def test_a_page_has_each_value_of_a_curve_where_the_curve_is(tmp_path):
     values = ["this run, round 1: 30", "this run, round 2: 0.25", "this run, round 3: 4"]
     assert [value for _, _, value in found] == values
     picture = imread(tmp_path / "plots" / "loss.png")[..., :3]
-    accent = [int(plots.ACCENT[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     for left, top, value in found:
         place = np.array([float(top), float(left)]) / 100 * picture.shape[:2]
         pixel = picture[tuple(place.round().astype(int))]
-        np.testing.assert_allclose(pixel, accent, atol=0.05, err_msg=value)
+        np.testing.assert_allclose(pixel, rgb(plots.ACCENT), atol=0.05, err_msg=value)
 
 
 def test_a_page_says_whom_its_statement_does_not_cover(tmp_path):

@@ -41,11 +41,11 @@ def finished(tmp_path, invented, monkeypatch):
 
     def carried_out(change, values, of_case=None):
         sweep = load_sweep(written(tmp_path, SWEEP | change))
-        results = {}
-        for point, value in zip(sweep.points, values, strict=True):
-            more = (of_case or {}).get(point.values["case"], {})
-            result = {"metrics": {"accuracy": value}, "privacy": "(8, 0)", "private": True}
-            results[point.name] = {**result, **more}
+        results = {
+            point.name: {"metrics": {"accuracy": value}, "privacy": "(8, 0)", "private": True}
+            | (of_case or {}).get(point.values["case"], {})
+            for point, value in zip(sweep.points, values, strict=True)
+        }
         invented(lambda _, folder: results[folder.name])
         outcome = run_sweep(sweep, next(folders), progress=False)
         page = (outcome.out / "report.html").read_text()
@@ -106,6 +106,24 @@ def test_bars_are_of_the_means(finished):
     assert widths == pytest.approx([2 * each / 2**0.5 for each in (0.1, 0.1, 0.15)])
     assert re.findall("<h2>(.*?)</h2>", page) == ["Figure", "Table", "Points"]
     assert "gap" not in str(outcome.rows) + "".join(lines(sweep, outcome.record))
+
+
+def test_a_metric_of_several_corpora_has_a_picture_for_each_case(finished):
+    """As Figure 2 of the FreD paper: distance against share, and the range over the runs."""
+    change = {"gap": None, "cases": {"stated": {}, "realised": {}}}
+    values = [{"0%": 3.0 + i, "99%": 2.0 + i, "100%": 1.0 + i} for i in (0, 1, 10, 12)]
+    sweep, outcome, page, panel = finished(change, values)
+    assert [row["of"] for row in outcome.rows] == [0, 0, 99, 99, 100, 100]
+    assert legend(panel) == ["realised"]
+    assert panel.lines[0].get_xydata().tolist() == [[0, 14], [99, 13], [100, 12]]
+    assert sorted(path.name for path in (outcome.out / "plots").iterdir())[:2] == [
+        "sweep-1.png",
+        "sweep.png",
+    ]
+    table = table_of(page, "Table")
+    assert table[0] == ["case", "of", "accuracy", "standard deviation", "least", "largest", "runs"]
+    assert table[1][:5] == ["stated", "0", "3.5", "0.71", "3"]
+    assert "0% 3, 99% 2, 100% 1" in str(table_of(page, "Points"))
 
 
 def test_what_is_not_private_says_so_wherever_it_is_shown(finished):

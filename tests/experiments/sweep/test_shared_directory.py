@@ -83,8 +83,6 @@ def test_a_point_that_another_process_has_is_left_to_it(sweep, tmp_path, invente
         outcome = run_sweep(sweep, tmp_path / "out", progress=False)
         assert outcome.unfinished == ["clients_per_round=5"] and not outcome.failed
         assert begun == ["clients_per_round=10", "clients_per_round=20"]
-    outcome = run_sweep(sweep, tmp_path / "out", progress=False)
-    assert begun[2:] == ["clients_per_round=5"] and not outcome.unfinished
 
 
 def test_the_point_of_a_process_that_ended_meanwhile_is_taken_over(sweep, tmp_path, invented):

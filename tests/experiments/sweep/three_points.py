@@ -4,11 +4,14 @@ import yaml
 
 BASE = {
     "data": {"source": "digits?clients=60", "split": {"train": 0.7, "valid": 0.1, "test": 0.2}},
-    "model": {"name": "classifier_cnn", "image_shape": [8, 8, 1], "classes": 10},
+    "model": {
+        "name": "cnn", "image_shape": [8, 8, 1], "classes": 10, "hidden": 8,
+        "features": [[4, True]],
+    },
     "privacy": {"epsilon": 8.0, "delta": 1.0e-3, "clip_norm": 0.5},
     "training": {"rounds": 2, "clients_per_round": 10, "batch_size": 8, "max_examples": 16},
     "evaluation": {"declared_public": True, "every": 2},
-}
+}  # fmt: skip
 
 
 def written(folder, sweep, base=BASE):

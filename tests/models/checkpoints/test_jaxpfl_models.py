@@ -4,15 +4,15 @@ import json
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from jaxpfl.errors import InputError
 from jaxpfl.models.checkpoints import jaxpfl_models
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import classifier_cnn
 from jaxpfl.models.gan import GAN
 from jaxpfl.models.multi_label import MultiLabelResNet
+from tests.refusals import refusal
+from tests.trees import assert_same
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 
@@ -31,34 +31,33 @@ def test_a_round_trip_is_exact(model, tmp_path):
     again, found = jaxpfl_models.load(tmp_path)
     assert again == model
     assert jax.tree.structure(found) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    assert_same(found, params)
     tensors = safetensors_numpy.load_file(tmp_path / "model.safetensors")
     assert len(tensors) == len(jax.tree.leaves(params))
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
     params = WORDS.init(jax.random.key(0))
-    with pytest.raises(InputError, match="must be one of CIFGLanguageModel, CNN"):
-        jaxpfl_models.save(tmp_path, GAN(), params)
-    with pytest.raises(InputError, match=r"parameter output_bias must be float32 \[7\], found"):
-        jaxpfl_models.save(tmp_path, WORDS, {**params, "output_bias": jnp.zeros(8)})
-    with pytest.raises(InputError, match="parameter output_bias holds values that are not finite"):
-        jaxpfl_models.save(tmp_path, WORDS, {**params, "output_bias": jnp.full(7, jnp.nan)})
+    wide, nan = ({**params, "output_bias": bias} for bias in (jnp.zeros(8), jnp.full(7, jnp.nan)))
+    for model, given, words in (
+        (GAN(), params, "must be one of CIFGLanguageModel, CNN"),
+        (WORDS, wide, "parameter output_bias must be float32 [7], found"),
+        (WORDS, nan, "parameter output_bias holds values that are not finite"),
+    ):
+        refusal(lambda m=model, given=given: jaxpfl_models.save(tmp_path, m, given), words)
     jaxpfl_models.save(tmp_path, WORDS, params)
     path = tmp_path / "config.json"
     settings = json.loads(path.read_text())
-    for changed, message in (
+    for changed, words in (
         ({"library": "other"}, "library must be 'jaxpfl'"),
-        ({"architecture": "RNN"}, "architecture must be one of .* found 'RNN'"),
+        ({"architecture": "RNN"}, "architecture must be one of found 'RNN'"),
         ({"architecture": ["CNN"]}, "architecture must be one of"),
         ({"layers": 10**9}, "layers must be at most 100"),
         ({"hidden": 10**30}, "hidden must be at most 16777216"),
-        ({"depth": 3}, "does not describe a CIFGLanguageModel: .*'depth'"),
+        ({"depth": 3}, "does not describe a CIFGLanguageModel: 'depth'"),
         ({"hidden": -1}, "does not describe a CIFGLanguageModel: hidden must be"),
-        ({"hidden": 6}, r"must have shape"),
-        ({"layers": 1}, r"layer_1\.\w+' is not part of the model"),
+        ({"hidden": 6}, "must have shape"),
+        ({"layers": 1}, "layer_1. is not part of the model"),
     ):
         path.write_text(json.dumps(settings | changed))
-        with pytest.raises(InputError, match=message) as caught:
-            jaxpfl_models.load(tmp_path)
-        assert str(tmp_path) in str(caught.value)
+        refusal(lambda: jaxpfl_models.load(tmp_path), f"{tmp_path} {words}")

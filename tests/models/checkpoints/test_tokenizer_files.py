@@ -6,6 +6,7 @@ import pytest
 
 from jaxpfl.errors import CorruptFile
 from jaxpfl.models.checkpoints.tokenizer_files import faults, framed, read_tokenizer
+from tests.refusals import refusal
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -46,34 +47,28 @@ def test_one_that_pads_and_cuts_does_neither(tmp_path):
     assert framed(read_tokenizer(path), path) == ([0], [0])
 
 
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLED] * 40}}, "times as long"),
-        (
-            {"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}},
-            "times as long",
-        ),
-        ({"post_processor": template([PIECE] * 2_000)}, "times as long"),
-        (
-            {"post_processor": {"type": "Sequence", "processors": [template([PIECE] * 40)] * 5}},
-            "times as long",
-        ),
-        ({"post_processor": template([PIECE], ids=[2**31])}, "adds an id that no token has"),
-        (
-            {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 2**32 - 1}, "unk_token": "a"}},
-            "token ids must be below 4194304, found 4294967295",
-        ),
-        ({"model": {"type": "WordLevel", "vocab": {"a": -1}, "unk_token": "a"}}, "not a tokenizer"),
-        ({"added_tokens": 7}, "is not a tokenizer file"),
-    ],
-    ids=range(8),
-)
-def test_one_that_grows_without_end_is_refused(changed, sentence, tmp_path):
+LEVEL = {"type": "ByteLevel"}
+WORDS = {"type": "WordLevel", "unk_token": "a"}
+REFUSED = [
+    ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLED] * 40}}, "times as long"),
+    ({"normalizer": {"type": "Sequence", "normalizers": [LEVEL] * 40}}, "times as long"),
+    ({"post_processor": template([PIECE] * 2_000)}, "times as long"),
+    (
+        {"post_processor": {"type": "Sequence", "processors": [template([PIECE] * 40)] * 5}},
+        "times as long",
+    ),
+    ({"post_processor": template([PIECE], ids=[2**31])}, "adds an id that no token has"),
+    ({"model": WORDS | {"vocab": {"a": 0, "b": 2**32 - 1}}}, "below 4194304, found 4294967295"),
+    ({"model": WORDS | {"vocab": {"a": -1}}}, "not a tokenizer"),
+    ({"added_tokens": 7}, "is not a tokenizer file"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), REFUSED, ids=range(8))
+def test_one_that_grows_without_end_is_refused(changed, words, tmp_path):
     """TRUST 39: three kilobytes asked for eight gigabytes."""
     path = written(tmp_path, **changed)
-    with pytest.raises(CorruptFile, match=rf"tokenizer\.json.*{sentence}"):
-        read_tokenizer(path)
+    refusal(lambda: read_tokenizer(path), f"tokenizer.json {words}", CorruptFile)
 
 
 class PanicException(BaseException):

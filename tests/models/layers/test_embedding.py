@@ -9,6 +9,7 @@ from jaxpfl.models import CIFGLanguageModel
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.layers import embedding
+from tests.trees import assert_close
 
 V, E = 7, 3
 
@@ -46,7 +47,7 @@ def test_a_look_up_has_the_gradient_of_indexing():
 
     found = jax.value_and_grad(loss)(matrix, embedding.look_up)
     expected = jax.value_and_grad(loss)(matrix, lambda matrix, ids: matrix[ids])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+    assert_close(found, expected)
 
 
 def test_a_gradient_of_half_precision_keeps_its_type():
@@ -64,8 +65,8 @@ def scatters(jaxpr):
         if equation.primitive.name.startswith("scatter"):
             yield equation
         for value in equation.params.values():
-            for each in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(each, "jaxpr", each)
+            for part in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(part, "jaxpr", part)
                 if hasattr(inner, "eqns"):
                     yield from scatters(inner)
 
@@ -85,10 +86,8 @@ def test_no_gradient_of_a_language_model_depends_on_the_order_of_a_race(model):
         return jax.grad(lambda p: model.loss(p, {"tokens": tokens_BxL}, mask)[0])(params)
 
     traced = jax.jit(jax.vmap(gradients, (None, 0))).trace(params, tokens)
-    found = list(scatters(traced.jaxpr.jaxpr))
-    adding = [each for each in found if each.primitive.name == "scatter-add"]
-    assert adding
-    assert all(each.params["unique_indices"] for each in adding)
+    adding = [s for s in scatters(traced.jaxpr.jaxpr) if s.primitive.name == "scatter-add"]
+    assert adding and all(scatter.params["unique_indices"] for scatter in adding)
 
 
 def test_no_id_occurs_twice_where_that_is_promised(monkeypatch):

@@ -1,9 +1,14 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
+from tests import trees
+
+assert_close = partial(trees.assert_close, atol=1e-6)
 
 N, V, P = 7, 11, 3
 REAL = np.array([1, 1, 0, 1, 0, 1, 1], bool)
@@ -37,12 +42,6 @@ def reference(m, matrix, bias, targets, real):
         d_matrix += np.outer(slope, m[n])
         d_bias += slope
     return loss / real.sum(), (dm, d_matrix, d_bias)
-
-
-def assert_close(found, expected, rtol=1e-5, atol=1e-6):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), found, expected
-    )
 
 
 @pytest.mark.parametrize("real", [REAL, np.ones(N, bool), np.arange(N) == 3])

@@ -7,31 +7,31 @@ import pytest
 
 from jaxpfl.models.layers.convolution import convolve, max_pool
 from jaxpfl.models.layers.winograd import pooled_3x3
+from tests.trees import assert_close
 
 
 def _normal(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape)
 
 
+def _windows(image, height, width):
+    """Image [b, h, w, c] moved by each place of a kernel: [3, 3, b, height, width, c]."""
+    moved = [[image[:, i : i + height, j : j + width] for j in range(3)] for i in range(3)]
+    return np.array(moved)
+
+
 def _plain(image, kernel):
     """The sum of windows times the kernel, in float64."""
-    height, width = image.shape[1] - 2, image.shape[2] - 2
-    out = np.zeros((len(image), height, width, kernel.shape[-1]))
-    for i in range(3):
-        for j in range(3):
-            out += image[:, i : i + height, j : j + width] @ kernel[i, j]
-    return out
+    windows = _windows(image, image.shape[1] - 2, image.shape[2] - 2)
+    return np.einsum("ijbhwc,ijco->bhwo", windows, kernel)
 
 
 def _plain_gradients(image, kernel, slope):
-    height, width = slope.shape[1:3]
-    image_slope, kernel_slope = np.zeros_like(image), np.zeros_like(kernel)
-    for i in range(3):
-        for j in range(3):
-            window = np.s_[:, i : i + height, j : j + width]
-            image_slope[window] += slope @ kernel[i, j].T
-            kernel_slope[i, j] = np.einsum("bhwc,bhwo->co", image[window], slope)
-    return image_slope, kernel_slope
+    windows = _windows(image, *slope.shape[1:3])
+    below, beside = (a - b for a, b in zip(image.shape[1:3], slope.shape[1:3], strict=True))
+    padded = np.pad(slope, ((0, 0), (2, below), (2, beside), (0, 0)))
+    image_slope = _plain(padded, kernel[::-1, ::-1].swapaxes(2, 3))
+    return image_slope, np.einsum("ijbhwc,bhwo->ijco", windows, slope)
 
 
 def _pooled(out, slope):
@@ -59,14 +59,10 @@ def _ours(image, kernel, slope):
 def test_values_and_gradients_are_those_of_the_plain_sum(size):
     image, kernel = _normal(0, 2, *size, 3), _normal(1, 3, 3, 3, 4)
     out = _plain(image, kernel)
-    shape = [side // 2 for side in out.shape[1:3]]
-    slope = _normal(2, 2, *shape, 4)
-    given = [jnp.asarray(array, jnp.float32) for array in (image, kernel, slope)]
+    slope = _normal(2, 2, *[side // 2 for side in out.shape[1:3]], 4)
+    found = _ours(*(jnp.asarray(array, jnp.float32) for array in (image, kernel, slope)))
     out, spread = _pooled(out, slope)
-    expected = (out, *_plain_gradients(image, kernel, spread))
-    for got, wanted in zip(_ours(*given), expected, strict=True):
-        assert got.shape == wanted.shape
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-5)
+    assert_close(found, (out, *_plain_gradients(image, kernel, spread)), atol=2e-5)
 
 
 def test_equal_values_share_the_gradient_of_the_pool():
@@ -82,13 +78,10 @@ def test_equal_values_share_the_gradient_of_the_pool():
 def test_an_image_that_is_not_finite_spoils_the_kernels_gradient_and_no_other_image():
     image, kernel = _normal(5, 2, 6, 6, 2), jnp.asarray(_normal(6, 3, 3, 2, 2), jnp.float32)
     image[0] = np.nan
-    out, image_slope, kernel_slope = _ours(
-        jnp.asarray(image, jnp.float32), kernel, jnp.ones((2, 2, 2, 2), jnp.float32)
-    )
-    assert np.isnan(out[0]).all()
-    assert np.isnan(kernel_slope).all()
-    assert np.isfinite(out[1]).all()
-    assert np.isfinite(image_slope[1]).all()
+    slope = jnp.ones((2, 2, 2, 2), jnp.float32)
+    out, image_slope, kernel_slope = _ours(jnp.asarray(image, jnp.float32), kernel, slope)
+    assert np.isnan(out[0]).all() and np.isnan(kernel_slope).all()
+    assert np.isfinite(out[1]).all() and np.isfinite(image_slope[1]).all()
 
 
 def test_clients_with_kernels_of_their_own_can_lie_side_by_side():
@@ -105,18 +98,15 @@ def test_clients_with_kernels_of_their_own_can_lie_side_by_side():
         jax.jit(jax.vmap(partial(slopes, form)))(image, kernel)
         for form in ("patches", "convolution")
     )
-    for ours, theirs in zip(got, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_pooling_follows_every_kind_of_convolution():
     image, kernel = _normal(9, 1, 7, 8, 9), _normal(10, 3, 3, 9, 8)
     for channels in (1, 9):
         for form in ("patches", "convolution"):
-            given = (
-                jnp.asarray(image[..., :channels], jnp.float32),
-                jnp.asarray(kernel[:, :, :channels], jnp.float32),
-            )
+            parts = image[..., :channels], kernel[:, :, :channels]
+            given = [jnp.asarray(part, jnp.float32) for part in parts]
             got = convolve(*given, padding="SAME", pool=True, form=form)
             expected = max_pool(convolve(*given, padding="SAME", form="convolution"))
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)

@@ -1,13 +1,11 @@
 """Embedding a population, and names of embedders."""
 
-import re
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from jaxpfl.data import from_clients
-from jaxpfl.errors import InputError
 from jaxpfl.text.embed import base, embed, embedder
 
 CLIENTS = {
@@ -70,40 +68,6 @@ def test_progress_is_shown_where_it_is_asked_for_and_in_per_cent(capfd):
     assert "percent 100/100" in said and "s/s" not in said
 
 
-@pytest.mark.parametrize(
-    ("clients", "lengths", "expected"),
-    [
-        ({"a": {"label": [1]}}, Lengths(), "must have a column 'text', found columns 'label'"),
-        ({"a": {"text": [1]}}, Lengths(), "must have a column 'text' of text"),
-        (CLIENTS, Lengths(width=3), "returned shape (6, 3), expected (6, 2)"),
-    ],
-)
-def test_what_does_not_fit_is_refused(clients, lengths, expected):
-    with pytest.raises(InputError, match=re.escape(expected)):
-        embed(from_clients(clients), lengths)
-
-
 def test_hashed_is_named_with_its_dimension():
     assert embedder("hashed").name == "hashed:256"
     assert embedder("hashed:32").dimension == 32
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("hashd", "did you mean 'hashed'?"),
-        ("minilm6", "did you mean 'minilm'?"),
-        ("sentence-transformer:x", "did you mean 'sentence-transformers'?"),
-        ("encoder", "expected hashed, hashed:DIMENSION"),
-        ("encoder:", "unknown embedder"),
-        ("hashed:", "unknown embedder"),
-        ("hashed:many", "must be a whole number"),
-        ("hashed:0", "at least 1"),
-        ("", "unknown embedder"),
-        (None, "found NoneType"),
-    ],
-)
-def test_unknown_name_is_refused_with_the_nearest(name, expected):
-    """TRUST 10."""
-    with pytest.raises(InputError, match=re.escape(expected)):
-        embedder(name)

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.text.embed.by_name import SentenceTransformersEmbedder
+from jaxpfl.experiments import registry
+from jaxpfl.experiments.config import shipped
+from jaxpfl.models.checkpoints import hub
+from jaxpfl.text.embed.by_name import SentenceTransformersEmbedder, embedder
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -62,3 +65,13 @@ def test_equals_its_golden_file_where_it_is_installed(kind):
         texts, expected = stored["texts"].tolist(), stored["embeddings"]
     found = SentenceTransformersEmbedder(str(GOLDEN / kind))(texts)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_pubmeds_embedder_is_the_papers_and_comes_through_the_library():
+    """Skipped where the library, or its model, which nothing here may fetch, is absent."""
+    name = registry.load(shipped.find("papers/popri_pubmed")).embedder
+    assert name == "sentence-transformers:sentence-transformers/sentence-t5-base"
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    if hub.at_hand(name.partition(":")[2]) is None:
+        pytest.skip("sentence-t5-base is not on this machine")
+    assert embedder(name)(["an abstract"]).shape == (1, 768)

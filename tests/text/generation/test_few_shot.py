@@ -2,9 +2,7 @@ import dataclasses
 import re
 
 import numpy as np
-import pytest
 
-from jaxpfl.errors import InputError
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.preference.groups import preferences
 
@@ -51,15 +49,6 @@ def test_draws_are_without_replacement_and_new_in_every_round():
     # Addressed: a prompt does not depend on how many others are drawn.
     assert drawn(0, number=5) == first[:5]
     assert drawn(1) != first and drawn(0, seed=1) != first
-
-
-def test_bad_prompts():
-    with pytest.raises(InputError, match="3 different samples, found 2"):
-        POPRI.prompts(["a", "b"], 1, seed=0, round=0)
-    with pytest.raises(InputError, match="may hold {number} and no other field"):
-        FewShot(heading="{name}")
-    with pytest.raises(InputError, match="shots must be at least 1"):
-        FewShot(shots=0)
 
 
 def test_preferences_by_rank():

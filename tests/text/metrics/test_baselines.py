@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 
-from jaxpfl.errors import InputError
 from jaxpfl.text import unigram_baseline
 
 
@@ -55,18 +54,3 @@ def test_a_tokeniser_of_subwords_has_no_special_ids():
     # Counts with one more each: 4, 1, 1 and 3 of 9; the first token of a row is no target.
     assert got.perplexity == pytest.approx((4 / 9 * 4 / 9 * 3 / 9) ** (-1 / 3))
     assert (got.accuracy, got.count) == (pytest.approx(2 / 3), 3)
-
-
-@pytest.mark.parametrize(
-    ("train", "evaluation"),
-    [
-        (np.zeros((1, 3)), np.ones((1, 3), int)),
-        (np.array([[1, 10]]), np.array([[1, 2]])),
-        (np.array([[1, -2]]), np.array([[1, 2]])),
-        (np.array([[1, 2]]), np.array([[1, -1]])),
-        (np.array([1, 2]), np.array([[1, 2]])),
-    ],
-)
-def test_bad_tokens_are_refused(train, evaluation):
-    with pytest.raises(InputError, match="tokens"):
-        unigram_baseline(train, evaluation, vocab_size=10)

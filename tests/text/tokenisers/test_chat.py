@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.text.preference.responses import last_tokens
+from jaxpfl.text.preference.groups import last_tokens
 from jaxpfl.text.tokenisers.chat import ChatTemplate, read_template
 from jaxpfl.text.tokenisers.fast import FastTokeniser, hugging_face
 from tests.published_models import CHAT_TEMPLATE, write_tokeniser

@@ -10,6 +10,7 @@ from jaxpfl.text import Vocabulary
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, with_words, word_lists, words
 
 TEXTS = ["b a a, don't", "a c b.", "\U0001f469\u200d\U0001f4bb ok"]
+EIGHT = Vocabulary.from_texts(TEXTS, 8, source="here")
 
 POLICY = [
     # text, tokens
@@ -59,10 +60,9 @@ def test_a_giant_line_is_cut():
 
 
 def test_ids_are_by_count_then_code_point():
-    vocabulary = Vocabulary.from_texts(TEXTS, 8, source="here")
-    assert vocabulary.tokens == ("<unused>", "<bos>", "<eos>", "<oov>", "a", "b", ",", ".")
-    assert vocabulary.counts == (0, 0, 3, 5, 3, 2, 1, 1)
-    assert Vocabulary.from_texts(TEXTS[::-1], 8, source="here") == vocabulary
+    assert EIGHT.tokens == ("<unused>", "<bos>", "<eos>", "<oov>", "a", "b", ",", ".")
+    assert EIGHT.counts == (0, 0, 3, 5, 3, 2, 1, 1)
+    assert Vocabulary.from_texts(TEXTS[::-1], 8, source="here") == EIGHT
 
 
 def _encoded(vocabulary, texts, sequence_length):
@@ -71,8 +71,7 @@ def _encoded(vocabulary, texts, sequence_length):
 
 
 def test_encoding_pads_cuts_and_marks():
-    vocabulary = Vocabulary.from_texts(TEXTS, 8, source="here")
-    got = _encoded(vocabulary, ["a zebra", "", "a b a b", "a b a b a b"], 4)
+    got = _encoded(EIGHT, ["a zebra", "", "a b a b", "a b a b a b"], 4)
     assert got.dtype == np.int32
     assert got.tolist() == [
         [BOS, 4, OOV, EOS, PAD],
@@ -111,8 +110,7 @@ def test_a_saved_vocabulary_comes_back_and_a_damaged_file_is_refused(tmp_path):
 
 
 def test_prior_is_a_smoothed_distribution():
-    vocabulary = Vocabulary.from_texts(TEXTS, 8, source="here")
-    prior = np.exp(vocabulary.log_prior(12))
+    prior = np.exp(EIGHT.log_prior(12))
     assert prior.sum() == pytest.approx(1)
     np.testing.assert_allclose(prior * (15 + 12), [1, 1, 4, 6, 4, 3, 2, 2, 1, 1, 1, 1])
 
@@ -167,9 +165,3 @@ def test_words_are_encoded_instead_of_the_text():
     assert vocabulary.encode(with_words(population), 3).columns["tokens"].tolist() == (
         vocabulary.encode(population, 3).columns["tokens"].tolist()
     )
-
-
-@pytest.mark.parametrize("size", [4, 0, 10.0, True])
-def test_bad_sizes_are_refused(size):
-    with pytest.raises(InputError, match="size"):
-        Vocabulary.from_texts(TEXTS, size, source="here")

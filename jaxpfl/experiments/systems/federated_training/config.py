@@ -9,9 +9,10 @@ from jaxpfl import checks
 from jaxpfl.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import sections
-from jaxpfl.experiments.config.published import PublishedDecoderConfig
+from jaxpfl.experiments.config.published import MultiLabelConfig, PublishedDecoderConfig
 from jaxpfl.experiments.engine.on_round import KeepBest
 from jaxpfl.models.mlp import MLP
+from jaxpfl.privacy.guarantee import Unit
 from jaxpfl.privacy.simulated import LargerPopulation
 
 
@@ -23,6 +24,11 @@ class FredConfig(Checked):
       candidates: maps a name to a public source, which may be "split:public", or to shares of
         other candidates, a mixture: `{near: ..., far: ..., "70%": {near: 0.7, far: 0.3}}`.
       epsilon: the part of `privacy.epsilon` that FreD's release costs; required by a private run.
+      unit: what it protects. For an "example", as in the paper, it has a ledger of its own,
+        `runs/FreD/ledger.jsonl`, is no part of `privacy.epsilon`, because guarantees for clients
+        and for examples have no common epsilon, and may be private where the rounds are not.
+      mode: "paper" is Algorithm 1 as printed, for examples, whose number it publishes: `epsilon` is
+        what the paper states; what it REALISES is charged (`FredPlan.as_printed`).
       delta: the delta at which `epsilon` is stated; None means `privacy.delta`.
       embedder: see `jaxpfl.text.embed.embedder`.
       clip_norm: L2 bound of the embeddings of clients and candidates.
@@ -33,6 +39,8 @@ class FredConfig(Checked):
     candidates: dict[str, str | dict[str, float]]
     epsilon: Positive | None = None
     delta: OpenFraction | None = None
+    unit: Unit = "client"
+    mode: Literal["exact", "paper"] = "exact"
     embedder: str = "hashed"
     clip_norm: Positive = 1.0
     max_examples: PositiveInt = 16
@@ -40,6 +48,11 @@ class FredConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.mode == "paper" and (self.unit == "client" or self.epsilon is None):
+            raise InputError(
+                "fred.mode: paper needs fred.epsilon, and fred.unit: example, which the paper "
+                f"protects, found unit: {self.unit} and epsilon: {self.epsilon}"
+            )
         if len(self.candidates) < 2:
             raise InputError(
                 f"fred.candidates must be at least two, found {len(self.candidates)}: to "
@@ -136,6 +149,14 @@ class Config:
                 "found 0"
             )
 
+    @property
+    def metrics(self) -> set[str]:
+        """The names of what the results have numbers of; FreD has one for each candidate."""
+        last = "average_precision" if isinstance(self.model, MultiLabelConfig) else "perplexity"
+        scores = {"loss", "accuracy", "count", last} if self.evaluation.every else set()
+        distances = set() if self.fred is None else {"fred", "fred_corrected"}
+        return {"epsilon", "round", "update_norm", "clip_norm"} | scores | distances
+
     def _check_prefinetune(self) -> None:
         """Refuses a section `prefinetune` that has no corpus, no model or no use."""
         settings, model = self.prefinetune, self.model
@@ -174,9 +195,16 @@ class Config:
                 "simulated must be absent with a fred section, whose release is on the run's own "
                 "clients"
             )
-        if not privacy.private and (fred.epsilon is not None or fred.delta is not None):
+        if fred.unit == "example":
+            if not privacy.private and (fred.epsilon is None) != (fred.delta is None):
+                raise InputError(
+                    "fred.epsilon and fred.delta go together where privacy.private is false"
+                )
+            total = None
+        elif not privacy.private and (fred.epsilon is not None or fred.delta is not None):
             raise InputError(
-                "fred.epsilon and fred.delta must be absent where privacy.private is false"
+                "fred.epsilon and fred.delta must be absent where privacy.private is false, but "
+                "for fred.unit: example"
             )
         if privacy.private and fred.epsilon is None:
             raise InputError("fred.epsilon is required by a private run, found none")
@@ -185,7 +213,7 @@ class Config:
                 f"fred.epsilon must be below privacy.epsilon = {total:g}, the total of all "
                 f"stages, found {fred.epsilon:g}"
             )
-        if privacy.sampling == "fixed":
+        if privacy.sampling == "fixed" and fred.unit == "client":
             raise InputError(
                 "privacy.sampling must be 'poisson' or 'cyclic' with a fred section, found "
                 "'fixed': FreD's release and the rounds must have the same adjacency, add or "

@@ -79,8 +79,10 @@ def _ranked(
     title = "The public corpus, chosen by Frechet distance (FreD)"
     if "statement" in fred:
         figures.append(("fred", title, bars(candidates, stamp)))
+        apart = fred["plan"]["unit"] == "example"
+        part = "On a ledger of its own, it is no part of" if apart else "It is part of"
         texts.append(
-            f"FreD alone: {fred['statement']}. It is part of the privacy stated above. Scoring "
+            f"FreD alone: {fred['statement']}. {part} the privacy stated above. Scoring "
             "candidates and prefinetuning read public text only."
         )
     table = Table((*columns, ""), rows, (0, *range(2, len(columns))), 0)

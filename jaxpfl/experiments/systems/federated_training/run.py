@@ -27,7 +27,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile
 from jaxpfl.experiments.central.prefinetune import prefinetune
 from jaxpfl.experiments.central.training import Fitted
-from jaxpfl.experiments.config.sections import PrefinetuneConfig
+from jaxpfl.experiments.config.sections import PrefinetuneConfig, PrivacyConfig
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result, Tracking
@@ -38,16 +38,13 @@ from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems import RESULT, SIMULATION
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE
 from jaxpfl.experiments.systems.federated_training.page import SCORES, Scores, page, ranking
-from jaxpfl.experiments.systems.federated_training.study import VOCABULARY, Study
-from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest, restate
+from jaxpfl.experiments.systems.federated_training.study import FRED, VOCABULARY, Study
+from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.progress import Progress
 from jaxpfl.text.generation.language_model import sentences_of
 from jaxpfl.text.metrics.baselines import unigram_baseline
-
-FRED = "FreD"
-"""The run of FreD's release, and its stage for several processes."""
 
 NOTE = (
     "SIMULATION: the run from candidate {!r}, which FreD did not choose, is not covered by the "
@@ -125,25 +122,27 @@ class FederatedTraining:
                 f"{begun}: is missing, but its release is scored in {artifacts.folder / SCORES}: "
                 "restore the folder; nothing was charged"
             )
+        ledger = study.fred_ledger(workspace.directory)
         result = workspace.train(
             study.release,
             study.clients,
             name=FRED,
-            privacy=self.config.privacy,
+            # The budget is for clients; a ledger for examples has this release alone.
+            privacy=self.config.privacy if plan.unit == "client" else PrivacyConfig(private=False),
+            ledger=ledger,
             ask=lambda: study.embedded(workspace.progress),
         )
         released, statement = moments(plan, result.state), plan.statement()
         if plan.private:
             # A release that was made again is charged again.
-            charges = Ledger.read(ledger_path(self.config.privacy, workspace.directory)).charges
-            own = [charge for charge in charges if charge.run == result.run]
-            statement = guarantee_of(own, plan.delta).statement()
+            own = [charge for charge in Ledger.read(ledger).charges if charge.run == result.run]
+            statement = plan.claim + guarantee_of(own, plan.delta, plan.unit).statement()
         made_from = {"run": result.run, "moments_sha256": params_digest(released.arrays())}
 
         def scored() -> Artifact:
             record = {
                 **made_from,
-                "private": not workspace.stamp,
+                "private": plan.private and not self.config.run.reproducible_noise,
                 "statement": statement,
                 "plan": plan.to_dict(),
                 "embedder": study.embedder.name,
@@ -189,7 +188,7 @@ class FederatedTraining:
         """The rounds are on the ledger of FreD's release, too."""
         if self.fred is not None:
             directory = self.workspace.directory
-            restate(directory / "runs" / FRED, ledger_path(self.config.privacy, directory))
+            restate(directory / "runs" / FRED, self.study.fred_ledger(directory))
 
     def _train(self, candidate: str | None) -> Result:
         """The run from a candidate, a simulation if FreD did not choose it; None: without one."""
@@ -235,14 +234,23 @@ class FederatedTraining:
 
     def _record(self, result: Result) -> dict[str, Any]:
         evaluator, study, directory = self._test_evaluator, self.study, self.workspace.directory
+        record = files.read_record(directory / RESULT)
         fred = digest = None
-        if self.fred is not None:
-            release = {name: value for name, value in self.fred.items() if name != "scores"}
-            fred = {**release, **ranking(self.fred["scores"], {"before": self._before})}
+        if self.fred is not None and study.fred is not None:
+            release, scores = dict(self.fred), self.fred["scores"]
+            del release["scores"]
+            fred = {**release, **ranking(scores, {"before": self._before})}
+            if study.fred.unit == "example":
+                apart = f"FreD's release, on a ledger of its own: {fred['statement']}"
+                record["privacy"] = f"{result.privacy}; {apart}"
+            assert self.config.fred is not None
+            rows = {row["candidate"]: row for row in scores}
+            for name, entry in (("fred", "distance"), ("fred_corrected", "corrected")):
+                record["metrics"][name] = {c: rows[c][entry] for c in self.config.fred.candidates}
         if study.vocabulary is not None:
             digest = files.sha256_file(directory / VOCABULARY)
         return {
-            **files.read_record(directory / RESULT),
+            **record,
             "tested_on": None if evaluator is None else evaluator.name,
             "table": [] if evaluator is None else self._table(result, evaluator),
             "fred": fred,

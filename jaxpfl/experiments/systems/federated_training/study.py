@@ -7,6 +7,7 @@ frozen base, and the parameters that clients train, send and clip are the adapte
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -32,6 +33,7 @@ from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.federated.audits.rehearsal import Rehearsed, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Model, Params, require_room
@@ -45,6 +47,9 @@ from jaxpfl.text.tokenisers import characters
 from jaxpfl.text.tokenisers.base import TextEncoder
 from jaxpfl.text.tokenisers.public_words import of_size, public_words
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
+FRED = "FreD"
+"""The run of FreD's release, and its stage for several processes."""
 
 VOCABULARY = "vocabulary.json"
 """The words of a language model, in the run's directory."""
@@ -155,22 +160,41 @@ class Study(base.Study):
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        released = () if self.fred is None else self.fred.plans(len(self.clients))
+        released = () if self.fred is None else self.fred.plans(self.fred_units)
         return {"rounds": self.plan, **{f"FreD {i}": plan for i, plan in enumerate(released)}}
+
+    @property
+    def fred_units(self) -> int:
+        """The units of FreD's release; made-up clients have as many examples as are used."""
+        number, settings = len(self.clients), self.config.fred
+        assert settings is not None
+        example = self.clients.num_examples or number * settings.max_examples
+        return example if settings.unit == "example" else number
+
+    def fred_ledger(self, directory: Path) -> Path:
+        """The ledger of FreD's release: its own where its unit is not that of the rounds."""
+        apart = self.fred is not None and self.fred.unit == "example"
+        own = directory / "runs" / FRED / "ledger.jsonl"
+        return own if apart else ledger_path(self.config.privacy, directory)
 
     @cached_property
     def fred(self) -> FredPlan | None:
-        """The plan of FreD's release; its unit is the client."""
+        """The plan of FreD's release."""
         settings, privacy = self.config.fred, self.config.privacy
         if settings is None:
             return None
         bounds: Any = {"clip_norm": settings.clip_norm, "max_examples": settings.max_examples}
         delta = privacy.delta if settings.delta is None else settings.delta
-        if not privacy.private:
+        bounds["unit"] = settings.unit
+        if settings.epsilon is None:
             return FredPlan.without_privacy(**bounds)
-        assert settings.epsilon is not None and delta is not None, "the config checks it"
-        noise = "exact" if privacy.noise.startswith("exact") else "independent"
-        return FredPlan.calibrated(epsilon=settings.epsilon, delta=delta, noise=noise, **bounds)
+        assert delta is not None, "the config checks it"
+        cost: Any = {"epsilon": settings.epsilon, "delta": delta}
+        if settings.mode == "paper":
+            cost |= {"examples": self.fred_units, "clients": len(self.clients)}
+            return FredPlan.as_printed(**cost, clip_norm=settings.clip_norm)
+        exact = settings.unit == "client" and privacy.noise.startswith("exact")
+        return FredPlan.calibrated(**cost, **bounds, noise="exact" if exact else "independent")
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -182,7 +206,7 @@ class Study(base.Study):
     def release(self) -> Algorithm:
         """FreD's release, of `embedded` clients."""
         assert self.fred is not None
-        return fred(self.fred, units=len(self.clients), dimension=self.embedder.dimension)
+        return fred(self.fred, units=self.fred_units, dimension=self.embedder.dimension)
 
     def embedded(self, progress: bool) -> Population:
         """The clients with the embeddings that FreD's release reads, which may take long."""
@@ -192,9 +216,11 @@ class Study(base.Study):
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the rounds; `privacy.epsilon` covers FreD's release, too."""
+        """The plan of the rounds; `privacy.epsilon` covers FreD's release for clients, too."""
         config, fred = self.config, self.fred
-        prior = fred.guarantee().event if fred is not None and fred.private else None
+        if fred is not None and not (fred.private and fred.unit == "client"):
+            fred = None
+        prior = fred and fred.guarantee().event
         number = len(self.clients)
         return build.build_plan(config.privacy, config.training, number, prior, config.simulated)
 
@@ -236,14 +262,17 @@ class Study(base.Study):
         releases, notes, together = {}, (), {}
         fred, settings = self.fred, self.config.fred
         if fred is not None and settings is not None:
-            releases["FreD"] = description.PlannedRelease.of_moments(fred, len(self.clients))
+            units = self.fred_units
+            releases["FreD"] = description.PlannedRelease.of_moments(fred, units)
             dimension, notes = description.embedding_size(settings.embedder)
             if dimension is not None:
-                number = len(self.clients)
                 with description.tracing("FreD's release"):
-                    release = description.moments_release(fred, number, dimension)
+                    release = description.moments_release(fred, units, dimension)
                 rounds = {"FreD": release} | rounds
-            if fred.private:
+            if fred.unit == "example":
+                assumed = "" if self.clients.num_examples else f"ASSUMED {units:,} examples. "
+                notes = (*notes, f"{assumed}FreD has a ledger of its own: {fred.statement()}")
+            elif fred.private:
                 events = [fred.guarantee().event, self.plan.event()]
                 together["FreD and rounds"] = Guarantee.of_events(events, self.plan.delta)
         questions, training = None, self.config.training
@@ -311,7 +340,7 @@ def prepare(config: Config) -> Study:
         check_examples(model, clients, "data.source")
         check_examples(model, study.valid, "evaluation.source")
     # Each refuses what cannot be read, calibrated, or shared out among the devices.
-    study.train, study.valid, study.test, study.algorithm  # noqa: B018
+    _ = study.train, study.valid, study.test, study.algorithm
     return study
 
 

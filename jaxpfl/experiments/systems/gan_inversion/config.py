@@ -1,7 +1,7 @@
 """The config file of the study of inverted pixels, see `study`. Every field is PUBLIC."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining
 from jaxpfl.checked import Checked, OpenFraction, Positive, PositiveInt
@@ -95,6 +95,8 @@ class GanInversionConfig(Checked):
     images: PositiveInt = 1_000
     scaled_up: sections.ScaledUpConfig | None = None
     run: sections.RunConfig = field(default_factory=sections.RunConfig)
+
+    metrics: ClassVar[set[str]] = {"inverted_share", "classifier_score", "epsilon"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

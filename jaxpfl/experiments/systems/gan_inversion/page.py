@@ -35,15 +35,14 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         for name, run in runs.items()
     ]
     columns = ("the GAN trained on", "classified as inverted", "classifier score")
-    guarantee, accuracy = record["composed_guarantee"], record["classifier"]["accuracy"]
-    plan = runs["bug_low"]["plan"]
+    accuracy, plan = record["classifier"]["accuracy"], runs["bug_low"]["plan"]
     return Page(
         title="What is wrong with the images? Two federated GANs",
         lead=f"{record['population']} · a client: {record['unit']}",
         stamp=stamp,
-        privacy=f"{guarantee['statement']}, everything on its ledger",
+        privacy=f"{record['privacy']}, everything on its ledger",
         privacy_notes=[
-            *no_protection(guarantee["epsilon"]),
+            *no_protection(record["metrics"]["epsilon"]),
             "This is the composed guarantee of all releases on this page, which are from the same "
             "clients: both histograms of users' accuracy and all four GANs.",
             *(f"the GAN of {gans[name]}: {run['privacy']}" for name, run in runs.items()),

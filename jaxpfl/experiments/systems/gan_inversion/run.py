@@ -79,7 +79,15 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     for name, result in results.items():
         said = restate(result.out, ledger, records[name].pop("prior"))
         records[name] |= {**scores[name], "privacy": said}
+    composed = workspace.composed_guarantee([ledger], config.privacy.delta)
     return {
+        "private": not workspace.stamp,
+        "privacy": composed["statement"],
+        "metrics": {
+            "epsilon": composed["epsilon"],
+            "inverted_share": {name: each["inverted_share"] for name, each in records.items()},
+            "classifier_score": {name: each["classifier_score"] for name, each in records.items()},
+        },
         "population": study.clients.name,
         "unit": study.clients.unit,
         "selection": dataclasses.asdict(config.selection),
@@ -90,7 +98,6 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "thresholds": thresholds,
         "runs": records,
         "selected_per_round": config.training.clients_per_round,
-        "composed_guarantee": workspace.composed_guarantee([ledger], config.privacy.delta),
         "at_scale": {name: each.statement() for name, each in study.at_scale(plans).items()},
     }
 

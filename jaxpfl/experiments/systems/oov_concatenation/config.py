@@ -1,7 +1,7 @@
 """The config file of the study of joined words, see `study`. Every field is PUBLIC."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, PositiveInt
 from jaxpfl.errors import InputError
@@ -84,6 +84,8 @@ class OovConcatenationConfig:
     drawn: DrawnConfig = DrawnConfig()
     scaled_up: sections.ScaledUpConfig | None = None
     run: sections.RunConfig = field(default_factory=sections.RunConfig)
+
+    metrics: ClassVar[set[str]] = {"oov_overall", "epsilon"}
 
     def __post_init__(self) -> None:
         public = self.data.public

@@ -39,7 +39,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             "world, which is what a deployment would spend. This page shows several worlds of the "
             "same clients, which costs more:",
             f"all {len(worlds)} worlds, as shown here, everything on their ledgers: "
-            f"{record['all_worlds']['statement']}",
+            f"{record['privacy']}",
             *(f"the model of {kind}: {text}" for kind, text in costliest["privacy"].items()),
             *(f"{name}: {statement}" for name, statement in record["at_scale"].items()),
         ],

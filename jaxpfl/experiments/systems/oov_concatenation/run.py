@@ -30,15 +30,22 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     # What each model starts from, and what identifies it.
     starts = {"words": (None, tokens), "characters": (start, f"{tokens} {artifacts.sha256(begin)}")}
     ledgers = [workspace.directory / _LEDGER.format(name) for name in study.worlds]
+    worlds = {name: _world(study, workspace, name, starts) for name in study.worlds}
+    composed = workspace.composed_guarantee(ledgers, config.words.privacy.delta)
     return {
+        "private": not workspace.stamp,
+        # The page shows the models of all worlds, which are of the same clients.
+        "privacy": composed["statement"],
+        "metrics": {
+            "epsilon": composed["epsilon"],
+            "oov_overall": {f"{w['probability']:g}": w["oov_overall"] for w in worlds.values()},
+        },
         "population": study.clients.name,
         "unit": study.clients.unit,
         "vocabulary": {"size": len(vocabulary), "source": vocabulary.source},
         "drawn": dataclasses.asdict(config.drawn),
         "plans": {kind: plan.to_dict() for kind, plan in study.plans.items()},
-        "worlds": {name: _world(study, workspace, name, starts) for name in study.worlds},
-        # The page shows the models of all worlds, which are of the same clients.
-        "all_worlds": workspace.composed_guarantee(ledgers, config.words.privacy.delta),
+        "worlds": worlds,
         "at_scale": {name: each.statement() for name, each in study.at_scale().items()},
     }
 

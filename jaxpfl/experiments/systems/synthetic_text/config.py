@@ -6,7 +6,7 @@ Every field is PUBLIC, as in all configs.
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxpfl.algorithms.candidate_scores import ScoreKind
 from jaxpfl.algorithms.popri import PopriSettings
@@ -86,15 +86,16 @@ class PopriConfig(PopriSettings):
     """POPri's settings, how clients score, and the public texts that prompts are made of.
 
     Attributes:
-      reward: what ranks the responses to a prompt: the "scores" that a cohort gives in each round,
-        as published, or "moments": ONE release of the moments of all clients' embeddings, for the
-        whole `privacy.epsilon`, from which the rewards of all rounds follow. This is ours, see
-        `algorithms.one_look`; it has no use for `score` and `training.clients_per_round`.
-      score: see `algorithms.candidate_scores`; the default, "per_prompt", is ours.
+      clients_send: what ranks the responses to a prompt: the "scores" that a cohort gives in each
+        round, as published, or "moments": ONE release of the moments of all clients' embeddings,
+        for the whole `privacy.epsilon` and all rounds. This is ours, see `algorithms.one_look`; it
+        has no use for `client_score` and `training.clients_per_round`.
+      client_score: a client's score of a response, see `algorithms.candidate_scores`; the default,
+        "per_prompt", is ours.
       samples: the names of the corpora that prompts are made of; None for all. One corpus makes
         prompts of one kind, as in the released code.
       corpus: whether prompts are made of "all" of these corpora, or of the one that is "nearest" to
-        the clients by FreD, a choice that the release of the reward "moments" shows at no cost.
+        the clients by FreD, a choice that the release of "moments" shows at no cost.
       checkpoint: which round's adapters write the corpus: the "last", those whose texts are
         "nearest" to the validation clients, which are declared public, by Frechet distance; or, of
         one look, those that a second embedder has "judged" to be nearest to the training clients,
@@ -106,8 +107,8 @@ class PopriConfig(PopriSettings):
         "best_responses" of the last round, one of each prompt, which is ours.
     """
 
-    reward: Literal["scores", "moments"] = "scores"
-    score: ScoreKind = "per_prompt"
+    clients_send: Literal["scores", "moments"] = "scores"
+    client_score: ScoreKind = "per_prompt"
     samples: tuple[str, ...] | None = None
     corpus: Literal["all", "nearest"] = "all"
     checkpoint: Literal["last", "nearest", "judged"] = "last"
@@ -118,16 +119,16 @@ class PopriConfig(PopriSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.reward != "moments":
-            nearest, judged = self.corpus == "nearest", self.checkpoint == "judged"
-            by_look = {"corpus": nearest, "checkpoint": judged, "tune": self.tune is not None}
-            if asked := [name for name, found in by_look.items() if found]:
+        judged, nearest = self.checkpoint == "judged", self.corpus == "nearest"
+        by_look = {"corpus": nearest, "checkpoint": judged, "tune": self.tune is not None}
+        for name, chosen in by_look.items():
+            if chosen and self.clients_send != "moments":
                 raise InputError(
-                    f"popri.{asked[0]} needs popri.reward 'moments', whose one look alone shows "
-                    f"what it chooses by, found {self.reward!r}"
+                    f"popri.{name} needs popri.clients_send 'moments', whose one look alone shows "
+                    f"what it chooses by, found {self.clients_send!r}"
                 )
         if self.tune is not None:
-            if self.corpus == "nearest" and self.tune.samples:
+            if nearest and self.tune.samples:
                 raise InputError(
                     "popri.tune.samples must be absent with popri.corpus 'nearest', found "
                     f"{list(self.tune.samples)}: both choose the corpus that prompts are made of"
@@ -168,9 +169,8 @@ class SyntheticTextConfig(Checked):
     |                   |                          | `privacy.sampling: cyclic` and its noise)   |
     | private_evolution | votes for nearest texts  | texts like those voted for                  |
     | pe_sft            | the same                 | texts of the generator, tuned on those      |
-    | popri             | scores of texts          | texts of the generator, tuned by preference |
-    |                   | (`popri.reward: moments`:|                                            |
-    |                   | moments, once)           |                                            |
+    | popri             | scores of texts, or      | texts of the generator, tuned by preference |
+    |                   | moments, once            | (`popri.clients_send`)                      |
 
     Attributes:
       corpora: maps the name of each public corpus to its source of texts; None where nothing is
@@ -266,24 +266,34 @@ class SyntheticTextConfig(Checked):
                 f"or 'generator', whose clients send nothing, found method {self.method!r}"
             )
 
+    metrics: ClassVar[set[str]] = {
+        *("loss", "perplexity", "accuracy", "count", "public_accuracy", "public_perplexity"),
+        "epsilon",
+    }
+
     @property
     def one_look(self) -> bool:
         """Whether clients are asked once, for the moments that all rewards follow from."""
-        return self.method == "popri" and self.popri.reward == "moments"
+        return self.method == "popri" and self.popri.clients_send == "moments"
+
+    @property
+    def algorithm(self) -> str:
+        """Names the method's entries in the ledger."""
+        return "one look" if self.one_look else self.method
 
     @property
     def models(self) -> dict[str, DecoderModelConfig | PublishedModelConfig]:
         """The sections of the models that the method computes with, by name."""
-        found = {"downstream": self.downstream}
+        models = {"downstream": self.downstream}
         if self.method in WRITING and not isinstance(self.generator, RemoteGeneratorConfig):
-            found["generator"] = self.generator
-        return found
+            models["generator"] = self.generator
+        return models
 
     @property
     def remote(self) -> RemoteGeneratorConfig | None:
         """The generator that the method asks behind an address, if it does."""
-        found = self.generator if self.method in WRITING else None
-        return found if isinstance(found, RemoteGeneratorConfig) else None
+        generator = self.generator if self.method in WRITING else None
+        return generator if isinstance(generator, RemoteGeneratorConfig) else None
 
     @property
     def client_privacy(self) -> sections.PrivacyConfig:
@@ -294,9 +304,9 @@ class SyntheticTextConfig(Checked):
         return replace(self.privacy, clip_norm=1.0) if self.method == "popri" else self.privacy
 
     @property
-    def score(self) -> ScoreKind:
+    def client_score(self) -> ScoreKind:
         """How clients score texts: those that evolve are voted for."""
-        return "nn_histogram" if self.method in EVOLVING else self.popri.score
+        return "nn_histogram" if self.method in EVOLVING else self.popri.client_score
 
     @property
     def candidates(self) -> tuple[int, int]:
@@ -343,7 +353,7 @@ class SyntheticTextConfig(Checked):
 
     def _check_privacy(self) -> None:
         privacy, method, scoring = self.privacy, self.method, self.method in SCORING
-        look = "popri.reward 'moments', which is one release of all clients"
+        look = "popri.clients_send 'moments', which is one release of all clients"
         cohorts = f"method {method!r}, which draws a new cohort for every release"
         for name, refused, allowed, where in (
             ("epsilon", self.one_look and privacy.private and [None], "given", look),

@@ -7,7 +7,6 @@ corpus/              the synthetic texts, of the run or more
 """
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,9 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     WRITING,
     SyntheticTextConfig,
 )
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, enough, question
+from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Tuning, enough
+from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
+from jaxpfl.experiments.systems.synthetic_text.questions import question_of
 from jaxpfl.experiments.systems.synthetic_text.run import FINE_TUNING
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.models.base import Params
@@ -46,18 +47,18 @@ def made(
     progress: bool = True,
 ) -> base.Made:
     """See `systems.base.System`."""
-    writer = CorpusWriter(config, progress)
-    start, folder = writer.downstream, directory / FINE_TUNING
-    _require_public(writer, "downstream", record)
+    models = StudyModels(config, progress)
+    start, folder = models.downstream, directory / FINE_TUNING
+    _require_public(models, "downstream", record)
     params, corpus, others = start.params, None, []
     plan = Plan.from_dict(record["plan"]) if record["plan"] else None
     if config.method in WRITING:
-        run, corpus, others = _written(directory, writer, record, plan, texts)
+        run, corpus, others = _written(directory, models, record, plan, texts)
         # The run's own corpus trained the model, however many texts are wanted.
         _require_checkpoints(folder)
-        params = writer.fitted(start, run, config.corpus.fine_tuning, folder)
+        params = models.fitted(start, run, config.corpus.fine_tuning, folder)
     elif config.method == FED_AVG:
-        params = _trained(directory, writer, record)
+        params = _trained(directory, models, record)
     source = config.data.source
     return base.Made(
         models=(base.TrainedModel("", start.model, params, start.tokeniser), *others),
@@ -70,9 +71,9 @@ def made(
     )
 
 
-def _trained(directory: Path, writer: CorpusWriter, record: Mapping[str, Any]) -> Params:
-    config, folder = writer.config, directory / "runs" / FED_AVG
-    plan, start = planned(folder, {**to_mapping(config), "run name": FED_AVG}), writer.downstream
+def _trained(directory: Path, models: StudyModels, record: Mapping[str, Any]) -> Params:
+    config, folder = models.config, directory / "runs" / FED_AVG
+    plan, start = planned(folder, {**to_mapping(config), "run name": FED_AVG}), models.downstream
     return final_params(
         folder,
         build_algorithm(start.model, config.training, plan, start.params),
@@ -84,7 +85,7 @@ def _trained(directory: Path, writer: CorpusWriter, record: Mapping[str, Any]) -
 
 def _written(
     directory: Path,
-    writer: CorpusWriter,
+    models: StudyModels,
     record: Mapping[str, Any],
     plan: Plan | None,
     number: int | None,
@@ -93,14 +94,14 @@ def _written(
 
     Its writing more texts is post-processing of the releases: no client's data is read.
     """
-    config, asked, artifacts = writer.config, None, writer.stored(directory)
+    config, question, artifacts = models.config, None, models.stored(directory)
     # A method that asks no client has no plan.
     if plan is not None:
         folder, ledger = directory / "runs" / config.method, ledger_path(config.privacy, directory)
         planned(folder, {**to_mapping(config), "run name": config.method})
         run = files.read_record(folder / "run.json", {"run": str})["run"]
         check_statement(record["privacy"], ledger, (run,), plan)
-        asked = question(config, plan)
+        question = question_of(config, plan)
         artifacts = Artifacts(directory / ARTIFACTS, run=run, ledger=Ledger.read(ledger))
     phases = Phases(artifacts)
     corpus = phases.load_or_compute("corpus", missing)["texts"].tolist()
@@ -108,27 +109,27 @@ def _written(
     if not tunes and len(wanted) >= (number or 0):
         return corpus, wanted, []
     if config.remote is None:
-        _require_public(writer, _GENERATOR, record)
+        _require_public(models, _GENERATOR, record)
     _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
-    author = writer.tuned(directory, phases, asked)
+    author = METHODS[config.algorithm](Tuning(models, phases, directory), question and question.of)
     if number is not None:
-        wanted = enough(partial(writer.texts, author), number, corpus)
-    found = author.model
+        wanted = enough(author.texts, number, corpus)
     if not tunes:
         return corpus, wanted, []
+    tuned = author.generator
     if isinstance(config.generator, PublishedModelConfig):
-        adapted, tuned = base.exported_base(config.generator, _GENERATOR, _GENERATOR)
+        name, public = base.exported_base(config.generator, _GENERATOR, _GENERATOR)
     else:
-        plain = lora.detach(found.model, found.params)
-        adapted, tuned = _GENERATOR, [base.TrainedModel(_GENERATOR, *plain, found.tokeniser)]
-    adapters = base.TrainedModel("generator_adapter", found.model, found.params, base=adapted)
-    return corpus, wanted, [*tuned, adapters]
+        plain = lora.detach(tuned.model, tuned.params)
+        name, public = _GENERATOR, [base.TrainedModel(_GENERATOR, *plain, tuned.tokeniser)]
+    adapters = base.TrainedModel("generator_adapter", tuned.model, tuned.params, base=name)
+    return corpus, wanted, [*public, adapters]
 
 
-def _require_public(writer: CorpusWriter, name: str, record: Mapping[str, Any]) -> None:
+def _require_public(models: StudyModels, name: str, record: Mapping[str, Any]) -> None:
     """Refuses a public model, "generator" or "downstream", that the run did not start from."""
-    found, expected = writer.about[name], record["public_models"][name]["sha256"]
-    where = found.get("path", writer.config.cache)
+    found, expected = models.about[name], record["public_models"][name]["sha256"]
+    where = found.get("path", models.config.cache)
     base.require_same(where, f"public {name}", found["sha256"], expected)
 
 

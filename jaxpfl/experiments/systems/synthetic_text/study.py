@@ -13,6 +13,7 @@ public checkpoint and is evaluated on test clients that are declared public; eve
 same clients and the same plan, and is charged for what its clients send.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -29,12 +30,23 @@ from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine import description
 from jaxpfl.experiments.engine.build import build_algorithm, read_clients, split_clients
 from jaxpfl.experiments.systems import base
-from jaxpfl.experiments.systems.synthetic_text import corpus_writer, look
 from jaxpfl.experiments.systems.synthetic_text.config import (
     FED_AVG,
     SCORING,
     WRITING,
     SyntheticTextConfig,
+)
+from jaxpfl.experiments.systems.synthetic_text.models import (
+    StudyModels,
+    check_published,
+    loaded_embedder,
+)
+from jaxpfl.experiments.systems.synthetic_text.questions import (
+    EMBEDDING,
+    fred_plan,
+    joint_plan,
+    parts_of,
+    scorer_of,
 )
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
 from jaxpfl.models import adapter_trees
@@ -47,23 +59,28 @@ from jaxpfl.text.columns import text_column
 
 @dataclass(frozen=True)
 class Study(base.Study):
-    """One method, and what its clients send."""
+    """One method, and what its clients send.
+
+    Attributes:
+      held_out: "valid" and "test" clients, declared public; empty where no client was read.
+    """
 
     config: SyntheticTextConfig
+    held_out: Mapping[str, Population] = field(default_factory=dict, repr=False)
 
     @cached_property
     def plan(self) -> Plan:
         """The privacy plan of what the clients send, if they send anything."""
         config, number = self.config, len(self.clients)
         if config.one_look:
-            return look.joint_plan(self.look, number)
+            return joint_plan(self.look, number)
         privacy, simulated = config.client_privacy, config.simulated
         return description.cached_plan(privacy, config.training, number, simulated=simulated)
 
     @cached_property
     def look(self) -> FredPlan:
-        """What `popri.reward: moments` releases."""
-        return look.fred_plan(self.config, len(self.clients))
+        """What `popri.clients_send: moments` releases."""
+        return fred_plan(self.config, len(self.clients))
 
     @property
     def plans(self) -> dict[str, Plan]:
@@ -76,29 +93,22 @@ class Study(base.Study):
 
     def describe(self) -> description.Description:
         config, method = self.config, self.config.method
-        found = {name: self._shapes(name) for name in config.models}
-        models = {name: sized for name, (_, _, sized) in found.items()}
+        shapes = {name: self._shapes(name) for name in config.models}
+        models = {name: sized for name, (_, _, sized) in shapes.items()}
         if (remote := config.remote) is not None:
             models["generator"] = description.Sized(f"{remote.model} behind {remote.api}")
         rounds: dict[str, Rehearsed] = {}
         notes: tuple[str, ...] = ()
-        questions, releases = None, {}
-        model, params, _ = found["downstream"]
+        releases, together = {}, {}
+        model, params, _ = shapes["downstream"]
         if model is not None:
             rounds |= self._describe_downstream(model, params)
-        if method in SCORING:
-            if not config.one_look:
-                dimension, notes = description.embedding_size(config.embedder)
-                if dimension is not None:
-                    rounds["scores"] = self._describe_scores(dimension)
-            if not config.one_look and self.plan.sampling != "fixed":
-                questions = partial(ScoreCanaries, config.score, config.evolution.max_texts)
-        if method == "popri" and found["generator"][0] is not None:
-            models["adapters"] = self._describe_adapters(*found["generator"][:2])
-        number, together = len(self.clients), {}
+        if method == "popri" and shapes["generator"][0] is not None:
+            models["adapters"] = self._describe_adapters(*shapes["generator"][:2])
         if config.one_look:
-            for column_, (plan, embedder) in look.parts_of(config, self.look).items():
-                what = "moments" if column_ == look.EMBEDDING else f"moments of the {column_}"
+            number = len(self.clients)
+            for name, (plan, embedder) in parts_of(config, self.look).items():
+                what = "moments" if name == EMBEDDING else f"moments of the {name}"
                 releases[what] = description.PlannedRelease.of_moments(plan, number)
                 dimension, more = description.embedding_size(embedder)
                 notes += more
@@ -107,6 +117,14 @@ class Study(base.Study):
                         rounds[what] = description.moments_release(plan, number, dimension)
             together = {"one look": self.look.guarantee()} if len(releases) > 1 else {}
         elif self.sends:
+            questions = None
+            if method in SCORING:
+                dimension, notes = description.embedding_size(config.embedder)
+                if dimension is not None:
+                    rounds["scores"] = self._describe_scores(dimension)
+                if self.plan.sampling != "fixed":
+                    most = config.evolution.max_texts
+                    questions = partial(ScoreCanaries, config.client_score, most)
             releases["rounds"] = description.PlannedRelease.of_rounds(self.plan, questions)
         corpora = {f"corpora.{name}": source for name, source in (config.corpora or {}).items()}
         return description.Description(models, rounds, releases, corpora, together, notes)
@@ -116,10 +134,10 @@ class Study(base.Study):
         config, settings = self.config, self.config.models[name]
         if isinstance(settings, PublishedModelConfig):
             trained = name == "downstream"
-            found, params, size = description.published_shapes(settings, name, trained=trained)
-            if found is not None:
-                corpus_writer.check_published(config, found)
-            return found and found.model, params, size
+            published, params, size = description.published_shapes(settings, name, trained=trained)
+            if published is not None:
+                check_published(config, published)
+            return published and published.model, params, size
         positions = max(settings.sequence_length, config.positions[name])
         model = Decoder(settings.network(config.vocab_size, positions))
         with description.tracing(name):
@@ -141,14 +159,14 @@ class Study(base.Study):
             return {FED_AVG: rehearse(algorithm, {"tokens": column(length, np.int32)}, params)}
 
     def _describe_scores(self, dimension: int) -> Rehearsed:
-        candidates, by_text = self.config.candidates, self.config.score == "nn_histogram"
+        candidates, by_text = self.config.candidates, self.config.client_score == "nn_histogram"
         number = int(np.prod(candidates)) if by_text else dimension
         broadcast = jax.ShapeDtypeStruct((number, dimension), np.float32)
         name = "embedding" if by_text else "mean_embedding"
         with description.tracing("a round of scores"):
-            query = corpus_writer.scorer(self.config, self.plan).query
-            found, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
-        return Rehearsed(0, (found,))
+            query = scorer_of(self.config, self.plan).query
+            asked, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
+        return Rehearsed(0, (asked,))
 
     def _describe_adapters(self, model: Any, params: Params) -> description.Sized:
         settings = self.config.popri.lora
@@ -161,19 +179,7 @@ class Study(base.Study):
         return description.Sized.of(f"of rank {settings.rank}, tuned by preference", adapters)
 
 
-@dataclass(frozen=True)
-class Prepared(Study):
-    """A study of clients that were read.
-
-    Attributes:
-      valid, test: held-out clients, declared public.
-    """
-
-    valid: Population = field(repr=False)
-    test: Population = field(repr=False)
-
-
-def prepare(config: SyntheticTextConfig) -> Prepared:
+def prepare(config: SyntheticTextConfig) -> Study:
     """Reads the clients of a study and refuses what cannot be carried out; releases nothing."""
     clients = read_clients(config.data)
     text_column(clients)
@@ -181,15 +187,15 @@ def prepare(config: SyntheticTextConfig) -> Prepared:
     if config.evaluation.source is not None:
         held_out = open_population(config.evaluation.source)
         parts |= held_out.split({"valid": 0.5, "test": 0.5}, seed=config.data.split_seed)
-    study = Prepared(config, parts["train"], parts["valid"], parts["test"])
+    study = Study(config, parts.pop("train"), parts)
     # Refuses here, before anything is charged, what cannot be calibrated or is missing.
     study.plan  # noqa: B018
-    private, public = PrivateContent(parts["train"]), corpus_writer.CorpusWriter(config).public
+    private, public = PrivateContent(study.clients), StudyModels(config).public
     for name, corpus in public.corpora.items():
         private.refuse(corpus, f"corpora.{name} = {public.sources[name]!r}")
     if config.method in WRITING:
-        corpus_writer.loaded_embedder(config.embedder)
+        loaded_embedder(config.embedder)
     if config.one_look:
-        for _, embedder in look.parts_of(config, study.look).values():
-            corpus_writer.loaded_embedder(embedder)
+        for _, embedder in parts_of(config, study.look).values():
+            loaded_embedder(embedder)
     return study

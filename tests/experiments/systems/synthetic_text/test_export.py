@@ -14,7 +14,8 @@ from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.central.public_models import data_mesh
 from jaxpfl.experiments.engine import build
 from jaxpfl.experiments.export import export
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
+from jaxpfl.experiments.systems.synthetic_text.methods import Author
+from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters, pretrained
@@ -63,17 +64,19 @@ def test_the_downstream_model_is_read_again_and_scores_what_the_run_says(
     model, params = pretrained.load(exported / method)
     tokeniser = hugging_face(exported / method)
     config = synthetic_config(method, "--corpus.texts", "12")
-    writer = CorpusWriter(config)
+    models = StudyModels(config)
     study = prepare(config)
-    texts = study.test.columns["text"].slice(0, config.evaluation.max_examples).to_pylist()
+    texts = (
+        study.held_out["test"].columns["text"].slice(0, config.evaluation.max_examples).to_pylist()
+    )
     # The exported tokeniser is the study's.
-    own = writer.public.tokeniser
+    own = models.public.tokeniser
     assert (tokeniser.end_of_text, tokeniser.ends) == (own.end_of_text, own.ends)
     assert tokeniser.start == own.start
     for found, expected in zip(tokeniser.encode(texts), own.encode(texts), strict=True):
         np.testing.assert_array_equal(found, expected)
-    assert model == writer.downstream.model
-    scored = evaluate(model, params, writer.rows(texts), mesh=data_mesh(16))
+    assert model == models.downstream.model
+    scored = evaluate(model, params, models.rows(texts), mesh=data_mesh(16))
     record = json.loads((finished / method / "result.json").read_text())
     for name in ("perplexity", "loss", "accuracy"):
         assert scored[name] == record["metrics"][name], name
@@ -114,15 +117,15 @@ def test_more_texts_come_from_the_tuned_writer_and_cost_nothing(
 ):
     """Without the clients: their file is not read, and the ledger stays as it is."""
     run, writers = finished / method, []
-    ledger, written = (run / "ledger.jsonl").read_bytes(), CorpusWriter.texts
+    ledger, written = (run / "ledger.jsonl").read_bytes(), Author.texts
 
-    def texts(self, writer, *rest):
-        writers.append(writer.model)
-        return written(self, writer, *rest)
+    def texts(self, *rest):
+        writers.append(self.generator)
+        return written(self, *rest)
 
     monkeypatch.setattr(build, "open_population", pytest.fail)
     monkeypatch.setattr(Ledger, "charge", pytest.fail)
-    monkeypatch.setattr(CorpusWriter, "texts", texts)
+    monkeypatch.setattr(Author, "texts", texts)
     found = {}
     for name, number in (("more", 30), ("again", 30), ("few", 3)):
         export(run, tmp_path / name, texts=number, progress=False)

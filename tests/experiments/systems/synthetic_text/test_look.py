@@ -9,7 +9,7 @@ from jaxpfl.experiments.engine.phases import Phases
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Setting
 from jaxpfl.experiments.records.artifacts import Artifacts
-from jaxpfl.experiments.systems.synthetic_text.look import EMBEDDING, Look
+from jaxpfl.experiments.systems.synthetic_text.questions import EMBEDDING, Look
 from jaxpfl.privacy import Ledger
 from jaxpfl.text.embed import embed, embedder
 from tests.algorithms.test_one_look import released
@@ -22,7 +22,7 @@ def test_the_nearest_texts_are_chosen_where_the_noise_hides_all_distances():
     """Also where there are lists without texts, which are as far as texts can be."""
     function = embedder("hashed:16")
     target = moments(np.asarray(function(NEAR)), 1.0)
-    look = Look({EMBEDDING: FredPlan.without_privacy()}, {EMBEDDING: function}, 100)
+    look = Look({EMBEDDING: (FredPlan.without_privacy(), "hashed:16")}, 100)
     for entry in (0.0, 0.5):
         found = look.judged({EMBEDDING: released(target, entry)}, [["", " "], FAR, NEAR], 1)
         assert found["chosen"] == 2
@@ -36,7 +36,7 @@ def test_choices_read_the_one_release_and_ask_nobody(tmp_path):
     texts = {f"client {number}": {"text": [text]} for number, text in enumerate(NEAR)}
     clients = embed(from_clients(texts), function, progress=False)
     plan = FredPlan.calibrated(epsilon=50.0, delta=1e-3)
-    look = Look({EMBEDDING: plan}, {EMBEDDING: function}, len(clients))
+    look = Look({EMBEDDING: (plan, "hashed:8")}, len(clients))
     path = tmp_path / "ledger.jsonl"
     run = Run(tmp_path, look.algorithm, clients, Setting({}), ledger=path)
     with run:

@@ -1,5 +1,6 @@
 """Which round's adapters write the corpus, and after which prompts."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,8 +10,8 @@ from jaxpfl.algorithms.popri import Written
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine import build
 from jaxpfl.experiments.export import export
-from jaxpfl.experiments.systems.synthetic_text import corpus_writer
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, best_responses
+from jaxpfl.experiments.systems.synthetic_text import methods
+from jaxpfl.experiments.systems.synthetic_text.methods import best_responses
 from jaxpfl.privacy.ledger import Ledger
 
 DISTANCES = [0.5, 0.2, 0.4]
@@ -32,23 +33,23 @@ def test_the_best_response_of_each_prompt_unless_it_is_empty():
 def test_the_nearest_round_writes_after_the_best_responses(synthetic_config, tmp_path, monkeypatch):
     """The round of the smallest distance writes, also where more texts are asked for afterwards."""
     measured, chosen, written_by = [], [], []
-    tuned_of, attached = CorpusWriter.tuned, corpus_writer.with_adapters
+    by_scores, attached = methods.tuned_by_scores, methods.with_adapters
 
-    def tuned(self, directory, releases, asked, distance=None, on_round=lambda _: None):
+    def tuned(tuning, scores):
         def counted(texts):
             measured.append(texts)
             return DISTANCES[len(measured) - 1]
 
-        author = tuned_of(self, directory, releases, asked, counted, on_round)
-        written_by.append((author.model.digest(), author.samples))
+        author = by_scores(dataclasses.replace(tuning, distance=counted), scores)
+        written_by.append((author.generator.digest(), author.samples))
         return author
 
     def with_adapters(generator, settings, params):
         chosen.append(attached(generator, settings, params))
         return chosen[-1]
 
-    monkeypatch.setattr(CorpusWriter, "tuned", tuned)
-    monkeypatch.setattr(corpus_writer, "with_adapters", with_adapters)
+    monkeypatch.setitem(methods.METHODS, "popri", tuned)
+    monkeypatch.setattr(methods, "with_adapters", with_adapters)
     run = tmp_path / "run"
     carry_out.run(synthetic_config("popri", *OURS), run, progress=False)
     record = json.loads((run / "result.json").read_text())

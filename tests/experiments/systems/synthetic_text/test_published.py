@@ -19,7 +19,7 @@ from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
+from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
@@ -98,21 +98,21 @@ def test_a_generator_that_answers_messages_writes_for_popri(published, folders, 
     mapping = to_mapping(published("popri", {"path": str(folder)}))
     mapping["training"]["rounds"] = 1
     with pytest.raises(InputError, match=r"popri.prompt_tokens: .* puts around its text, found"):
-        CorpusWriter(from_mapping(mapping, "here"))
+        StudyModels(from_mapping(mapping, "here"))
     mapping["popri"] |= {"prompt_tokens": 40, "new_tokens": 6}
     record = carry_out.run(from_mapping(mapping, "here"), tmp_path / "run", progress=False).record
     assert record["history"]
     mapping["generator"]["chat"] = False
-    assert CorpusWriter(from_mapping(mapping, "here")).generator.tokeniser.chat is None  # pyright: ignore
+    assert StudyModels(from_mapping(mapping, "here")).generator.tokeniser.chat is None  # pyright: ignore
 
 
 def test_adapters_are_merged_and_weights_rounded_as_the_section_says(published, folders):
     plain, params = pretrained.load(folders / "llama")
     assert isinstance(plain, Decoder)
     settings = {"adapters": str(folders / "adapters"), "int8": True, "dtype": "bfloat16"}
-    found = CorpusWriter(published("popri", settings)).generator
+    found = StudyModels(published("popri", settings)).generator
     assert found.model.int8 and found.model.compute == "bfloat16" and found.model.lora is None
-    merged = CorpusWriter(published("popri", {"adapters": str(folders / "adapters")})).generator
+    merged = StudyModels(published("popri", {"adapters": str(folders / "adapters")})).generator
     assert merged.model == plain
     weight, before = (tree["layers"]["q"]["kernel"] for tree in (merged.params, params))
     adapted = adapters.load(folders / "adapters", plain, params)[1]["layers"]["q"]
@@ -157,10 +157,10 @@ def test_too_few_positions_and_no_corpus_for_prompts_are_refused(published):
     mapping["popri"]["new_tokens"] = 48
     message = "has 64 positions, expected at least 65, for popri.prompt_tokens, popri.new_tokens"
     with pytest.raises(InputError, match=message):
-        CorpusWriter(from_mapping(mapping, "here"))
+        StudyModels(from_mapping(mapping, "here"))
     mapping["popri"]["new_tokens"], mapping["corpus"]["tokens"] = 8, 65
     with pytest.raises(InputError, match="downstream.path .* expected at least 65, for corpus.tok"):
-        CorpusWriter(from_mapping(mapping, "here"))
+        StudyModels(from_mapping(mapping, "here"))
     with pytest.raises(InputError, match="prompts are made of their texts"):
         published("popri", corpora=None)
 
@@ -183,7 +183,7 @@ def test_a_name_on_the_hub_becomes_its_commit(published, folders, tmp_path, monk
     assert pinned(found) == found
     assert dataclasses.replace(found, generator=config.generator) == config
     assert pinned(published("popri")) == published("popri")
-    writer = CorpusWriter(found)
+    writer = StudyModels(found)
     assert asked[1:] == [f"someone/other@{commit}", f"someone/llama@{commit}"]
     assert writer.about["generator"]["tokeniser"].startswith("llama ")
     # A cache that does not name its commit cannot be pinned.

@@ -12,13 +12,13 @@ from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import scorer
+from jaxpfl.experiments.systems.synthetic_text.questions import question_of
 from jaxpfl.experiments.systems.synthetic_text.run import TextStudy
 from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.text.embed import embedder
 
 LARGER = "--simulated.population 100000 --simulated.delta 1e-6 --simulated.clients_per_round 1000"
-LOOK = "--popri.reward moments"
+LOOK = "--popri.clients_send moments"
 REFUSED = [
     ("popri", "--vocab_size 256", "vocab_size must be above 256, found 256"),
     ("popri", "--generator.heads 3", "hidden_size must be a multiple of heads = 3"),
@@ -32,15 +32,19 @@ REFUSED = [
     ("popri", "--data.split.valid 0 --data.split.test 0.4", "data.split.valid"),
     ("public", "--data.split.valid 0.4 --data.split.test 0", "data.split.test"),
     ("private_evolution", "--popri.format.shots 5", "evolution selects 4 .*popri.format.shots"),
-    ("popri", "--popri.reward votes", "popri.reward"),
+    ("popri", "--popri.clients_send votes", "popri.clients_send"),
     ("public", LARGER, "whose clients send nothing"),
     ("popri", "--popri.samples [nowhere]", "popri.samples must be among"),
-    ("popri", f"{LOOK} --privacy.sampling fixed", "must be 'poisson' with popri.reward 'moments'"),
+    (
+        "popri",
+        f"{LOOK} --privacy.sampling fixed",
+        "must be 'poisson' with popri.clients_send 'moments'",
+    ),
     ("popri", f"{LOOK} --privacy.accountant rdp", "privacy.accountant must be absent or 'pld'"),
-    ("popri", "--popri.checkpoint judged", "popri.checkpoint needs popri.reward 'moments'"),
+    ("popri", "--popri.checkpoint judged", "popri.checkpoint needs popri.clients_send 'moments'"),
     ("popri", f"{LOOK} --popri.checkpoint judged --embedder hashed:128", "another embedder"),
     ("popri", f"{LOOK} --popri.checkpoint judged --popri.judge hashd:8", "did you mean 'hashed'"),
-    ("popri", "--popri.tune.top_p [0.5,1]", "popri.tune needs popri.reward 'moments'"),
+    ("popri", "--popri.tune.top_p [0.5,1]", "popri.tune needs popri.clients_send 'moments'"),
     ("popri", f"{LOOK} --popri.tune.top_p [0.5]", "at least two values .* found one choice"),
     ("popri", f"{LOOK} --popri.tune.top_p [0.5,2]", "popri.tune.top_p must be greater than 0"),
     ("popri", f"{LOOK} --popri.tune.samples [near,nowhere]", "popri.tune.samples must be among"),
@@ -99,8 +103,9 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
     whole = synthetic_text.prepare(config)
     spans = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, spans=True))
     cut = TextStudy(dataclasses.replace(whole, config=spans), Workspace(spans, tmp_path))
-    tokeniser = cut.writer.public.tokeniser
-    held = [whole.test.examples(client)["text"].to_pylist() for client in range(len(whole.test))]
+    tokeniser = cut.models.public.tokeniser
+    test = whole.held_out["test"]
+    held = [test.examples(client)["text"].to_pylist() for client in range(len(test))]
     lengths = [len(row) for row in tokeniser.encode([" ".join(texts) for texts in held])]
     assert cut.test.num_examples == sum(-(-length // 8) for length in lengths)
     assert cut.clients.fingerprint == whole.clients.fingerprint
@@ -117,7 +122,7 @@ def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_p
         changes = ("--training.max_examples", str(limit), *changed)
         study = synthetic_text.prepare(synthetic_config("popri", *changes))
         texts = TextStudy(study, Workspace(study.config, tmp_path / str(number), memory=memory))
-        asked = texts.embedded(scorer(study.config, study.plan))
+        asked = texts.embedded(question_of(study.config, study.plan))
         few = texts.clients.keeping(at_most(texts.clients, limit, study.config.data.split_seed))
         assert max(few.sizes()) == limit < max(texts.clients.sizes())
         vectors = np.asarray(embedder(study.config.embedder)(few.columns["text"].to_pylist()))

@@ -1,4 +1,4 @@
-"""Recognises the clients whose releases a ledger holds, by keyed hashes.
+"""The secret key of a ledger, by which it recognises the clients whose releases it holds.
 
 A fingerprint is a plain hash of the data, against which a guess of somebody's data can be tested.
 A ledger therefore holds its HMAC-SHA256, the source's digest, whose key of 32 secret bytes is in a

@@ -1,4 +1,4 @@
-"""What makes the corpus of a study: variations by a masked language model, and what is refused."""
+"""The models of a study: variations by a masked one, shared devices, and what is refused."""
 
 import dataclasses
 
@@ -6,7 +6,8 @@ import jax
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
+from jaxpfl.experiments.systems.synthetic_text.methods import vary_of
+from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import Writer
 from jaxpfl.text.generation.variation import Continue, MaskAndFill
@@ -22,10 +23,11 @@ class Generator(Writer):
     tokeniser = UTF8Bytes()
 
 
-def writer_of(config) -> CorpusWriter:
-    writer = CorpusWriter(config)
-    writer.__dict__["generator"] = Generator()
-    return writer
+def variation(config):
+    """By a generator that is never asked to write."""
+    models = StudyModels(config)
+    models.__dict__["generator"] = Generator()
+    return vary_of(models)
 
 
 def mask_and_fill(folder) -> tuple[str, ...]:
@@ -34,12 +36,12 @@ def mask_and_fill(folder) -> tuple[str, ...]:
 
 def test_texts_are_varied_as_the_config_says(synthetic_config, tmp_path, monkeypatch):
     folder = masked_model_folder(tmp_path / "bert")
-    plain = writer_of(synthetic_config("private_evolution"))
-    assert isinstance(plain.vary, Continue)
-    assert (plain.vary.kept, plain.vary.tokens, plain.vary.decoding.stop) == (0.5, 8, ("\n",))
-    writer = writer_of(synthetic_config("private_evolution", *mask_and_fill(folder)))
-    found = writer.vary(TEXTS, jax.random.key(0))
-    assert found == writer.vary(TEXTS, jax.random.key(0)) != writer.vary(TEXTS, jax.random.key(1))
+    plain = variation(synthetic_config("private_evolution"))
+    assert isinstance(plain, Continue)
+    assert (plain.kept, plain.tokens, plain.decoding.stop) == (0.5, 8, ("\n",))
+    vary = variation(synthetic_config("private_evolution", *mask_and_fill(folder)))
+    found = vary(TEXTS, jax.random.key(0))
+    assert found == vary(TEXTS, jax.random.key(0)) != vary(TEXTS, jax.random.key(1))
     # At most corpus.tokens of the generator's tokens, here letters, whatever the model's were.
     assert all(0 < len(text) <= 8 for text in found)
     given = []
@@ -50,13 +52,13 @@ def test_texts_are_varied_as_the_config_says(synthetic_config, tmp_path, monkeyp
 
     monkeypatch.setattr(MaskAndFill, "__call__", filled)
     # One line in the format of lines; what would be empty stays as it was.
-    assert writer.vary(TEXTS, jax.random.key(0)) == ["one line", TEXTS[1]]
+    assert vary(TEXTS, jax.random.key(0)) == ["one line", TEXTS[1]]
     assert given == [(8, TEXTS)]
 
 
 def test_a_generator_that_devices_share_writes_what_one_device_does(synthetic_config):
     plain, split = (
-        CorpusWriter(synthetic_config("popri", "--training.model_devices", number)).generator
+        StudyModels(synthetic_config("popri", "--training.model_devices", number)).generator
         for number in "12"
     )
     kernel = split.params["layers"]["up"]["kernel"]
@@ -67,17 +69,17 @@ def test_a_generator_that_devices_share_writes_what_one_device_does(synthetic_co
     ]
     assert of_each[0].texts == of_each[1].texts
     with pytest.raises(InputError, match="model = 3 devices must share.* has 2 devices"):
-        CorpusWriter(synthetic_config("popri", "--training.model_devices", "3"))
+        StudyModels(synthetic_config("popri", "--training.model_devices", "3"))
 
 
 def test_a_model_that_cannot_fill_is_refused_before_anything_is_made(synthetic_config, tmp_path):
-    """No client has been asked, and no directory made: the writer itself refuses."""
+    """No client has been asked, and no directory made: the models themselves refuse."""
     for name, message in (
         (TINY_BERT, "found an encoder without that head"),
         (tmp_path / "nowhere", "was not found"),
     ):
         config = synthetic_config("pe_sft", *mask_and_fill(name))
         with pytest.raises(InputError, match=message):
-            CorpusWriter(config)
+            StudyModels(config)
     # Other methods make no variations, so theirs is not read.
-    CorpusWriter(dataclasses.replace(config, method="popri"))
+    StudyModels(dataclasses.replace(config, method="popri"))

@@ -1,0 +1,306 @@
+"""The methods that write a synthetic corpus, each a function that returns the corpus's `Author`.
+
+No client's data is read here. A step receives the clients' scores as a release, or reads the ones
+that an earlier attempt has stored, so a corpus can be continued without the clients.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.one_look import MomentRewards
+from jaxpfl.algorithms.popri import Written, popri, prompts_of, respond, synthesise, with_adapters
+from jaxpfl.algorithms.private_evolution import Evolved, Vary, private_evolution, selected_texts
+from jaxpfl.algorithms.stored_rounds import Arrays, PublicDraws
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.engine.phases import Phases, missing
+from jaxpfl.experiments.systems.synthetic_text.config import PopriConfig
+from jaxpfl.experiments.systems.synthetic_text.models import StudyModels, loaded_fill_model
+from jaxpfl.experiments.systems.synthetic_text.questions import EMBEDDING, Look
+from jaxpfl.models.decoder import lora
+from jaxpfl.text.generation.decoding import Decoding
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.variation import Continue
+from jaxpfl.text.preference.optimisation import tune
+
+# How often the generator is asked for a number of texts, since some may be empty.
+_ATTEMPTS = 16
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The models of a study, and where the rounds of its method are stored and observed.
+
+    Attributes:
+      directory: of the run; holds the checkpoints of `pe_sft`'s training.
+      distance: the Frechet distance of texts to those of clients that are declared public; called
+        only where `popri.checkpoint` is "nearest" and its choice is not stored.
+      on_round: is called after each round with its number, its texts, the best of them in their
+        order, and further entries of the record.
+    """
+
+    models: StudyModels
+    phases: Phases
+    directory: Path
+    distance: Callable[[list[str]], float] = missing
+    on_round: Callable[[int, list[str], list[str], dict[str, Any]], None] = lambda *_: None
+
+
+@dataclass(frozen=True)
+class Author:
+    """A generator, the public texts that its prompts are made of, and how it writes.
+
+    Attributes:
+      first: texts of the untuned generator, where the method has rounds.
+      choices: what was chosen by a distance, and from what, for the record.
+    """
+
+    models: StudyModels
+    generator: Any
+    samples: list[str]
+    settings: PopriConfig
+    first: Sequence[str] = ()
+    choices: Mapping[str, Any] = field(default_factory=dict)
+
+    def texts(self, number: int, part: int = 0, later: int = 0) -> list[str]:
+        """Up to `number` texts, none of them empty; other ones by `part` and, of a later seed."""
+        options = {"seed": self.models.config.run.seed + later, "progress": self.models.progress}
+        return synthesise(self.generator, self.samples, number, self.settings, part=part, **options)
+
+
+def untuned(tuning: Tuning, question: None = None) -> Author:
+    """The generator as it is: no client is asked."""
+    models = tuning.models
+    settings = models.config.popri
+    return Author(models, models.generator, models.public.texts(settings.samples), settings)
+
+
+def evolved(tuning: Tuning, votes: Scorer) -> Author:
+    """Private evolution: the untuned generator is prompted with the texts that were voted for."""
+    author, models, phases = untuned(tuning), tuning.models, tuning.phases
+    settings = models.config.evolution
+
+    def written(number: int, attempt: int) -> list[str]:
+        return author.texts(number, later=attempt)
+
+    def first() -> Arrays:
+        return {"texts": np.array(enough(written, settings.population))}
+
+    def on_round(found: Evolved) -> None:
+        tuning.on_round(found.round, found.selected, found.selected, {})
+
+    texts = phases.load_or_compute("first texts", first)["texts"].tolist()
+    algorithm = private_evolution(
+        texts,
+        vary_of(models),
+        votes,
+        models.embedder,
+        settings,
+        seed=models.config.run.seed,
+        load_or_compute=phases.load_or_compute,
+        on_round=on_round,
+    )
+    selected = selected_texts(_states(algorithm, phases, votes.rounds)[-1])
+    return replace(author, samples=selected, first=texts)
+
+
+def evolved_and_tuned(tuning: Tuning, votes: Scorer) -> Author:
+    """PE+SFT: the generator's adapters are trained on the texts that were voted for."""
+    author, models, config = evolved(tuning, votes), tuning.models, tuning.models.config
+    start, key = models.generator, jax.random.key(config.run.seed)
+    adapted = start.replaced(*lora.attach(start.model, start.params, config.popri.lora, key))
+    folder, settings = tuning.directory / "generator_tuning", config.evolution.fine_tuning
+    tuned = adapted.replaced(
+        adapted.model, models.fitted(adapted, author.samples, settings, folder)
+    )
+    return replace(author, generator=tuned, samples=models.public.texts(config.popri.samples))
+
+
+def tuned_by_scores(tuning: Tuning, scorer: Scorer) -> Author:
+    """POPri: a cohort scores the responses of each round."""
+    return _tuned(tuning, tuning.models.config.popri, scorer)
+
+
+def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
+    """POPri by one look: all rewards, and all choices, follow from one release of moments."""
+    models, phases, choices = tuning.models, tuning.phases, dict[str, Any]()
+    config = models.config
+    settings, released = config.popri, look.released(phases)
+    if settings.corpus == "nearest":
+        names = settings.samples or tuple(config.corpora or {})
+        corpora = {name: models.public.texts([name]) for name in names}
+        compute = partial(look.nearest, released[EMBEDDING], corpora)
+        nearest = phases.load_or_compute("nearest_corpus", compute)
+        choices["corpora"] = {name: values.tolist() for name, values in nearest.items()}
+        settings = replace(settings, samples=(str(nearest["names"][0]),))
+    judged = partial(look.judged, released, least_words=settings.least_words)
+    if settings.tune is not None:
+        tried = settings.tune.choices(settings)
+        compute = partial(_try, tuning, tried, judged)
+        distances = phases.load_or_compute("tried_settings", compute)
+        names = [name for name, values in vars(settings.tune).items() if values]
+        choices["tried"] = {
+            "choices": [{name: getattr(choice, name) for name in names} for choice in tried],
+            **{name: values.tolist() for name, values in distances.items()},
+        }
+        settings = tried[int(distances["chosen"])]
+    rewards = MomentRewards(released[EMBEDDING], config.training.rounds)
+    author = _tuned(tuning, settings, rewards, judged)
+    return replace(author, choices={**choices, **author.choices})
+
+
+METHODS: dict[str, Callable[[Tuning, Any], Author]] = {
+    "generator": untuned,
+    "private_evolution": evolved,
+    "pe_sft": evolved_and_tuned,
+    "popri": tuned_by_scores,
+    "one look": tuned_by_one_look,
+}
+"""By `SyntheticTextConfig.algorithm`."""
+
+
+def _tuned(
+    tuning: Tuning,
+    settings: PopriConfig,
+    rewards: Scorer | MomentRewards,
+    judged: Callable[[list[list[str]]], Arrays] = missing,
+) -> Author:
+    """POPri's rounds, whose adapters write the corpus, and after which prompts.
+
+    All choices follow from releases and from clients that are declared public: they are free.
+    """
+    models, phases, rounds = tuning.models, tuning.phases, list[Written]()
+    samples = models.public.texts(settings.samples)
+
+    def on_round(written: Written) -> None:
+        rounds.append(written)
+        texts = list(chain(*written.responses))
+        order = np.argsort(-written.scores_KxJ.reshape(-1), kind="stable")
+        more = {"candidates": written.candidates, "pairs": written.pairs, **written.means}
+        tuning.on_round(written.round, texts, [texts[i] for i in order], more)
+
+    algorithm = popri(
+        models.generator,
+        samples,
+        rewards,
+        models.embedder,
+        settings,
+        seed=models.config.run.seed,
+        load_or_compute=phases.load_or_compute,
+        on_round=on_round,
+        progress=models.progress,
+        tune=getattr(models.generator, "tune", tune),  # By all processes that share it.
+    )
+    params_of = algorithm.params
+    assert params_of is not None, "POPri tunes a model"
+    writers = [
+        with_adapters(models.generator, settings, params_of(state))
+        for state in _states(algorithm, phases, rewards.rounds)
+    ]
+
+    def measured() -> Arrays:
+        # The last adapters have written nothing yet.
+        last = _responses(models, writers[-1], settings, len(rounds) + 1)
+        written = [list(chain(*texts)) for texts in (*(r.responses for r in rounds), last)]
+        if settings.checkpoint == "judged":
+            return judged(written)
+        distances = np.array([tuning.distance(texts) for texts in written])
+        return {"distances": distances, "chosen": np.array(distances.argmin())}
+
+    chosen, checkpoint = rewards.rounds, {"round": rewards.rounds}
+    if settings.checkpoint != "last":
+        by = phases.load_or_compute("distances", measured)
+        chosen = int(by["chosen"])
+        distances = by["distances"].tolist()
+        checkpoint = {"chosen": settings.checkpoint, "round": chosen, "distances": distances}
+    if settings.final_prompts == "best_responses":
+        samples = best_responses(rounds[-1])
+    first, choices = list(chain(*rounds[0].responses)), {"checkpoint": checkpoint}
+    return Author(models, writers[chosen], samples, settings, first, choices)
+
+
+def _try(
+    tuning: Tuning,
+    settings: Sequence[PopriConfig],
+    judged: Callable[[list[list[str]]], Arrays],
+) -> Arrays:
+    """The distances of what the untuned generator writes with each of these settings."""
+    models = tuning.models
+    # The last adapters are judged by what the round after the last writes.
+    round = models.config.training.rounds + 2
+
+    def written(choice: PopriConfig) -> Arrays:
+        return {"texts": np.array(_responses(models, models.generator, choice, round))}
+
+    stored = [
+        tuning.phases.load_or_compute(f"tried_{index}", partial(written, choice))["texts"]
+        for index, choice in enumerate(settings)
+    ]
+    return judged([texts.reshape(-1).tolist() for texts in stored])
+
+
+def _responses(
+    models: StudyModels, writer: LanguageModel, settings: PopriConfig, round: int
+) -> list[list[str]]:
+    """What a generator answers to the prompts of a round in which no client is asked."""
+    seed, samples = models.config.run.seed, models.public.texts(settings.samples)
+    prompts = prompts_of(writer, samples, settings.prompts, settings, seed, round)
+    key = PublicDraws("popri", seed).key("responses", round)
+    return respond(writer, prompts, settings, key, models.progress)[0]
+
+
+def _states(algorithm: Algorithm, phases: Phases, rounds: int) -> list[Any]:
+    """The algorithm's states: before the first round, and after each."""
+    states = [algorithm.init(jax.random.key(0))]
+    for round in range(1, rounds + 1):
+        states.append(phases.step(algorithm.step, states[-1], round)[0])
+    return states
+
+
+def vary_of(models: StudyModels) -> Vary:
+    """The function that varies texts; the new ones have the same format and length."""
+    config = models.config
+    evolution, tokens, popri = config.evolution, config.corpus.tokens, config.popri
+    if evolution.fill_model is None:
+        stop = (popri.format.stop,) if popri.format.stop else ()
+        return Continue(models.generator, 0.5, tokens, Decoding(stop=stop), popri.format.response)
+    fill = loaded_fill_model(evolution.fill_model, tokens=tokens)
+
+    def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
+        filled = [popri.format.response(text) for text in fill(texts, key)]
+        # The masked language model has another tokeniser than the generator.
+        cut = models.generator.shortened(filled, tokens)
+        return [new or old for new, old in zip(cut, texts, strict=True)]
+
+    return vary
+
+
+def enough(
+    written: Callable[[int, int], list[str]], number: int, texts: Sequence[str] = ()
+) -> list[str]:
+    """The first of these `texts` and of those `written(how many, attempt)`: `number` in all."""
+    found = list(texts[:number])
+    for attempt in range(1, 1 + _ATTEMPTS):
+        if lacking := number - len(found):
+            found += written(lacking * 5 // 4 + 8, attempt)[:lacking]
+    if len(found) == number:
+        return found
+    raise InputError(
+        f"the generator wrote {len(found)} texts that are not empty, expected {number}: it needs "
+        "more pretraining, or must be another model (section generator)"
+    )
+
+
+def best_responses(written: Written) -> list[str]:
+    """The response to each prompt of a round that clients scored highest, unless it is empty."""
+    best = np.argmax(written.scores_KxJ, axis=1).tolist()
+    texts = [row[index] for row, index in zip(written.responses, best, strict=True)]
+    return [text for text in texts if text]

@@ -1,0 +1,214 @@
+"""What clients are asked: for scores of texts in each round, or for their moments once.
+
+ONE LOOK (`popri.clients_send: moments`) asks all clients once, before the first round, for the
+moments of their embeddings and the whole epsilon; see `algorithms.one_look`. The release is FreD's
+query: three charges, which compose to one Gaussian mechanism. All rounds, and all choices by their
+texts (`popri.corpus: nearest`, `popri.tune`), are post-processing of it.
+
+Tuning goes on to raise the reward when texts no longer improve, so the reward's embedder cannot say
+when to stop. A second JUDGE can (`popri.checkpoint: judged`): a share of the same epsilon releases
+mean and covariance of another embedding, which no reward sees, in two more charges.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.frechet import moments as frechet_moments
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Score, fred, moments, score
+from jaxpfl.experiments.engine.phases import Phases
+from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.models import loaded_embedder
+from jaxpfl.federated.release.query import Query
+from jaxpfl.privacy.clipping import Clip
+from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.participation import Poisson
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.embed import Embedder
+
+EMBEDDING, JUDGE = "embedding", "judge"
+"""The columns of what clients are asked for."""
+
+# Of each corpus, so many texts are embedded, up to twice as many.
+_CORPUS_TEXTS = 2_000
+
+
+class Question(NamedTuple):
+    """What clients are asked.
+
+    Attributes:
+      of: makes the releases; a `Scorer` asks in each round, also for votes.
+      embedders: by the column that the queries read.
+      floats: how many float32 numbers a client receives and sends, in a round or of a look in all.
+    """
+
+    of: "Scorer | Look"
+    queries: tuple[Query, ...]
+    embedders: Mapping[str, Embedder]
+    floats: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Look:
+    """The queries of the moments, and what follows from their release.
+
+    Attributes:
+      parts: the plan of each column and the name of its embedder; together the plans cost what
+        `fred_plan` says. The first releases the count.
+      clients: their number.
+    """
+
+    parts: Mapping[str, tuple[FredPlan, str]]
+    clients: int
+
+    @cached_property
+    def embedders(self) -> Mapping[str, Embedder]:
+        return {column: loaded_embedder(name) for column, (_, name) in self.parts.items()}
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """One round, whose state is a `FredState` for each column."""
+        parts = {
+            column: fred(plan, units=self.clients, dimension=embedder.dimension, column=column)
+            for (column, embedder), (plan, _) in zip(
+                self.embedders.items(), self.parts.values(), strict=True
+            )
+        }
+
+        def init(key):
+            return {column: part.init(key) for column, part in parts.items()}
+
+        def step(state, release, round):
+            count, after = jnp.float32(0), {}
+            for column, part in parts.items():
+                after[column], _ = part.step(state[column]._replace(count=count), release, round)
+                count = after[column].count
+            return after, {}
+
+        queries = chain.from_iterable(part.queries for part in parts.values())
+        return Algorithm("one look", init, step, tuple(queries))
+
+    def released(self, phases: Phases) -> dict[str, PrivateMoments]:
+        """The clients' moments by column; asks the clients unless the release is stored."""
+
+        def asked() -> dict[str, np.ndarray]:
+            state, arrays = self.algorithm.init(jax.random.key(0)), {}
+            after, _ = phases.step(self.algorithm.step, state, 1)
+            for column, (plan, _) in self.parts.items():
+                of_column = moments(plan, after[column]).arrays()
+                arrays |= {f"{column}.{name}": array for name, array in of_column.items()}
+            return arrays
+
+        arrays, released = phases.load_or_compute("moments", asked), {}
+        for column, (plan, _) in self.parts.items():
+            start = f"{column}."
+            own = {key.removeprefix(start): a for key, a in arrays.items() if key.startswith(start)}
+            released[column] = PrivateMoments.of_arrays(own, plan)
+        return released
+
+    def judged(
+        self,
+        released: Mapping[str, PrivateMoments],
+        written: Sequence[Sequence[str]],
+        least_words: int,
+    ) -> dict[str, np.ndarray]:
+        """The "distances" of several lists of texts from the clients, without the noise's bias.
+
+        By the second judge or, where there is none, by the embedder that the rewards see; costs
+        nothing. Texts of fewer words do not count; a list without others is as far as texts can
+        be. "chosen" is the number of the nearest list.
+        """
+        judge = JUDGE if JUDGE in self.parts else EMBEDDING
+        embed, target, moments = self.embedders[judge], released[judge], {}
+        clip_norm = target.plan.clip_norm
+        for number, texts in enumerate(written):
+            if long := [text for text in texts if len(text.split()) >= least_words]:
+                moments[str(number)] = frechet_moments(np.asarray(embed(long)), clip_norm)
+        nearest = {int(scored.name): scored.corrected for scored in score(target, moments)}
+        distances = [nearest.get(number, 4 * clip_norm**2) for number in range(len(written))]
+        # Under much noise several distances are zero: `score` orders them by what lies below.
+        return {"distances": np.array(distances), "chosen": np.array(next(iter(nearest), 0))}
+
+    def nearest(
+        self, released: PrivateMoments, corpora: Mapping[str, Sequence[str]]
+    ) -> dict[str, np.ndarray]:
+        """Public corpora by Frechet distance from the clients, the nearest first, at no cost.
+
+        Returns the "names", and the other fields of their `fred.Score`s.
+        """
+        moments, embed = {}, self.embedders[EMBEDDING]
+        for name, texts in corpora.items():
+            every = max(1, len(texts) // _CORPUS_TEXTS)
+            vectors = np.asarray(embed(texts[::every]))
+            moments[name] = frechet_moments(vectors, released.plan.clip_norm)
+        columns = map(np.array, zip(*score(released, moments), strict=True))
+        return dict(zip(("names", *Score._fields[1:]), columns, strict=True))
+
+    def floats_per_client(self) -> tuple[int, int]:
+        """How many float32 numbers a client receives and sends, in all."""
+        sizes = [embedder.dimension for embedder in self.embedders.values()]
+        # The count, and of each the mean and half of the covariance.
+        return sum(sizes), 1 + sum(size + size * (size + 1) // 2 for size in sizes)
+
+
+def question_of(config: SyntheticTextConfig, plan: Plan) -> Question:
+    """What clients are asked in a method in which they score texts."""
+    if config.one_look:
+        look = Look(parts_of(config, fred_plan(config, plan.population)), plan.population)
+        return Question(look, look.algorithm.queries, look.embedders, look.floats_per_client())
+    scorer, embedder = scorer_of(config, plan), loaded_embedder(config.embedder)
+    floats = scorer.floats_per_client(*config.candidates, embedder.dimension)
+    return Question(scorer, scorer.queries, {EMBEDDING: embedder}, floats)
+
+
+def scorer_of(config: SyntheticTextConfig, plan: Plan) -> Scorer:
+    """How clients score the texts of a round, or vote for the nearest ones."""
+    return Scorer(plan, kind=config.client_score, max_texts=config.evolution.max_texts)
+
+
+def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
+    """What is released of the clients: their embeddings' moments, for the epsilon of `privacy`.
+
+    A section `simulated` gives the means the noise of that population, all of which take part.
+    """
+    privacy, larger = config.privacy, config.simulated
+    most = config.training.max_examples
+    if not privacy.private:
+        return FredPlan.without_privacy(max_examples=most)
+    assert privacy.epsilon is not None and privacy.delta is not None, "the config checks it"
+    delta = privacy.delta if larger is None else larger.delta
+    kind = privacy.noise
+    plan = FredPlan.calibrated(epsilon=privacy.epsilon, delta=delta, max_examples=most, noise=kind)
+    return plan if larger is None else plan.simulated_by(clients, privacy.delta, larger.population)
+
+
+def joint_plan(plan: FredPlan, clients: int) -> Plan:
+    """One round of all clients that costs what the query's three releases cost together."""
+    everyone = Poisson(clients, clients)
+    if not plan.private:
+        return Plan.without_privacy(rounds=1, clip=Clip(1.0), participation=everyone)
+    return Plan(
+        rounds=1,
+        clip=Clip(1.0),
+        noise=Noise(1 / plan.mu),
+        participation=everyone,
+        delta=plan.delta,
+        simulates=plan.simulates,
+    )
+
+
+def parts_of(config: SyntheticTextConfig, plan: FredPlan) -> dict[str, tuple[FredPlan, str]]:
+    """What each column's part of the look releases, and the name of its embedder."""
+    popri = config.popri
+    if popri.checkpoint != "judged":
+        return {EMBEDDING: (plan, config.embedder)}
+    first, second = plan.divided(popri.judge_share)
+    return {EMBEDDING: (first, config.embedder), JUDGE: (second, popri.judge)}
