@@ -109,18 +109,18 @@ ADDED_TO_SYNTHETIC_TEXT: dict[str, dict[str, Any]] = {
 }
 # Of FreD's candidates, and of a sweep's cases: those that other configs do not have, the ends of
 # its gap, and what a mixture is made of.
-CANDIDATES = ("docs", "commits", "science", "web", "near", "far", "40%")
+CANDIDATES = ("docs", "commits", "science", "web", "0%", "100%", "40%")
 CASES = {
     "popri_ablation": ("rejected rank 7", "IPO", "cosine", "nearest-neighbour votes"),
     "popri_table": (
         "public, epsilon 0",
         "generator, epsilon 0",
-        "DP-FedAvg without noise",
+        "central, infinity",
         "DP-FTRL, 1",
     ),
 }
 # The data is TensorFlow Federated's, of which only its own files are the test; or the programs are
-# those of `popri_table`, on another source in each case; or the weights are published.
+# those of `popri_table` and `quickstart`; or the weights are published.
 WITHOUT_SMALL_FORM = (
     "cifar100_resnet18",
     "emnist_cnn",
@@ -128,6 +128,7 @@ WITHOUT_SMALL_FORM = (
     "popri_fed_avg",
     "popri_proxy",
     "shakespeare_characters",
+    "three_papers",
 )
 # Nearly all of the time is the compiler's, but for convolutions of images; both sides are compiled
 # alike.

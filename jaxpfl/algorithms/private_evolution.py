@@ -14,10 +14,12 @@ Text", Algorithm 1).
                     Aug-PE: the M / (1 + variations) texts with the most votes
         vary        PrE-Text: one variation of every drawn text
                     Aug-PE: the selected texts, and `variations` variations of each
-    the result is the last selection, which a language model may expand
+    the result, which a language model may expand:
+                    PrE-Text: the selections of all rounds
+                    Aug-PE: the last selection
 
-Both are simpler than published: PrE-Text subtracts an H of the noise's size, returns the selections
-of all rounds and fills a text's masks twice; Aug-PE has a language model rephrase.
+H is the standard deviation of the votes' noise, times `threshold`. The two forms' variations are
+`MaskAndFill` and `Rephrase` of `text.generation.variation`; any other is a substitute.
 
 A client votes once with each of at most `max_texts` texts, which bounds the L2 norm of its votes
 (`algorithms.candidate_scores`, kind nn_histogram). Nothing but the votes costs privacy.
@@ -54,9 +56,10 @@ class EvolutionSettings(Checked):
     Attributes:
       form: which of the two published forms: "pre_text" or "aug_pe".
       population: M, the number of texts that are voted on in a round.
-      threshold: "pre_text" only: H, which is subtracted from the noisy votes for each text; a
-        negative difference counts as 0. With noise of standard deviation s, about M Q(H / s) of M
-        texts without votes remain, where Q is the upper tail of the standard normal distribution.
+      threshold: "pre_text" only: H in units of the standard deviation of the noise of a text's
+        votes, as the plan accounts for it; without noise H is 0. H is subtracted from the noisy
+        votes for each text, and a negative difference counts as 0. Of M texts without votes about
+        M Q(threshold) remain, where Q is the upper tail of the standard normal distribution.
       lookahead: "pre_text" only: clients vote on the mean embedding of this many variations of a
         text. With 0 they vote on the embedding of the text itself.
       variations: "aug_pe" only: the number of variations of each selected text.
@@ -65,7 +68,7 @@ class EvolutionSettings(Checked):
 
     form: Literal["pre_text", "aug_pe"] = "pre_text"
     population: PositiveInt = 1_024
-    threshold: NonNegative = 0.0
+    threshold: NonNegative = 1.0
     lookahead: NonNegativeInt = 4
     variations: PositiveInt = 3
     max_bytes: PositiveInt = 4_096
@@ -106,7 +109,9 @@ class EvolutionState(NamedTuple):
 
     Attributes:
       texts: uint8 [M, max_bytes], the texts that the next round votes on.
-      selected: uint8 [selected, max_bytes], the last round's selection, most votes first.
+      selected: uint8 [rounds * M, max_bytes] in "pre_text", the selections of all rounds, of which
+        those to come are empty; in "aug_pe" [selected, max_bytes], the last round's. In each the
+        text of most votes is first.
     """
 
     texts: np.ndarray
@@ -153,23 +158,32 @@ def private_evolution(
             f"private evolution needs a scorer of kind 'nn_histogram', found {scorer.kind!r}"
         )
     draws, width = PublicDraws("private evolution", seed), settings.max_bytes
-    first = to_byte_rows(texts, width)
+    first, plan = to_byte_rows(texts, width), scorer.plan
+    union = settings.form == "pre_text"
+    noise_std = plan.value_noise_std(plan.clip_norm) if plan.private else 0.0
+    threshold = settings.threshold * noise_std
 
     def init(key):
         del key  # the seed decides all draws
-        return EvolutionState(first, np.zeros((settings.selected, width), np.uint8))
+        number = settings.selected * (plan.rounds if union else 1)
+        return EvolutionState(first, np.zeros((number, width), np.uint8))
 
     def step(state, release, round):
         texts = from_byte_rows(state.texts)
         compute = partial(votes, texts, release, round)
         votes_M = load_or_compute(f"round {round} votes", compute)["votes"]
-        selected = select(texts, votes_M, settings, draws.generator("selection", round))
+        generator = draws.generator("selection", round)
+        selected = select(texts, votes_M, settings, threshold, generator)
         on_round(Evolved(round, texts, votes_M, selected))
         following = texts
-        if round < scorer.plan.rounds:
+        if round < plan.rounds:
             compute = partial(variations, selected, round)
             following = load_or_compute(f"round {round} texts", compute)["texts"].tolist()
-        state = EvolutionState(to_byte_rows(following, width), to_byte_rows(selected, width))
+        rows = to_byte_rows(selected, width)
+        if union:
+            before, after = np.split(state.selected, [len(rows) * (round - 1)])
+            rows = np.concatenate([before, rows, after[len(rows) :]])
+        state = EvolutionState(to_byte_rows(following, width), rows)
         return state, {"votes": np.float32(votes_M.sum())}
 
     def votes(texts: list[str], release: Release, round: int) -> Arrays:
@@ -198,23 +212,24 @@ def private_evolution(
 
 
 def selected_texts(state: EvolutionState) -> list[str]:
-    """Returns the texts of the last selection, most votes first."""
-    return from_byte_rows(state.selected)
+    """Returns the result, as the head of this file describes; a text may occur more than once."""
+    return [text for text in from_byte_rows(state.selected) if text]
 
 
 def select(
     texts: list[str],
     votes_M: np.ndarray,
     settings: EvolutionSettings,
+    threshold: float,
     generator: np.random.Generator,
 ) -> list[str]:
     """Returns the selected texts, most votes first, as the head of this file describes.
 
-    Where no text has more votes than the threshold, "pre_text" draws uniformly from all texts.
+    `threshold` is H, in votes. Where no text has more, "pre_text" draws uniformly from all texts.
     """
     if settings.form == "aug_pe":
         return [texts[i] for i in np.argsort(-votes_M, kind="stable")[: settings.selected]]
-    weight_M = np.maximum(votes_M.astype(np.float64) - settings.threshold, 0.0)
+    weight_M = np.maximum(votes_M.astype(np.float64) - threshold, 0.0)
     if not weight_M.sum() > 0:
         weight_M = np.ones(len(weight_M))
     drawn = generator.choice(len(texts), settings.population, p=weight_M / weight_M.sum())

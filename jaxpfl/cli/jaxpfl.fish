@@ -88,6 +88,7 @@ complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l candidates -x -d 'pu
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l epsilon -x -d ''
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l delta -x -d ''
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l unit -xa 'client example' -d 'what is protected: a client with all it holds (default), or one example'
+complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l mode -xa 'exact paper' -d 'paper: Algorithm 1 as printed, for --unit example; charges what that REALISES, and publishes how many clients and examples there are'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l population -x -d 'how many clients (or examples) there are, if that is public: more exact if they are few'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l embedder -x -d 'hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ...'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l clip-norm -x -d 'of embeddings (default: 1)'

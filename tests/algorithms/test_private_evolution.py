@@ -42,10 +42,12 @@ class Votes:
 
     kind = "nn_histogram"
 
-    def __init__(self, *votes):
+    def __init__(self, *votes, noise_multiplier=None):
         self.votes, self.seen = list(votes), []
-        rounds = max(1, len(votes))
-        self.plan = flat_without_privacy(population=1, rounds=rounds, clip_norm=1.0)
+        shared = {"population": 8, "rounds": max(1, len(votes)), "clip_norm": 4.0}
+        self.plan = flat_without_privacy(**shared)
+        if noise_multiplier is not None:
+            self.plan = flat_plan(**shared, noise_multiplier=noise_multiplier, delta=1e-3)
         self.query = Scorer(self.plan, kind="nn_histogram").query
 
     def release(self, release, candidates_KxJxD, round):
@@ -55,7 +57,7 @@ class Votes:
 
 
 def evolved(texts, vary, votes, settings, seed=0, **options):
-    """The texts selected in the last round, of rounds that ask nobody."""
+    """The result of rounds that ask nobody."""
     algorithm = private_evolution(texts, vary, votes, Onehot(), settings, seed=seed, **options)
     state = algorithm.init(jax.random.key(0))
     for round in range(1, algorithm.rounds + 1):
@@ -65,9 +67,10 @@ def evolved(texts, vary, votes, settings, seed=0, **options):
 
 
 def test_the_pre_text_form():
-    """Lookahead mean, votes over the threshold in proportion, one variation of each drawn text."""
-    settings = EvolutionSettings("pre_text", population=4, threshold=2.0, lookahead=3)
-    votes = Votes([2, 9, 0, 1], [0, 5, 0, 0])
+    """Lookahead mean, votes over H in proportion, one variation of each, all rounds' selections."""
+    settings = EvolutionSettings("pre_text", population=4, lookahead=3)
+    # Noise of standard deviation 0.5 x 4 votes is accounted for.
+    votes = Votes([2, 9, 0, 1], [0, 5, 0, 0], noise_multiplier=0.5)
     vary, shown, phases = Append(), [], {}
 
     def load_or_compute(name, compute):
@@ -82,11 +85,12 @@ def test_the_pre_text_form():
     assert list(phases) == [f"round {step}" for step in steps]
     # Three variations ahead of each vote, one after the first: in the last round none.
     assert vary.calls[:3] == [start] * 3
-    # Only the second text is over the threshold: a vote of exactly the threshold counts as none.
+    # Only the second text is over H = 2: as many votes as H count as none.
     assert shown[0].selected == ["b"] * 4
     assert vary.calls[3] == ["b"] * 4
     assert vary.calls[4:] == [shown[1].texts] * 3
-    assert final == shown[1].selected == [shown[1].texts[1]] * 4
+    assert shown[1].selected == [shown[1].texts[1]] * 4
+    assert final == [*shown[0].selected, *shown[1].selected]
     assert [each.round for each in shown] == [1, 2]
     # What is voted on is the mean of the three variations' embeddings, not the text's own.
     seen = votes.seen[0]
@@ -126,11 +130,11 @@ def test_the_aug_pe_form():
 
 
 def test_selection_is_in_proportion_to_votes_above_the_threshold():
-    settings = EvolutionSettings("pre_text", population=40_000, threshold=2.0)
+    settings = EvolutionSettings("pre_text", population=40_000)
     votes = np.array([12.0, 7.0, 1.0, -50.0, 2.0], np.float32)
     votes = np.concatenate([votes, np.zeros(39_995, np.float32)])
     texts = [str(i) for i in range(40_000)]
-    found = select(texts, votes, settings, np.random.default_rng(0))
+    found = select(texts, votes, settings, 2.0, np.random.default_rng(0))
     counts = {text: found.count(text) for text in set(found)}
     assert set(counts) == {"0", "1"}
     # 10 to 5; five standard deviations are 0.012.
@@ -139,10 +143,23 @@ def test_selection_is_in_proportion_to_votes_above_the_threshold():
     assert found == ["0"] * counts["0"] + ["1"] * counts["1"]
 
 
+def test_the_threshold_is_in_units_of_the_noise():
+    """Twice the noise, twice the threshold; without noise, every text that has a vote is drawn."""
+    settings = EvolutionSettings("pre_text", population=4, threshold=0.5, lookahead=0)
+    start = list("abyz")
+    # H is 0.5 x 3 x 4 votes with this noise, twice as many with twice the noise, and 0 without.
+    for noise_multiplier, selected in ((3.0, {"b", "y"}), (6.0, {"y"}), (None, {"b", "y", "z"})):
+        drawn = set()
+        for seed in range(12):
+            votes = Votes([0, 8, 14, 6], noise_multiplier=noise_multiplier)
+            drawn |= set(evolved(start, Append(), votes, settings, seed=seed))
+        assert drawn == selected, noise_multiplier
+
+
 def test_where_nobody_is_over_the_threshold_all_are_drawn_alike():
-    settings = EvolutionSettings("pre_text", population=300, threshold=5.0)
+    settings = EvolutionSettings("pre_text", population=300)
     votes = np.linspace(-3, 5, 300).astype(np.float32)
-    found = select([str(i) for i in range(300)], votes, settings, np.random.default_rng(0))
+    found = select([str(i) for i in range(300)], votes, settings, 5.0, np.random.default_rng(0))
     # About 1 - 1/e of them.
     assert 160 < len(set(found)) < 220
 
@@ -205,7 +222,7 @@ def test_texts_like_the_clients_win_and_lose_with_the_sign_flipped(tmp_path, for
         found = asked(algorithm, population, tmp_path, ledger=f"{kind.__name__}.jsonl")
         assert [charge.label for charge in found.ledger.charges] == ["private_evolution"] * 3
         assert found.ledger.spent(1e-3) == pytest.approx(plan.epsilon())
-        letters = "".join(selected_texts(found.state))
+        letters = "".join(selected_texts(found.state)[-settings.selected :])
         share[kind] = sum(letters.count(c) for c in "ab") / sum(letters.count(c) for c in LETTERS)
     # Of 24 noises all gave 1, and flipped 0.08 to 0.6, 0.3 and six deviations of 0.1 at most; a
     # machine has a noise of its own.

@@ -118,7 +118,8 @@ popri:
   response_tokens: 8
   preference: {{tau: 0.1, epochs: 1, batch_size: 4, learning_rate: 0.001,
                final_learning_rate: 0.0003333333333333333, multiple: 32}}
-evolution: {{form: aug_pe, population: 8, variations: 1, lookahead: 1, max_texts: 2,
+evolution: {{form: aug_pe, variation: continue, population: 8, variations: 1, lookahead: 1,
+            max_texts: 2,
             fine_tuning: {{epochs: 1, batch_size: 8, learning_rate: 0.001}}}}
 privacy: {{epsilon: 8.0, delta: 1e-3}}
 training: {{rounds: 2, clients_per_round: 12, batch_size: 4, max_examples: 4,

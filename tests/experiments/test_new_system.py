@@ -76,6 +76,7 @@ def test_a_sweep_over_it(config_path, tmp_path, capsys):
     assert [row["privacy.noise_multiplier"] for row in record["rows"]] == [1.0, 2.0]
     assert all(point["private"] for point in record["points"])
     assert (out / "report.html").exists()
-    sweep.write_text(sweep.read_text() + "cases: {a: {privacy.ledger: shared.jsonl}, b: {}}\n")
+    cases = ", cases: {a: {privacy.ledger: shared.jsonl}, b: {}}}"
+    sweep.write_text(sweep.read_text().removesuffix("}") + cases)
     assert cli.main(["sweep", str(sweep), "--out", str(tmp_path / "other")]) == 2
     assert "privacy.ledger" in capsys.readouterr().err

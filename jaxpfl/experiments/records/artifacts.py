@@ -113,8 +113,11 @@ class Artifacts:
             (temporary / RECORD).write_text(files.json_text(artifact.record), encoding="utf-8")
             (temporary / _ARRAYS).write_bytes(files.npz(arrays))
             commit(temporary, path, manifest)
-        except BaseException:
+        except BaseException as error:
             discard(temporary)
+            if isinstance(error, OSError):
+                # A failed write does not name its file.
+                raise OSError(error.errno, error.strerror, str(path)) from error
             raise
 
     def sha256(self, name: str) -> str:

@@ -2,8 +2,11 @@
 
 `MaskAndFill` is the variation of PrE-Text (Hou et al. 2024, "PrE-Text: Training Language Models on
 Private Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked
-language model, RoBERTa in the paper, draws others in their place. `Continue` is for a
-decoder that follows no instructions: it keeps a text's beginning and writes another end.
+language model, RoBERTa in the paper, draws others in their place. `Rephrase` is the variation of
+Aug-PE (Xie et al. 2024, section 4): a model that follows instructions writes the text in other
+words. The other two are substitutes, for a decoder that follows no instructions: `Redraw` replaces
+the tokens that `MaskAndFill` would mask, and reads only what is before each; `Continue` keeps a
+text's beginning and writes another end.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +25,10 @@ from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.checkpoints.model_files import read_object
 from jaxpfl.models.checkpoints.tokenizer_files import framed, read_tokenizer
+from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.language_model import Writer
+from jaxpfl.text.generation.language_model import LanguageModel, Writer, prompt_ids
 from jaxpfl.text.tokenisers.base import Tokeniser, check_fits, pad
 from jaxpfl.text.tokenisers.fast import hugging_face
 
@@ -66,11 +70,55 @@ class Continue(Checked):
 
 
 @dataclass(frozen=True)
+class Rephrase(Checked):
+    """Asks the writer for the same text in other words, in one of `styles` drawn at random.
+
+    Attributes:
+      request: the prompt, with {style} and {text}; a model with a chat template reads it as the
+        message of a user.
+      tokens: the largest number of tokens of a variation.
+      decoding: settings of the new tokens; its `max_new_tokens` is ignored.
+      clean: applied to each variation before it is cut to `tokens`, such as `FewShot.response`.
+    """
+
+    writer: Writer
+    tokens: PositiveInt = 64
+    decoding: Decoding = field(default_factory=Decoding)
+    clean: Callable[[str], str] = str.strip
+    request: str = (
+        "Write the text below in other words, {style}. Keep its subject and about its length. "
+        "Answer with the new text alone.\n\nText: {text}\n\nNew text:"
+    )
+    styles: tuple[str, ...] = (
+        "in a formal style",
+        "in a casual style",
+        "as briefly as possible",
+        "with more detail",
+        "with another beginning",
+        "with other words for its most important ones",
+    )
+
+    def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
+        """One variation of each text; a text whose variation would be empty stays as it is."""
+        styles_key, key = jax.random.split(key)
+        drawn_N = np.asarray(jax.random.randint(styles_key, (len(texts),), 0, len(self.styles)))
+        prompts = [
+            self.request.format(style=self.styles[index], text=text)
+            for index, text in zip(drawn_N.tolist(), texts, strict=True)
+        ]
+        decoding = replace(self.decoding, max_new_tokens=self.tokens)
+        written = self.writer.write(prompts, key, decoding=decoding).texts
+        cut = self.writer.shortened([self.clean(text) for (text,) in written], self.tokens)
+        return [new or old for new, old in zip(cut, texts, strict=True)]
+
+
+@dataclass(frozen=True)
 class MaskAndFill(Checked):
     """Masks three of ten tokens at random and draws others from a masked language model.
 
     At least one token of each text is masked, of which `tokens` are used. The model is an encoder
-    with a language-model head; `first_id` and `last_id` are around a text.
+    with a language-model head; `first_id` and `last_id` are around a text. A variation does so
+    `steps` times: twice, as in PrE-Text's released code.
     """
 
     model: Encoder
@@ -80,6 +128,7 @@ class MaskAndFill(Checked):
     first_id: int
     last_id: int
     tokens: PositiveInt = 64
+    steps: PositiveInt = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,26 +136,79 @@ class MaskAndFill(Checked):
 
     def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
         """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
-        rows = [row[: self.tokens] for row in self.tokeniser.encode(texts)]
-        variations: list[str] = list(texts)
+        banned_V = _banned(self.tokeniser, self.model.vocab_size)
+
+        def draw(tokens_BxL: np.ndarray, key: Array, numbers_B: Array) -> Array:
+            settings = self.model, self.mask_id
+            return _filled(*settings, self.params, tokens_BxL, key, numbers_B, banned_V)
+
+        frame, most = ([self.first_id], [self.last_id]), self.tokens
+        return _varied(texts, key, draw, self.tokeniser, frame, most, self.steps)
+
+
+@dataclass(frozen=True)
+class Redraw(Checked):
+    """Draws three of ten tokens anew, each as the decoder continues the tokens before it.
+
+    A substitute for `MaskAndFill` where there is no masked language model: it does not read what
+    follows a token. At least one token of each text, of which `tokens` are used, is drawn anew, and
+    all of it is done `steps` times.
+    """
+
+    writer: LanguageModel
+    tokens: PositiveInt = 64
+    steps: PositiveInt = 2
+
+    def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
+        """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
+        model, tokeniser = self.writer.model, self.writer.tokeniser
+        banned_V = _banned(tokeniser, model.vocab_size)
+
+        def draw(tokens_BxL: np.ndarray, key: Array, numbers_B: Array) -> Array:
+            return _redrawn(model, self.writer.params, tokens_BxL, key, numbers_B, banned_V)
+
+        (first,) = prompt_ids(tokeniser.without_chat(), [""])
+        return _varied(texts, key, draw, tokeniser, (first.tolist(), []), self.tokens, self.steps)
+
+
+def _varied(
+    texts: Sequence[str],
+    key: Array,
+    draw: Callable[[np.ndarray, Array, Array], Array],
+    tokeniser: Tokeniser,
+    frame: tuple[list[int], list[int]],
+    tokens: int,
+    steps: int,
+) -> list[str]:
+    """The texts after `steps` times `draw(framed rows, key, their numbers)`."""
+    first, last = frame
+    for step in range(steps):
+        step_key = jax.random.fold_in(key, step)
+        rows = [row[:tokens] for row in tokeniser.encode(texts)]
+        varied = list(texts)
         # Sorted by length, so that little is padding; every batch has `_ROWS` rows.
         order = sorted((i for i in range(len(rows)) if len(rows[i])), key=lambda i: len(rows[i]))
-        # Ids without a text, and those that the tokeniser does not have, are never drawn.
-        banned_V = np.ones(self.model.vocab_size, bool)
-        banned_V[[i for i, piece in enumerate(self.tokeniser.token_bytes()) if piece]] = False
         for start in range(0, len(order), _ROWS):
             chosen = order[start : start + _ROWS]
-            framed = [np.array([self.first_id, *rows[i], self.last_id], np.int32) for i in chosen]
+            framed = [np.array([*first, *rows[i], *last], np.int32) for i in chosen]
             width = _width(max(map(len, framed)))
             tokens_BxL = np.full((_ROWS, width), PAD, np.int32)
             tokens_BxL[: len(chosen)] = pad(framed, width)
-            numbers_B = jnp.asarray(np.resize(chosen, _ROWS))
-            filled_BxL = _filled(
-                self.model, self.mask_id, self.params, tokens_BxL, key, numbers_B, banned_V
+            drawn_BxL = np.asarray(
+                draw(tokens_BxL, step_key, jnp.asarray(np.resize(chosen, _ROWS)))
             )
-            for i, row in zip(chosen, np.asarray(filled_BxL), strict=False):
-                variations[i] = self.tokeniser.decode(row[1 : 1 + len(rows[i])]).strip() or texts[i]
-        return variations
+            for i, row in zip(chosen, drawn_BxL, strict=False):
+                text = tokeniser.decode(row[len(first) : len(first) + len(rows[i])]).strip()
+                varied[i] = text or texts[i]
+        texts = varied
+    return list(texts)
+
+
+def _banned(tokeniser: Tokeniser, vocab_size: int) -> np.ndarray:
+    """Ids without a text, and those that the tokeniser does not have: they are never drawn."""
+    banned_V = np.ones(vocab_size, bool)
+    banned_V[[i for i, piece in enumerate(tokeniser.token_bytes()) if piece]] = False
+    return banned_V
 
 
 def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
@@ -164,19 +266,50 @@ def _filled(
     numbers_B: Array,
     banned_V: Array,
 ) -> Array:
-    real_BxL = tokens_BxL != PAD
-    # The tokens around a text are never masked.
+    """Rows between two ids, of which some are masked and drawn from the masked language model."""
+    masked_BxL, keys_B = _masked(tokens_BxL, key, numbers_B, ends=1)
+    given_BxL = jnp.where(masked_BxL, mask_id, jnp.maximum(tokens_BxL, 0))
+    logits = model.logits(params, model.hidden(params, given_BxL, tokens_BxL != PAD))
+    return _drawn(logits, tokens_BxL, masked_BxL, keys_B, banned_V)
+
+
+@partial(jax.jit, static_argnums=0)
+def _redrawn(
+    model: Decoder,
+    params: Params,
+    tokens_BxL: Array,
+    key: Array,
+    numbers_B: Array,
+    banned_V: Array,
+) -> Array:
+    """Rows after one id, of which some are drawn from the decoder's next tokens."""
+    masked_BxL, keys_B = _masked(tokens_BxL, key, numbers_B, ends=0)
+    logits = model.logits(params, model.hidden(params, tokens_BxL))
+    # A place's token follows the place before it; the first place is never masked.
+    return _drawn(jnp.roll(logits, 1, axis=1), tokens_BxL, masked_BxL, keys_B, banned_V)
+
+
+def _masked(tokens_BxL: Array, key: Array, numbers_B: Array, *, ends: int) -> tuple[Array, Array]:
+    """Which places are masked, bool [B, L], and the key of each row's draws.
+
+    The first place and the last `ends` are never masked, and at least one other is.
+    """
     places_L = jnp.arange(tokens_BxL.shape[1])
-    length_B = jnp.sum(real_BxL, axis=1)
-    inside_BxL = (places_L[None] > 0) & (places_L[None] < length_B[:, None] - 1)
+    length_B = jnp.sum(tokens_BxL != PAD, axis=1)
+    inside_BxL = (places_L[None] > 0) & (places_L[None] < length_B[:, None] - ends)
     keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers_B)
-    draws_Bx2 = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 0)))(keys_B)
-    uniform_BxL = jax.vmap(lambda k: jax.random.uniform(k, places_L.shape))(draws_Bx2[:, 0])
+    keys_Bx2 = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 0)))(keys_B)
+    uniform_BxL = jax.vmap(lambda k: jax.random.uniform(k, places_L.shape))(keys_Bx2[:, 0])
     uniform_BxL = jnp.where(inside_BxL, uniform_BxL, jnp.inf)
     least_Bx1 = jnp.min(uniform_BxL, axis=1, keepdims=True)
     masked_BxL = inside_BxL & ((uniform_BxL < _MASKED) | (uniform_BxL == least_Bx1))
-    given_BxL = jnp.where(masked_BxL, mask_id, jnp.maximum(tokens_BxL, 0))
-    logits = model.logits(params, model.hidden(params, given_BxL, real_BxL))
-    logits = jnp.where(banned_V[None, None], -jnp.inf, logits)
-    drawn_BxL = jax.vmap(jax.random.categorical)(draws_Bx2[:, 1], logits).astype(jnp.int32)
+    return masked_BxL, keys_Bx2[:, 1]
+
+
+def _drawn(
+    logits_BxLxV: Array, tokens_BxL: Array, masked_BxL: Array, keys_B: Array, banned_V: Array
+) -> Array:
+    """The tokens, with those of the masked places drawn from the logits."""
+    logits_BxLxV = jnp.where(banned_V[None, None], -jnp.inf, logits_BxLxV)
+    drawn_BxL = jax.vmap(jax.random.categorical)(keys_B, logits_BxLxV).astype(jnp.int32)
     return jnp.where(masked_BxL, drawn_BxL, tokens_BxL)

@@ -1,5 +1,6 @@
 """Artifacts: stored whole, found again, and refused where they are not this run's."""
 
+import errno
 import os
 import shutil
 import unittest.mock
@@ -74,6 +75,17 @@ def test_killed_at_any_instant_it_is_absent_or_whole(tmp_path):
         after = Artifacts(copy, run="a").load_or_compute("one", lambda: Artifact({"version": 3}))
         assert after.record["version"] == (3 if found is None else found.record["version"])
     assert seen == {(True, None), (True, 1), (False, 1), (False, None), (False, 2)}
+
+
+def test_a_full_disk_is_told_with_the_artifact_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        Artifacts(tmp_path, run="r").save("round 1 scores", Artifact({}, {"x": np.ones(3)}))
+    assert caught.value.filename == str(tmp_path / "round_1_scores")
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_damage_is_found_and_the_file_is_named(tmp_path):

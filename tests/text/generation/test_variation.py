@@ -14,7 +14,7 @@ from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import Generated, LanguageModel, Writer
-from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
+from jaxpfl.text.generation.variation import Continue, MaskAndFill, Redraw, Rephrase, mask_and_fill
 from tests.published_models import SIZES
 from tests.text.masked_models import TINY_BERT, masked_model_folder
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
@@ -33,7 +33,7 @@ def masked():
 
 def fill(masked, **settings):
     model, params = masked
-    shared = {"mask_id": MASK, "first_id": FIRST, "last_id": LAST}
+    shared = {"mask_id": MASK, "first_id": FIRST, "last_id": LAST, "steps": 1}
     return MaskAndFill(model, params, UTF8Bytes(), **(shared | settings))
 
 
@@ -89,6 +89,16 @@ def test_how_many_places_are_masked():
     assert fill((Shift(), {}))(["a"] * 8, jax.random.key(0)) == ["#"] * 8
 
 
+def test_masks_are_filled_twice_unless_said_otherwise(masked):
+    """What is masked the second time is the text that the first time gave."""
+    text, key = "x" * 60, jax.random.key(3)
+    found = fill((Shift(), {}), steps=2)([text] * 64, key)
+    changed = np.mean([places(text, new).mean() for new in found])
+    # 1 - 0.7^2; of 3,840 places the standard deviation is below 0.008.
+    assert changed == pytest.approx(0.51, abs=0.04)
+    assert fill(masked, steps=2)(TEXTS, key) != fill(masked)(TEXTS, key)
+
+
 def test_a_variation_follows_from_its_text_its_number_and_the_key(masked):
     """Other texts in the call change nothing of it, not even where they are longer."""
     vary = fill(masked)
@@ -113,6 +123,7 @@ def test_a_published_model_is_read_with_its_special_tokens(tmp_path):
     stored = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     assert {token["content"]: token["id"] for token in stored}.items() >= ids.items()
     framed = (ids["[MASK]"], ids["[CLS]"], ids["[SEP]"])
+    assert vary.steps == 2
     by_hand = MaskAndFill(vary.model, vary.params, vary.tokeniser, *framed, tokens=12)
     found = vary(TEXTS, jax.random.key(1))
     assert found == by_hand(TEXTS, jax.random.key(1))
@@ -166,6 +177,62 @@ def test_continue_keeps_the_beginning_and_the_length(writer):
     assert all(len(row) <= 16 + 2 for row in writer.tokeniser.encode(found))
     assert found == vary(texts, jax.random.key(0))
     assert found != vary(texts, jax.random.key(1))
+
+
+def test_redraw_replaces_three_of_ten_tokens_by_what_follows_those_before(writer):
+    alphabet = "abcdefghij" * 6
+
+    class Knows(Decoder):
+        """The next letter of the alphabet, in capitals, follows each."""
+
+        def hidden(self, params, tokens_BxL):
+            return tokens_BxL
+
+        def logits(self, params, tokens_BxL):
+            letter = jnp.where(tokens_BxL == ord("j"), ord("a"), tokens_BxL + 1)
+            return 200.0 * jax.nn.one_hot(letter - 32, self.vocab_size)
+
+    knows = LanguageModel(Knows(writer.model.config), {}, writer.tokeniser)
+    found = Redraw(knows, steps=1)([alphabet] * 64, jax.random.key(0))
+    # The first letter has no letter before it.
+    assert {text[1:].lower() for text in found} == {alphabet[1:]}
+    changed = np.mean([places(alphabet, text).mean() for text in found])
+    assert changed == pytest.approx(0.3, abs=0.04)
+    vary = Redraw(writer, tokens=9)
+    found = vary(TEXTS, jax.random.key(0))
+    assert found[2] == "" and found[1] != TEXTS[1]
+    assert found == vary(TEXTS, jax.random.key(0)) != vary(TEXTS, jax.random.key(1))
+
+
+class Answers(Writer):
+    """Writes what it was given in capitals, after the prompt's last line but one."""
+
+    tokeniser = UTF8Bytes()
+
+    def write(self, prompts, key, *, decoding):
+        self.prompts, self.decoding = list(prompts), decoding
+        answers = [prompt.split("Text: ")[1].split("\n")[0].upper() for prompt in prompts]
+        return Generated([[f" {text} #"] for text in answers], np.ones((len(prompts), 1), bool))
+
+
+def test_rephrase_asks_for_other_words_in_drawn_styles():
+    writer = Answers()
+    clean = lambda text: text.partition("#")[0].strip()  # noqa: E731
+    vary = Rephrase(writer, tokens=9, decoding=Decoding(3, temperature=0.5), clean=clean)
+    texts = ["hello", "", "a longer text than nine"] * 20
+    found = vary(texts, jax.random.key(0))
+    assert found == ["HELLO", "", "A LONGER"] * 20
+    assert writer.decoding == Decoding(9, temperature=0.5)
+    assert all(
+        f"Text: {text}\n" in asked for text, asked in zip(texts, writer.prompts, strict=True)
+    )
+    styles = {style for style in vary.styles for asked in writer.prompts if style in asked}
+    assert styles == set(vary.styles)
+    first = writer.prompts
+    vary(texts, jax.random.key(0))
+    assert writer.prompts == first
+    vary(texts, jax.random.key(1))
+    assert writer.prompts != first
 
 
 def test_a_variation_that_would_be_empty_is_the_text_itself():

@@ -29,6 +29,8 @@ EVOLVING = ("private_evolution", "pe_sft")
 """The methods that make variations of the texts that clients voted for."""
 FED_AVG = "fed_avg"
 """The method in which clients train the model, and the name of its run."""
+CENTRAL = "central"
+"""The method that trains on the clients' own texts, without privacy: a ceiling for the others."""
 WRITING = ("generator", *SCORING)
 """The methods that write a synthetic corpus."""
 
@@ -146,15 +148,22 @@ class EvolutionConfig(EvolutionSettings):
 
     Attributes:
       max_texts: a client votes with at most this many texts per round, which is the clip norm.
-      fill_model: a masked language model, a folder or a name on the Hugging Face hub, that replaces
-        some tokens of a text, as in PrE-Text, see `text.generation.variation.mask_and_fill`. None:
-        the generator continues the first half of a text.
+      variation: how texts are varied, see `text.generation.variation`: "fill" (PrE-Text's, which
+        needs a `fill_model`), "rephrase" (Aug-PE's, which needs a generator that follows
+        instructions), or a substitute: "redraw" or "continue". None: the form's own.
+      fill_model: the masked language model of "fill", a folder or a name on the Hugging Face hub.
       fine_tuning: the training of the generator's adapters on the selected texts, in `pe_sft`.
     """
 
     max_texts: PositiveInt = 8
+    variation: Literal["fill", "rephrase", "redraw", "continue"] | None = None
     fill_model: str | None = None
     fine_tuning: Training = field(default_factory=_FINE_TUNING)
+
+    @property
+    def varied_by(self) -> str:
+        """`variation`, or the form's own."""
+        return self.variation or ("fill" if self.form == "pre_text" else "rephrase")
 
 
 @dataclass(frozen=True)
@@ -165,6 +174,7 @@ class SyntheticTextConfig(Checked):
     |-------------------|--------------------------|--------------------------------------------|
     | public            | nothing                  | nothing: the public checkpoint              |
     | generator         | nothing                  | texts of the untuned generator              |
+    | central           | their texts: NOT PRIVATE | their texts, as a synthetic corpus would    |
     | fed_avg           | model changes            | the clients, in rounds (DP-FTRL: with       |
     |                   |                          | `privacy.sampling: cyclic` and its noise)   |
     | private_evolution | votes for nearest texts  | texts like those voted for                  |
@@ -189,7 +199,9 @@ class SyntheticTextConfig(Checked):
     """
 
     system: Literal["synthetic_text"]
-    method: Literal["public", "generator", "fed_avg", "private_evolution", "pe_sft", "popri"]
+    method: Literal[
+        "public", "generator", "central", "fed_avg", "private_evolution", "pe_sft", "popri"
+    ]
     data: sections.DataConfig
     corpora: dict[str, str] | None = field(default=None, kw_only=True)
     privacy: sections.PrivacyConfig
@@ -247,6 +259,8 @@ class SyntheticTextConfig(Checked):
                 f"evolution selects {selected} texts in a round, expected at least the {shots} of "
                 "a prompt (popri.format.shots): choose a larger evolution.population"
             )
+        if self.method in EVOLVING:
+            self._check_variation()
         if self.remote is not None and self.method in ("pe_sft", "popri"):
             raise InputError(
                 f"generator.api must be absent with method {self.method!r}, found "
@@ -259,12 +273,30 @@ class SyntheticTextConfig(Checked):
                 "go on over the ends of lines, and synthetic texts would end at the first one"
             )
         self._check_privacy()
+        if self.method == CENTRAL and self.privacy.private:
+            raise InputError(
+                "privacy.private must be false with method 'central', found true: it trains on the "
+                "clients' own texts"
+            )
         sends = self.method not in ("public", "generator") and self.privacy.private
         if self.simulated is not None and not sends:
             raise InputError(
                 "simulated must be absent where privacy.private is false, and with method 'public' "
                 f"or 'generator', whose clients send nothing, found method {self.method!r}"
             )
+
+    def _check_variation(self) -> None:
+        """Refuses a way to vary texts that the generator or the fill model cannot go."""
+        variation, lacks = self.evolution.varied_by, ""
+        if variation == "fill" and self.evolution.fill_model is None:
+            lacks = "needs evolution.fill_model, a masked language model: name one, or choose"
+            lacks += " 'redraw', a substitute"
+        if variation == "redraw" and self.remote is not None:
+            lacks = "needs the generator's weights: choose 'rephrase'"
+        if variation == "rephrase" and isinstance(self.generator, DecoderModelConfig):
+            lacks = "needs a generator that follows instructions: choose 'continue', a substitute"
+        if lacks:
+            raise InputError(f"evolution.variation is {variation!r}, which {lacks}")
 
     metrics: ClassVar[set[str]] = {
         *("loss", "perplexity", "accuracy", "count", "public_accuracy", "public_perplexity"),

@@ -28,7 +28,7 @@ from jaxpfl.experiments.systems.synthetic_text.questions import EMBEDDING, Look
 from jaxpfl.models.decoder import lora
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.variation import Continue
+from jaxpfl.text.generation.variation import Continue, Redraw, Rephrase
 from jaxpfl.text.preference.optimisation import tune
 
 # How often the generator is asked for a number of texts, since some may be empty.
@@ -109,7 +109,7 @@ def evolved(tuning: Tuning, votes: Scorer) -> Author:
         on_round=on_round,
     )
     selected = selected_texts(_states(algorithm, phases, votes.rounds)[-1])
-    return replace(author, samples=selected, first=texts)
+    return replace(author, samples=selected, first=texts, choices={"variation": settings.varied_by})
 
 
 def evolved_and_tuned(tuning: Tuning, votes: Scorer) -> Author:
@@ -267,17 +267,29 @@ def _states(algorithm: Algorithm, phases: Phases, rounds: int) -> list[Any]:
 
 def vary_of(models: StudyModels) -> Vary:
     """The function that varies texts; the new ones have the same format and length."""
-    config = models.config
+    config, generator = models.config, models.generator
     evolution, tokens, popri = config.evolution, config.corpus.tokens, config.popri
-    if evolution.fill_model is None:
-        stop = (popri.format.stop,) if popri.format.stop else ()
-        return Continue(models.generator, 0.5, tokens, Decoding(stop=stop), popri.format.response)
-    fill = loaded_fill_model(evolution.fill_model, tokens=tokens)
+    clean, stop = popri.format.response, (popri.format.stop,) if popri.format.stop else ()
+    match evolution.varied_by:
+        case "continue":
+            return Continue(generator, 0.5, tokens, Decoding(stop=stop), clean)
+        case "rephrase":
+            if not generator.follows_instructions:
+                raise InputError(
+                    "evolution.variation is 'rephrase', which needs a generator that follows "
+                    "instructions, found one without a chat template: choose 'continue', a "
+                    "substitute"
+                )
+            return Rephrase(generator, tokens, Decoding(stop=stop), clean)
+        case "redraw":
+            fill: Vary = Redraw(generator, tokens)
+        case _:
+            fill = loaded_fill_model(evolution.fill_model, tokens=tokens)
 
     def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
-        filled = [popri.format.response(text) for text in fill(texts, key)]
-        # The masked language model has another tokeniser than the generator.
-        cut = models.generator.shortened(filled, tokens)
+        filled = [clean(text) for text in fill(texts, key)]
+        # A masked language model has another tokeniser than the generator.
+        cut = generator.shortened(filled, tokens)
         return [new or old for new, old in zip(cut, texts, strict=True)]
 
     return vary

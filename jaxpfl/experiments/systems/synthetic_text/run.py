@@ -25,7 +25,7 @@ from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
-from jaxpfl.experiments.systems.synthetic_text.config import FED_AVG, SCORING, WRITING
+from jaxpfl.experiments.systems.synthetic_text.config import CENTRAL, FED_AVG, SCORING, WRITING
 from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Tuning
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.page import REPEATS, repeats_page
@@ -96,7 +96,7 @@ class TextStudy:
         self.clients, self.valid, self.test = parts
 
     def public_record(self) -> dict[str, Any]:
-        train = {"public": self._public, FED_AVG: self._fed_avg}
+        train = {"public": self._public, CENTRAL: self._central, FED_AVG: self._fed_avg}
         trained, epsilon, details = train.get(self.config.method, self._by_texts)()
         tokens, start = self.models.rows(self._first(self.test)), self.models.downstream
         public, metrics = (
@@ -112,7 +112,7 @@ class TextStudy:
             "tested_on": f"test clients of {held_out} (declared public)",
             "validated_on": f"validation clients of {held_out} (declared public)",
             "private": private,
-            "plan": self.plan.to_dict() if self.sends else None,
+            "plan": self.plan.to_dict() if self.sends and self.config.method != CENTRAL else None,
             "language": True,
             "table": [
                 {"model": "the public model", "private": True, **public},
@@ -132,6 +132,17 @@ class TextStudy:
 
     def _public(self) -> Trained:
         return self.models.downstream.params, 0.0, {"privacy": _FREE}
+
+    def _central(self) -> Trained:
+        """The ceiling of POPri's Table 1 (section 5): the training that a corpus would get."""
+        texts = self.clients.columns["text"].to_pylist()
+        settings, folder = self.config.corpus.fine_tuning, self.directory / FINE_TUNING
+        params = self.models.fitted(self.models.downstream, texts, settings, folder)
+        return (
+            params,
+            None,
+            {"privacy": f"{self.workspace.stamp}; trained on the clients' own texts"},
+        )
 
     def training(self) -> tuple[Algorithm, Population]:
         """The training of the downstream model, and its clients."""

@@ -14,7 +14,7 @@ same clients and the same plan, and is charged for what its clients send.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from jaxpfl.experiments.engine import description
 from jaxpfl.experiments.engine.build import build_algorithm, read_clients, split_clients
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.synthetic_text.config import (
+    CENTRAL,
     FED_AVG,
     SCORING,
     WRITING,
@@ -89,7 +90,7 @@ class Study(base.Study):
     @property
     def sends(self) -> bool:
         """Whether clients send anything in this method."""
-        return self.config.method in (*SCORING, FED_AVG)
+        return self.config.method in (*SCORING, FED_AVG, CENTRAL)
 
     def describe(self) -> description.Description:
         config, method = self.config, self.config.method
@@ -116,7 +117,7 @@ class Study(base.Study):
                     with description.tracing(f"the release of the {what}"):
                         rounds[what] = description.moments_release(plan, number, dimension)
             together = {"one look": self.look.guarantee()} if len(releases) > 1 else {}
-        elif self.sends:
+        elif method in (*SCORING, FED_AVG):
             questions = None
             if method in SCORING:
                 dimension, notes = description.embedding_size(config.embedder)
@@ -126,6 +127,9 @@ class Study(base.Study):
                     most = config.evolution.max_texts
                     questions = partial(ScoreCanaries, config.client_score, most)
             releases["rounds"] = description.PlannedRelease.of_rounds(self.plan, questions)
+        elif self.sends:
+            texts = description.PlannedRelease.of_rounds(self.plan, None)
+            releases["the clients' own texts"] = replace(texts, times="trained on centrally")
         corpora = {f"corpora.{name}": source for name, source in (config.corpora or {}).items()}
         return description.Description(models, rounds, releases, corpora, together, notes)
 

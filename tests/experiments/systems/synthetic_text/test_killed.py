@@ -128,6 +128,7 @@ def test_a_generator_behind_an_address_is_asked_and_sees_no_client(
 
     with completions(lambda _, number: (200, f" {number} ka lo\nand more")) as (address, asked):
         mapping["generator"] = {"api": address, "model": "far"}
+        mapping["evolution"]["variation"] = "rephrase"
         crashes = after(Ledger, "charge"), stored("round_1_votes"), stored("corpus")
         out = died(from_mapping(mapping, "here"), tmp_path / "run", crashes).out
         export(out, tmp_path / "more", texts=40, progress=False)

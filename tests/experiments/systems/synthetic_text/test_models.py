@@ -11,6 +11,7 @@ from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import Writer
 from jaxpfl.text.generation.variation import Continue, MaskAndFill
+from tests.refusals import refusal
 from tests.text.masked_models import TINY_BERT, masked_model_folder
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
@@ -31,7 +32,7 @@ def variation(config):
 
 
 def mask_and_fill(folder) -> tuple[str, ...]:
-    return "--evolution.fill_model", str(folder)
+    return "--evolution.variation", "fill", "--evolution.fill_model", str(folder)
 
 
 def test_texts_are_varied_as_the_config_says(synthetic_config, tmp_path, monkeypatch):
@@ -54,6 +55,17 @@ def test_texts_are_varied_as_the_config_says(synthetic_config, tmp_path, monkeyp
     # One line in the format of lines; what would be empty stays as it was.
     assert vary(TEXTS, jax.random.key(0)) == ["one line", TEXTS[1]]
     assert given == [(8, TEXTS)]
+
+
+def test_what_a_generator_cannot_do_is_refused_with_what_it_can(synthetic_config):
+    for form, variation, words in (
+        ("pre_text", "null", "'fill', which needs evolution.fill_model choose 'redraw'"),
+        ("aug_pe", "null", "'rephrase' follows instructions choose 'continue'"),
+        ("aug_pe", "fill", "'fill', which needs evolution.fill_model"),
+    ):
+        options = "--evolution.form", form, "--evolution.variation", variation
+        refusal(lambda options=options: synthetic_config("pe_sft", *options), words)
+        synthetic_config("popri", *options)
 
 
 def test_a_generator_that_devices_share_writes_what_one_device_does(synthetic_config):

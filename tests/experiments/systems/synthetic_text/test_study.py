@@ -10,11 +10,14 @@ import pytest
 from jaxpfl import files
 from jaxpfl.algorithms.frechet import moments as frechet_moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, score
-from jaxpfl.errors import BudgetExhausted
+from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.central.training import fit
+from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed import embedder
+from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.metrics.repeats import longest_repeats
 from tests.experiments import canaries
 from tests.experiments.ledgers import certified
@@ -26,7 +29,7 @@ METHODS = {
     "fed_avg": (),
     "dp_ftrl": ("--privacy.sampling", "cyclic", "--privacy.noise", "banded"),
     "private_evolution": (),
-    "pre_text": ("--evolution.form", "pre_text", "--evolution.threshold", "0.5"),
+    "pre_text": ("--evolution.form", "pre_text", "--evolution.variation", "redraw"),
     "pe_sft": (),
     "popri": (),
     "one_look": (
@@ -260,7 +263,7 @@ def test_a_judge_that_no_reward_sees_chooses_the_round(finished):
     outcome = finished("one_look")
     found, stored = outcome.record["checkpoint"], outcome.out / "artifacts"
     moments = files.read_npz(stored / "moments" / "arrays.npz")
-    assert moments["judge.mean"].shape == (16,) and moments["judge.noise"].min() > 0
+    assert moments["judge.mean"].shape == (16,) and moments["judge.noise"][1:].min() > 0
     assert moments["judge.count"] == moments["embedding.count"]
     written = [
         files.read_npz(stored / f"round_{number}_responses" / "arrays.npz")["texts"]
@@ -290,3 +293,24 @@ def test_a_study_without_privacy_says_so_everywhere(synthetic_config, tmp_path):
     outcome = carry_out.run(synthetic_config("popri", *changes), tmp_path, progress=False)
     assert outcome.record["metrics"]["epsilon"] is None
     says_everywhere("NOT PRIVATE: trained", outcome)
+
+
+def test_central_training_is_on_the_clients_own_texts_and_not_private(synthetic_config, tmp_path):
+    """The same parameters as `fit` gives on these texts; a private one is refused by its key."""
+    with pytest.raises(InputError, match=r"privacy.private must be false with method 'central'"):
+        synthetic_config("central")
+    options = *("--privacy.private", "false"), *("--privacy.epsilon", "null")
+    config = synthetic_config("central", *options, "--privacy.delta", "null")
+    outcome = carry_out.run(config, tmp_path / "run", progress=False)
+    says_everywhere("NOT PRIVATE", outcome)
+    record = outcome.record
+    assert record["metrics"]["epsilon"] is None and record["plan"] is None
+    assert not (outcome.out / "corpus.jsonl").exists()
+    models, study = StudyModels(config), prepare(config)
+    rows = models.rows(study.clients.columns["text"].to_pylist())
+    start, settings = models.downstream, config.corpus.fine_tuning
+    params = fit(start.model, start.params, {"tokens": rows}, settings, seed=config.run.seed).params
+    tested = models.rows(study.held_out["test"].columns["text"].to_pylist())
+    expected = evaluate(start.model, params, tested)
+    assert record["metrics"]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert record["metrics"]["loss"] < record["table"][0]["loss"]
