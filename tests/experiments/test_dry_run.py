@@ -16,7 +16,6 @@ from jaxpfl.experiments import registry
 from jaxpfl.experiments.dry_run import dry_run, dry_run_sweep
 from jaxpfl.experiments.engine import description as engine
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.experiments.systems.federated_training import study
 from jaxpfl.federated.flow import client_program
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.privacy import Plan, calibration, confirmation, guarantee, participation
@@ -92,7 +91,7 @@ def test_sizes_are_those_of_the_model(tiny):
 
 def test_a_planted_error_of_shapes_is_bad_input(tiny, monkeypatch):
     columns = {"tokens": np.empty((0, 2, 9), np.int32)}
-    monkeypatch.setattr(study, "example_columns", lambda settings: columns)
+    monkeypatch.setattr(engine, "example_columns", lambda settings: columns)
     refusal(lambda: dry_run(registry.load(tiny)), "a round of training")
 
 
