@@ -36,11 +36,10 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         from jaxpfl.experiments.dry_run import dry_run
 
         return dry_run(config)
+    out = arguments.out or common.unused_directory(path.stem)
     if (launched := common.launched(arguments)) is not None:
         return launched
-    keeps_files = common.join(arguments.distributed)
-    out = arguments.out or common.unused_directory(path.stem)
-    if keeps_files:
+    if keeps_files := common.join(arguments.distributed):
         print(f"run directory: {out}", file=sys.stderr)
     from jaxpfl.experiments import carry_out
 

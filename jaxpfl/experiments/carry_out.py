@@ -11,7 +11,6 @@ All other files are the system's. `resume` continues from what is already stored
 same bits as an uninterrupted run.
 """
 
-import dataclasses
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,21 +23,15 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import pinned
-from jaxpfl.experiments.config.reader import to_yaml
-from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.engine import shared_run
-from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.engine.signals import resumable
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
 from jaxpfl.experiments.report.run_page import write_run_page
 from jaxpfl.experiments.systems import CONFIG, RESULT
-from jaxpfl.experiments.systems.base import Study
 from jaxpfl.experiments.systems.workspace import Workspace
-from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.privacy.certificate import certify
-from jaxpfl.privacy.ledger import Ledger
 
 _RUN = "run.json"
 
@@ -85,29 +78,22 @@ def run(
       BudgetExhausted: the next release does not fit the budget; what was done before is kept.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
-    directory = files.user_path(out)
+    directory, shared = files.user_path(out), {} if memory is None else memory
     with shared_run.group() as group:
+        # The config that is written names the weights, which a branch of the hub does not.
+        system = system_of(config.system)
+        workspace = Workspace(pinned(config), directory, progress, group, shared, system)
         if group is not None and group.index:
-            return _worker(group, config, directory)
+            return _worker(workspace)
         with files.exclusive(directory):
-            path = directory / CONFIG
-            if path.exists() or (directory / _RUN).exists():
+            if (directory / CONFIG).exists() or (directory / _RUN).exists():
                 raise InputError(
                     f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
                     "choose another --out"
                 )
-            # So that the config that is written names the weights, which a branch of the hub does
-            # not.
-            config = pinned(config)
-            # Before anything is written: a config that is refused must not leave a run directory.
-            study, workspace = _prepared(config, directory, group, progress, memory)
-            for ledger in _ledgers(config):
-                if ledger.exists():
-                    Ledger.read(ledger)
-            head = f"# {workspace.stamp}\n" if workspace.stamp else ""
-            files.write_atomically(path, head + to_yaml(config))
+            workspace.begin()
             with resumable(directory):
-                return _carried_out(study, workspace, group, command)
+                return _carried_out(workspace, command)
 
 
 def resume(
@@ -118,15 +104,16 @@ def resume(
     command: str = FROM_PYTHON,
 ) -> Outcome:
     """Resumes the run in `out`, to the same bits but for a remote model's texts. Errors: `run`."""
-    directory = files.user_path(out)
+    directory, shared = files.user_path(out), {} if memory is None else memory
     with shared_run.group() as group:
         # Inside, so that the others hear of a process that cannot read the directory.
         config = load_run(directory)
+        system = system_of(config.system)
+        workspace = Workspace(config, directory, progress, group, shared, system)
         if group is not None and group.index:
-            return _worker(group, config, directory)
+            return _worker(workspace)
         with files.exclusive(directory), resumable(directory):
-            study, workspace = _prepared(config, directory, group, progress, memory)
-            return _carried_out(study, workspace, group, command)
+            return _carried_out(workspace, command)
 
 
 def report(out: str | Path) -> Path:
@@ -178,55 +165,19 @@ def finished(directory: Path, system: str) -> dict[str, Any]:
     )
 
 
-def stamp(study: Study) -> str:
-    """The warning on everything that a run writes whose clients have no guarantee; else ""."""
-    return stamp_of(study.plans.values(), reproducible=study.config.run.reproducible_noise)
-
-
-def _ledgers(section: Any) -> list[Path]:
-    """The files that the sections `privacy` of a config name."""
-    if isinstance(section, PrivacyConfig):
-        return [] if section.ledger is None else [files.user_path(section.ledger)]
-    # Fields alone: a model, which is a section, remembers more.
-    fields = dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()
-    return [path for field in fields for path in _ledgers(getattr(section, field.name))]
-
-
-def _prepared(
-    config: Any,
-    directory: Path,
-    group: Group | None,
-    progress: bool = False,
-    memory: dict[Any, Any] | None = None,
-) -> tuple[Study, Workspace]:
-    """The study and where it is carried out, once all processes agree."""
-    system = system_of(config.system)
-    asked: Any = getattr(system.part("run"), "asked", None)
-    if group is not None and asked is None:
-        raise InputError("this system needs one process, found several: its `run` has no `asked`")
-    study = system.part("study").prepare(config)
-    shared = {} if memory is None else memory
-    alone = Workspace(config, directory, stamp(study), progress, memory=shared)
-    take_part: Any = getattr(system.part("run"), "take_part", None)
-    others = shared_run.others_of(
-        group, lambda *stage: asked(study, alone, *stage), lambda *task: take_part(alone, *task)
-    )
-    return study, dataclasses.replace(alone, others=others)
-
-
-def _worker(group: Group, config: Any, directory: Path) -> Outcome:
+def _worker(workspace: Workspace) -> Outcome:
     """The run in another process than 0: it computes its share, and writes nothing."""
-    began = time.monotonic()
-    others = _prepared(pinned(config), directory, group)[1].others
+    began, others = time.monotonic(), workspace.others
     assert others is not None
-    outcome = shared_run.share_rounds(others)
-    return Outcome(directory, outcome["record"], time.monotonic() - began, outcome["lines"])
+    ended = shared_run.share_rounds(others)
+    seconds = time.monotonic() - began
+    return Outcome(workspace.directory, ended["record"], seconds, ended["lines"])
 
 
-def _carried_out(study: Study, workspace: Workspace, group: Group | None, command: str) -> Outcome:
-    began, directory = time.monotonic(), workspace.directory
-    record_attempt(directory, command)
+def _carried_out(workspace: Workspace, command: str) -> Outcome:
+    study, directory, began = workspace.study, workspace.directory, time.monotonic()
     system = system_of(workspace.config.system)
+    record_attempt(directory, command)
     record = workspace.write_result(system.part("run").carry_out(study, workspace))
     page = system.part("page").page(directory, record)
     certify(
@@ -237,7 +188,7 @@ def _carried_out(study: Study, workspace: Workspace, group: Group | None, comman
         stamp=workspace.stamp,
         # Simulations have ledgers of their own in other places, which the statement is not of.
         ledgers=[
-            *_ledgers(workspace.config),
+            *workspace.ledgers,
             directory / "ledger.jsonl",
             *sorted(directory.glob("worlds/*/ledger.jsonl")),
             *sorted(directory.glob("runs/*/ledger.jsonl")),
@@ -245,6 +196,6 @@ def _carried_out(study: Study, workspace: Workspace, group: Group | None, comman
     )
     write_page(directory, page)
     lines = page_lines(page)
-    if group is not None:
-        group.tell(record=files.jsonable(record), lines=lines)
+    if workspace.group is not None:
+        workspace.group.tell(record=files.jsonable(record), lines=lines)
     return Outcome(directory, record, time.monotonic() - began, lines)

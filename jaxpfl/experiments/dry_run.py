@@ -6,7 +6,7 @@ read, nothing is downloaded, charged or written.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.filesize import decimal
@@ -15,10 +15,9 @@ from jaxpfl.data.open import why_missing
 from jaxpfl.errors import named
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PUBLIC_PART
-from jaxpfl.experiments.engine.description import Clients, Description
+from jaxpfl.experiments.engine.description import Clients
 from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.sweep.config import Point, Sweep
-from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.text.tokenisers import public_words
 
 _FIRST = "dry run: no client was read, nothing was fetched, charged or written"
@@ -26,29 +25,12 @@ _FIRST = "dry run: no client was read, nothing was fetched, charged or written"
 
 def dry_run(config: Any) -> dict[str, Any]:
     """Checks a config of any system; returns its description as plain data, and as "text"."""
-    found = system_of(config.system).describe(config)
+    description = system_of(config.system).describe(config)
     record = {
         "system": config.system,
         "clients": Clients.of(config.data)._asdict(),
-        "sources": dict(_sources(config, found)),
-        "models": {
-            name: {"about": each.about, "parameters": each.parameters, "bytes": each.size}
-            for name, each in found.models.items()
-        },
-        "rounds": {
-            name: {"server": each.state, "queries": [dataclasses.asdict(q) for q in each.queries]}
-            for name, each in found.rounds.items()
-        },
-        "privacy": {
-            name: {
-                "times": each.times,
-                "noise_multiplier": each.noise_multiplier,
-                **_guarantee(each.guarantee),
-            }
-            for name, each in found.releases.items()
-        },
-        "together": {name: _guarantee(each) for name, each in found.together.items()},
-        "notes": [*found.notes],
+        "sources": dict(_sources(config, description.sources)),
+        **description.to_dict(),
     }
     parts = [_FIRST], _source_lines(record), _model_lines(record), _privacy_lines(record)
     return {**record, "text": "\n\n".join("\n".join(lines) for lines in parts if lines)}
@@ -56,35 +38,35 @@ def dry_run(config: Any) -> dict[str, Any]:
 
 def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
     """Checks every point of a sweep; points that differ in the seed alone are checked once."""
-    found: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     different: dict[str, Point] = {}
     for point in sweep.points:
         run = dataclasses.replace(point.config.run, seed=0)
         different.setdefault(to_yaml(dataclasses.replace(point.config, run=run)), point)
     for point in different.values():
         with named(f"point {point.name}"):
-            found[point.name] = dry_run(point.config)
-    lines = [_FIRST, "", f"points    {len(sweep.points)}, {len(found)} of them different"]
+            records[point.name] = dry_run(point.config)
+    lines = [_FIRST, "", f"points    {len(sweep.points)}, {len(records)} of them different"]
     # What all points have in common; their models and costs follow one by one.
-    lines += ["", *_source_lines(next(iter(found.values()))), ""]
+    lines += ["", *_source_lines(next(iter(records.values()))), ""]
     said: set[str] = set()
-    for name, record in found.items():
+    for name, record in records.items():
         record.pop("text")
         # Most points have models and memory in common, which are said once.
         new = [line for line in _model_lines(record) if line not in said]
         said.update(new)
         lines += [name, *(f"  {line}" for line in [*new, *_privacy_lines(record)])]
-    return {"points": found, "text": "\n".join(lines)}
+    return {"points": records, "text": "\n".join(lines)}
 
 
-def _sources(config: Any, found: Description) -> Iterator[tuple[str, dict[str, str]]]:
+def _sources(config: Any, others: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
     data, evaluation = config.data, getattr(config, "evaluation", None)
     named = {
         "data.source": data.source,
         "data.public": data.public,
         "data.vocabulary": data.vocabulary,
         "evaluation.source": None if evaluation is None else evaluation.source,
-        **found.sources,
+        **others,
     }
     for key, source in named.items():
         if source is not None:
@@ -94,42 +76,30 @@ def _sources(config: Any, found: Description) -> Iterator[tuple[str, dict[str, s
             yield key, {"source": source, "missing": missing}
 
 
-_known: dict[str, dict[str, Any]] = {}
-
-
-def _guarantee(found: Guarantee) -> dict[str, Any]:
-    # The points of a sweep share most of their costs, and each takes a second to compute.
-    described = repr(found)
-    if described not in _known:
-        epsilon = found.epsilon() if found.private else None
-        said = {"delta": found.delta, "statement": found.statement()}
-        _known[described] = {"epsilon": epsilon, **said}
-    return _known[described]
-
-
 def _source_lines(record: dict[str, Any]) -> list[str]:
     clients = record["clients"]
-    known = "data.clients" if clients["declared"] else "ASSUMED: data.clients gives no number"
+    number = "data.clients" if clients["declared"] else "ASSUMED: data.clients gives no number"
     lines = [
-        f"clients   {clients['all']:,} ({known}), about {clients['train']:,} of them train; the "
+        f"clients   {clients['all']:,} ({number}), about {clients['train']:,} of them train; the "
         "split decides how many, and the run's epsilon or noise is for that number"
     ]
-    for key, each in record["sources"].items():
-        state = f"NOT AVAILABLE: {each['missing']}" if each["missing"] else "available"
-        lines.append(f"source    {key} = {each['source']}: {state}")
+    for key, source in record["sources"].items():
+        state = f"NOT AVAILABLE: {source['missing']}" if source["missing"] else "available"
+        lines.append(f"source    {key} = {source['source']}: {state}")
     return lines
 
 
 def _model_lines(record: dict[str, Any]) -> list[str]:
     lines = []
-    for name, each in record["models"].items():
-        known = each["parameters"] is not None
-        size = f": {each['parameters']:,} parameters, {decimal(each['bytes'])}" if known else ""
-        lines.append(f"model     {name} ({each['about']}){size}")
-    for name, each in record["rounds"].items():
-        if each["server"]:
-            lines.append(f"memory    {name}: server {decimal(each['server'])}")
-        for query in each["queries"]:
+    for name, model in record["models"].items():
+        size = ""
+        if model["parameters"] is not None:
+            size = f": {model['parameters']:,} parameters, {decimal(model['bytes'])}"
+        lines.append(f"model     {name} ({model['about']}){size}")
+    for name, round in record["rounds"].items():
+        if round["server"]:
+            lines.append(f"memory    {name}: server {decimal(round['server'])}")
+        for query in round["queries"]:
             down, up, many = query["down"], query["up"], query["side_by_side"]
             lines.append(
                 f"memory    {name}, {query['label']}: a client receives {decimal(down)} and sends "
@@ -142,11 +112,11 @@ def _model_lines(record: dict[str, Any]) -> list[str]:
 
 def _privacy_lines(record: dict[str, Any]) -> list[str]:
     lines = []
-    for name, each in record["privacy"].items():
-        noise = f"noise multiplier {each['noise_multiplier']:.4g}, "
-        lines.append(f"privacy   {name} ({each['times']}): {noise}{each['statement']}")
-    for name, each in record["together"].items():
-        lines.append(f"privacy   {name}: {each['statement']}")
+    for name, release in record["privacy"].items():
+        noise = f"noise multiplier {release['noise_multiplier']:.4g}, "
+        lines.append(f"privacy   {name} ({release['times']}): {noise}{release['statement']}")
+    for name, cost in record["together"].items():
+        lines.append(f"privacy   {name}: {cost['statement']}")
     if not record["privacy"]:
         lines.append("privacy   clients send nothing (epsilon = 0)")
     return [*lines, *(f"note      {note}" for note in record["notes"])]

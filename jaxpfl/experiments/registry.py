@@ -53,7 +53,8 @@ def load_run(directory: Path) -> Any:
 
 def from_mapping(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:
     """The config of the system that `system` names; arguments as of `reader.from_mapping`."""
-    return reader.from_mapping(mapping, where, config_type(mapping, where, overrides), overrides)
+    kind = config_type(mapping, where, overrides)
+    return reader.from_mapping(mapping, where, kind, overrides)
 
 
 def config_type(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:

@@ -99,7 +99,7 @@ def run(
         )
     every_column = any(query.columns is None for query in algorithm.queries)
     numbers = clients.numeric().items()
-    warn_of_numbers({name: each for name, each in numbers if every_column or name in read})
+    warn_of_numbers({name: column for name, column in numbers if every_column or name in read})
     reproducible = isinstance(seed, ReproducibleSeed)
     with compilation_cache.enabled(), shared_run.group() as group:
         others = shared_run.others_of(group, lambda *_: (algorithm.queries, clients))

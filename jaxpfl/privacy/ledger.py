@@ -193,6 +193,11 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
             raise InputError(f"{self.path}: was opened for reading, without the key to its clients")
         return self._secret.digest_of(clients) in self._sources
 
+    def digest(self, purpose: str, text: str) -> str:
+        """A hash of a PRIVATE text with the ledger's key: only its holder can test a guess."""
+        assert self._secret is not None, "the ledger is open for charges"
+        return self._secret.digest(purpose, text)
+
     @property
     def adjacency(self) -> Adjacency:
         """The adjacency of all charges; add-or-remove-one while there is none."""

@@ -28,14 +28,15 @@ class LedgerKey:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self.check = self._hmac("key", b"")
+        self.check = self.digest("key", "")
 
     def digest_of(self, clients: Clients) -> str:
         """Returns the HMAC (hex) of the fingerprint of the clients' source."""
-        return self._hmac("population", clients.fingerprint.encode())
+        return self.digest("population", clients.fingerprint)
 
-    def _hmac(self, purpose: str, message: bytes) -> str:
-        return hmac.digest(self._key, purpose.encode() + b"\0" + message, "sha256").hex()
+    def digest(self, purpose: str, text: str) -> str:
+        """Returns the HMAC (hex) of a text."""
+        return hmac.digest(self._key, f"{purpose}\0{text}".encode(), "sha256").hex()
 
 
 def open_key(path: Path, *, create: bool) -> LedgerKey:

@@ -10,7 +10,7 @@ import pytest
 from jaxpfl.algorithms.canaries import MomentCanaries, ScoreCanaries, TrainingCanaries
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.experiments.config import sections
-from jaxpfl.experiments.engine.build import build_fed_avg
+from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.federated.audits.canaries import Game, Questions
 from jaxpfl.federated.clients.two_parts import TwoParts
 from jaxpfl.privacy.auditing import lower_bound
@@ -94,7 +94,7 @@ def trained(algorithm: sections.AlgorithmConfig, **changes) -> Game:
     training = sections.TrainingConfig(
         2, 8, epochs=2, client=sections.OptimizerConfig("sgd", 0.1), algorithm=algorithm
     )
-    made = partial(build_fed_avg, training=training)
+    made = partial(build_algorithm, training=training)
     asked = plan(clip_norm=0.5, **changes)
     return Game((asked,), min(asked.population, 64), questions=partial(TrainingCanaries, made))
 

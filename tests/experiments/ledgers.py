@@ -8,7 +8,7 @@ from jaxpfl.privacy.chain import Chain
 from tests.experiments.canaries import public_files
 
 # What follows from the key of a ledger, by its name in JSON.
-_KEYED = {"ledger_head", "head", "key", "population", "seal"}
+_KEYED = {"ledger_head", "head", "key", "population", "origin", "seal"}
 
 
 def made(path: Path) -> list[str]:

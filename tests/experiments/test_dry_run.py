@@ -12,12 +12,10 @@ import pytest
 from benchmarks.shapes import distilgpt2, llama3_8b
 from jaxpfl import cli
 from jaxpfl.data.open import why_missing
-from jaxpfl.experiments import dry_run as dry_run_module
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.dry_run import dry_run, dry_run_sweep
 from jaxpfl.experiments.engine import description as engine
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.experiments.systems.federated_training import study
 from jaxpfl.federated.flow import client_program
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.privacy import Plan, calibration, confirmation, guarantee, participation
@@ -93,7 +91,7 @@ def test_sizes_are_those_of_the_model(tiny):
 
 def test_a_planted_error_of_shapes_is_bad_input(tiny, monkeypatch):
     columns = {"tokens": np.empty((0, 2, 9), np.int32)}
-    monkeypatch.setattr(study, "example_columns", lambda settings: columns)
+    monkeypatch.setattr(engine, "example_columns", lambda settings: columns)
     refusal(lambda: dry_run(registry.load(tiny)), "a round of training")
 
 
@@ -187,7 +185,7 @@ def unaccounted(monkeypatch):
     monkeypatch.setattr(guarantee, "stated", lambda *releases: 1.0)
     monkeypatch.setattr(confirmation, "poisson_epsilon", lambda *releases: 1.0)
     engine.cached_plan.cache_clear()
-    monkeypatch.setattr(dry_run_module, "_known", {})
+    monkeypatch.setattr(engine, "_costs", {})
     yield
     engine.cached_plan.cache_clear()
 
@@ -234,11 +232,9 @@ def test_every_config_passes_a_dry_run(path, tmp_path, monkeypatch, published, u
 @pytest.mark.parametrize("path", EVERY)
 def test_every_epsilon_that_a_config_states_is_of_two_accountants(path, monkeypatch, published):
     """Those of several kinds of releases together, too, each to the steps of PLD's grid."""
-    monkeypatch.setattr(dry_run_module, "_known", {})
-    real, costs = dry_run_module._guarantee, []
-    monkeypatch.setattr(
-        dry_run_module, "_guarantee", lambda cost: (costs.append(cost), real(cost))[1]
-    )
+    monkeypatch.setattr(engine, "_costs", {})
+    real, costs = engine.cost_of, []
+    monkeypatch.setattr(engine, "cost_of", lambda cost: (costs.append(cost), real(cost))[1])
     dry_runs(path)
     for cost in costs:
         if cost.private:

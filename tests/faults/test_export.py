@@ -16,9 +16,8 @@ from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import checkpoint
-from jaxpfl.experiments.systems.federated_training import export as federated_export
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.experiments.systems.federated_training.study import prepare
+from jaxpfl.experiments.systems.federated_training.study import Network, prepare
 from jaxpfl.models.checkpoints import jaxpfl_models
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.experiments import canaries
@@ -48,7 +47,7 @@ def test_the_model_is_read_again_bit_by_bit_and_scores_the_same(finished, export
     assert names == {"certificate.json", *expected}
     experiment = prepare(_config(tiny_config))
     model, params = jaxpfl_models.load(exported)
-    assert model == experiment.model
+    assert model == experiment.network.model
     run = json.loads((finished / "run.json").read_text())
     folder = finished / "checkpoints"
     with checkpoint.Checkpoints(folder, run=run["run"]) as checkpoints:
@@ -181,7 +180,7 @@ def test_a_fault_of_the_program_is_not_called_a_damaged_record(finished, tmp_pat
     program = compile(f"def built(*_):\n    {fault}\n", "builder.py", "exec")
     namespace: dict[str, Any] = {}
     exec(program, namespace)
-    monkeypatch.setattr(federated_export, "built", namespace["built"])
+    monkeypatch.setattr(Network, "of", namespace["built"])
     with pytest.raises(CorruptFile, match="or the program is at fault") as caught:
         export(finished, tmp_path / "new")
     assert str(caught.value).endswith("TypeError in builder.py, line 2")

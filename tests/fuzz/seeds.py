@@ -66,7 +66,7 @@ def sign_buffers(folder: Path) -> None:
 def run(folder: Path) -> None:
     record = {"run": "a 1", "private": True, "stamp": "", "note": "", "statement": "", "config": {}}
     record |= {"plan": plan(rounds=2).to_dict(), "ledger_head": "0" * 64, "evaluation": None}
-    record |= {"seed": 0, "label": "a", "clients": "0" * 64}
+    record |= {"seed": 0, "label": "a", "origin": "0" * 64}
     (folder / "run.json").write_text(json.dumps(record))
     (folder / "result.json").write_text(json.dumps({"rounds": 2, "stopped": False, "epsilons": {}}))
     (folder / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1, "loss": 0.5}\n')

@@ -130,7 +130,7 @@ def build_plan(
     )
 
 
-def build_fed_avg(
+def build_algorithm(
     model: Model,
     training: sections.TrainingConfig,
     plan: Plan,

@@ -7,7 +7,7 @@ are available, nothing is downloaded, charged or written.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self, cast
 
@@ -109,6 +109,43 @@ class Description:
     sources: Mapping[str, str] = field(default_factory=dict)
     together: Mapping[str, Guarantee] = field(default_factory=dict)
     notes: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Models, rounds and costs as plain data."""
+        return {
+            "models": {
+                name: {"about": model.about, "parameters": model.parameters, "bytes": model.size}
+                for name, model in self.models.items()
+            },
+            "rounds": {
+                name: {"server": round.state, "queries": [asdict(query) for query in round.queries]}
+                for name, round in self.rounds.items()
+            },
+            "privacy": {
+                name: {
+                    "times": release.times,
+                    "noise_multiplier": release.noise_multiplier,
+                    **cost_of(release.guarantee),
+                }
+                for name, release in self.releases.items()
+            },
+            "together": {name: cost_of(guarantee) for name, guarantee in self.together.items()},
+            "notes": [*self.notes],
+        }
+
+
+_costs: dict[str, dict[str, Any]] = {}
+
+
+def cost_of(guarantee: Guarantee) -> dict[str, Any]:
+    """Epsilon, delta and the statement of a guarantee, as plain data."""
+    # The points of a sweep share most of their costs, and each takes a second to compute.
+    name = repr(guarantee)
+    if name not in _costs:
+        epsilon = guarantee.epsilon() if guarantee.private else None
+        stated = {"delta": guarantee.delta, "statement": guarantee.statement()}
+        _costs[name] = {"epsilon": epsilon, **stated}
+    return _costs[name]
 
 
 class Clients(NamedTuple):

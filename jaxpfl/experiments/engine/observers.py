@@ -123,10 +123,10 @@ class Observers(AbstractContextManager["Observers"]):
 
     def latest(self, done: int) -> dict[str, Any]:
         """The latest value of each public metric; not every round has all metrics."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for record in self.metrics.records[: done + 1]:
-            found.update(record)
-        return found
+            values.update(record)
+        return values
 
     def __exit__(self, *_: object) -> None:
         self.metrics.close()

@@ -41,7 +41,7 @@ from jaxpfl.models.base import Checking
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.privacy.secret import RunSecret
 
-_RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str, "clients": str}
+_RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str, "origin": str}
 
 
 class Run(AbstractContextManager["Run"]):
@@ -98,14 +98,6 @@ class Run(AbstractContextManager["Run"]):
                 purpose=algorithm.name,
                 run=self.record.get("run"),
             )
-        # Keyed, and its key is deleted in the end: no guess of them can be tested.
-        self._clients = self._secret and self._secret.digest("clients", population.origin)
-        if self.record and self._clients not in (None, self.record["clients"]):
-            raise InputError(
-                f"{path}: the clients are not those with which the run began, have other data, or "
-                "come in another order: resume it with the same, or choose another --out; nothing "
-                "was charged"
-            )
         if self.record:
             self.id, self.stamp = self.record["run"], self.record["stamp"]
         elif self._secret is not None:
@@ -129,13 +121,21 @@ class Run(AbstractContextManager["Run"]):
         """Writes `run.json`, with the planned guarantee, unless an earlier attempt did.
 
         The head of the ledger before the first charge identifies the ledger on resume: one that
-        was cut off would understate the cost.
+        was cut off would understate the cost. A finished run, too, goes on only with its clients:
+        other runs begin with what it released.
 
         Args:
           evaluation: the name of the data that the rounds are evaluated on.
         """
+        origin = self.ledger.digest(f"origin {self.id}", self.population.origin)
         if self.record:
             self.ledger.verify(self.record["ledger_head"])
+            if origin != self.record["origin"]:
+                raise InputError(
+                    f"{self.path}: the clients are not those with which the run began, have other "
+                    "data, or come in another order: resume it with the same, or choose another "
+                    "--out; nothing was charged"
+                )
             return
         queries = self.algorithm.queries
         self.record = {
@@ -150,7 +150,7 @@ class Run(AbstractContextManager["Run"]):
             "evaluation": evaluation,
             "unit": self.population.unit,
             "population": self.population.name,
-            "clients": self._clients,
+            "origin": origin,
             "ledger_head": self.ledger.head,
             "devices": jax.device_count(),
             "backend": jax.default_backend(),

@@ -38,13 +38,13 @@ def group() -> Iterator[Group | None]:
     if not mesh.several():
         yield None
         return
-    with Group() as found:
-        yield found
+    with Group() as processes:
+        yield processes
 
 
-def others_of(found: Group | None, asks: Asks, tasks: Tasks | None = None) -> SharedRounds | None:
+def others_of(group: Group | None, asks: Asks, tasks: Tasks | None = None) -> SharedRounds | None:
     """The other processes, once all have begun; None where there are none."""
-    return None if found is None else SharedRounds(found, asks, tasks)
+    return None if group is None else SharedRounds(group, asks, tasks)
 
 
 def share_rounds(others: SharedRounds) -> dict[str, Any]:
@@ -60,42 +60,42 @@ def share_rounds(others: SharedRounds) -> dict[str, Any]:
     kind, sentence = message["failed"], message["sentence"]
     if kind == Interrupted.__name__:
         raise Interrupted(message["number"], sentence)
-    known = getattr(errors, kind, None)
-    if known is None:
+    error = getattr(errors, kind, None)
+    if error is None:
         raise RuntimeError(f"process 0 of this run failed: {sentence}")
-    raise known(sentence)
+    raise error(sentence)
 
 
 def one_release(
     ask: Callable[[SharedRounds], OneRelease], query: Query, clients: Population
 ) -> OneRelease:
     """The release that process 0 makes by `ask`, in all processes."""
-    with Group() as found:
-        others = SharedRounds(found, lambda *_: ((query,), clients))
-        if found.index:
-            told = share_rounds(others)
-            return OneRelease(jax.device_get(others.released), **told)
+    with Group() as processes:
+        others = SharedRounds(processes, lambda *_: ((query,), clients))
+        if processes.index:
+            statement = share_rounds(others)
+            return OneRelease(jax.device_get(others.released), **statement)
         made = ask(others.at(query.label))
-        found.tell(privacy=made.privacy, ledger=made.ledger)
+        processes.tell(privacy=made.privacy, ledger=made.ledger)
         return made
 
 
-def broadcast_result(found: Group, result: Result) -> None:
+def broadcast_result(group: Group, result: Result) -> None:
     """Process 0 broadcasts the result of a run."""
     fields = {name: getattr(result, name) for name in _FIELDS}
-    held = [result.state] if result.kept is None else [result.state, result.params]
-    held = jax.tree.map(np.asarray, held)
-    told = trees.described(held, "the state of the algorithm after its last round")
-    found.tell(**files.jsonable(fields), held=told)
-    found.send(trees.content_of(jax.tree.leaves(held)))
+    arrays = [result.state] if result.kept is None else [result.state, result.params]
+    arrays = jax.tree.map(np.asarray, arrays)
+    shapes = trees.described(arrays, "the state of the algorithm after its last round")
+    group.tell(**files.jsonable(fields), arrays=shapes)
+    group.send(trees.content_of(jax.tree.leaves(arrays)))
 
 
 def received_result(
-    found: Group, outcome: dict[str, Any], algorithm: Algorithm, out: Path
+    group: Group, outcome: dict[str, Any], algorithm: Algorithm, out: Path
 ) -> Result:
     """The result that process 0 broadcasts, in another process, whose `out` has no file of it."""
-    shapes, structure = jax.tree.flatten(trees.shapes_of(outcome.pop("held")))
-    leaves = map(jnp.asarray, trees.received(shapes, found.receive))
+    shapes, structure = jax.tree.flatten(trees.shapes_of(outcome.pop("arrays")))
+    leaves = map(jnp.asarray, trees.received(shapes, group.receive))
     state, *kept = jax.tree.unflatten(structure, leaves)
     params = None if algorithm.params is None else algorithm.params(state)
     params = kept[0] if kept else params

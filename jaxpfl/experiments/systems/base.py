@@ -32,6 +32,13 @@ class Study:
         """All that clients may be asked by; the stamp of a run without privacy follows from it."""
         raise NotImplementedError
 
+    @property
+    def stamp(self) -> str:
+        """The warning on everything that a run writes whose clients have no guarantee; else ""."""
+        from jaxpfl.experiments.engine.setting import stamp_of
+
+        return stamp_of(self.plans.values(), reproducible=self.config.run.reproducible_noise)
+
     def describe(self) -> "Description":
         """Models, rounds and releases; of the clients only their number is used."""
         from jaxpfl.experiments.engine.description import Description, PlannedRelease
@@ -140,8 +147,8 @@ class System:
     def part(self, module: str) -> Any:
         """The module of the package or, where there is none, the package."""
         inner = f"{self.package}.{module}"
-        found = importlib.util.find_spec(inner)
-        return importlib.import_module(inner if found else self.package)
+        own = importlib.util.find_spec(inner) is not None
+        return importlib.import_module(inner if own else self.package)
 
     def describe(self, config: Any) -> "Description":
         """`Study.describe` of made-up clients. Nothing is fetched, charged or written."""

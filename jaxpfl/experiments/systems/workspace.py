@@ -1,9 +1,10 @@
 """The directory in which a study is carried out: its runs, their ledgers, and what they cost."""
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
+from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.cost import SHARED, both_statements, stamped
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.report.run_page import page_of_run, write_run_page
-from jaxpfl.experiments.systems import ARTIFACTS, RESULT
+from jaxpfl.experiments.systems import ARTIFACTS, CONFIG, RESULT
+from jaxpfl.experiments.systems.base import Study, System
+from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 from jaxpfl.federated.release.releaser import OtherProcesses
 from jaxpfl.models.base import Model
@@ -34,22 +38,64 @@ from jaxpfl.privacy.simulated import LargerPopulation
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where a run is carried out.
+    """Where the study of a config is carried out.
 
     Attributes:
       directory: the run's directory, whose lock is held.
-      stamp: the mark on everything that a run without privacy makes; "" for a private run.
-      others: the other processes that share the run's rounds; None where there are none.
+      system: prepares the `study`; None where nobody asks for it.
+      group: the processes that share the run; None where this one is alone.
       memory: results that the runs of one sweep share, by keys of everything that they depend on.
         It is PRIVATE, because it may contain client data, and is never written.
     """
 
     config: Any
     directory: Path
-    stamp: str = ""
     progress: bool = True
-    others: SharedRounds | None = field(default=None, repr=False)
+    group: Group | None = field(default=None, repr=False)
     memory: dict[Any, Any] = field(default_factory=dict, repr=False)
+    system: System | None = None
+
+    @property
+    def study(self) -> Study:
+        """The study of the clients that it reads; `InputError` if it cannot be carried out."""
+        return self._prepared[0]
+
+    @property
+    def others(self) -> SharedRounds | None:
+        """The other processes that share the run's rounds; None where there are none."""
+        return None if self.group is None else self._prepared[1]
+
+    @cached_property
+    def stamp(self) -> str:
+        """The mark on everything that a run without privacy makes; "" for a private run."""
+        return self.study.stamp
+
+    @cached_property
+    def _prepared(self) -> tuple[Study, SharedRounds | None]:
+        """The study, and the other processes, once all have read their clients."""
+        assert self.system is not None
+        study: Study = self.system.part("study").prepare(self.config)
+        if self.group is None:
+            return study, None
+        run, alone = self.system.part("run"), dataclasses.replace(self, group=None, progress=False)
+        if (asked := getattr(run, "asked", None)) is None:
+            message = "this system needs one process, found several: its `run` has no `asked`"
+            raise InputError(message)
+        tasks = partial(run.take_part, alone) if hasattr(run, "take_part") else None
+        return study, shared_run.others_of(self.group, partial(asked, study, alone), tasks)
+
+    @property
+    def ledgers(self) -> list[Path]:
+        """The files that the sections `privacy` of the config name."""
+        return list(_ledgers(self.config))
+
+    def begin(self) -> None:
+        """Writes the config of a study that can be carried out; another leaves no directory."""
+        head = f"# {self.stamp}\n" if self.stamp else ""
+        for ledger in self.ledgers:
+            if ledger.exists():
+                Ledger.read(ledger)
+        files.write_atomically(self.directory / CONFIG, head + to_yaml(self.config))
 
     def shared(self, stage: str, known: Any = ()) -> OtherProcesses | None:
         """Comes to a stage with the other processes, if there are any; see `SharedRounds.at`."""
@@ -61,22 +107,11 @@ class Workspace:
         config = self.config
         return f"{config.system} {hashlib.sha256(to_yaml(config).encode()).hexdigest()[:12]}"
 
-    @property
-    def reproducible_seed(self) -> int | None:
-        """Of secrets that can be drawn again: NOT private; None for secret ones."""
-        return self.config.run.seed if self.config.run.reproducible_noise else None
-
     def artifacts(self, run: str | None = None, ledger: Ledger | None = None) -> Artifacts:
         """The store of the intermediate results of a run, by default of `config_id`."""
         folder = self.directory / ARTIFACTS
         name = self.config_id if run is None else run
         return Artifacts(folder, run=name, ledger=ledger, private=not self.stamp)
-
-    def ledger(self, clients: Population, *, simulated: bool = False) -> Ledger:
-        """Opens the ledger that the section `privacy` names, with its budget."""
-        privacy = self.config.privacy
-        budget = budget_of(privacy, simulated=simulated)
-        return Ledger(ledger_path(privacy, self.directory), clients, budget=budget)
 
     def write_result(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Writes `result.json` with the system's name and the stamp, and returns its content.
@@ -170,9 +205,9 @@ class Workspace:
         if delta is None:
             return {"epsilon": None, "statement": NOT_PRIVATE}
         charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
-        found = guarantee_of(charges, delta)
-        statement = stamped(found.statement(), self.stamp)
-        return {"epsilon": found.epsilon(), "statement": statement}
+        guarantee = guarantee_of(charges, delta)
+        statement = stamped(guarantee.statement(), self.stamp)
+        return {"epsilon": guarantee.epsilon(), "statement": statement}
 
 
 def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
@@ -195,6 +230,16 @@ def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
     return record["privacy"]
 
 
+def _ledgers(section: Any) -> Iterator[Path]:
+    if isinstance(section, PrivacyConfig):
+        if section.ledger is not None:
+            yield files.user_path(section.ledger)
+    elif dataclasses.is_dataclass(section):
+        # Fields alone: a model, which is a section, remembers more.
+        for setting in dataclasses.fields(section):
+            yield from _ledgers(getattr(section, setting.name))
+
+
 def budget_of(privacy: PrivacyConfig, *, simulated: bool = False) -> Budget | None:
     """The hard limit of a ledger: `budget_epsilon`, else `epsilon` if that is not simulated."""
     limit = privacy.budget_epsilon or (None if simulated else privacy.epsilon)
@@ -209,8 +254,8 @@ def ledger_path(privacy: PrivacyConfig, directory: Path) -> Path:
 
 def stored_params(artifacts: Artifacts, name: str, model: Model, train: Callable[[], Any]) -> Any:
     """The parameters of `model` that are stored as `name`; otherwise trains and stores them."""
-    found = artifacts.load_or_compute(name, lambda: Artifact(arrays=tree_arrays(train())))
-    return tree_of(found.arrays, jax.eval_shape(model.init, jax.random.key(0)), name)
+    stored = artifacts.load_or_compute(name, lambda: Artifact(arrays=tree_arrays(train())))
+    return tree_of(stored.arrays, jax.eval_shape(model.init, jax.random.key(0)), name)
 
 
 def params_digest(params: Any) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.config import reader, sections, shipped
-from jaxpfl.experiments.engine.build import build_fed_avg, build_model
+from jaxpfl.experiments.engine.build import build_algorithm, build_model
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated import APFL, Ditto, Proximal, per_step
 from jaxpfl.models import MLP, CIFGLanguageModel, emnist_cnn
@@ -172,7 +172,7 @@ def test_an_algorithm_is_chosen_by_its_name_and_has_its_own_settings(tmp_path):
         training = _load(tmp_path, TEXT, *own).training
         assert getattr(training.algorithm, field.replace("-", "_")) == float(value)
         plan = flat_without_privacy(population=99, clients_per_round=9, rounds=4, clip_norm=1.0)
-        assert build_fed_avg(MLP(4, 3), training, plan).name == kind
+        assert build_algorithm(MLP(4, 3), training, plan).name == kind
         assert "schedule" in _refused(tmp_path, TEXT, *own, "--training.schedule", "linear")
     schedule = ["--training.schedule", "linear"]
     refusal(lambda: registry.load(shipped.find("gan_inversion"), schedule), "not for a GAN")
@@ -194,7 +194,7 @@ def test_clients_compute_what_the_config_says(settings, penalty, transform, last
     """The factor of the last of four rounds is that of three quarters of the schedule."""
     training = sections.TrainingConfig(rounds=4, clients_per_round=10, **settings)
     plan = flat_without_privacy(population=100, clients_per_round=10, rounds=4, clip_norm=1.0)
-    (query,) = build_fed_avg(MLP(4, 3), training, plan).queries
+    (query,) = build_algorithm(MLP(4, 3), training, plan).queries
     client: Any = query.client_fn
     assert (client.penalty, client.transform) == (penalty, transform)
     name = settings.get("algorithm", sections.FedAvgConfig()).name

@@ -1,112 +1,126 @@
 """The public corpora that FreD compares and that prefinetuning trains on."""
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
+from jaxpfl.algorithms.fred import public_moments
+from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.data.columns import take
 from jaxpfl.data.draws import generator_of
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.prefinetune import Corpus
 from jaxpfl.experiments.central.public_check import PrivateContent
+from jaxpfl.experiments.config.sections import PrefinetuneConfig
 from jaxpfl.experiments.engine.build import open_public
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.text.embed import Embedder
 
 ALONE = "public"
 """The name of the only candidate, `data.public`, where there is no `fred` section."""
 
 
+@dataclass(frozen=True)
 class Candidates:
-    """The candidates of a config, whose sources are read when they are first needed.
-
-    Without a section `fred`, `data.public` is the only one.
+    """The candidates of a config.
 
     Attributes:
+      sources: the sources by name, as the config names them.
       shares: the candidates by name, each as shares of sources, which sum to 1.
-      population: of a source; `InputError` if it cannot be read or has the private clients' data.
+      populations: the examples of each source.
+      seed: decides which examples are drawn.
     """
 
-    def __init__(self, config: Config, public: Population | None, private: PrivateContent) -> None:
-        self._public, self._private = public, private
-        fred, alone = config.fred, {ALONE: str(config.data.public)}
-        self.sources = alone if fred is None else fred.sources
-        self.shares = {
-            name: {name: 1.0} if isinstance(given, str) else given
-            for name, given in (alone if fred is None else fred.candidates).items()
+    sources: Mapping[str, str]
+    shares: Mapping[str, Mapping[str, float]]
+    populations: Mapping[str, Population] = field(repr=False)
+    seed: int
+
+    @classmethod
+    def of(cls, config: Config, public: Population, private: PrivateContent) -> Self:
+        """Opens the sources of a config; `InputError` for one that holds the clients' data."""
+        fred, seed = config.fred, config.run.seed
+        if fred is None:
+            source = str(config.data.public)
+            populations = {ALONE: open_public(source, public, private, "data.public")}
+            return cls({ALONE: source}, {ALONE: {ALONE: 1.0}}, populations, seed)
+        populations = {
+            name: open_public(source, public, private, f"fred.candidates.{name}")
+            for name, source in fred.sources.items()
         }
-        self.population = cache(self._population)
+        return cls(fred.sources, fred.shares, populations, seed)
 
-    def _population(self, source: str) -> Population:
-        what = "data.public" if source == ALONE else f"fred.candidates.{source}"
-        return open_public(self.sources[source], self._public, self._private, what)
-
-    def sample(self, source: str, column: str, limit: int, seed: int) -> Population:
+    def sample(self, source: str, column: str, limit: int) -> Population:
         """At most `limit` randomly drawn examples of one source, as one client with one column."""
-        rows = np.sort(self._order(source, seed)[:limit])
-        return self._examples(source, (column,), rows)
+        return self._examples(source, (column,), np.sort(self._order(source)[:limit]))
+
+    def moments(self, function: Embedder, clip_norm: float, limit: int) -> dict[str, Moments]:
+        """The moments of all candidates; a mixture's are computed from those of its sources."""
+        of_source = {}
+        for source in self.sources:
+            sample = self.sample(source, function.column, limit)
+            of_source[source] = public_moments(sample, function, clip_norm, progress=False)
+        moments = {}
+        for name, shares in self.shares.items():
+            parts = [of_source[source] for source in shares]
+            moments[name] = mixture(parts, list(shares.values())) if len(parts) > 1 else parts[0]
+        return moments
 
     def corpus(
         self,
         name: str,
-        examples: int,
-        valid: float,
-        *,
-        seed: int,
+        settings: PrefinetuneConfig,
         columns: tuple[str, ...],
-        encode: Callable[[Population], Population] | None,
+        encode: Callable[[Population], Population],
     ) -> Corpus:
         """The randomly drawn examples, held-out ones included, that a candidate is prefinetuned on.
 
         Every mixture takes the first examples of a source in the same random order, so that two
-        mixtures share as many examples as possible.
+        mixtures share as many examples as possible. The fraction `settings.valid` of each part is
+        held out.
 
         Args:
-          valid: the fraction of each part of a mixture that is held out.
-          columns: the columns that the model reads; `encode` makes them from "text", if given.
+          columns: the columns that the model reads; `encode` makes "tokens" from "text".
         """
-        train, held = [], []
-        for source, number in _apportion(self.shares[name], examples).items():
-            rows = self._order(source, seed)
+        train, valid = [], []
+        for source, number in _apportion(self.shares[name], settings.examples).items():
+            rows = self._order(source)
             if number > len(rows):
                 raise InputError(
                     f"candidate {name!r} needs {number} examples of {self.sources[source]!r}, "
                     f"which has {len(rows)}: lower prefinetune.examples"
                 )
-            drawn = self._examples(source, ("text",) if encode else columns, rows[:number])
-            values = dict((encode(drawn) if encode else drawn).columns)
-            held_out = round(valid * number)
-            train.append({column: values[column][held_out:] for column in columns})
-            held.append({column: values[column][:held_out] for column in columns})
-        if not any(len(part[columns[0]]) for part in held):
+            needed = ("text",) if "tokens" in columns else columns
+            examples = encode(self._examples(source, needed, rows[:number])).columns
+            held_out = round(settings.valid * number)
+            train.append({column: examples[column][held_out:] for column in columns})
+            valid.append({column: examples[column][:held_out] for column in columns})
+        if not any(len(part[columns[0]]) for part in valid):
             raise InputError(
-                f"prefinetune.valid = {valid:g} holds out no example of candidate {name!r}: raise "
-                "prefinetune.examples"
+                f"prefinetune.valid = {settings.valid:g} holds out no example of candidate "
+                f"{name!r}: raise prefinetune.examples"
             )
         joined = (
             {column: np.concatenate([part[column] for part in parts]) for column in columns}
-            for parts in (train, held)
+            for parts in (train, valid)
         )
         return Corpus(name, *joined)
 
-    def texts(self, limit: int, seed: int) -> Iterator[str]:
-        """At most `limit` texts of each source, from which a public vocabulary is made."""
-        for source in self.sources:
-            yield from self.sample(source, "text", limit, seed).columns["text"].to_pylist()
-
     def _examples(self, source: str, columns: tuple[str, ...], rows: np.ndarray) -> Population:
         """Some examples of a source, as one client."""
-        population = self.population(source)
+        population = self.populations[source]
         if not population.num_examples:
             raise InputError(f"candidate {source!r} has no examples")
         values = {column: take(population.column(column), rows) for column in columns}
         return Population(values, np.array([0, len(rows)]), [source], source)
 
-    def _order(self, source: str, seed: int) -> np.ndarray:
+    def _order(self, source: str) -> np.ndarray:
         """All rows of a source in a random order that follows from its name and the seed."""
-        examples = self.population(source).num_examples
-        return generator_of(f"candidate {seed} {source}").permutation(examples)
+        examples = self.populations[source].num_examples
+        return generator_of(f"candidate {self.seed} {source}").permutation(examples)
 
 
 def _apportion(shares: Mapping[str, float], total: int) -> dict[str, int]:

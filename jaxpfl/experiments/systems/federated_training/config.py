@@ -75,13 +75,21 @@ class FredConfig(Checked):
         """The candidates that are sources, by name."""
         return {name: given for name, given in self.candidates.items() if isinstance(given, str)}
 
+    @property
+    def shares(self) -> dict[str, Mapping[str, float]]:
+        """All candidates by name, each as shares of sources, which sum to 1."""
+        return {
+            name: {name: 1.0} if isinstance(given, str) else given
+            for name, given in self.candidates.items()
+        }
+
     def _check_mixture(self, name: str, shares: Mapping[str, float]) -> None:
         key = f"fred.candidates.{name}"
         for part, share in shares.items():
             if part not in self.sources:
-                known = ", ".join(map(repr, self.sources)) or "none"
+                sources = ", ".join(map(repr, self.sources)) or "none"
                 raise InputError(
-                    f"{key} must be a mixture of candidates that are sources, which are {known}; "
+                    f"{key} must be a mixture of candidates that are sources, which are {sources}; "
                     f"found {part!r}"
                 )
             checks.non_negative(f"{key}.{part}", share)

@@ -9,13 +9,11 @@ from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedWeights
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
-from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.experiments.engine.final_state import final_params, planned
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.experiments.systems.federated_training.run import VOCABULARY
-from jaxpfl.experiments.systems.federated_training.study import built, published_as
+from jaxpfl.experiments.systems.federated_training.study import VOCABULARY, Network
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -24,16 +22,17 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
     """See `systems.base.System`."""
     plan = planned(directory, to_mapping(config))
     vocabulary, fred = _vocabulary(directory, config, record), record["fred"]
-    published, model, start, frozen = built(config, vocabulary)
-    words, adapted, bases = vocabulary if published is None else published.tokeniser, None, []
-    if (named := published_as(config, published)) is not None:
+    network = Network.of(config, vocabulary)
+    published, adapted, bases = network.published, None, []
+    words = vocabulary if published is None else published.tokeniser
+    if (named := network.published_as) is not None:
         expected = record["published_model"]["sha256"]
         base.require_same(named["path"], "published model", named["sha256"], expected)
     if isinstance(config.model, PublishedDecoderConfig) and config.model.lora is not None:
         adapted, bases = base.exported_base(config.model, "model", "base")
     params = final_params(
         directory,
-        build_fed_avg(model, config.training, plan, start, frozen),
+        network.algorithm(config.training, plan),
         config.run.seed,
         ledger=ledger_path(config.privacy, directory),
         privacy=record["privacy"],
@@ -42,7 +41,7 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
     scores = next((row for row in record["table"] if row["model"] == OURS), {})
     source = config.data.source
     return base.Made(
-        models=(base.TrainedModel("", model, params, words, adapted), *bases),
+        models=(base.TrainedModel("", network.model, params, words, adapted), *bases),
         plan=plan,
         stamp=files.read_record(directory / "run.json", {"stamp": str})["stamp"],
         trained_on=_trained_on(config, record, vocabulary),
@@ -71,15 +70,15 @@ def _vocabulary(directory: Path, config: Config, record: Mapping[str, Any]) -> V
 def _trained_on(
     config: Config, record: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> dict[str, str]:
-    found = {"private clients": f"the training clients of {base.last_part(config.data.source)}"}
+    data = {"private clients": f"the training clients of {base.last_part(config.data.source)}"}
     public = config.data.public
     if vocabulary is not None:
         named = vocabulary.source if public in (None, PUBLIC_PART) else base.last_part(public)
-        found["vocabulary"] = f"public text: {named}"
+        data["vocabulary"] = f"public text: {named}"
     if isinstance(config.model, PublishedWeights) and config.model.path is not None:
         digest = record["published_model"]["sha256"]
-        found["before the rounds"] = config.model.described(digest)
+        data["before the rounds"] = config.model.described(digest)
     before = [row["model"] for row in record["table"] if row["model"].startswith("prefinetuned")]
     if before:
-        found["before the rounds"] = f"{before[0]}, which is public text"
-    return found
+        data["before the rounds"] = f"{before[0]}, which is public text"
+    return data

@@ -18,7 +18,9 @@ from jaxpfl.experiments.report.page import Cell, Page, Section, Table, compared_
 from jaxpfl.experiments.report.plots import bars
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
 from jaxpfl.experiments.systems import ARTIFACTS, SIMULATION
-from jaxpfl.experiments.systems.federated_training.stages import SCORES
+
+SCORES = "fred_scores"
+"""The artifact of the distances of all candidates."""
 
 Scores = Mapping[str, float]
 

@@ -1,38 +1,50 @@
-"""Carries out a study: its stages, its rounds, the table of its models, and its simulations.
+"""Carries out a study: FreD's choice of a public corpus, prefinetuning on it, and the rounds.
+
+    runs/FreD/                      the release of the moments of the clients' data
+    artifacts/fred_scores/          the distances of the candidates from these moments
+    artifacts/prefinetuned_NAME/    the parameters that were prefinetuned on the candidate NAME
+    other_candidates/NAME/          a simulation, with a ledger of its own
+
+Each is stored before the next one is made, and a resumed run reads it. All that is computed from
+FreD's release, such as the choice of the winner, is post-processing and costs no privacy.
 
 `report.html` shows only what the run itself releases. Simulations are the same run from the
-candidates that FreD did not choose, which the privacy statement does not cover: each has the folder
-`other_candidates/NAME/` and a ledger of its own, and `simulation.html` shows them.
+candidates that FreD did not choose, which the privacy statement does not cover: `simulation.html`
+shows them.
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
+import jax
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.errors import BudgetExhausted
-from jaxpfl.experiments.config.published import PublishedDecoderConfig
-from jaxpfl.experiments.config.sections import LanguageModelConfig
+from jaxpfl.algorithms.fred import FredPlan, moments, score
+from jaxpfl.data.population import Population
+from jaxpfl.errors import BudgetExhausted, CorruptFile
+from jaxpfl.experiments.central.prefinetune import prefinetune
+from jaxpfl.experiments.central.training import Fitted
+from jaxpfl.experiments.config.sections import PrefinetuneConfig, PrivacyConfig
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems import RESULT, SIMULATION
-from jaxpfl.experiments.systems.federated_training.page import Scores, page, ranking
-from jaxpfl.experiments.systems.federated_training.stages import FRED, Stages, asked_by_fred
-from jaxpfl.experiments.systems.federated_training.study import Prepared
-from jaxpfl.experiments.systems.workspace import Workspace, restate
+from jaxpfl.experiments.systems.federated_training.candidates import ALONE
+from jaxpfl.experiments.systems.federated_training.page import SCORES, Scores, page, ranking
+from jaxpfl.experiments.systems.federated_training.study import FRED, VOCABULARY, Study
+from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate
 from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.privacy.ledger import Ledger, guarantee_of
+from jaxpfl.progress import Progress
 from jaxpfl.text.generation.language_model import sentences_of
 from jaxpfl.text.metrics.baselines import unigram_baseline
-
-VOCABULARY = "vocabulary.json"
-"""The words of a language model, in the run's directory."""
 
 NOTE = (
     "SIMULATION: the run from candidate {!r}, which FreD did not choose, is not covered by the "
@@ -40,80 +52,172 @@ NOTE = (
 )
 
 
-def carry_out(study: Prepared, workspace: Workspace) -> dict[str, Any]:
+def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
-    return _Run(study, workspace).public_record()
+    return FederatedTraining(study, workspace).public_record()
 
 
-def asked(study: Prepared, workspace: Workspace, stage: str, known: Any) -> Asked:
+def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
     """The queries of FreD or of the rounds, whatever they start from, and the clients."""
     if stage == FRED:
-        return asked_by_fred(study, workspace)
+        return study.release.queries, study.embedded(workspace.progress)
     return study.algorithm.queries, study.train
 
 
-class _Run:
-    """The study in its directory: each part is found there, or made and stored."""
+class FederatedTraining:
+    """The study in its directory: each part is read there, or made and stored.
 
-    def __init__(self, study: Prepared, workspace: Workspace) -> None:
+    Attributes:
+      fred: the record of FreD's release, with the scores of all candidates, nearest first, or None.
+      prefinetuned: what prefinetuning made of a candidate, by its name, the winner first; of others
+        only if the config asks for them.
+      winner: the candidate that the rounds start from, or None.
+    """
+
+    def __init__(self, study: Study, workspace: Workspace) -> None:
         self.study, self.config, self.workspace = study, study.config, workspace
-        self.directory = workspace.directory
         if study.vocabulary is not None:
-            study.vocabulary.save(self.directory / VOCABULARY)
-        prefinetuned = self.config.prefinetune is not None
-        self.stages = Stages.of(study, workspace) if prefinetuned else None
+            study.vocabulary.save(workspace.directory / VOCABULARY)
+        run, published = workspace.config_id, study.network.published_as
+        if published is not None:
+            run += f" from {published['sha256'][:12]}"
+        self._artifacts = workspace.artifacts(run)
+        self.fred = None if study.fred is None else self._fred(study.fred)
+        names = [ALONE] if self.fred is None else [row["candidate"] for row in self.fred["scores"]]
+        settings, self.prefinetuned = self.config.prefinetune, dict[str, Fitted]()
+        if settings is not None:
+            for name in names if settings.other_candidates else names[:1]:
+                self.prefinetuned[name] = self._prefinetuned(name, settings)
+        self.winner = next(iter(self.prefinetuned), None)
 
     def public_record(self) -> dict[str, Any]:
-        stages = self.stages
+        directory = self.workspace.directory
         try:
-            result = self._train(None if stages is None else stages.winner)
+            result = self._train(self.winner)
         except (BudgetExhausted, Interrupted):
             self._restate_fred()
-            write_page(self.directory, page(self.directory, {}))
+            write_page(directory, page(directory, {}))
             raise
         self._restate_fred()
         record = self._record(result)
-        if stages is not None and len(stages.prefinetuned) > 1:
+        if len(self.prefinetuned) > 1:
             # What the run releases is complete before a simulation of it begins.
             written = self.workspace.write_result(record)
-            write_page(self.directory, page(self.directory, written))
-            self._simulate(stages, result)
+            write_page(directory, page(directory, written))
+            self._simulate(result)
         return record
+
+    def _fred(self, plan: FredPlan) -> dict[str, Any]:
+        """The scores of all candidates, and the plan and statement of the release."""
+        study, workspace, artifacts = self.study, self.workspace, self._artifacts
+        settings, candidates, corpora = self.config.fred, study.candidates, {}
+        assert settings is not None and candidates is not None
+        begun = workspace.directory / "runs" / FRED / "run.json"
+        if not (artifacts.folder / SCORES).exists():
+            # Candidates are read before the charge, so that an unreadable one costs no privacy.
+            most = settings.max_candidate_examples
+            corpora = candidates.moments(study.embedder, settings.clip_norm, most)
+        elif not begun.exists():
+            raise CorruptFile(
+                f"{begun}: is missing, but its release is scored in {artifacts.folder / SCORES}: "
+                "restore the folder; nothing was charged"
+            )
+        ledger = study.fred_ledger(workspace.directory)
+        result = workspace.train(
+            study.release,
+            study.clients,
+            name=FRED,
+            # The budget is for clients; a ledger for examples has this release alone.
+            privacy=self.config.privacy if plan.unit == "client" else PrivacyConfig(private=False),
+            ledger=ledger,
+            ask=lambda: study.embedded(workspace.progress),
+        )
+        released, statement = moments(plan, result.state), plan.statement()
+        if plan.private:
+            # A release that was made again is charged again.
+            own = [charge for charge in Ledger.read(ledger).charges if charge.run == result.run]
+            statement = plan.claim + guarantee_of(own, plan.delta, plan.unit).statement()
+        made_from = {"run": result.run, "moments_sha256": params_digest(released.arrays())}
+
+        def scored() -> Artifact:
+            record = {
+                **made_from,
+                "private": plan.private and not self.config.run.reproducible_noise,
+                "statement": statement,
+                "plan": plan.to_dict(),
+                "embedder": study.embedder.name,
+                "noise": released.noise._asdict(),
+                "scores": [candidate.row() for candidate in score(released, corpora)],
+            }
+            return Artifact(record)
+
+        return dict(artifacts.load_or_compute(SCORES, scored, made_from).record)
+
+    def _prefinetuned(self, name: str, settings: PrefinetuneConfig) -> Fitted:
+        """The model prefinetuned on a candidate, from the start of the rounds."""
+        study, seed = self.study, self.config.run.seed
+        model, candidates = study.network.model, study.candidates
+        assert candidates is not None
+        start = jax.device_get(initial_state(study.algorithm, seed).params)
+
+        def compute() -> Artifact:
+            corpus = candidates.corpus(name, settings, tuple(model.columns or ()), study.encode)
+            # An epoch of each trial, and the others of the chosen one.
+            epochs = settings.trials + settings.epochs - 1
+            how: Any = {"progress": self.workspace.progress, "step": "epoch"}
+            with Progress(f"prefinetune on {name}", total=epochs, **how) as bar:
+
+                def shown(epoch: int, loss: float) -> None:
+                    bar.update(epoch, {"public loss": f"{loss:.4g}"})
+
+                fitted = prefinetune(model, start, corpus, settings, seed=seed, callback=shown)
+            shares = candidates.shares[name]
+            record = {
+                "candidate": name,
+                "shares": dict(shares),
+                "sources": {source: candidates.sources[source] for source in shares},
+                "params_sha256": params_digest(fitted.params),
+                **fitted.record,
+            }
+            return Artifact(record, tree_arrays(fitted.params))
+
+        stored = self._artifacts.load_or_compute(f"prefinetuned_{name}", compute, made_from=name)
+        return Fitted(tree_of(stored.arrays, start, name), dict(stored.record))
 
     def _restate_fred(self) -> None:
         """The rounds are on the ledger of FreD's release, too."""
-        if self.study.fred is not None:
-            ledger = self.study.fred_ledger(self.directory)
-            restate(self.directory / "runs" / FRED, ledger)
+        if self.fred is not None:
+            directory = self.workspace.directory
+            restate(directory / "runs" / FRED, self.study.fred_ledger(directory))
 
     def _train(self, candidate: str | None) -> Result:
         """The run from a candidate, a simulation if FreD did not choose it; None: without one."""
-        study, stages, every = self.study, self.stages, self.config.evaluation.every
+        study, config, every = self.study, self.config, self.config.evaluation.every
         algorithm, prior, name, note = study.algorithm, (), "", ""
         # Identifies the prefinetuned and the published parameters, where there are any.
-        starts = list((study.published_as or {}).values())
-        if stages is not None and candidate is not None:
-            start = stages.prefinetuned[candidate]
+        starts = list((study.network.published_as or {}).values())
+        if candidate is not None:
+            start = self.prefinetuned[candidate]
             starts.insert(0, start.record["params_sha256"])
-            algorithm = study.starting_from(start.params)
-            if candidate != stages.winner:
-                name, note = f"other_candidates/{candidate}", NOTE.format(candidate)
-                algorithm = algorithm._replace(name=f"fed_avg from {candidate}")
-            elif stages.fred is not None:
-                # FreD was charged to this ledger, and to no other.
-                prior = (stages.fred["run"],)
+            algorithm = study.network.algorithm(config.training, study.plan, start.params)
+        if candidate != self.winner:
+            name, note = f"other_candidates/{candidate}", NOTE.format(candidate)
+            algorithm = algorithm._replace(name=f"fed_avg from {candidate}")
+        elif self.fred is not None:
+            # FreD was charged to this ledger, and to no other.
+            prior = (self.fred["run"],)
         return self.workspace.train(
             algorithm,
             study.train,
             name=name,
-            privacy=self.config.privacy,
+            privacy=config.privacy,
             tracking=Tracking(
-                evaluate=self._evaluator("validation") if every else None,
+                evaluate=self._evaluator("validation", study.valid) if every else None,
                 evaluate_every=max(1, every),
                 sentences=self._sentences() if every else None,
-                checkpoint_every=self.config.run.checkpoint_every,
+                checkpoint_every=config.run.checkpoint_every,
                 progress=self.workspace.progress,
-                on_round=[each for each in (self.config.keep_best,) if each is not None],
+                on_round=[] if config.keep_best is None else [config.keep_best],
             ),
             start=" ".join(starts) or None,
             prior=prior,
@@ -121,57 +225,58 @@ class _Run:
         )
 
     def _sentences(self) -> Callable[[Any, int], list[str]] | None:
-        study, settings, number = self.study, self.config.model, self.config.evaluation.sentences
-        if not number or not isinstance(settings, LanguageModelConfig | PublishedDecoderConfig):
+        network, settings = self.study.network, cast(Any, self.config.model)
+        words, number = self.study.vocabulary or network.published, self.config.evaluation.sentences
+        if not number or words is None:
             return None
-        words = study.vocabulary or study.published
-        assert words is not None
         seed, longest = self.config.run.seed, settings.sequence_length
-        return sentences_of(study.model, words, seed=seed, number=number, max_tokens=longest)
+        return sentences_of(network.model, words, seed=seed, number=number, max_tokens=longest)
 
     def _record(self, result: Result) -> dict[str, Any]:
-        evaluator, stages, study = self._test_evaluator, self.stages, self.study
-        record = files.read_record(self.directory / RESULT)
+        evaluator, study, directory = self._test_evaluator, self.study, self.workspace.directory
+        record = files.read_record(directory / RESULT)
         fred = digest = None
-        if stages is not None and stages.scores is not None:
-            fred = {**(stages.fred or {}), **ranking(stages.scores, {"before": self._before})}
-            if study.fred is not None and study.fred.unit == "example":
+        if self.fred is not None and study.fred is not None:
+            release, scores = dict(self.fred), self.fred["scores"]
+            del release["scores"]
+            fred = {**release, **ranking(scores, {"before": self._before})}
+            if study.fred.unit == "example":
                 apart = f"FreD's release, on a ledger of its own: {fred['statement']}"
                 record["privacy"] = f"{result.privacy}; {apart}"
             assert self.config.fred is not None
-            rows = {row["candidate"]: row for row in stages.scores}
+            rows = {row["candidate"]: row for row in scores}
             for name, entry in (("fred", "distance"), ("fred_corrected", "corrected")):
                 record["metrics"][name] = {c: rows[c][entry] for c in self.config.fred.candidates}
         if study.vocabulary is not None:
-            digest = files.sha256_file(self.directory / VOCABULARY)
+            digest = files.sha256_file(directory / VOCABULARY)
         return {
             **record,
             "tested_on": None if evaluator is None else evaluator.name,
             "table": [] if evaluator is None else self._table(result, evaluator),
             "fred": fred,
-            "published_model": study.published_as,
-            "language": study.model.columns == ("tokens",),
+            "published_model": study.network.published_as,
+            "language": study.network.language,
             "vocabulary_sha256": digest,
         }
 
     @cached_property
     def _before(self) -> dict[str, Scores]:
         """The scores of all prefinetuned models, which read public text only: no privacy cost."""
-        evaluator, stages = self._test_evaluator, self.stages
-        if evaluator is None or stages is None:
+        score = self._test_evaluator
+        if score is None:
             return {}
-        return {name: evaluator(each.params).result() for name, each in stages.prefinetuned.items()}
+        return {name: score(fitted.params).result() for name, fitted in self.prefinetuned.items()}
 
     def _table(self, result: Result, evaluator: Evaluator) -> list[dict[str, Any]]:
         """Scores the models, and word frequencies, on the same declared-public test clients."""
-        study, stages, untrained = self.study, self.stages, self.study.algorithm
+        study, untrained = self.study, self.study.algorithm
         private = not self.workspace.stamp
         assert untrained.params is not None
         params = untrained.params(initial_state(untrained, self.config.run.seed))
-        name = "untrained" if study.published_as is None else "the published model"
+        name = "untrained" if study.network.published_as is None else "the published model"
         table = [{"model": name, "private": True, **evaluator(params).result()}]
         if study.vocabulary is not None and study.valid.num_examples:
-            valid = self._evaluator("validation")
+            valid = self._evaluator("validation", study.valid)
             unigram = unigram_baseline(
                 np.asarray(valid.population.numeric()["tokens"]),
                 evaluator.columns["tokens"],
@@ -179,47 +284,47 @@ class _Run:
             )
             row = {"model": "unigram", "private": True, "frequencies": valid.name}
             table.append({**row, **dataclasses.asdict(unigram)})
-        if stages is not None:
+        if self.winner is not None:
             # FreD learned from the clients which corpus it is; without FreD nothing was learned.
-            chosen = private or stages.scores is None
-            name, scores = f"prefinetuned on {stages.winner}", self._before[stages.winner]
+            chosen = private or self.fred is None
+            name, scores = f"prefinetuned on {self.winner}", self._before[self.winner]
             table.append({"model": name, "private": chosen, **scores})
         table.append({"model": OURS, "private": private, **evaluator(result.params).result()})
         return table
 
-    def _simulate(self, stages: Stages, result: Result) -> None:
+    def _simulate(self, result: Result) -> None:
         """Carries out the simulations and writes `simulation.json`: this run again, and they."""
         evaluator, after = self._test_evaluator, dict[str, Scores]()
         table: list[dict[str, Any]] = []
-        for name in stages.prefinetuned:
-            chosen = name == stages.winner
-            each = result if chosen else self._train(name)
+        for name in self.prefinetuned:
+            chosen = name == self.winner
+            trained = result if chosen else self._train(name)
             if evaluator is not None:
-                after[name] = evaluator(each.params).result()
+                after[name] = evaluator(trained.params).result()
             row = {
                 "model": OURS if chosen else f"the same run from {name}",
                 "folder": "" if chosen else f"other_candidates/{name}",
                 "private": not self.workspace.stamp,
-                "privacy": each.privacy,
+                "privacy": trained.privacy,
             }
             table.append({**row, **after.get(name, {})})
         record: dict[str, Any] = {
             "tested_on": None if evaluator is None else evaluator.name,
             "table": table,
         }
-        if stages.scores is not None:
-            record["fred"] = ranking(stages.scores, {"before": self._before, "after": after})
-        files.write_json(self.directory / SIMULATION, record)
+        if self.fred is not None:
+            stages = {"before": self._before, "after": after}
+            record["fred"] = ranking(self.fred["scores"], stages)
+        files.write_json(self.workspace.directory / SIMULATION, record)
 
     @cached_property
     def _test_evaluator(self) -> Evaluator | None:
         """Scores models on the declared-public test examples; None where there are none."""
         declared = self.config.evaluation.declared_public and self.study.test.num_examples
-        return self._evaluator("test") if declared else None
+        return self._evaluator("test", self.study.test) if declared else None
 
-    def _evaluator(self, part: str) -> Evaluator:
-        population = self.study.valid if part == "validation" else self.study.test
+    def _evaluator(self, part: str, population: Population) -> Evaluator:
         held_out = f"{part} clients of {self.config.data.source}"
         declared = DeclaredPublic(population, self.config.evaluation.source or held_out)
         limit = self.config.evaluation.max_examples
-        return Evaluator(self.study.model, declared, max_examples=limit)
+        return Evaluator(self.study.network.model, declared, max_examples=limit)

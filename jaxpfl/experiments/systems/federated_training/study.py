@@ -1,21 +1,21 @@
-"""What a config describes: clients, vocabulary, plans, model, algorithm.
+"""What a config describes: clients, public corpora, plans, model, algorithm.
 
 A published model brings its own tokeniser and parameters. With `model.lora` its weights are the
 frozen base, and the parameters that clients train, send and clip are the adapters alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.canaries import TrainingCanaries
-from jaxpfl.algorithms.fred import FredPlan
+from jaxpfl.algorithms.fred import FredPlan, fred, used_examples
 from jaxpfl.algorithms.stored_rounds import PublicDraws
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
@@ -23,19 +23,12 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedWeights
-from jaxpfl.experiments.config.sections import CharacterModelConfig, LanguageModelConfig
-from jaxpfl.experiments.engine import build
-from jaxpfl.experiments.engine.description import (
-    Description,
-    PlannedRelease,
-    Sized,
-    embedding_size,
-    example_columns,
-    moments_release,
-    published_shapes,
-    shapes_of,
-    tracing,
+from jaxpfl.experiments.config.sections import (
+    EvaluationConfig,
+    LanguageModelConfig,
+    TrainingConfig,
 )
+from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
@@ -48,23 +41,127 @@ from jaxpfl.models.checkpoints import hub, pretrained, torchvision_files
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.embed import Embedder, embed, embedder
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers import characters
 from jaxpfl.text.tokenisers.base import TextEncoder
 from jaxpfl.text.tokenisers.public_words import of_size, public_words
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
+FRED = "FreD"
+"""The run of FreD's release, and its stage for several processes."""
+
+VOCABULARY = "vocabulary.json"
+"""The words of a language model, in the run's directory."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The model that clients compute.
+
+    Attributes:
+      start: the PUBLIC parameters that training starts from; None draws them.
+      frozen: the base of the adapters that are trained, or None.
+      published: the published language model, without adapters, or None.
+      path: the folder or hub name of published parameters, or None.
+    """
+
+    model: Model
+    start: Any = field(default=None, repr=False)
+    frozen: Any = field(default=None, repr=False)
+    published: LanguageModel | None = field(default=None, repr=False)
+    path: str | None = None
+
+    @classmethod
+    def of(cls, config: Config, vocabulary: Vocabulary | None) -> Self:
+        """Loads or builds the model of a config; nothing is trained."""
+        settings, seed = config.model, config.run.seed
+        if isinstance(settings, PublishedDecoderConfig):
+            trained, mesh = settings.lora is None, build.build_execution(config.training).mesh
+            available = PublishedModel.of(settings, "model", trained=trained)
+            _check_published(settings, available, config.evaluation)
+            published = available.loaded(trained=trained, mesh=mesh)
+            parts = _trained_parts(published.model, published.params, settings, seed)
+            return cls(*parts, published, settings.path)
+        network: Any = build.build_model(settings, vocabulary)
+        if not isinstance(settings, PublishedWeights) or settings.path is None:
+            return cls(network)
+        key = PublicDraws("federated_training", seed).key("output layer")
+        loaded = torchvision_files.load(hub.resolve(settings.path), network, key)
+        return cls(*loaded, path=settings.path)
+
+    @cached_property
+    def published_as(self) -> dict[str, str] | None:
+        """What published parameters are, because a config names only where they are; or None."""
+        if self.path is None:
+            return None
+        if self.published is None:
+            (weights,) = pretrained.weight_files(hub.resolve(self.path))
+            return {"path": self.path, "sha256": files.sha256_file(weights)}
+        tokeniser = self.published.tokeniser.name
+        return {"path": self.path, "sha256": self.published.digest(), "tokeniser": tokeniser}
+
+    @property
+    def language(self) -> bool:
+        """Whether the model reads texts, as tokens."""
+        return self.model.columns == ("tokens",)
+
+    def algorithm(self, training: TrainingConfig, plan: Plan, start: Params = None) -> Algorithm:
+        """The rounds from these PUBLIC parameters, None for `self.start`."""
+        start = self.start if start is None else start
+        return build.build_algorithm(self.model, training, plan, start, self.frozen)
+
+
+def _check_published(
+    settings: PublishedDecoderConfig, available: PublishedModel, evaluation: EvaluationConfig
+) -> None:
+    """Refuses a published model that cannot be trained; its tokeniser may not be available."""
+    tokeniser: Any = available.tokeniser
+    if settings.lora is not None:
+        available.require_decoder("which takes no adapters (model.lora)")
+    if evaluation.every and evaluation.sentences:
+        available.require_decoder("which writes no sentences: set evaluation.sentences: 0")
+        if tokeniser is not None and tokeniser.start is None and tokeniser.end_of_text is None:
+            raise InputError(
+                f"the tokeniser {tokeniser.name} has neither a start nor an end-of-text token, so "
+                "no sentence can begin: set evaluation.sentences: 0"
+            )
+    start = tokeniser is not None and tokeniser.start is not None
+    used = "model.sequence_length and a start token"
+    available.require_positions(settings.sequence_length + start, used)
+
+
+def _trained_parts(
+    model: Any, params: Params, settings: PublishedDecoderConfig, seed: int
+) -> tuple[Model, Any, Any]:
+    """The model that clients compute, the parameters that they train, and the frozen ones."""
+    if settings.lora is None:
+        return model, params, None
+    key = PublicDraws("federated_training", seed).key("adapters")
+    model, params = lora.attach(model, params, settings.lora, key)
+    return model, *adapter_trees.split(params)
+
 
 @dataclass(frozen=True)
 class Study(base.Study):
-    """FreD's release, if any, and the rounds of training on `clients`, which are PRIVATE."""
+    """FreD's release, if any, and the rounds of training on `clients`, which are PRIVATE.
+
+    Attributes:
+      held_out: the clients "valid" and "test" as they were read, who are scored during the rounds
+        and at the end if they are declared public; empty for made-up clients.
+      candidates: the public corpora of `fred` and `prefinetune`, or None without these sections.
+      vocabulary: the public words of a language model of words, or None.
+    """
 
     config: Config
+    held_out: Mapping[str, Population] = field(default_factory=dict, repr=False)
+    candidates: Candidates | None = field(default=None, repr=False)
+    vocabulary: Vocabulary | None = field(default=None, repr=False)
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
         released = () if self.fred is None else self.fred.plans(self.fred_units)
-        return {"rounds": self.plan, **{f"FreD {i}": each for i, each in enumerate(released)}}
+        return {"rounds": self.plan, **{f"FreD {i}": plan for i, plan in enumerate(released)}}
 
     @property
     def fred_units(self) -> int:
@@ -77,7 +174,7 @@ class Study(base.Study):
     def fred_ledger(self, directory: Path) -> Path:
         """The ledger of FreD's release: its own where its unit is not that of the rounds."""
         apart = self.fred is not None and self.fred.unit == "example"
-        own = directory / "runs" / "FreD" / "ledger.jsonl"
+        own = directory / "runs" / FRED / "ledger.jsonl"
         return own if apart else ledger_path(self.config.privacy, directory)
 
     @cached_property
@@ -100,231 +197,173 @@ class Study(base.Study):
         return FredPlan.calibrated(**cost, **bounds, noise="exact" if exact else "independent")
 
     @cached_property
+    def embedder(self) -> Embedder:
+        """The embedder of FreD."""
+        assert self.config.fred is not None
+        return embedder(self.config.fred.embedder)
+
+    @cached_property
+    def release(self) -> Algorithm:
+        """FreD's release, of `embedded` clients."""
+        assert self.fred is not None
+        return fred(self.fred, units=self.fred_units, dimension=self.embedder.dimension)
+
+    def embedded(self, progress: bool) -> Population:
+        """The clients with the embeddings that FreD's release reads, which may take long."""
+        assert self.fred is not None
+        used = used_examples(self.clients, self.fred, self.config.data.split_seed)
+        return embed(used, self.embedder, progress=progress)
+
+    @cached_property
     def plan(self) -> Plan:
-        """Of the rounds; `privacy.epsilon` covers FreD's release for clients, too."""
-        config, found = self.config, self.fred
-        if found is not None and not (found.private and found.unit == "client"):
-            found = None
-        prior = found and found.guarantee().event
+        """The plan of the rounds; `privacy.epsilon` covers FreD's release for clients, too."""
+        config, fred = self.config, self.fred
+        if fred is not None and not (fred.private and fred.unit == "client"):
+            fred = None
+        prior = fred and fred.guarantee().event
         number = len(self.clients)
         return build.build_plan(config.privacy, config.training, number, prior, config.simulated)
 
-    def describe(self) -> Description:
+    @cached_property
+    def network(self) -> Network:
+        return Network.of(self.config, self.vocabulary)
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The rounds from the parameters that the config names, or from new ones."""
+        return self.network.algorithm(self.config.training, self.plan)
+
+    @cached_property
+    def train(self) -> Population:
+        """The training clients as the model reads them, PRIVATE."""
+        return self.encode(self.clients)
+
+    @cached_property
+    def valid(self) -> Population:
+        return self.encode(self.held_out["valid"])
+
+    @cached_property
+    def test(self) -> Population:
+        return self.encode(self.held_out["test"]) if "test" in self.held_out else self.valid
+
+    def encode(self, examples: Population) -> Population:
+        """The columns that the model reads: tokens of texts, or the examples as they are."""
+        settings: Any = self.config.model
+        published = self.network.published
+        if not self.network.language:
+            return examples
+        encoder: Any = characters if self.vocabulary is None else self.vocabulary
+        if published is not None:
+            encoder = TextEncoder(published.tokeniser)
+        return encoder.encode(examples, sequence_length=settings.sequence_length)
+
+    def describe(self) -> description.Description:
         models, rounds = self._describe_training()
         releases, notes, together = {}, (), {}
-        found, settings = self.fred, self.config.fred
-        if found is not None and settings is not None:
+        fred, settings = self.fred, self.config.fred
+        if fred is not None and settings is not None:
             units = self.fred_units
-            releases["FreD"] = PlannedRelease.of_moments(found, units)
-            dimension, notes = embedding_size(settings.embedder)
+            releases["FreD"] = description.PlannedRelease.of_moments(fred, units)
+            dimension, notes = description.embedding_size(settings.embedder)
             if dimension is not None:
-                with tracing("FreD's release"):
-                    rounds = {"FreD": moments_release(found, units, dimension)} | rounds
-            if found.unit == "example":
+                with description.tracing("FreD's release"):
+                    release = description.moments_release(fred, units, dimension)
+                rounds = {"FreD": release} | rounds
+            if fred.unit == "example":
                 assumed = "" if self.clients.num_examples else f"ASSUMED {units:,} examples. "
-                notes = (*notes, f"{assumed}FreD has a ledger of its own: {found.statement()}")
-            elif found.private:
-                both = Guarantee.of_events(
-                    [found.guarantee().event, self.plan.event()], self.plan.delta
-                )
-                together["FreD and rounds"] = both
-        asked, training = None, self.config.training
+                notes = (*notes, f"{assumed}FreD has a ledger of its own: {fred.statement()}")
+            elif fred.private:
+                events = [fred.guarantee().event, self.plan.event()]
+                together["FreD and rounds"] = Guarantee.of_events(events, self.plan.delta)
+        questions, training = None, self.config.training
         # Nobody knows from which of FedBuff's models a canary starts.
         if training.algorithm.name not in ("fed_avg", "fed_buff"):
-            asked = partial(TrainingCanaries, partial(build.build_fed_avg, training=training))
-        releases["rounds"] = PlannedRelease.of_rounds(self.plan, asked)
+            algorithm = partial(build.build_algorithm, training=training)
+            questions = partial(TrainingCanaries, algorithm)
+        releases["rounds"] = description.PlannedRelease.of_rounds(self.plan, questions)
         candidates = {} if settings is None else settings.sources
         sources = {f"fred.candidates.{name}": source for name, source in candidates.items()}
-        return Description(models, rounds, releases, sources, together, notes)
+        return description.Description(models, rounds, releases, sources, together, notes)
 
-    def _describe_training(self) -> tuple[dict[str, Sized], dict[str, Rehearsed]]:
+    def _describe_training(self) -> tuple[dict[str, description.Sized], dict[str, Rehearsed]]:
         settings, seed, trees = self.config.model, self.config.run.seed, ()
-        with tracing("a round of training"):
+        with description.tracing("a round of training"):
             if isinstance(settings, PublishedDecoderConfig):
                 alone = settings.lora is None
-                found, shapes, sized = published_shapes(settings, "model", trained=alone)
-                models: dict[str, Sized] = {"model": sized}
-                if found is None:
+                available, shapes, sized = description.published_shapes(
+                    settings, "model", trained=alone
+                )
+                models: dict[str, description.Sized] = {"model": sized}
+                if available is None:
                     return models, {}
-                check_published(self.config, settings, found)
-                network: Any = found.model
-                parts = partial(trained_parts, network, settings=settings, seed=seed)
+                _check_published(settings, available, self.config.evaluation)
+                network: Any = available.model
+                parts = partial(_trained_parts, network, settings=settings, seed=seed)
                 trees = jax.eval_shape(lambda params: parts(params)[1:], shapes)
                 if settings.lora is not None:
                     network = replace(network, lora=settings.lora)
                     about = f"adapters of rank {settings.lora.rank}"
-                    models["adapters"] = Sized.of(about, trees[0])
+                    models["adapters"] = description.Sized.of(about, trees[0])
             else:
                 network = build.build_model(settings, None)
-                models = {"model": Sized.of(settings.name, shapes_of(network))}
-            training = partial(build.build_fed_avg, network, self.config.training, self.plan)
-            return models, {"rounds": rehearse(training, example_columns(settings), *trees)}
+                models = {
+                    "model": description.Sized.of(settings.name, description.shapes_of(network))
+                }
+            training = partial(build.build_algorithm, network, self.config.training, self.plan)
+            return models, {
+                "rounds": rehearse(training, description.example_columns(settings), *trees)
+            }
 
 
-@dataclass(frozen=True)
-class Prepared(Study):
-    """A study of clients that were read; nothing is trained or released yet.
+def prepare(config: Config) -> Study:
+    """Reads the data, splits it by client, and refuses what cannot be carried out.
 
-    Attributes:
-      train: the training clients as the model reads them, PRIVATE.
-      valid, test: held-out clients, which are scored during the rounds and at the end if they are
-        declared public.
-      encode: makes the columns that the model reads of texts; None where it reads none.
-      candidates: the public corpora of `fred` and `prefinetune`, or None without these sections.
-      published: the published model, without adapters, or None.
-      start: the PUBLIC parameters that training starts from; None draws them.
-      frozen: the base of the adapters that are trained, or None.
+    Nothing is trained, released or written yet.
     """
-
-    train: Population = field(repr=False)
-    valid: Population = field(repr=False)
-    test: Population = field(repr=False)
-    model: Model
-    encode: Callable[[Population], Population] | None = field(repr=False)
-    vocabulary: Vocabulary | None = field(repr=False)
-    candidates: Candidates | None = field(repr=False)
-    published: LanguageModel | None = field(default=None, repr=False)
-    start: Any = field(default=None, repr=False)
-    frozen: Any = field(default=None, repr=False)
-
-    @cached_property
-    def algorithm(self) -> Algorithm:
-        return self.starting_from(self.start)
-
-    def starting_from(self, params: Params) -> Algorithm:
-        """The rounds from these PUBLIC parameters."""
-        return build.build_fed_avg(self.model, self.config.training, self.plan, params, self.frozen)
-
-    @cached_property
-    def published_as(self) -> dict[str, str] | None:
-        """What the published model is, because a config names only where it is."""
-        return published_as(self.config, self.published)
-
-
-def prepare(config: Config) -> Prepared:
-    """Reads the data, splits it by client, makes the vocabulary, calibrates the plans."""
-    clients, model = build.read_clients(config.data), config.model
+    clients = build.read_clients(config.data)
     parts = build.split_clients(clients, config.data)
+    train, public, candidates, vocabulary = parts["train"], parts["public"], None, None
+    held_out = {name: parts[name] for name in ("valid", "test")}
     if config.evaluation.source is not None:
-        parts["valid"] = open_population(config.evaluation.source)
-    public, private = parts["public"], PrivateContent(parts["train"])
-    candidates = None
+        held_out = {"valid": open_population(config.evaluation.source)}
+    private = PrivateContent(train)
     if config.prefinetune is not None:
-        candidates = Candidates(config, public, private)
-        for source in candidates.sources:
-            # Refuses a source that cannot be read or is private, before anything is written.
-            candidates.population(source)
-    vocabulary, encoder = None, characters
-    if isinstance(model, LanguageModelConfig):
-        encoder = vocabulary = _vocabulary(config, model, candidates, public, private)
-    published, network, start, frozen = built(config, vocabulary)
-    if published is None:
+        candidates = Candidates.of(config, public, private)
+    if isinstance(config.model, LanguageModelConfig):
+        vocabulary = _vocabulary(config, config.model.vocab_size, candidates, public, private)
+    study = Study(config, train, held_out, candidates, vocabulary)
+    model = study.network.model
+    if study.network.published is None:
         # Here, because FreD is charged before the rounds draw it.
-        require_room(network)
-    else:
-        encoder = TextEncoder(published.tokeniser)
-    encode = None
-    if isinstance(model, LanguageModelConfig | CharacterModelConfig | PublishedDecoderConfig):
-        encode = partial(encoder.encode, sequence_length=model.sequence_length)
-    read = {name: parts[name] for name in ("train", "valid", "test")}
-    if encode is not None:
-        read = {name: encode(part) for name, part in read.items()}
-    else:
-        check_examples(network, clients, "data.source")
-        check_examples(network, read["valid"], "evaluation.source")
-    found = Prepared(
-        config,
-        parts["train"],
-        train=read["train"],
-        valid=read["valid"],
-        test=read["test"] if config.evaluation.source is None else read["valid"],
-        model=network,
-        encode=encode,
-        vocabulary=vocabulary,
-        candidates=candidates,
-        published=published,
-        start=start,
-        frozen=frozen,
-    )
-    # Refuses what cannot be calibrated or shared out among the devices.
-    found.algorithm  # noqa: B018
-    return found
-
-
-def check_published(
-    config: Config, settings: PublishedDecoderConfig, found: PublishedModel
-) -> None:
-    """Refuses a published model that cannot be trained; its tokeniser may not be available."""
-    tokeniser: Any = found.tokeniser
-    if settings.lora is not None:
-        found.require_decoder("which takes no adapters (model.lora)")
-    if config.evaluation.every and config.evaluation.sentences:
-        found.require_decoder("which writes no sentences: set evaluation.sentences: 0")
-        if tokeniser is not None and tokeniser.start is None and tokeniser.end_of_text is None:
-            raise InputError(
-                f"the tokeniser {tokeniser.name} has neither a start nor an end-of-text token, so "
-                "no sentence can begin: set evaluation.sentences: 0"
-            )
-    start = tokeniser is not None and tokeniser.start is not None
-    used = "model.sequence_length and a start token"
-    found.require_positions(settings.sequence_length + start, used)
-
-
-def built(
-    config: Config, vocabulary: Vocabulary | None
-) -> tuple[LanguageModel | None, Model, Any, Any]:
-    """The published model, if any, and the three `trained_parts`; None starts from new ones."""
-    settings = config.model
-    if not isinstance(settings, PublishedDecoderConfig):
-        network: Any = build.build_model(settings, vocabulary)
-        if not isinstance(settings, PublishedWeights) or settings.path is None:
-            return None, network, None, None
-        key = PublicDraws("federated_training", config.run.seed).key("output layer")
-        return None, *torchvision_files.load(hub.resolve(settings.path), network, key), None
-    trained, mesh = settings.lora is None, build.build_execution(config.training).mesh
-    found = PublishedModel.of(settings, "model", trained=trained)
-    check_published(config, settings, found)
-    published = found.loaded(trained=trained, mesh=mesh)
-    return published, *trained_parts(published.model, published.params, settings, config.run.seed)
-
-
-def published_as(config: Config, published: LanguageModel | None) -> dict[str, str] | None:
-    """What the published model or weights of a config are; None if it names none."""
-    settings = config.model
-    if not isinstance(settings, PublishedWeights) or settings.path is None:
-        return None
-    if published is None:
-        (weights,) = pretrained.weight_files(hub.resolve(settings.path))
-        return {"path": settings.path, "sha256": files.sha256_file(weights)}
-    tokeniser = published.tokeniser.name
-    return {"path": settings.path, "sha256": published.digest(), "tokeniser": tokeniser}
-
-
-def trained_parts(
-    model: Any, params: Params, settings: PublishedDecoderConfig, seed: int
-) -> tuple[Model, Any, Any]:
-    """The model that clients compute, the parameters that they train, and the frozen ones."""
-    if settings.lora is None:
-        return model, params, None
-    key = PublicDraws("federated_training", seed).key("adapters")
-    model, params = lora.attach(model, params, settings.lora, key)
-    return model, *adapter_trees.split(params)
+        require_room(model)
+    if not study.network.language:
+        check_examples(model, clients, "data.source")
+        check_examples(model, study.valid, "evaluation.source")
+    # Each refuses what cannot be read, calibrated, or shared out among the devices.
+    _ = study.train, study.valid, study.test, study.algorithm
+    return study
 
 
 def _vocabulary(
     config: Config,
-    model: LanguageModelConfig,
+    size: int,
     candidates: Candidates | None,
     public: Population,
     private: PrivateContent,
 ) -> Vocabulary:
-    """The vocabulary of `data.vocabulary`, `data.public` or all candidates, which are public."""
-    data, size = config.data, model.vocab_size
+    """The words of `data.vocabulary`, of `data.public` or of all candidates, which are public."""
+    data, fred = config.data, config.fred
     if data.vocabulary is not None:
         return public_words(data.vocabulary, size)
     if data.public is not None:
         return public_words(build.open_public(data.public, public, private, "data.public"), size)
-    assert config.fred is not None and candidates is not None
-    texts = candidates.texts(config.fred.max_candidate_examples, config.run.seed)
+    assert fred is not None and candidates is not None, "the config checks it"
     name = f"the candidates {', '.join(candidates.sources)}"
+    texts = (
+        text
+        for source in candidates.sources
+        for text in candidates.sample(source, "text", fred.max_candidate_examples)
+        .columns["text"]
+        .to_pylist()
+    )
     return of_size(Vocabulary.from_texts(texts, size, source=name), size, name)

@@ -84,7 +84,7 @@ class Study(base.Study):
     def algorithm(self, kind: str, start: Any = None) -> Algorithm:
         """Trains a model; `start` as in `algorithms.fed_avg`."""
         training = getattr(self.config, kind).training
-        return build.build_fed_avg(self.models[kind], training, self.plans[kind], start)
+        return build.build_algorithm(self.models[kind], training, self.plans[kind], start)
 
     def describe(self) -> description.Description:
         words, characters = self.config.words.model, self.config.characters.model

@@ -14,7 +14,7 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
-from jaxpfl.experiments.engine.build import build_fed_avg
+from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.experiments.engine.final_state import check_statement, final_params, planned
 from jaxpfl.experiments.engine.phases import Phases, missing
 from jaxpfl.experiments.records.artifacts import Artifacts, verified
@@ -76,7 +76,7 @@ def _trained(directory: Path, models: StudyModels, record: Mapping[str, Any]) ->
     plan, start = planned(folder, {**to_mapping(config), "run name": FED_AVG}), models.downstream
     return final_params(
         folder,
-        build_fed_avg(start.model, config.training, plan, start.params),
+        build_algorithm(start.model, config.training, plan, start.params),
         config.run.seed,
         ledger=ledger_path(config.privacy, directory),
         privacy=record["privacy"],

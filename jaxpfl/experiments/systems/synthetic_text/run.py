@@ -18,7 +18,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import data_mesh
-from jaxpfl.experiments.engine.build import build_fed_avg
+from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.experiments.engine.phases import LateReleaser, Phases, missing
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking
@@ -148,7 +148,7 @@ class TextStudy:
         """The training of the downstream model, and its clients."""
         rows = self.models.rows(self.clients.columns["text"].to_pylist())
         start = self.models.downstream
-        algorithm = build_fed_avg(start.model, self.config.training, self.plan, start.params)
+        algorithm = build_algorithm(start.model, self.config.training, self.plan, start.params)
         return algorithm, self.clients.with_columns({"tokens": rows})
 
     def _fed_avg(self) -> Trained:

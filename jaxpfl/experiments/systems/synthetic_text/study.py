@@ -28,7 +28,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine import description
-from jaxpfl.experiments.engine.build import build_fed_avg, read_clients, split_clients
+from jaxpfl.experiments.engine.build import build_algorithm, read_clients, split_clients
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.synthetic_text.config import (
     CENTRAL,
@@ -159,7 +159,7 @@ class Study(base.Study):
         if config.method != FED_AVG:
             return {}
         with description.tracing("a round of fed_avg"):
-            algorithm = partial(build_fed_avg, model, config.training, self.plan)
+            algorithm = partial(build_algorithm, model, config.training, self.plan)
             return {FED_AVG: rehearse(algorithm, {"tokens": column(length, np.int32)}, params)}
 
     def _describe_scores(self, dimension: int) -> Rehearsed:

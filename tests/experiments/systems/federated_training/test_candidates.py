@@ -11,8 +11,7 @@ from jaxpfl.algorithms import gaussian_moments
 from jaxpfl.algorithms.fred import Score
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
-from jaxpfl.experiments.central.public_check import PrivateContent
-from jaxpfl.experiments.systems.federated_training import stages as pipeline
+from jaxpfl.experiments.config.sections import PrefinetuneConfig
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.page import ranking
@@ -31,9 +30,10 @@ def prepared(pipeline_config) -> Any:
     return prepare(registry.load(pipeline_config))
 
 
-def _corpus(candidates, name, vocabulary, examples=80, seed=0):
+def _corpus(candidates, name, vocabulary, examples=80):
     encode = partial(vocabulary.encode, sequence_length=8)
-    return candidates.corpus(name, examples, 0.2, seed=seed, columns=("tokens",), encode=encode)
+    settings = PrefinetuneConfig(examples=examples, valid=0.2)
+    return candidates.corpus(name, settings, ("tokens",), encode)
 
 
 def test_every_candidate_gives_as_many_examples_and_a_mixture_its_shares(prepared):
@@ -46,16 +46,14 @@ def test_every_candidate_gives_as_many_examples_and_a_mixture_its_shares(prepare
             assert far == pytest.approx(share * number, abs=0.6)
 
 
-def test_training_and_held_out_examples_are_different_rows(pipeline_config):
+def test_training_and_held_out_examples_are_different_rows():
     """Of rows that are all different, none is on both sides, and all are used."""
     from jaxpfl.data.population import Population
 
     texts = [f"row {number}" for number in range(100)]
     vocabulary = Vocabulary.from_texts(texts, 200, source="rows")
     rows = Population({"text": texts}, np.array([0, 100]), ["one"])
-    config = changed_config(pipeline_config, ("far.jsonl", "near.jsonl"))
-    fresh = Candidates(config, None, PrivateContent(rows))
-    fresh.population = lambda source: rows  # pyright: ignore[reportAttributeAccessIssue]
+    fresh = Candidates({"near": "rows"}, {"near": {"near": 1.0}}, {"near": rows}, seed=0)
     corpus = _corpus(fresh, "near", vocabulary, examples=100)
     train, valid = (set(_texts(part, vocabulary)) for part in (corpus.train, corpus.valid))
     assert not train & valid
@@ -70,14 +68,13 @@ def test_too_few_examples_are_refused_by_name(prepared):
 
 
 def test_moments_of_a_mixture_are_those_of_its_parts(prepared):
-    config = FredConfig(candidates={"a": "x", "b": "y"}, clip_norm=0.8, max_candidate_examples=100)
-    found = pipeline._public_moments(config, prepared.candidates, embedder("hashed:8"), 0)
+    found = prepared.candidates.moments(embedder("hashed:8"), 0.8, 100)
     sizes = {name: found[name].count for name in ("near", "far")}
     assert sizes == {"near": 100, "far": 100}
     expected = gaussian_moments.mixture([found["near"], found["far"]], [0.3, 0.7])
     np.testing.assert_allclose(found["mostly far"].mean_D, expected.mean_D)
     np.testing.assert_allclose(found["mostly far"].covariance_DxD, expected.covariance_DxD)
-    texts = prepared.candidates.sample("near", "text", 100, 0)
+    texts = prepared.candidates.sample("near", "text", 100)
     sample = embed(texts, embedder("hashed:8"), progress=False)
     alone = gaussian_moments.moments(sample.columns["embedding"], 0.8)
     np.testing.assert_allclose(found["near"].mean_D, alone.mean_D, rtol=1e-6)
@@ -92,7 +89,7 @@ def test_public_clients_are_a_corpus_and_take_no_other_part(pipeline_config):
     )  # fmt: skip
     experiment = prepare(config)
     assert experiment.candidates is not None
-    public = experiment.candidates.population("near")
+    public = experiment.candidates.populations["near"]
     ids = [set(part.client_ids.to_pylist()) for part in (
         public, experiment.train, experiment.valid, experiment.test)]  # fmt: skip
     assert sum(map(len, ids)) == len(set.union(*ids)) == 300

@@ -91,7 +91,7 @@ def test_what_clients_get_to_train_is_what_the_config_says(configured, folder):
     assert adapted.algorithm.params is not None
     found = adapted.algorithm.params(state)
     jax.tree.map(np.testing.assert_array_equal, adapter_trees.split(found)[1], params)
-    assert adapted.model.lora == LoRA(2, 4.0, ("q", "v"))  # pyright: ignore
+    assert adapted.network.model.lora == LoRA(2, 4.0, ("q", "v"))  # pyright: ignore
     # Its own tokeniser: a row ends with end-of-text, and begins with the start token if it has one.
     tokens = whole.train.columns["tokens"]
     assert tokens.shape[1] == 8
@@ -102,13 +102,13 @@ def test_what_clients_get_to_train_is_what_the_config_says(configured, folder):
 def test_the_base_of_adapters_may_be_of_fewer_bits(configured, folder):
     narrow = {"dtype": "bfloat16", "int8": True, "lora": ADAPTERS}
     experiment = prepare(configured({"path": str(folder / "gpt2")} | narrow))
-    assert experiment.frozen["layers"]["q"]["kernel_int8"].dtype == "int8"
-    assert experiment.frozen["embed"]["token"].dtype == "bfloat16"
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(experiment.start)} == {"float32"}
+    assert experiment.network.frozen["layers"]["q"]["kernel_int8"].dtype == "int8"
+    assert experiment.network.frozen["embed"]["token"].dtype == "bfloat16"
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(experiment.network.start)} == {"float32"}
     # Weights that are trained are float32, whatever they are computed in.
     whole = prepare(configured({"path": str(folder / "gpt2"), "dtype": "bfloat16"}))
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(whole.start)} == {"float32"}
-    assert whole.model.compute == "bfloat16"  # pyright: ignore
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(whole.network.start)} == {"float32"}
+    assert whole.network.model.compute == "bfloat16"  # pyright: ignore
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from jaxpfl.algorithms.fred import query as fred_query
+from jaxpfl.data import open as open_population
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.carry_out import Outcome, report
@@ -23,8 +24,9 @@ from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
-from jaxpfl.experiments.systems.federated_training import stages as pipeline
+from jaxpfl.experiments.systems.federated_training import run as pipeline
 from jaxpfl.experiments.systems.federated_training.run import NOTE
+from jaxpfl.experiments.systems.federated_training.study import Study
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release import prepared_query
 from jaxpfl.federated.release.query import Execution
@@ -32,7 +34,7 @@ from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy import verify
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from tests.experiments import canaries
-from tests.experiments.conftest import changed_config
+from tests.experiments.conftest import FAR, NEAR, PIPELINE, changed_config, write_lines
 from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import assert_same_records, certified
 from tests.experiments.statements import of_page
@@ -257,7 +259,7 @@ def test_a_pipeline_that_dies_in_every_stage_resumes_to_the_same_bits(
     dies_at(prepared_query, "Cohort", 2, go_on=partial(carry_out.run, config))
     dies_at(artifacts, "commit", 1)  # all are released, and not on the disk
     dies_at(pipeline, "score", 1)  # released, and not scored
-    monkeypatch.setattr(pipeline, "asked_by_fred", None)  # nothing is released again
+    monkeypatch.setattr(Study, "embedded", None)  # nothing is released again
     dies_at(Artifacts, "save", 1)  # scored, and not on the disk
     dies_at(Artifacts, "save", 2)  # the winner is prefinetuned, and not on the disk
     dies_at(pipeline, "prefinetune", 2)  # another candidate is not prefinetuned
@@ -333,6 +335,23 @@ def test_a_release_that_was_deleted_is_not_made_again(straight, tmp_path):
     assert (out / "ledger.jsonl").read_bytes() == charges
 
 
+def test_a_finished_release_is_of_the_clients_that_the_rounds_ask(tmp_path):
+    """TRUST 55: also where the ledger is theirs and nothing of the release is asked again."""
+    write_lines(tmp_path / "clients.jsonl", NEAR, 40, 3)
+    for name, words in (("near", NEAR), ("far", FAR), ("vocabulary", NEAR + FAR)):
+        write_lines(tmp_path / f"{name}.jsonl", words, 30, 4, f"public{name}")
+    path, out = tmp_path / "pipeline.yaml", tmp_path / "run"
+    path.write_text(PIPELINE.format(folder=tmp_path))
+    with stopped(pipeline, "prefinetune"):
+        carry_out.run(registry.load(path), out, progress=False)
+    write_lines(tmp_path / "clients.jsonl", FAR, 40, 3)
+    Ledger.add_source(out / "ledger.jsonl", open_population(str(tmp_path / "clients.jsonl")))
+    charges = (out / "ledger.jsonl").read_bytes()
+    with pytest.raises(InputError, match="runs/FreD: the clients are not those with which"):
+        carry_out.resume(out, progress=False)
+    assert (out / "ledger.jsonl").read_bytes() == charges
+
+
 def test_a_signal_ends_an_embedding_at_once(pipeline_config, tmp_path, monkeypatch):
     """It may take long, and nothing is charged before it ends."""
     out, embedded = tmp_path / "run", []
@@ -341,7 +360,7 @@ def test_a_signal_ends_an_embedding_at_once(pipeline_config, tmp_path, monkeypat
         os.kill(os.getpid(), signal.SIGTERM)
         embedded.extend(range(2))
 
-    monkeypatch.setattr(pipeline, "asked_by_fred", embedding)
+    monkeypatch.setattr(Study, "embedded", embedding)
     with pytest.raises(Interrupted, match=f"resume {out}$"):
         carry_out.run(registry.load(pipeline_config), out, progress=False)
     assert not embedded and len(Ledger.read(out / "ledger.jsonl")) == 0
