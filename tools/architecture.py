@@ -27,10 +27,11 @@ MOST_LINES = 450
 MOST_PARAMETERS = 10
 # Physical lines and lines of code, as `count` counts them. What adds says here what for.
 MOST_IN_TREE = {
-    "jaxpfl": (47_800, 31_040),
-    "tests": (42_850, 32_840),  # 180 more: the published settings of every config
-    "benchmarks": (11_500, 8_330),
-    "tools": (3_500, 2_590),
+    # 480 for FreD by example and by Algorithm 1, private evolution's forms and central training.
+    "jaxpfl": (48_170, 31_280),
+    "tests": (41_800, 31_870),
+    "benchmarks": (11_480, 8_320),
+    "tools": (3_460, 2_545),
 }
 
 LEAVES = {"errors", "checks", "checked", "compilation_cache", "cores", "files", "lazy"} | {
