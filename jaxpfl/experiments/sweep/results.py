@@ -78,6 +78,12 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
             "points": points,
             "cautions": of_points([state.result for state in states if state.result is not None]),
         }
+        if sweep.gap and not is_ahead(sweep, rows):
+            record["cautions"] += [
+                "{1} is not ahead of {0} in {2}: the way between them means nothing.".format(
+                    *sweep.gap, sweep.metric
+                )
+            ]
         if sweep.gap and (beyond := [row[CASE] for row in rows if outside(row)]):
             start, end = sweep.gap
             names = ", ".join(dict.fromkeys(beyond))
@@ -214,6 +220,19 @@ def _repetitions(sweep: Sweep, field: str) -> list[list[int]]:
         others = {name: value for name, value in point.values.items() if name != field}
         groups.setdefault(repr(others), []).append(index)
     return list(groups.values())
+
+
+def is_ahead(sweep: Sweep, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the gap's `to` has better means than its `from`, where both have one.
+
+    Accuracies and a classifier's score are better if they are higher, other metrics if lower.
+    """
+    assert sweep.gap is not None
+    sign = 1 if "accuracy" in sweep.metric or sweep.metric == "classifier_score" else -1
+    # The rows of each case have the other values in the same order.
+    starts, ends = ([row["mean"] for row in rows if row[CASE] == case] for case in sweep.gap)
+    pairs = zip(starts, ends, strict=True)
+    return all(sign * (end - start) > 0 for start, end in pairs if None not in (start, end))
 
 
 def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | None]:

@@ -97,6 +97,14 @@ def test_beyond_the_ends_of_the_gap_there_is_a_dash_and_a_caution(finished, ours
     assert re.split("  +", lines(sweep, outcome.record)[4])[-1] == "-"
 
 
+def test_a_ceiling_that_is_not_ahead_is_told(finished):
+    """In accuracy, where more is better: half of a way that leads downwards is no half."""
+    _, outcome, page, _ = finished({}, [0.6, 0.5, 0.2, 0.3, 0.4, 0.4])
+    (caution,) = outcome.record["cautions"]
+    assert caution.startswith("best is not ahead of public in accuracy") and caution in page
+    assert not finished({}, VALUES)[1].record["cautions"]
+
+
 def test_bars_are_of_the_means(finished):
     sweep, outcome, page, panel = finished({"gap": None}, VALUES)
     assert labels(panel) == ["public", "best", "ours"]
