@@ -28,7 +28,7 @@ MOST_PARAMETERS = 10
 # Physical lines and lines of code, as `count` counts them. What adds says here what for.
 MOST_IN_TREE = {
     # 480 for FreD by example and by Algorithm 1, private evolution's forms and central training.
-    "jaxpfl": (48_170, 31_280),
+    "jaxpfl": (48_200, 31_300),
     "tests": (41_800, 31_870),
     "benchmarks": (11_480, 8_320),
     "tools": (3_460, 2_545),

@@ -1,12 +1,13 @@
 """POPri: policy optimisation for private data.
 
-Source: Hou, Wang, Zhan, Shrivastava, Fanti, Liu et al. 2025, "Private federated learning using
-preference-optimized synthetic data", Algorithm 1.
+Source: Hou, Wang, Zhu, Lazar, Fanti 2025, "Private federated learning using preference-optimized
+synthetic data", Algorithm 1.
 
     for each round t:
         draw K prompts, each made of three public texts                        lines 9 and 10
         generate J responses to each prompt with the language model            line 11
         score every response on a sampled cohort: one charged release          lines 13 to 20
+            (`candidate_scores`; or rewards from one earlier release, `one_look`)
         pair, for each prompt, the best response with the l-th best            lines 21 to 26
         tune LoRA adapters on the pairs by DPO against the public model        line 27
             (or by GRPO on all responses, which is not the paper's)
