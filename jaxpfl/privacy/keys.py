@@ -12,7 +12,6 @@ Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing
 | charge       | identity                  | identifies a charge in the ledger; public             |
 | record       | identity                  | identifies a recorded release in the ledger; public   |
 | asked        | identity                  | identifies an epoch's recorded question; public       |
-| clients      | a hash of ids and data    | whose run it is, compared where it goes on; public    |
 | names        | nothing                   | key of clients' names where their states are kept     |
 | again        | record, release's name    | identifies the charge of a second release; public     |
 | cohort       | identity                  | seed of the cohort and of the order of its examples   |

@@ -90,7 +90,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
     """
 
     _given_budget: Budget | None = None
-    _secret: LedgerKey | None = None
+    _key: LedgerKey | None = None
 
     def __init__(
         self,
@@ -119,17 +119,17 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         super().__init__(path)
         try:
             key_path = path.parent / "private" / f"{path.name}.key"
-            self._secret = open_key(key_path, create=not self.lines)
+            self._key = open_key(key_path, create=not self.lines)
             if not self.lines:
                 header = {
                     "format": FORMAT,
-                    "key": self._secret.check,
+                    "key": self._key.check,
                     "unit": unit,
                     "budget": None if budget is None else dataclasses.asdict(budget),
                 }
-                self.append({**header, "population": self._secret.digest_of(clients)})
+                self.append({**header, "population": self._key.digest_of(clients)})
                 self._take_lines()
-            if self.key != self._secret.check:
+            if self.key != self._key.check:
                 raise CorruptFile(f"{key_path}: is not the key of {path}")
             if self.unit != unit:
                 raise InputError(
@@ -154,8 +154,8 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         ledger._open(files.user_path(path), clients, None, cls.read(path).unit)
         with ledger:
             if not ledger.covers(clients):
-                assert ledger._secret is not None
-                ledger.append({"population": ledger._secret.digest_of(clients)})
+                assert ledger._key is not None
+                ledger.append({"population": ledger._key.digest_of(clients)})
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -189,14 +189,14 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         Raises:
           InputError: the ledger was opened for reading, without its key.
         """
-        if self._secret is None:
+        if self._key is None:
             raise InputError(f"{self.path}: was opened for reading, without the key to its clients")
-        return self._secret.digest_of(clients) in self._sources
+        return self._key.digest_of(clients) in self._sources
 
     def digest(self, purpose: str, text: str) -> str:
         """A hash of a PRIVATE text with the ledger's key: only its holder can test a guess."""
-        assert self._secret is not None, "the ledger is open for charges"
-        return self._secret.digest(purpose, text)
+        assert self._key is not None, "the ledger is open for charges"
+        return self._key.digest(purpose, text)
 
     @property
     def adjacency(self) -> Adjacency:
