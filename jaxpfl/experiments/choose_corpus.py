@@ -99,7 +99,7 @@ def choose_corpus(
             released = private_moments(embedded, plan, ledger=charged, others=shared)
             released.save(directory / "moments.npz")
             run = charged.charges[-1].run
-            statement = plan.claim + both_statements(charged, [run], plan.delta)
+            statement = plan.claimed(both_statements(charged, [run], plan.delta))
         rows = [
             {"rank": rank, "candidate": near.name, "source": sources[near.name], **near.row()}
             for rank, near in enumerate(score(released, corpora, progress=progress), 1)

@@ -149,7 +149,7 @@ class FredPlan:
         and every client's part of the covariance noise of (c^2 / n) f on its plain triangle.
         The noise of all examples, or clients, is one Gaussian. Both numbers are published, so that
         one example is replaced: it moves the sum by 2 c and the triangle by sqrt(2) c^2.
-        `guarantee` is of that, and holds where one is added or removed, too.
+        `guarantee` is of that.
         """
         checks.positive_int("examples", examples)
         factor = math.sqrt(2 * math.log(2.5 / checks.open_fraction("delta", delta)))
@@ -225,14 +225,20 @@ class FredPlan:
 
     def statement(self) -> str:
         simulation = f"{self.simulation}; " if self.simulates else ""
-        return simulation + self.claim + self.guarantee().statement()
+        return simulation + self.claimed(self.guarantee().statement())
 
-    @property
-    def claim(self) -> str:
-        """What the paper states for a plan of `as_printed`, before what it costs; else ""."""
+    def claimed(self, statement: str) -> str:
+        """A statement of this plan's guarantee; of `as_printed` after what the paper states.
+
+        The numbers of examples and of clients are then published, so that one is replaced.
+        """
+        if self.stated is None:
+            return statement
         # Not in the words of a guarantee, for which a verifier would take it.
-        stated = f"Algorithm 1 as printed states {self.stated or 0:g} at delta {self.delta:g}"
-        return "" if self.stated is None else f"{stated}; REALISED, for one replaced, too: "
+        stated = f"Algorithm 1 as printed states {self.stated:g} at delta {self.delta:g}"
+        published = "the numbers of examples and of clients are published; REALISED: "
+        replaced = statement.replace("add or remove one example", "replace one example")
+        return f"{stated}; {published}{replaced}"
 
     @property
     def simulation(self) -> str:

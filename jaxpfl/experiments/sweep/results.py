@@ -71,7 +71,9 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
         shared = spent_on(sweep)
         note = SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else "")
         record = {
-            "note": f"All points together cost {shared[-1]['statement']}" if shared else note,
+            "note": f"All releases on the ledger together cost {shared[-1]['statement']}"
+            if shared
+            else note,
             "ledger": shared,
             "metric": sweep.metric,
             "rows": rows,
@@ -153,16 +155,20 @@ def rows_of(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
     if not values:
         return summary(sweep, points)
     rows = []
-    for name in values[0]:
-        own = [{**p, "value": p["value"].get(name)} if "value" in p else p for p in points]
+    for name in dict.fromkeys(name for value in values for name in value):
+        own = [{**p, "value": _part(p["value"], name)} if "value" in p else p for p in points]
         rows += [{OF: _number(name), **row} for row in summary(sweep, own)]
     return rows
+
+
+def _part(value: Any, name: str) -> float | None:
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _number(name: str) -> Any:
     """A name such as 99% or 0.01 as its number, others as they are."""
     digits = name.removesuffix("%")
-    return json.loads(digits) if re.fullmatch(r"\d+(\.\d+)?", digits) else name
+    return json.loads(digits) if re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?", digits) else name
 
 
 def spent_on(sweep: Sweep) -> list[dict[str, Any]]:

@@ -142,8 +142,8 @@ class MaskAndFill(Checked):
             settings = self.model, self.mask_id
             return _filled(*settings, self.params, tokens_BxL, key, numbers_B, banned_V)
 
-        frame, most = ([self.first_id], [self.last_id]), self.tokens
-        return _varied(texts, key, draw, self.tokeniser, frame, most, self.steps)
+        frame, positions = ([self.first_id], [self.last_id]), self.model.config.positions
+        return _varied(texts, key, draw, self, self.tokeniser, frame, positions)
 
 
 @dataclass(frozen=True)
@@ -168,30 +168,34 @@ class Redraw(Checked):
             return _redrawn(model, self.writer.params, tokens_BxL, key, numbers_B, banned_V)
 
         (first,) = prompt_ids(tokeniser.without_chat(), [""])
-        return _varied(texts, key, draw, tokeniser, (first.tolist(), []), self.tokens, self.steps)
+        frame, positions = (first.tolist(), []), model.config.positions
+        return _varied(texts, key, draw, self, tokeniser, frame, positions)
 
 
 def _varied(
     texts: Sequence[str],
     key: Array,
     draw: Callable[[np.ndarray, Array, Array], Array],
+    how: "MaskAndFill | Redraw",
     tokeniser: Tokeniser,
     frame: tuple[list[int], list[int]],
-    tokens: int,
-    steps: int,
+    positions: int,
 ) -> list[str]:
-    """The texts after `steps` times `draw(framed rows, key, their numbers)`."""
+    """The texts after `how.steps` times `draw(framed rows, key, their numbers)`.
+
+    Rows of at most `positions` tokens are not padded beyond these.
+    """
     first, last = frame
-    for step in range(steps):
+    for step in range(how.steps):
         step_key = jax.random.fold_in(key, step)
-        rows = [row[:tokens] for row in tokeniser.encode(texts)]
+        rows = [row[: how.tokens] for row in tokeniser.encode(texts)]
         varied = list(texts)
         # Sorted by length, so that little is padding; every batch has `_ROWS` rows.
         order = sorted((i for i in range(len(rows)) if len(rows[i])), key=lambda i: len(rows[i]))
         for start in range(0, len(order), _ROWS):
             chosen = order[start : start + _ROWS]
             framed = [np.array([*first, *rows[i], *last], np.int32) for i in chosen]
-            width = _width(max(map(len, framed)))
+            width = min(_width(longest := max(map(len, framed))), max(longest, positions))
             tokens_BxL = np.full((_ROWS, width), PAD, np.int32)
             tokens_BxL[: len(chosen)] = pad(framed, width)
             drawn_BxL = np.asarray(

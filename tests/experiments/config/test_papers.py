@@ -87,6 +87,12 @@ def settings(config: Any) -> dict[str, Any]:
     return found
 
 
+def _released_privately(config: Any) -> bool:
+    """Whether the rounds are private, or FreD's release beside rounds that are not."""
+    fred = getattr(config, "fred", None)
+    return config.privacy.private or (fred is not None and fred.epsilon is not None)
+
+
 def of_config(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     """The settings of a config; of a sweep, those that all its private points have in common, and
     lists of the others."""
@@ -95,7 +101,7 @@ def of_config(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
         return settings(registry.load(path, overrides))
     points = [point.config for point in load_sweep(path, overrides).points]
     values: dict[str, list[Any]] = {}
-    for point in map(settings, (config for config in points if config.privacy.private)):
+    for point in map(settings, filter(_released_privately, points)):
         for key, value in point.items():
             if value not in values.setdefault(key, []):
                 values[key].append(value)

@@ -24,9 +24,10 @@ class FredConfig(Checked):
       candidates: maps a name to a public source, which may be "split:public", or to shares of
         other candidates, a mixture: `{near: ..., far: ..., "70%": {near: 0.7, far: 0.3}}`.
       epsilon: the part of `privacy.epsilon` that FreD's release costs; required by a private run.
-      unit: what it protects. For an "example", as in the paper, it has a ledger of its own,
-        `runs/FreD/ledger.jsonl`, is no part of `privacy.epsilon`, because guarantees for clients
-        and for examples have no common epsilon, and may be private where the rounds are not.
+      unit: what it protects. "example" is for the paper's tables, whose rounds are not private: the
+        run is NOT PRIVATE, the number of the clients' examples is public, and FreD's release has
+        a ledger of its own, `runs/FreD/ledger.jsonl`. Guarantees for clients and for examples
+        have no common epsilon.
       mode: "paper" is Algorithm 1 as printed, for examples, whose number it publishes: `epsilon` is
         what the paper states; what it REALISES is charged (`FredPlan.as_printed`).
       delta: the delta at which `epsilon` is stated; None means `privacy.delta`.
@@ -196,11 +197,13 @@ class Config:
                 "clients"
             )
         if fred.unit == "example":
-            if not privacy.private and (fred.epsilon is None) != (fred.delta is None):
+            if privacy.private or privacy.ledger is not None:
                 raise InputError(
-                    "fred.epsilon and fred.delta go together where privacy.private is false"
+                    "privacy.private must be false, and privacy.ledger absent, with fred.unit: "
+                    "example: it is for the paper's tables, whose rounds are not private"
                 )
-            total = None
+            if (fred.epsilon is None) != (fred.delta is None):
+                raise InputError("fred.epsilon and fred.delta go together with fred.unit: example")
         elif not privacy.private and (fred.epsilon is not None or fred.delta is not None):
             raise InputError(
                 "fred.epsilon and fred.delta must be absent where privacy.private is false, but "

@@ -127,8 +127,7 @@ class FederatedTraining:
             study.release,
             study.clients,
             name=FRED,
-            # The budget is for clients; a ledger for examples has this release alone.
-            privacy=self.config.privacy if plan.unit == "client" else PrivacyConfig(private=False),
+            privacy=self._fred_privacy(plan),
             ledger=ledger,
             ask=lambda: study.embedded(workspace.progress),
         )
@@ -136,7 +135,7 @@ class FederatedTraining:
         if plan.private:
             # A release that was made again is charged again.
             own = [charge for charge in Ledger.read(ledger).charges if charge.run == result.run]
-            statement = plan.claim + guarantee_of(own, plan.delta, plan.unit).statement()
+            statement = plan.claimed(guarantee_of(own, plan.delta, plan.unit).statement())
         made_from = {"run": result.run, "moments_sha256": params_digest(released.arrays())}
 
         def scored() -> Artifact:
@@ -152,6 +151,14 @@ class FederatedTraining:
             return Artifact(record)
 
         return dict(artifacts.load_or_compute(SCORES, scored, made_from).record)
+
+    def _fred_privacy(self, plan: FredPlan) -> PrivacyConfig:
+        """The budget of FreD's ledger: the rounds', or for examples that of one release."""
+        if plan.unit == "client":
+            return self.config.privacy
+        if not plan.private:
+            return PrivacyConfig(private=False)
+        return PrivacyConfig(epsilon=plan.epsilon() * (1 + 1e-9), delta=plan.delta)
 
     def _prefinetuned(self, name: str, settings: PrefinetuneConfig) -> Fitted:
         """The model prefinetuned on a candidate, from the start of the rounds."""

@@ -193,8 +193,10 @@ class Study(base.Study):
         if settings.mode == "paper":
             cost |= {"examples": self.fred_units, "clients": len(self.clients)}
             return FredPlan.as_printed(**cost, clip_norm=settings.clip_norm)
-        exact = settings.unit == "client" and privacy.noise.startswith("exact")
-        return FredPlan.calibrated(**cost, **bounds, noise="exact" if exact else "independent")
+        if settings.unit == "example":
+            return FredPlan.calibrated(**cost, **bounds, population=self.fred_units)
+        noise = "exact" if privacy.noise.startswith("exact") else "independent"
+        return FredPlan.calibrated(**cost, **bounds, noise=noise)
 
     @cached_property
     def embedder(self) -> Embedder:

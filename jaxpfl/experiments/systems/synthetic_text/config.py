@@ -31,6 +31,8 @@ FED_AVG = "fed_avg"
 """The method in which clients train the model, and the name of its run."""
 CENTRAL = "central"
 """The method that trains on the clients' own texts, without privacy: a ceiling for the others."""
+SUBSTITUTES = ("redraw", "continue")
+"""The variations of texts that no paper has, for generators that can do no other."""
 WRITING = ("generator", *SCORING)
 """The methods that write a synthetic corpus."""
 
@@ -273,10 +275,10 @@ class SyntheticTextConfig(Checked):
                 "go on over the ends of lines, and synthetic texts would end at the first one"
             )
         self._check_privacy()
-        if self.method == CENTRAL and self.privacy.private:
+        if self.method == CENTRAL and (self.privacy.private or self.privacy.ledger is not None):
             raise InputError(
-                "privacy.private must be false with method 'central', found true: it trains on the "
-                "clients' own texts"
+                "privacy.private must be false, and privacy.ledger absent, with method 'central': "
+                "it trains on the clients' own texts, of which no ledger has an account"
             )
         sends = self.method not in ("public", "generator") and self.privacy.private
         if self.simulated is not None and not sends:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.errors import CorruptFile
+from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import build_algorithm
@@ -20,6 +20,7 @@ from jaxpfl.experiments.engine.phases import Phases, missing
 from jaxpfl.experiments.records.artifacts import Artifacts, verified
 from jaxpfl.experiments.systems import ARTIFACTS, base
 from jaxpfl.experiments.systems.synthetic_text.config import (
+    CENTRAL,
     FED_AVG,
     SCORING,
     WRITING,
@@ -47,6 +48,11 @@ def made(
     progress: bool = True,
 ) -> base.Made:
     """See `systems.base.System`."""
+    if config.method == CENTRAL:
+        raise InputError(
+            f"{directory}: the method must not be 'central', whose model is trained on the "
+            "clients' own texts: it is a ceiling to compare with, and is not exported"
+        )
     models = StudyModels(config, progress)
     start, folder = models.downstream, directory / FINE_TUNING
     _require_public(models, "downstream", record)

@@ -97,10 +97,13 @@ def evolved(tuning: Tuning, votes: Scorer) -> Author:
     def on_round(found: Evolved) -> None:
         tuning.on_round(found.round, found.selected, found.selected, {})
 
+    vary, tokens = vary_of(models), models.config.corpus.tokens
     texts = phases.load_or_compute("first texts", first)["texts"].tolist()
+    # The longest text that may be varied is refused before the first charge, if it has no room.
+    vary(models.generator.shortened([" ".join(texts)], tokens), jax.random.key(0))
     algorithm = private_evolution(
         texts,
-        vary_of(models),
+        vary,
         votes,
         models.embedder,
         settings,

@@ -81,7 +81,8 @@ class StudyModels:
 
     def __post_init__(self) -> None:
         evolution = self.config.evolution
-        if self.config.method in EVOLVING and evolution.fill_model is not None:
+        fills = self.config.method in EVOLVING and evolution.varied_by == "fill"
+        if fills and evolution.fill_model is not None:
             # Refuses here, before anything is charged, if the model is missing.
             loaded_fill_model(evolution.fill_model, tokens=self.config.corpus.tokens)
         # The same for devices and published models, whose small files alone are read.
@@ -152,7 +153,7 @@ class StudyModels:
         fitted = fit(
             start.model,
             trained,
-            {"tokens": self.rows(texts)},
+            {"tokens": text_rows(start.tokeniser, texts, self.config.corpus.tokens)},
             settings,
             seed=self.config.run.seed,
             frozen=base,

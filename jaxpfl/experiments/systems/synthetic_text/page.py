@@ -10,6 +10,7 @@ from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import COLOURS, axes, curve, labelled
+from jaxpfl.experiments.systems.synthetic_text.config import SUBSTITUTES
 
 REPEATS = "private/repeats.json"
 """Exact counts of what the corpus repeats of clients' own texts: no statement covers them."""
@@ -52,7 +53,15 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     if "api" in (about := record["public_models"].get("generator", {})):
         where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
         cautions.append(f"{where} wrote the texts: no run, nor a resumed one, can write the same.")
+    if (varied := record.get("variation")) in SUBSTITUTES:
+        cautions.append(
+            f"Texts were varied by “{varied}”, a substitute for what the method's authors did, "
+            "which is to rephrase (Aug-PE) or to fill masks (PrE-Text)."
+        )
     cost, when = record["cost"], "in its only round" if look else "in a round"
+    # Central training has none: clients' own texts are read.
+    ways = () if cost is None else (("to", cost["down"]), ("from", cost["up"]))
+    sent = [(f"{floats:,}", f"floats {way} a client {when}") for way, floats in ways]
     return Page(
         title=f"Synthetic text: {record['method']}{look}",
         lead="How much a downstream language model improved by private clients' text.",
@@ -61,8 +70,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         facts=[
             (f"{100 * metrics['accuracy']:.2f} %", f"next-token accuracy on {tested_on}"),
             (f"{gain:+.2f}", f"points over the public model on {tested_on}"),
-            (f"{cost['down']:,}", f"floats to a client {when}"),
-            (f"{cost['up']:,}", f"floats from a client {when}"),
+            *sent,
         ],
         sections=sections,
         cautions=cautions,

@@ -304,8 +304,10 @@ class TextStudy:
         axes = axes[:2] * np.sign(axes[:2][[0, 1], np.abs(axes[:2]).argmax(axis=1)])[:, None]
         return {name: np.round((part - centre) @ axes.T, 4).tolist() for name, part in both.items()}
 
-    def _cost(self) -> dict[str, Any]:
+    def _cost(self) -> dict[str, Any] | None:
         """The floats of a client in a round (POPri's Table 2), or with one look in all."""
+        if self.config.method == CENTRAL:
+            return None
         down, up = 0, 0
         if self.config.method == FED_AVG:
             down = up = count_parameters(self.models.downstream.params)

@@ -13,8 +13,8 @@ from jaxpfl.experiments.export import export
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.ledgers import certified
 
-EXAMPLE = ["--fred.unit", "example", "--prefinetune.other_candidates", "false"]
-OPEN_ROUNDS = [
+EXAMPLE = [
+    *("--fred.unit", "example", "--prefinetune.other_candidates", "false"),
     *("--privacy.private", "false", "--privacy.epsilon", "null"),
     *("--privacy.delta", "null", "--fred.delta", "1e-3"),
 ]
@@ -36,11 +36,14 @@ def test_each_ledger_has_its_unit_and_its_epsilon(carried_out, tmp_path):
     rounds = Ledger.read(outcome.out / "ledger.jsonl")
     assert (apart.unit, rounds.unit) == ("example", "client")
     assert apart.spent(1e-3) == pytest.approx(4.0, rel=1e-3)
-    assert rounds.spent(1e-3) == pytest.approx(8.0, rel=2e-3)
     assert {charge.label for charge in rounds.charges} == {"fed_avg"}
+    # The number of examples is declared public: no release of it is charged.
+    assert len(apart.charges) == 2
+    assert apart.recorded_budget.epsilon == pytest.approx(4.0, rel=1e-4)
     own, besides = outcome.record["privacy"].split("FreD's release, on a ledger of its own: ")
-    assert "epsilon = 8," in own and "unit = client" in own
+    assert own.startswith("NOT PRIVATE") and "unit = client" in own
     assert "epsilon = 4," in besides and "unit = example" in besides
+    assert outcome.record["stamp"].startswith("NOT PRIVATE")
     assert "no part of the privacy stated above" in (outcome.out / "report.html").read_text()
     assert certified(outcome.out).count("ledger.jsonl: fits") == 2
     assert set(outcome.record["metrics"]["fred"]) == {"far", "near", "mostly far"}
@@ -52,7 +55,7 @@ def test_each_ledger_has_its_unit_and_its_epsilon(carried_out, tmp_path):
 
 def test_algorithm_1_costs_what_it_realises_beside_rounds_without_privacy(carried_out):
     """Table 1 of the paper: a private choice, and rounds that are not private."""
-    outcome = carried_out(*OPEN_ROUNDS, "--fred.mode", "paper")
+    outcome = carried_out("--fred.mode", "paper")
     ledger = Ledger.read(outcome.out / "runs" / "FreD" / "ledger.jsonl")
     plan, fred = outcome.record["fred"]["plan"], outcome.record["fred"]
     accountant = dp_accounting.pld.PLDAccountant()
@@ -60,7 +63,8 @@ def test_algorithm_1_costs_what_it_realises_beside_rounds_without_privacy(carrie
         accountant.compose(dp_accounting.GaussianDpEvent(z))
     assert ledger.spent(1e-3) == pytest.approx(accountant.get_epsilon(1e-3), rel=2e-3)
     assert ledger.spent(1e-3) > 3 * 4.0
-    assert "states 4 at delta 0.001; REALISED" in fred["statement"]
+    assert "states 4 at delta 0.001; the numbers of examples and of" in fred["statement"]
+    assert "adjacency = replace one example" in fred["statement"]
     assert fred["private"] and not fred["statement"].startswith("NOT PRIVATE")
     assert outcome.record["stamp"].startswith("NOT PRIVATE")
     assert fred["statement"] in outcome.record["privacy"]
@@ -74,12 +78,17 @@ def test_a_dry_run_says_that_it_assumes_the_examples(pipeline_config):
     assert "ASSUMED" in note and "states 4 at delta" in note
 
 
+PRIVATE = [f"--privacy.{given}" for given in ("private=true", "epsilon=8", "delta=1e-3")]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (["--fred.unit", "client", "--fred.mode", "paper"], "fred.unit: example"),
-        ([*OPEN_ROUNDS, "--fred.epsilon", "null"], "go together"),
-        ([*OPEN_ROUNDS, "--fred.unit", "client"], "but for fred.unit: example"),
+        (["--fred.epsilon", "null"], "go together"),
+        (["--fred.unit", "client"], "but for fred.unit: example"),
+        (PRIVATE, "privacy.private must be false"),
+        (["--privacy.ledger", "shared.jsonl"], "privacy.ledger absent"),
     ],
 )
 def test_what_has_no_meaning_is_refused(pipeline_config, changes, message):
@@ -102,6 +111,7 @@ def test_the_command_prints_and_charges_what_algorithm_1_realises(
     record = json.loads((out / "fred.json").read_text())
     assert record["released_count"] == 900 and spent > 4 * 4.0
     for text in (capsys.readouterr().out, record["statement"]):
-        assert "states 4 at delta 0.0001; REALISED" in text
+        assert "states 4 at delta 0.0001; the numbers of examples and of clients" in text
+        assert "adjacency = replace one example" in text
         assert f"(epsilon = {spent:.4g}"[:14] in text
     assert certified(out).count("ledger.jsonl: fits") == 1

@@ -1,15 +1,19 @@
 """The models of a study: variations by a masked one, shared devices, and what is refused."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import pytest
 
 from jaxpfl.errors import InputError
+from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.systems.synthetic_text.methods import vary_of
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
+from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.language_model import Writer
+from jaxpfl.text.generation.language_model import LanguageModel, Writer
 from jaxpfl.text.generation.variation import Continue, MaskAndFill
 from tests.refusals import refusal
 from tests.text.masked_models import TINY_BERT, masked_model_folder
@@ -95,3 +99,28 @@ def test_a_model_that_cannot_fill_is_refused_before_anything_is_made(synthetic_c
             StudyModels(config)
     # Other methods make no variations, so theirs is not read.
     StudyModels(dataclasses.replace(config, method="popri"))
+
+
+def test_a_generator_is_tuned_on_the_ids_of_its_own_tokeniser(synthetic_config, monkeypatch):
+    """The downstream model may have another, as in the paper."""
+    models, given = StudyModels(synthetic_config("pe_sft")), []
+    start = models.generator
+    other = LanguageModel(start.model, start.params, UTF8Bytes())
+
+    def fit(model, params, columns, *more, **options):
+        given.append(columns["tokens"])
+        return Fitted(params, {})
+
+    monkeypatch.setattr("jaxpfl.experiments.systems.synthetic_text.models.fit", fit)
+    models.fitted(other, ["abc"], models.config.evolution.fine_tuning, Path("unused"))
+    assert given[0][0, :3].tolist() == [97, 98, 99]
+
+
+def test_texts_without_room_for_their_variation_are_refused_before_a_charge(
+    synthetic_config, tmp_path
+):
+    config = synthetic_config("private_evolution", "--corpus.tokens", "32")
+    with pytest.raises(InputError, match="must have"):
+        carry_out.run(config, tmp_path / "run", progress=False)
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    assert not ledger.exists() or not Ledger.read(ledger).charges

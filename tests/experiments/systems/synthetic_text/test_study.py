@@ -13,6 +13,7 @@ from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, score
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.central.training import fit
+from jaxpfl.experiments.export import export
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.privacy.ledger import Ledger
@@ -297,14 +298,20 @@ def test_a_study_without_privacy_says_so_everywhere(synthetic_config, tmp_path):
 
 def test_central_training_is_on_the_clients_own_texts_and_not_private(synthetic_config, tmp_path):
     """The same parameters as `fit` gives on these texts; a private one is refused by its key."""
-    with pytest.raises(InputError, match=r"privacy.private must be false with method 'central'"):
-        synthetic_config("central")
     options = *("--privacy.private", "false"), *("--privacy.epsilon", "null")
-    config = synthetic_config("central", *options, "--privacy.delta", "null")
+    options += "--privacy.delta", "null"
+    for refused in ((), (*options, "--privacy.ledger", "shared.jsonl")):
+        with pytest.raises(InputError, match=r"privacy.private must be false, and privacy.ledger"):
+            synthetic_config("central", *refused)
+    config = synthetic_config("central", *options)
     outcome = carry_out.run(config, tmp_path / "run", progress=False)
     says_everywhere("NOT PRIVATE", outcome)
     record = outcome.record
     assert record["metrics"]["epsilon"] is None and record["plan"] is None
+    # Clients' texts were read: there is nothing to count, and no model to hand on.
+    assert "floats" not in (outcome.out / "report.html").read_text()
+    with pytest.raises(InputError, match="must not be 'central'"):
+        export(outcome.out, tmp_path / "exported", progress=False)
     assert not (outcome.out / "corpus.jsonl").exists()
     models, study = StudyModels(config), prepare(config)
     rows = models.rows(study.clients.columns["text"].to_pylist())
