@@ -2,8 +2,9 @@
 
     python -m benchmarks.macro.sweep_rows runs/popri_table popri_table
 
-A row has what differs between the points and what came out, with device, versions and the date at
-which the point was finished. A sweep that was stopped gives the rows of the points it finished.
+A row has what differs between the points and what came out, with device, versions and today's date:
+a run's own files have none, because the times of rounds are private. A sweep that was stopped gives
+the rows of the points it finished.
 """
 
 from pathlib import Path
@@ -31,7 +32,6 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
         found.append(
             {
                 "what": folder.name,
-                "finished": result["date"],
                 "config": read_mapping(folder / CONFIG),
                 **kept,
                 "checkpoint": result.get("checkpoint"),
@@ -74,7 +74,7 @@ def main(sweep: tyro.conf.Positional[Path], name: tyro.conf.Positional[str]) -> 
       name: of the file in benchmarks/results, without its suffix.
     """
     rows = without_common(rows_of(sweep))
-    shown = [{"what": row["what"], "accuracy": row["metrics"]["accuracy"]} for row in rows]
+    shown = [{"what": row["what"], "accuracy": row["metrics"].get("accuracy")} for row in rows]
     table(shown, ["what", "accuracy"])
     print(record(name, rows))
 
