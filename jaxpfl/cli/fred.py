@@ -52,6 +52,10 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     if arguments.mode == "paper":
         if arguments.unit != "example":
             raise InputError("--mode paper protects an example, as the paper: give --unit example")
+        if arguments.population is not None:
+            raise InputError(
+                "--mode paper publishes the number of examples: leave out --population"
+            )
         private = open_population(private)
         examples = private.num_examples
         plan = FredPlan.as_printed(**given, examples=examples, clients=len(private))

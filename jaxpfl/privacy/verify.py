@@ -28,6 +28,9 @@ FORMAT = "jaxpfl certificate 2"
 TOLERANCE = 2e-3
 """By this share of an epsilon, two grids of privacy losses may differ."""
 
+Cost = Callable[[float], float]
+"""From a delta to an epsilon."""
+
 _ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [float(x) for x in range(12, 64)])
 DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
 _LARGE = 0.01
@@ -36,6 +39,7 @@ _LARGE = 0.01
 # The possible names of an epsilon, and the forms in which a statement has it.
 _NAMED = re.compile(r"\beps|epsilon|[\u025b\u03b5\u03f5]", re.IGNORECASE)
 _DIGITS = r"([0-9]+\.?[0-9]*(?:e[+-][0-9]+)?)"
+_UNIT = re.compile(r", unit = (client|example)\b")
 _STATED = re.compile(rf"epsilon = {_DIGITS}, delta = {_DIGITS}\)")
 _WITHOUT = re.compile(
     r"epsilon = infinity\b|epsilon = 0\): (nothing was released|clients send nothing)"
@@ -69,7 +73,7 @@ class Unfit(Exception):
     """Something does not fit; the message says where and what."""
 
 
-def cost_of(charges: Sequence[Any]) -> Callable[[float], float]:
+def cost_of(charges: Sequence[Any]) -> Cost:
     """`(delta) -> epsilon` of charges together: an upper bound, infinite if one has no noise."""
     adjacency = dp.NeighboringRelation[_adjacency_of(charges).upper()]
     leaves = Counter(_release(charge["event"]) for charge in charges).items()
@@ -141,7 +145,7 @@ def check(certificate: Any, also: Sequence[str] = ()) -> list[str]:
     _require("certificate", certificate)
     content = {name: value for name, value in certificate.items() if name != "seal"}
     need(certificate["seal"] == digest_of(content), "was changed after it was sealed")
-    lines, costs, ledgers = [], list[Callable[[float], float]](), certificate["ledgers"]
+    lines, costs, ledgers = [], list[tuple[str, Cost]](), certificate["ledgers"]
     for number, ledger in enumerate(ledgers, 1):
         with at(f"ledger {number}"):
             lines += _check_ledger(ledger, number, certificate["stamp"], costs)
@@ -152,10 +156,11 @@ def check(certificate: Any, also: Sequence[str] = ()) -> list[str]:
     return lines or ["  it names no ledger, and so no release"]
 
 
-def _check_statement(
-    statement: str, simulated: bool, costs: Sequence[Callable[[float], float]]
-) -> None:
-    """Refuses an epsilon below that of the cheapest run, and one in a form that cannot be read."""
+def _check_statement(statement: str, simulated: bool, costs: Sequence[tuple[str, Cost]]) -> None:
+    """Refuses an epsilon below that of the cheapest run, and one in a form that cannot be read.
+
+    The runs are those of the unit that the statement names after it, if it names one.
+    """
     text, stated = unicodedata.normalize("NFKC", statement), []
     for place in (name.start() for name in _NAMED.finditer(text)):
         pair = _STATED.match(text, place)
@@ -164,7 +169,9 @@ def _check_statement(
         if pair:
             epsilon, delta = map(float, pair.groups())
             need(0 < delta < 1, "its statement has a delta of 0, or of 1 or more")
-            least = min((cost(delta) for cost in costs), default=0.0)
+            named = _UNIT.match(text, pair.end())
+            own = [cost for unit, cost in costs if named is None or unit == named.group(1)]
+            least = min((cost(delta) for cost in own), default=0.0)
             stated.append((epsilon >= least * (1 - TOLERANCE), epsilon, delta, least))
     # A simulation also states the epsilon of a larger population, which no ledger here has.
     if not simulated or not any(fits for fits, *_ in stated):
@@ -173,9 +180,7 @@ def _check_statement(
             need(fits, f"{said}, its cheapest run costs {least:.6g}")
 
 
-def _check_ledger(
-    ledger: Any, place: int, stamp: str, costs: list[Callable[[float], float]]
-) -> list[str]:
+def _check_ledger(ledger: Any, place: int, stamp: str, costs: list[tuple[str, Cost]]) -> list[str]:
     """Returns the costs of the ledger and its runs, in words; adds the runs' to `costs`."""
     _require("ledger", ledger)
     for name, what in (("charges", "charge"), ("queries", "query")):
@@ -223,13 +228,13 @@ def _check_ledger(
             f"  not checked: plan and population of {untold} of them, which it does not tell"
         )
     for name, some in runs.items():
-        costs.append(cost_of(some))
+        costs.append((unit, cost_of(some)))
         if len(runs) > 1:
-            lines.append(f"    {_priced(some, costs[-1], delta)} in its run {quoted(name)}")
+            lines.append(f"    {_priced(some, costs[-1][1], delta)} in its run {quoted(name)}")
     return lines
 
 
-def _priced(charges: Sequence[Any], cost: Callable[[float], float], delta: float) -> str:
+def _priced(charges: Sequence[Any], cost: Cost, delta: float) -> str:
     return f"{len(charges)} releases cost (epsilon = {cost(delta):.6g}, delta = {delta:g})"
 
 

@@ -93,7 +93,8 @@ class Workspace:
         """Writes the config of a study that can be carried out; another leaves no directory."""
         head = f"# {self.stamp}\n" if self.stamp else ""
         for ledger in self.ledgers:
-            if ledger.exists():
+            # Another process may have made it, and not written its first line yet.
+            if ledger.exists() and ledger.stat().st_size:
                 Ledger.read(ledger)
         files.write_atomically(self.directory / CONFIG, head + to_yaml(self.config))
 

@@ -69,6 +69,27 @@ class Candidates:
             moments[name] = mixture(parts, list(shares.values())) if len(parts) > 1 else parts[0]
         return moments
 
+    def parts(self, name: str, settings: PrefinetuneConfig) -> dict[str, tuple[int, int]]:
+        """How many examples of each source a candidate has, and how many of these are held out.
+
+        Raises:
+          InputError: a source has too few, or none is held out.
+        """
+        parts = {}
+        for source, number in _apportion(self.shares[name], settings.examples).items():
+            if number > (available := self.populations[source].num_examples):
+                raise InputError(
+                    f"candidate {name!r} needs {number} examples of {self.sources[source]!r}, "
+                    f"which has {available}: lower prefinetune.examples"
+                )
+            parts[source] = number, round(settings.valid * number)
+        if not any(held_out for _, held_out in parts.values()):
+            raise InputError(
+                f"prefinetune.valid = {settings.valid:g} holds out no example of candidate "
+                f"{name!r}: raise prefinetune.examples"
+            )
+        return parts
+
     def corpus(
         self,
         name: str,
@@ -79,30 +100,18 @@ class Candidates:
         """The randomly drawn examples, held-out ones included, that a candidate is prefinetuned on.
 
         Every mixture takes the first examples of a source in the same random order, so that two
-        mixtures share as many examples as possible. The fraction `settings.valid` of each part is
-        held out.
+        mixtures share as many examples as possible. Errors are those of `parts`.
 
         Args:
           columns: the columns that the model reads; `encode` makes "tokens" from "text".
         """
         train, valid = [], []
-        for source, number in _apportion(self.shares[name], settings.examples).items():
-            rows = self._order(source)
-            if number > len(rows):
-                raise InputError(
-                    f"candidate {name!r} needs {number} examples of {self.sources[source]!r}, "
-                    f"which has {len(rows)}: lower prefinetune.examples"
-                )
+        for source, (number, held_out) in self.parts(name, settings).items():
             needed = ("text",) if "tokens" in columns else columns
-            examples = encode(self._examples(source, needed, rows[:number])).columns
-            held_out = round(settings.valid * number)
+            rows = self._order(source)[:number]
+            examples = encode(self._examples(source, needed, rows)).columns
             train.append({column: examples[column][held_out:] for column in columns})
             valid.append({column: examples[column][:held_out] for column in columns})
-        if not any(len(part[columns[0]]) for part in valid):
-            raise InputError(
-                f"prefinetune.valid = {settings.valid:g} holds out no example of candidate "
-                f"{name!r}: raise prefinetune.examples"
-            )
         joined = (
             {column: np.concatenate([part[column] for part in parts]) for column in columns}
             for parts in (train, valid)

@@ -33,7 +33,8 @@ class FredConfig(Checked):
       delta: the delta at which `epsilon` is stated; None means `privacy.delta`.
       embedder: see `jaxpfl.text.embed.embedder`.
       clip_norm: L2 bound of the embeddings of clients and candidates.
-      max_examples: the most examples of a client that are used, drawn at random.
+      max_examples: the most examples of a client that are used, drawn at random; all of them where
+        the unit is the example.
       max_candidate_examples: the most examples of a candidate that are used, drawn at random.
     """
 

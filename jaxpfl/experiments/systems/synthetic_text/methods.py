@@ -87,20 +87,21 @@ def evolved(tuning: Tuning, votes: Scorer) -> Author:
     """Private evolution: the untuned generator is prompted with the texts that were voted for."""
     author, models, phases = untuned(tuning), tuning.models, tuning.phases
     settings = models.config.evolution
+    vary, tokens = vary_of(models), models.config.corpus.tokens
 
     def written(number: int, attempt: int) -> list[str]:
         return author.texts(number, later=attempt)
 
     def first() -> Arrays:
-        return {"texts": np.array(enough(written, settings.population))}
+        texts = enough(written, settings.population)
+        # The longest text that is ever varied: one without room is refused before a charge.
+        vary(models.generator.shortened([" ".join(texts)], tokens), jax.random.key(0))
+        return {"texts": np.array(texts)}
 
     def on_round(found: Evolved) -> None:
         tuning.on_round(found.round, found.selected, found.selected, {})
 
-    vary, tokens = vary_of(models), models.config.corpus.tokens
     texts = phases.load_or_compute("first texts", first)["texts"].tolist()
-    # The longest text that may be varied is refused before the first charge, if it has no room.
-    vary(models.generator.shortened([" ".join(texts)], tokens), jax.random.key(0))
     algorithm = private_evolution(
         texts,
         vary,

@@ -62,9 +62,13 @@ def test_training_and_held_out_examples_are_different_rows():
     assert set(_texts(again.train, vocabulary)) != set(texts[:50])
 
 
-def test_too_few_examples_are_refused_by_name(prepared):
-    with pytest.raises(InputError, match=r"'mostly far' needs 140 examples of .*far.jsonl.* 120"):
+def test_too_few_examples_are_refused_by_name(prepared, pipeline_config):
+    """Before FreD is charged, for any candidate that it may choose."""
+    message = r"'mostly far' needs 140 examples of .*far.jsonl.* 120"
+    with pytest.raises(InputError, match=message):
         _corpus(prepared.candidates, "mostly far", prepared.vocabulary, examples=200)
+    with pytest.raises(InputError, match="needs 200 examples of .* 120: lower prefinetune"):
+        prepare(registry.load(pipeline_config, ["--prefinetune.examples", "200"]))
 
 
 def test_moments_of_a_mixture_are_those_of_its_parts(prepared):

@@ -10,7 +10,9 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.dry_run import dry_run
 from jaxpfl.experiments.export import export
+from jaxpfl.privacy import verify
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.verify import digest_of
 from tests.experiments.ledgers import certified
 
 EXAMPLE = [
@@ -47,6 +49,16 @@ def test_each_ledger_has_its_unit_and_its_epsilon(carried_out, tmp_path):
     assert "no part of the privacy stated above" in (outcome.out / "report.html").read_text()
     assert certified(outcome.out).count("ledger.jsonl: fits") == 2
     assert set(outcome.record["metrics"]["fred"]) == {"far", "near", "mostly far"}
+    # The client's epsilon is compared with the client's ledger, and not with FreD's.
+    certificate = json.loads((outcome.out / "certificate.json").read_text())
+    for unit, fits in (("example", True), ("client", False)):
+        changed = certificate | {"statement": f"(epsilon = 4.1, delta = 0.001), unit = {unit}"}
+        changed["seal"] = digest_of({k: v for k, v in changed.items() if k != "seal"})
+        if fits:
+            assert verify.check(changed)
+        else:
+            with pytest.raises(verify.Unfit, match="cheapest run costs inf"):
+                verify.check(changed)
     again = carry_out.resume(outcome.out, progress=False)
     assert again.record["privacy"] == outcome.record["privacy"]
     export(outcome.out, tmp_path / "exported", progress=False)
