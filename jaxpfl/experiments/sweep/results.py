@@ -80,18 +80,14 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
             "points": points,
             "cautions": of_points([state.result for state in states if state.result is not None]),
         }
-        if sweep.gap and not is_ahead(sweep, rows):
-            record["cautions"] += [
-                "{1} is not ahead of {0} in {2}: the way between them means nothing.".format(
-                    *sweep.gap, sweep.metric
-                )
-            ]
-        if sweep.gap and (beyond := [row[CASE] for row in rows if outside(row)]):
+        if sweep.gap:
             start, end = sweep.gap
-            names = ", ".join(dict.fromkeys(beyond))
-            record["cautions"] += [
-                f"Beyond {start} or {end} in {sweep.metric}: {names}. {end} is no ceiling."
-            ]
+            if not is_ahead(sweep, rows):
+                without = f"{end} is not ahead of {start} in {sweep.metric}"
+                record["cautions"].append(f"{without}: the way between them means nothing.")
+            if beyond := ", ".join(dict.fromkeys(row[CASE] for row in rows if outside(row))):
+                where = f"Beyond {start} or {end} in {sweep.metric}"
+                record["cautions"].append(f"{where}: {beyond}. {end} is no ceiling.")
         files.write_json(out / "sweep.json", record)
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")

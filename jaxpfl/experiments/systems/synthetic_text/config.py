@@ -278,7 +278,7 @@ class SyntheticTextConfig(Checked):
         if self.method == CENTRAL and (self.privacy.private or self.privacy.ledger is not None):
             raise InputError(
                 "privacy.private must be false, and privacy.ledger absent, with method 'central': "
-                "it trains on the clients' own texts, of which no ledger has an account"
+                "it trains on the clients' own texts, which no ledger accounts for"
             )
         sends = self.method not in ("public", "generator") and self.privacy.private
         if self.simulated is not None and not sends:
@@ -288,7 +288,7 @@ class SyntheticTextConfig(Checked):
             )
 
     def _check_variation(self) -> None:
-        """Refuses a way to vary texts that the generator or the fill model cannot go."""
+        """Refuses a variation of texts that the generator cannot make, or that lacks its model."""
         variation, lacks = self.evolution.varied_by, ""
         if variation == "fill" and self.evolution.fill_model is None:
             lacks = "needs evolution.fill_model, a masked language model: name one, or choose"

@@ -71,7 +71,7 @@ class Author:
     choices: Mapping[str, Any] = field(default_factory=dict)
 
     def texts(self, number: int, part: int = 0, later: int = 0) -> list[str]:
-        """Up to `number` texts, none of them empty; other ones by `part` and, of a later seed."""
+        """Up to `number` texts, none of them empty; another `part` or `later` seed gives others."""
         options = {"seed": self.models.config.run.seed + later, "progress": self.models.progress}
         return synthesise(self.generator, self.samples, number, self.settings, part=part, **options)
 
