@@ -31,8 +31,8 @@ def answering(pieces, pause_s=0.0):
             except OSError:
                 return
             with client:
-                client.recv(65_536)
                 try:
+                    read_whole(client)
                     for piece in pieces():
                         client.sendall(piece)
                         if ended.wait(pause_s):
@@ -46,6 +46,16 @@ def answering(pieces, pause_s=0.0):
             yield f"http://127.0.0.1:{server.getsockname()[1]}/v1"
         finally:
             ended.set()
+
+
+def read_whole(client):
+    """Reads a request with its body: a socket that is closed before would reset the connection."""
+    with client.makefile("rb") as request:
+        length = 0
+        while (line := request.readline()) not in (b"", b"\r\n"):
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        request.read(length)
 
 
 def posted(api, seconds=60.0):
