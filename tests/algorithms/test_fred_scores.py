@@ -96,7 +96,7 @@ def test_the_correction_takes_the_noises_bias_off(trials, exact):
 
 def test_without_noise_an_interval_is_a_point():
     clients, candidates = world()
-    silent = MomentNoise(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    silent = MomentNoise(0.0, 0.0, 0.0, 0.0, 0.0)
     found = score(PrivateMoments(clients, silent, FredPlan.without_privacy()), candidates)
     for each in found:
         assert each.low == each.corrected == each.high == each.distance

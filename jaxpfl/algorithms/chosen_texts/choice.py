@@ -172,7 +172,7 @@ def _best_mixture(evidence: Evidence, names_N: np.ndarray) -> np.ndarray:
 
 
 def _capped_mixture(mixture_N: np.ndarray, cap: float) -> np.ndarray:
-    """The mixture, where a small corpus with a large share gives what is above the cap to others."""
+    """The mixture; what a small corpus has above the cap goes to the others."""
     positive_N = np.maximum(mixture_N, 1e-12 / len(mixture_N))
     return capped_softmax(np.log(positive_N), cap)
 
