@@ -40,11 +40,6 @@ class Writer:
     tokeniser: Tokeniser
     write: Callable[..., Generated]
 
-    @property
-    def follows_instructions(self) -> bool:
-        """Whether prompts reach the model as messages; an address is asked to, in any case."""
-        return getattr(self.tokeniser, "chat", None) is not None
-
     def without_chat(self) -> Self:
         """The same, which reads prompts as they are, see `Tokeniser.without_chat`."""
         return self

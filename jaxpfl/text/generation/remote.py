@@ -51,10 +51,6 @@ class RemoteModel(Writer):
     model: str
     tokeniser: Tokeniser = field(repr=False)
 
-    @property
-    def follows_instructions(self) -> bool:
-        return True
-
     def write(
         self, prompts: Sequence[str], key: jax.Array, *, decoding: Decoding, progress: bool = False
     ) -> Generated:

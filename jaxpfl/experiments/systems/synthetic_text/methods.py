@@ -278,12 +278,6 @@ def vary_of(models: StudyModels) -> Vary:
         case "continue":
             return Continue(generator, 0.5, tokens, Decoding(stop=stop), clean)
         case "rephrase":
-            if not generator.follows_instructions:
-                raise InputError(
-                    "evolution.variation is 'rephrase', which needs a generator that follows "
-                    "instructions, found one without a chat template: choose 'continue', a "
-                    "substitute"
-                )
             return Rephrase(generator, tokens, Decoding(stop=stop), clean)
         case "redraw":
             fill: Vary = Redraw(generator, tokens)
