@@ -27,10 +27,11 @@ MOST_LINES = 450
 MOST_PARAMETERS = 10
 # Physical lines and lines of code, as `count` counts them. What adds says here what for.
 MOST_IN_TREE = {
-    # 560 for FreD by example and by Algorithm 1, private evolution's forms and central training.
-    "jaxpfl": (48_260, 31_340),
-    "tests": (41_880, 31_930),
-    "benchmarks": (11_480, 8_320),
+    # 605 for FreD by example and by Algorithm 1, private evolution's forms, central training, and
+    # POPri's Figures 4 and 8.
+    "jaxpfl": (48_305, 31_375),
+    "tests": (41_960, 31_990),
+    "benchmarks": (11_490, 8_325),
     "tools": (3_460, 2_545),
 }
 

@@ -180,7 +180,7 @@ def test_rephrasing_without_a_chat_template_is_refused_by_a_dry_run(published, t
     write_tokeniser(folder, start=True, chat=True)
     mapping["generator"] = {"path": str(folder)}
     dry_run(from_mapping(mapping, "here"))
-    mapping["generator"]["chat"] = False
+    mapping["generator"] = {"path": str(folder), "chat": False}
     refusal(lambda: dry_run(from_mapping(mapping, "here")), "without a chat template")
 
 
