@@ -182,6 +182,8 @@ def test_rephrasing_without_a_chat_template_is_refused_by_a_dry_run(published, t
     dry_run(from_mapping(mapping, "here"))
     mapping["generator"] = {"path": str(folder), "chat": False}
     refusal(lambda: dry_run(from_mapping(mapping, "here")), "without a chat template")
+    told = published("popri", {"chat": True})
+    refusal(lambda: dry_run(told), "generator.chat has no chat template")
 
 
 def test_a_name_on_the_hub_becomes_its_commit(published, folders, tmp_path, monkeypatch):
