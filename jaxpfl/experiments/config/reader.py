@@ -259,7 +259,7 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
 
 
 def _convert_names(kind: Any, value: Any, key: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not value:
+    if not isinstance(value, Mapping):
         raise _must_be("a mapping of names", key, value)
     for name in value:
         # YAML reads `on`, `3` and `null` as other things than text.
