@@ -259,7 +259,7 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
 
 
 def _convert_names(kind: Any, value: Any, key: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or not value:
         raise _must_be("a mapping of names", key, value)
     for name in value:
         # YAML reads `on`, `3` and `null` as other things than text.
@@ -300,7 +300,7 @@ def _choose(members: Sequence[Any], value: Any, key: str) -> Any:
     for other in members:
         for name in [name for name in given if name not in _settings(chosen)]:
             if name in _settings(other):
-                needed = min(_required(chosen), default=None)
+                needed = min(_required(chosen) & set(given), default=None)
                 because = f"must be absent where {key}.{needed} is given"
                 if needed is None:
                     because = f"needs {key}.{min(_required(other))}, found none"

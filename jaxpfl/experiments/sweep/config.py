@@ -26,7 +26,7 @@ class _File:
     base: str
     metric: str
     grid: dict[str, tuple[Any, ...]] | None = None
-    cases: dict[str, dict[str, Any]] | None = None
+    cases: Any = None
     gap: dict[str, str] | None = None
 
 
@@ -105,7 +105,7 @@ def load_sweep(
         if len(set(map(repr, values))) < len(values):
             expected = f"a list of values, none of them twice, found {list(values)}"
             raise InputError(f"{where}: grid.{name} must be {expected}")
-    cases = file.cases or {}
+    cases = _cases(file.cases, where)
     # A case may be of another experiment.
     bases = {case: fields.pop("base", file.base) for case, fields in cases.items()}
     bases = {None: file.base, **bases}
@@ -125,6 +125,17 @@ def load_sweep(
     gap = _gap(file.gap, cases, where)
     points = _points(bases, grid, cases, where)
     return Sweep(path.stem, file.metric, points, gap, _checked(points, file.metric, where))
+
+
+def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:
+    names = cases.items() if isinstance(cases, Mapping) else ()
+    valid = [isinstance(name, str) and isinstance(fields, Mapping) for name, fields in names]
+    if cases is not None and not (valid and all(valid)):
+        raise InputError(
+            f"{where}: cases must be a mapping of names, at least one, each to a mapping of fields "
+            f"to values, found {cases!r}"
+        )
+    return {name: dict(fields) for name, fields in names}
 
 
 def _gap(

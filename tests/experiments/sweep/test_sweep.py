@@ -223,7 +223,7 @@ BAD = [
     ({"grid": {"training.rounds": [1, 1]}}, "grid.training.rounds none of them twice"),
     ({"grid": {"training.rounds": [1, -1]}}, "training.rounds = -1: training.rounds"),
     ({"grid": {"data.source.x": [1]}}, "data.source.x is in no section"),
-    ({"cases": {"a": 3}}, "cases.a must be a mapping of names"),
+    ({"cases": {"a": 3}}, "cases must be a mapping of names"),
     ({"cases": {"a": {"run.seed": 1}}}, "run.seed in grid case 'a'"),
     ({"cases": LEDGER}, "privacy.ledger must be absent, or the same at all points, found 2"),
     ({"grid": {"run.seed": list(range(1001))}}, "at most 1000 points"),
