@@ -325,7 +325,8 @@ def _convert_dataclass(kind: type, value: Any, key: str) -> Any:
         if name not in settings:
             wrong, valid = f"{prefix}{name}", [f"{prefix}{name}" for name in settings]
             raise _Fault(wrong, f"there is no key {wrong!r}{_nearest(wrong, valid)}")
-    missing = [f"{prefix}{name}" for name in settings if name in _required(kind) - set(value)]
+    lacking = _required(kind) - set(value)
+    missing = [f"{prefix}{name}" for name in settings if name in lacking]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise _Fault(key, f"{' and '.join(missing)} {verb} required, found nothing")
