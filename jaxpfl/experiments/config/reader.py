@@ -286,7 +286,7 @@ def _convert_scalar(kind: Any, value: Any, key: str) -> Any:
 
 
 def _choose(members: Sequence[Any], value: Any, key: str) -> Any:
-    """The member of a union that `value` is of: by its type, its name, or keys that one needs."""
+    """The member of a union that `value` is of: by its type, its name, or the keys it needs."""
     given = value if isinstance(value, Mapping) else {}
     if str in members:
         # A source, or a mapping of sources to their shares.
@@ -296,14 +296,15 @@ def _choose(members: Sequence[Any], value: Any, key: str) -> Any:
         if (name := given.get("name")) in list(by_name):
             return by_name[name]
         raise _must_be(f"one of {', '.join(map(repr, by_name))}", f"{key}.name", name)
-    chosen = max(members, key=lambda member: len(_required(member) & set(given)))
+    fitting = [member for member in members if _required(member) <= set(given)]
+    chosen = max(fitting or members, key=lambda member: len(_required(member)))
     for other in members:
         for name in [name for name in given if name not in _settings(chosen)]:
             if name in _settings(other):
-                needed = min(_required(chosen) & set(given), default=None)
-                because = f"must be absent where {key}.{needed} is given"
-                if needed is None:
-                    because = f"needs {key}.{min(_required(other))}, found none"
+                if _required(chosen):
+                    because = f"must be absent where {key}.{min(_required(chosen))} is given"
+                else:
+                    because = f"needs {key}.{min(_required(other) - set(given))}, found none"
                 raise _Fault(f"{key}.{name}", f"{key}.{name} {because}")
     return chosen
 
