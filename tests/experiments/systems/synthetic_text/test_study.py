@@ -33,6 +33,7 @@ METHODS = {
     "pre_text": ("--evolution.form", "pre_text", "--evolution.variation", "redraw"),
     "pe_sft": (),
     "popri": (),
+    "steered": (),
     "one_look": (
         *("--popri.clients_send", "moments", "--popri.corpus", "nearest"),
         *("--popri.checkpoint", "judged", "--popri.judge", "hashed:16"),
@@ -171,6 +172,7 @@ def test_every_method_runs_and_has_its_page(finished, name):
     [
         ("popri", ["poisson_sampled"] * 2),
         ("one_look", ["gaussian"] * 5),
+        ("steered", ["gaussian"]),
         pytest.param("private_evolution", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         pytest.param("pre_text", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         pytest.param("pe_sft", ["poisson_sampled"] * 2, marks=pytest.mark.long),
