@@ -223,7 +223,7 @@ class Decoder(Checked, TokenModel):
         that large models give it an output of its own kind (Xiao et al. 2024, attention sinks).
         """
         x, views = self._start(params, tokens_BxL)
-        later_BxL = (tokens_BxL != PAD).at[:, 0].set(False).astype(jnp.float32)
+        later_BxL = jnp.asarray(tokens_BxL != PAD).at[:, 0].set(False).astype(jnp.float32)
         share_BxL = later_BxL / jnp.maximum(jnp.sum(later_BxL, axis=1, keepdims=True), 1)
 
         def layer(x: Array, slices: Any) -> tuple[Array, Array]:

@@ -38,12 +38,13 @@ class HiddenStates:
 
     def __init__(self, writer: LanguageModel, layers: Sequence[int], tokens: int):
         """Reads at most `tokens` tokens of a text."""
-        self.name = f"hidden states of {writer.digest()[:12]} {[*layers]} {tokens}"
+        params = placed(writer.params, writer.mesh)
+        digest = writer.replaced(writer.model, params).digest()
+        self.name = f"hidden states of {digest[:12]} {[*layers]} {tokens}"
         self.dimension = len(layers) * writer.model.config.hidden_size
         self.layers, self._tokens, self._tokeniser = [*layers], tokens, writer.tokeniser
         (self._first,) = prompt_ids(writer.tokeniser.without_chat(), [""])
-        params = packed_on_cpu(placed(writer.params, writer.mesh))
-        self._means = partial(_layer_means, writer.model, params)
+        self._means = partial(_layer_means, writer.model, packed_on_cpu(params))
 
     def __call__(self, examples: Any) -> np.ndarray:
         texts = clean(as_texts(examples))
