@@ -23,7 +23,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -107,30 +106,21 @@ class PublicStates(NamedTuple):
         rows_CxD = np.concatenate([scaled_CxLxH.reshape(states_CxD.shape), constant_Cx1], axis=1)
         return rows_CxD.astype(np.float32)
 
-    def vectors(self, sum_D: np.ndarray, noise_std: float) -> "SteeringVectors":
-        """What follows from the released sum, whose numbers have noise of this deviation."""
+    def vectors(self, sum_D: np.ndarray, noise_std: float) -> dict[str, np.ndarray]:
+        """What follows from the released sum, whose numbers have noise of this deviation; public.
+
+        "vectors" [layers, H] are the clients' mean differences, no longer than the "bounds"
+        [layers]; "noise" [layers] is the root mean square of the norm of the noise in each.
+        """
         layers, sum_D = len(self.bound_L), np.asarray(sum_D, np.float64)
         count = max(sum_D[-1] / math.sqrt(_COUNT_SHARE), 1.0)
         scale = math.sqrt(layers / (1 - _COUNT_SHARE)) / count
         mean_LxH = sum_D[:-1].reshape(layers, -1) * scale
         # Only noise exceeds the bound.
         mean_LxH /= np.maximum(np.linalg.norm(mean_LxH, axis=1, keepdims=True), 1)
-        noise = noise_std * scale * math.sqrt(mean_LxH.shape[1])
-        return SteeringVectors(mean_LxH * self.bound_L[:, None], self.bound_L, noise * self.bound_L)
-
-
-class SteeringVectors(NamedTuple):
-    """The mean differences of the clients, by layer; public.
-
-    Attributes:
-      vectors_LxH: each no longer than the layer's bound.
-      bound_L: the bounds.
-      noise_L: the root mean square of the norm of the noise in each vector.
-    """
-
-    vectors_LxH: np.ndarray
-    bound_L: np.ndarray
-    noise_L: np.ndarray
+        noise_L = noise_std * scale * math.sqrt(mean_LxH.shape[1]) * self.bound_L
+        vectors_LxH = mean_LxH * self.bound_L[:, None]
+        return {"vectors": vectors_LxH, "bounds": self.bound_L, "noise": noise_L}
 
 
 def with_differences(
@@ -152,14 +142,10 @@ def with_differences(
     )
 
 
-class SteeringState(NamedTuple):
-    """The noisy sum of all contributions, float32 [D + 1]; public."""
-
-    sum_D: jax.Array
-
-
 def steering(plan: Plan, dimension: int) -> Algorithm:
     """Returns the algorithm of the one release: a round in which all clients take part.
+
+    Its state is the noisy sum of all contributions, float32 [dimension + 1].
 
     Args:
       plan: its clip norm is 1 and it has one round.
@@ -176,10 +162,10 @@ def steering(plan: Plan, dimension: int) -> Algorithm:
     )
 
     def init(key):
-        return SteeringState(jnp.zeros(dimension + 1, jnp.float32))
+        return jnp.zeros(dimension + 1, jnp.float32)
 
     def step(state, release, round):
-        return SteeringState(release(query, state.sum_D).value), {}
+        return release(query, state).value, {}
 
     return Algorithm("steered", init, step, (query,))
 

@@ -67,7 +67,7 @@ def released(clients, folder, states=None):
     states = states or Scattered()
     algorithm = steering(noiseless(clients), states.dimension)
     prepared = with_differences(clients, states, PUBLIC)
-    return np.asarray(asked(algorithm, prepared, folder).state.sum_D)
+    return np.asarray(asked(algorithm, prepared, folder).state)
 
 
 def test_the_release_is_the_mean_of_clipped_differences_by_layer(tmp_path):
@@ -80,7 +80,7 @@ def test_the_release_is_the_mean_of_clipped_differences_by_layer(tmp_path):
         mean = sum(public[:, layer]) / 20
         lengths = sorted(np.linalg.norm(row - mean) for row in public[:, layer])
         bound = (lengths[9] + lengths[10]) / 2
-        assert found.bound_L[layer] == pytest.approx(bound)
+        assert found["bounds"][layer] == pytest.approx(bound)
         for own in filter(None, seeds):
             states = np.float64(Scattered()(list(map(str, own)))).reshape(-1, 3, 4)[:, layer]
             difference = sum(states) / len(own) - mean
@@ -88,8 +88,8 @@ def test_the_release_is_the_mean_of_clipped_differences_by_layer(tmp_path):
             clipped += length > bound
             expected[layer] += difference * min(1, bound / length) / 5
     assert 0 < clipped < 15
-    np.testing.assert_allclose(found.vectors_LxH, expected, rtol=1e-4, atol=1e-6)
-    assert (found.noise_L == 0).all()
+    np.testing.assert_allclose(found["vectors"], expected, rtol=1e-4, atol=1e-6)
+    assert (found["noise"] == 0).all()
 
 
 def test_one_client_moves_the_sum_by_at_most_the_clip_norm(tmp_path):
@@ -105,7 +105,7 @@ def test_one_client_moves_the_sum_by_at_most_the_clip_norm(tmp_path):
     rows[3] = np.nan
     algorithm = steering(noiseless(prepared), Scattered.dimension)
     broken = asked(algorithm, prepared.with_columns({DIFFERENCES: rows}), tmp_path / "broken")
-    np.testing.assert_allclose(broken.state.sum_D, without, atol=1e-6)
+    np.testing.assert_allclose(broken.state, without, atol=1e-6)
 
 
 def test_the_noise_that_is_told_is_that_of_the_vectors():
@@ -116,11 +116,11 @@ def test_the_noise_that_is_told_is_that_of_the_vectors():
         PUBLIC.vectors(np.append(rng.normal(size=LAYERS * HIDDEN) * std, count), std)
         for _ in range(2_000)
     ]
-    squares = np.mean([np.sum(each.vectors_LxH**2, axis=1) for each in found], axis=0)
-    np.testing.assert_allclose(np.sqrt(squares), found[0].noise_L, rtol=0.03)
+    squares = np.mean([np.sum(each["vectors"] ** 2, axis=1) for each in found], axis=0)
+    np.testing.assert_allclose(np.sqrt(squares), found[0]["noise"], rtol=0.03)
     # Much noise makes no vector that no clients could have.
     wild = PUBLIC.vectors(np.append(rng.normal(size=LAYERS * HIDDEN) * 1e4, 0), 1e4)
-    assert (np.linalg.norm(wild.vectors_LxH, axis=1) <= PUBLIC.bound_L * (1 + 1e-9)).all()
+    assert (np.linalg.norm(wild["vectors"], axis=1) <= PUBLIC.bound_L * (1 + 1e-9)).all()
 
 
 def decoder(kind="llama", **changes):
@@ -208,8 +208,8 @@ def test_steering_makes_text_like_the_clients_more_likely(tmp_path):
     clients = from_clients({f"client {k}": {"text": [NEAR[k % 4]]} for k in range(8)})
     algorithm = steering(noiseless(clients), states.dimension)
     prepared = with_differences(clients, states, public)
-    sum_D = np.asarray(asked(algorithm, prepared, tmp_path).state.sum_D)
-    steered = steer(writer, public.vectors(sum_D, 0.0).vectors_LxH, settings)
+    sum_D = np.asarray(asked(algorithm, prepared, tmp_path).state)
+    steered = steer(writer, public.vectors(sum_D, 0.0)["vectors"], settings)
 
     def nats(model, texts):
         rows = pad([np.array([256, *f"{text}\n".encode()]) for text in texts], 10)

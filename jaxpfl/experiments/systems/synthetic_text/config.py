@@ -209,7 +209,13 @@ class SyntheticTextConfig(Checked):
 
     system: Literal["synthetic_text"]
     method: Literal[
-        *("public", "generator", "central", "fed_avg", "private_evolution", "pe_sft", "popri"),
+        "public",
+        "generator",
+        "central",
+        "fed_avg",
+        "private_evolution",
+        "pe_sft",
+        "popri",
         "steered",
     ]
     data: sections.DataConfig

@@ -174,13 +174,13 @@ def steered(tuning: Tuning, release: SteeringRelease) -> Author:
         return {"texts": np.array(written)}
 
     texts = phases.load_or_compute("first texts", first)["texts"].tolist()
-    vectors_LxH, bound_L, noise_L = release.released(phases)
+    released = release.released(phases)
     numbers = settings.numbers(models.generator.model.config.layers)
-    norm_L = np.linalg.norm(vectors_LxH, axis=1)
-    columns = zip([number + 1 for number in numbers], norm_L, noise_L, bound_L, strict=True)
-    layers = [dict(zip(("layer", "norm", "noise", "bound"), row, strict=True)) for row in columns]
+    lengths = {"norm": np.linalg.norm(released["vectors"], axis=1), **released}
+    columns = [lengths[name].tolist() for name in ("norm", "noise", "bounds")]
+    layers = list(zip([number + 1 for number in numbers], *columns, strict=True))
     choices = {"steering": {"strength": settings.strength, "layers": layers}}
-    generator = steer(models.generator, vectors_LxH, settings)
+    generator = steer(models.generator, released["vectors"], settings)
     return replace(author, generator=generator, first=texts, choices=choices)
 
 

@@ -136,10 +136,7 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
         table = Table((*names, "distance"), rows, (len(names),), tried["chosen"])
         yield Section("What was tried", text, table=table)
     if steering := record.get("steering"):
-        rows = [
-            (f"{x['layer']}", f"{x['norm']:.2f}", f"{x['noise']:.2f}", f"{x['bound']:.2f}")
-            for x in steering["layers"]
-        ]
+        rows = [(str(layer), *(f"{x:.2f}" for x in more)) for layer, *more in steering["layers"]]
         text = (
             f"{steering['strength']:g} times the mean difference of hidden states of {released} "
             "from public texts was added to these layers while the generator wrote. Its length, "

@@ -27,7 +27,7 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.frechet import moments as frechet_moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Score, fred, moments, score
-from jaxpfl.algorithms.steering import PublicStates, SteeringVectors, steering, with_differences
+from jaxpfl.algorithms.steering import PublicStates, steering, with_differences
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.engine.phases import Phases
 from jaxpfl.experiments.systems.synthetic_text.config import STEERED, SyntheticTextConfig
@@ -199,15 +199,15 @@ class SteeringRelease:
     def prepare(self, clients: Population, *, progress: bool = False) -> Population:
         return with_differences(clients, self.states, self.public, progress=progress)
 
-    def released(self, phases: Phases) -> SteeringVectors:
-        """The vectors of the chosen layers; asks the clients unless they are stored."""
+    def released(self, phases: Phases) -> Mapping[str, np.ndarray]:
+        """See `PublicStates.vectors`; asks the clients unless the release is stored."""
 
         def asked() -> dict[str, np.ndarray]:
-            state, _ = phases.step(self.algorithm.step, self.algorithm.init(jax.random.key(0)), 1)
+            sum_D, _ = phases.step(self.algorithm.step, self.algorithm.init(jax.random.key(0)), 1)
             noise_std = self.plan.value_noise_std(self.plan.clip_norm)
-            return self.public.vectors(np.asarray(state.sum_D), noise_std)._asdict()
+            return self.public.vectors(np.asarray(sum_D), noise_std)
 
-        return SteeringVectors(**phases.load_or_compute("steering", asked))
+        return phases.load_or_compute("steering", asked)
 
 
 def question_of(models: StudyModels, plan: Plan) -> Question:

@@ -101,7 +101,7 @@ def scores_of(out, column, function, written):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["popri", "fed_avg", "one_look"])
+@pytest.mark.parametrize("name", ["popri", "fed_avg", "one_look", "steered"])
 def test_the_noise_of_a_larger_population_is_named_in_every_statement(
     synthetic_config, tmp_path, name
 ):
@@ -113,7 +113,7 @@ def test_the_noise_of_a_larger_population_is_named_in_every_statement(
     config = synthetic_config(method, *changes, *more)
     outcome = carry_out.run(config, tmp_path / "run", progress=False)
     took = f"{small} clients scaled as if {10 * small} of 100,000"
-    if name == "one_look":
+    if name in ("one_look", "steered"):
         all_clients = len(prepare(config).clients)
         took = f"{all_clients} clients scaled as if 100,000 of 100,000"
     label = f"SIMULATED: noise of {took} took part"
