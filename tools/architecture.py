@@ -28,8 +28,9 @@ MOST_PARAMETERS = 10
 # Physical lines and lines of code, as `count` counts them. What adds says here what for.
 MOST_IN_TREE = {
     # 560 for FreD by example and by Algorithm 1, private evolution's forms and central training.
-    "jaxpfl": (48_260, 31_340),
-    "tests": (41_880, 31_930),
+    # 430 for steering.
+    "jaxpfl": (48_690, 31_600),
+    "tests": (42_140, 32_140),
     "benchmarks": (11_480, 8_320),
     "tools": (3_460, 2_545),
 }
