@@ -17,6 +17,7 @@ from jaxpfl.experiments.export import export
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import embedder
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.metrics.repeats import longest_repeats
@@ -278,6 +279,23 @@ def test_a_judge_that_no_reward_sees_chooses_the_round(finished):
     assert found["distances"][:2] == pytest.approx(expected, abs=0.05)
     assert found["distances"][found["round"]] == min(found["distances"])
     assert "When to stop" in (outcome.out / "report.html").read_text()
+
+
+def test_a_steered_study_shows_what_was_released_beside_its_noise(finished):
+    outcome = finished("steered")
+    stored = files.read_npz(outcome.out / "artifacts" / "steering" / "arrays.npz")
+    ((layer, norm, noise, bound),) = outcome.record["steering"]["layers"]
+    assert (layer, noise, bound) == (1, stored["noise"][0], stored["bounds"][0])
+    assert norm == pytest.approx(np.linalg.norm(stored["vectors"]))
+    # Sixteen numbers; the count is released, too.
+    plan = Plan.from_dict(outcome.record["plan"])
+    rough = bound * 4 * plan.noise_multiplier / plan.population
+    assert noise == pytest.approx(rough, rel=0.5)
+    page = (outcome.out / "report.html").read_text()
+    assert "What steered the generator" in page and f"{norm:.2f}" in page
+    assert "in its only round" in page
+    labels = [charge["label"] for charge in charges(outcome.out / "ledger.jsonl")]
+    assert labels == ["steered"]
 
 
 def test_a_look_that_a_budget_has_no_room_for_is_not_begun(synthetic_config, tmp_path):
