@@ -96,7 +96,10 @@ def people(name: str, cache: Path) -> tuple[Population, np.ndarray]:
     """The clients, cut, and the person behind each; a client of Congress is a speech."""
     clients = open_population(CLIENTS[name])
     if name == "congress":
-        texts = {str(c): clients.examples(i)["text"].to_pylist() for i, c in enumerate(clients.client_ids)}
+        texts = {
+            str(c): clients.examples(i)["text"].to_pylist()
+            for i, c in enumerate(clients.client_ids)
+        }
         clients = from_clients(
             {f"{c}/{n}": {"text": [t]} for c, of in texts.items() for n, t in enumerate(of)}
         )
