@@ -188,7 +188,7 @@ class SteeringRelease:
     @cached_property
     def public(self) -> PublicStates:
         """Of the texts that prompts are made of."""
-        texts = self.models.public.texts(self.models.config.popri.samples)
+        texts = self.models.samples(self.models.config.popri.samples)
         states_NxD = self.states(texts[:: max(1, len(texts) // _CORPUS_TEXTS)])
         return PublicStates.of(states_NxD, len(self.states.layers))
 
