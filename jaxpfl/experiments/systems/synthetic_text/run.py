@@ -38,7 +38,7 @@ from jaxpfl.models.base import Params
 from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.baselines import unigram_baseline
 from jaxpfl.text.metrics.prediction import evaluate
-from jaxpfl.text.metrics.repeats import longest_repeats
+from jaxpfl.text.metrics.repeats import CommonRuns
 from jaxpfl.text.tokenisers.base import in_spans
 
 FINE_TUNING = "fine_tuning"
@@ -255,9 +255,10 @@ class TextStudy:
         # The longest of more texts would be longer.
         number = min(len(texts), len(untuned))
         searched = self.clients.columns["text"].slice(0, _SEARCHED_TEXTS).to_pylist()
+        runs = CommonRuns([texts[:number], untuned[:number], searched])
         words = {
-            model: longest_repeats(written[:number], searched).tolist()
-            for model, written in ((OURS, texts), ("the untuned generator", untuned))
+            model: runs.longest(place, 2).tolist()
+            for place, model in enumerate((OURS, "the untuned generator"))
         }
         record, source = {"clients_texts": len(searched), "words": words}, self.config.data.source
         files.private_directory((self.directory / REPEATS).parent)

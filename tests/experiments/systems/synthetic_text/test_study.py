@@ -19,7 +19,7 @@ from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed import embedder
 from jaxpfl.text.metrics.prediction import evaluate
-from jaxpfl.text.metrics.repeats import longest_repeats
+from jaxpfl.text.metrics.repeats import CommonRuns
 from tests.experiments import canaries
 from tests.experiments.ledgers import certified
 from tests.experiments.statements import of_lines, of_page
@@ -237,7 +237,7 @@ def test_what_the_corpus_repeats_of_clients_is_told_beside_what_the_untuned_mode
     written = {"this run": corpus, "the untuned generator": list(filter(None, first.ravel()))}
     number = min(map(len, written.values()))
     for model, texts in written.items():
-        assert found[model] == longest_repeats(texts[:number], clients).tolist()
+        assert found[model] == CommonRuns([texts[:number], clients]).longest(0, 1).tolist()
     shown = (out / "private" / "repeats.html").read_text()
     assert "SIMULATION" in shown and "Nothing on this page is covered" in shown
     table = shown.partition("<table")[2]
