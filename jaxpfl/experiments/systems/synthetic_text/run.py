@@ -24,6 +24,7 @@ from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
+from jaxpfl.experiments.systems import CORPUS
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import CENTRAL, FED_AVG, SCORING, WRITING
 from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Tuning
@@ -201,7 +202,7 @@ class TextStudy:
                 self._compare_repeats(texts, author.first)
                 privacy, epsilon = self._end(run)
         lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
-        files.write_atomically(self.directory / "corpus.jsonl", "".join(lines))
+        files.write_atomically(self.directory / CORPUS, "".join(lines))
         folder = self.directory / FINE_TUNING
         params = models.fitted(models.downstream, texts, config.corpus.fine_tuning, folder)
         details = {"privacy": privacy, "history": history, **author.choices}
