@@ -59,8 +59,8 @@ def leakage(
         column.take(row_N).to_pylist()
         for column, (row_N, _) in zip(columns.values(), drawn, strict=True)
     ]
-    published = [texts[i] for i in draw.permutation(len(texts))[:_MOST_TEXTS].tolist()]
-    own = [lists[0][i] for i in draw.permutation(searched)[: len(published)].tolist()]
+    published = _some(texts, _MOST_TEXTS, draw)
+    own = _some(lists[0], len(published), draw)
     runs, owners = CommonRuns([published, own, *lists]), [client_N for _, client_N in drawn]
     return {
         "searched": searched,
@@ -70,6 +70,10 @@ def leakage(
         "published": _judged(runs, 0, owners),
         "control": _judged(runs, 1, owners),
     }
+
+
+def _some(texts: Sequence[str], number: int, draw: np.random.Generator) -> list[str]:
+    return [texts[int(i)] for i in draw.permutation(len(texts))[:number]]
 
 
 def _drawn(
