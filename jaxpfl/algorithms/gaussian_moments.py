@@ -166,6 +166,13 @@ def moments(embeddings_NxD, clip_norm: float) -> Moments:
     return running.result()
 
 
+def clipped(embeddings_NxD, clip_norm: float) -> np.ndarray:
+    """Returns the rows, float32 [n, d], scaled down where their L2 norm exceeds `clip_norm`."""
+    rows_NxD = np.asarray(embeddings_NxD, np.float32)
+    norm_Nx1 = np.linalg.norm(rows_NxD, axis=-1, keepdims=True)
+    return rows_NxD * np.minimum(1, clip_norm / np.maximum(norm_Nx1, 1e-30)).astype(np.float32)
+
+
 def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
     """Returns the exact moments of a mixture of corpora, computed from their moments alone.
 

@@ -32,6 +32,7 @@ import numpy as np
 from jaxpfl.algorithms.frechet import moments, witness
 from jaxpfl.algorithms.fred.query import PrivateMoments
 from jaxpfl.algorithms.fred.scores import estimate
+from jaxpfl.algorithms.gaussian_moments import clipped
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.query import Query
@@ -70,9 +71,7 @@ class MomentRewards(Checked):
                 f"embeddings, found {list(rows_KxJxD.shape)}"
             )
         # Clipped as the clients' embeddings were.
-        clip_norm = self.target.plan.clip_norm
-        norm_KxJx1 = np.linalg.norm(rows_KxJxD, axis=-1, keepdims=True)
-        rows_KxJxD = rows_KxJxD * np.minimum(1, clip_norm / np.maximum(norm_KxJx1, 1e-30))
+        rows_KxJxD = clipped(rows_KxJxD, self.target.plan.clip_norm)
         rows_MxD = rows_KxJxD.reshape(-1, dimension)
         candidates_NxD = rows_KxJxD[candidates_KxJ] if candidates_KxJ.any() else rows_MxD
         current = moments(candidates_NxD, np.inf)

@@ -107,7 +107,7 @@ def test_count_mean_and_covariance_get_noise_of_their_own(tmp_path):
 def made(plan):
     """As if released."""
     covariance = np.eye(DIM) + 0.1
-    noise = MomentNoise(0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+    noise = MomentNoise(0.0, 0.1, 0.2, 0.3, 0.4)
     return PrivateMoments(Moments(39.5, np.arange(DIM) / 7, covariance), noise, plan)
 
 

@@ -17,7 +17,7 @@ from tests.refusals import refusal
 
 def exact(target):
     """As if released without noise."""
-    silent = MomentNoise(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    silent = MomentNoise(0.0, 0.0, 0.0, 0.0, 0.0)
     return PrivateMoments(target, silent, FredPlan.without_privacy())
 
 

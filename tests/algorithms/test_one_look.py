@@ -18,7 +18,7 @@ from tests.refusals import refusal
 
 def released(target: Moments, entry: float = 0.0) -> PrivateMoments:
     """As if released with noise of this standard deviation on the covariance's entries."""
-    noise = MomentNoise(0, 0, entry * 2**0.5, entry, 0, 0)
+    noise = MomentNoise(0, 0, entry * 2**0.5, entry, 0)
     return PrivateMoments(target, noise, FredPlan.without_privacy())
 
 

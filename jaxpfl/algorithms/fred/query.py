@@ -6,8 +6,10 @@ Prefinetuning to Better Match User Data in Federated Learning", Algorithm 1.
     count       n = sum 1                                       + N(0, s_0^2)
     mean        p = sum clip_c(e) / n                           + N(0, s_1^2) on the sum
     covariance  C = sum v v^T / n,  v = clip_c(clip_c(e) - p)   + N(0, s_2^2) on the half sum
-    C           is projected to the nearest positive semidefinite matrix
     FreD        = ||m - p||^2 + Tr(M + C - 2 (M C)^(1/2))       for each corpus with moments m, M
+
+C is released as the noise left it. `frechet.Reference` projects it to the nearest positive
+semidefinite matrix; `chosen_texts` needs it as it is, where the noise has mean zero.
 
 Each release adds ONE Gaussian noise to the sum that the server would see through secure
 aggregation. The noise depends neither on the number of clients nor on how the examples are spread
@@ -28,7 +30,7 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm, releaser_of, run_rounds
 from jaxpfl.algorithms.fred.plan import FredPlan
-from jaxpfl.algorithms.gaussian_moments import Moments, RunningMoments, project_psd
+from jaxpfl.algorithms.gaussian_moments import Moments, RunningMoments
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
@@ -53,10 +55,9 @@ class MomentNoise(NamedTuple):
     Attributes:
       count: standard deviation of the count, in units; 0 where this query did not release it.
       mean: standard deviation of each coordinate of the mean.
-      diagonal, off_diagonal: standard deviation of the covariance's entries before the projection.
-      mean_bias: expected increase of ||m - p||^2 due to the noise, d mean^2.
-      trace_bias: increase of the trace due to the noise: by the projection (the trace after it
-        minus the trace before it), and because the covariance is taken about a noisy mean.
+      diagonal, off_diagonal: standard deviation of the covariance's entries.
+      mean_bias: expected increase of ||m - p||^2 due to the noise, d mean^2; also of the trace of
+        the covariance, which is taken about a noisy mean.
     """
 
     count: float
@@ -64,7 +65,6 @@ class MomentNoise(NamedTuple):
     diagonal: float
     off_diagonal: float
     mean_bias: float
-    trace_bias: float
 
 
 class PrivateMoments(NamedTuple):
@@ -181,8 +181,7 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     """Returns the released moments from the final state: post-processing, which costs nothing."""
     count, mean_D = _mean(plan, state)
     dimension, isometric = len(mean_D), plan.stated is None
-    raw_DxD = from_half(np.asarray(state.half), dimension, isometric) / count
-    covariance_DxD = project_psd(raw_DxD)
+    covariance_DxD = from_half(np.asarray(state.half), dimension, isometric) / count
     stds = plan.noise_stds
     mean_std = stds[1] / count
     noise = MomentNoise(
@@ -191,7 +190,6 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
         diagonal=stds[2] / count,
         off_diagonal=stds[2] / count / math.sqrt(2 if isometric else 1),
         mean_bias=dimension * mean_std**2,
-        trace_bias=float(np.trace(covariance_DxD) - np.trace(raw_DxD)) + dimension * mean_std**2,
     )
     return PrivateMoments(Moments(count, mean_D, covariance_DxD), noise, plan)
 

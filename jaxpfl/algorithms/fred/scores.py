@@ -164,7 +164,7 @@ def _models(private: PrivateMoments, candidates: Sequence[Moments]) -> Iterator[
     released, noise = private.moments, private.noise
     visible_R, visible_DxR, other_DxQ = visible(private)
     visible_DxD = (visible_DxR * visible_R) @ visible_DxR.T
-    rest = float(np.trace(released.covariance_DxD)) - noise.trace_bias - float(visible_R.sum())
+    rest = float(np.trace(released.covariance_DxD)) - noise.mean_bias - float(visible_R.sum())
 
     def model(shape_QxQ: np.ndarray) -> Moments:
         share = max(rest, 0.0) / max(float(np.trace(shape_QxQ)), 1e-30)

@@ -1,0 +1,216 @@
+"""Chooses single texts of a public pool by one release of the clients' moments.
+
+    choice = choose([Evidence(released, embeddings_NxD)], corpora_N, 2_500)
+    texts = [pool[i] for i in choice.rows_M]
+
+1. The base q is the best mixture of the pool's corpora (`fred.mixtures`), and a tenth uniform.
+2. `matching` gives weights for each kappa of a fixed list, none above 1 / texts.
+3. One kappa is taken by Gaussian thinning, from released values alone: with xi of the noise's own
+   law, released + xi and released - xi are independent releases of twice the variance. Weights are
+   fitted to one, and the other scores them as corpora, without the noise's bias (`fred.scores`).
+   The smallest distance is taken, and the mixture where no kappa is nearer by two standard errors.
+4. Texts are drawn by systematic sampling: text i is among them with probability texts x w_i.
+
+A small kappa follows the release closely, by few texts; with a large one the base remains. The
+list ends where an unreachable target would be bought with the pool's last near texts.
+
+All of this reads the release and public texts, and costs no privacy. Thinning: Neufeld, Dharamshi,
+Gao, Witten 2024, "Data thinning for convolution-closed distributions". Systematic sampling: Madow
+1949, "On the theory of systematic sampling, II".
+
+This method is ours, at most as a combination: FreD's one release chooses single texts. Related, for
+text: Yu et al. 2023, "Selective pre-training for private fine-tuning" (a private classifier selects
+public text); Xie et al. 2023, "Data selection for language models via importance resampling" (not
+private).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxpfl.algorithms.chosen_texts.matching import (
+    Evidence,
+    MomentMatching,
+    capped_softmax,
+    weighted_moments,
+)
+from jaxpfl.algorithms.fred.mixtures import best_mixture
+from jaxpfl.algorithms.fred.query import PrivateMoments
+from jaxpfl.algorithms.fred.scores import score
+from jaxpfl.algorithms.gaussian_moments import Moments, clipped
+from jaxpfl.errors import InputError
+from jaxpfl.progress import track
+
+KAPPAS = (0.1, 0.03, 0.01, 0.003, 0.001)
+"""How loosely the weights may follow a release, in squared distances of embeddings of norm 1."""
+_UNIFORM = 0.1
+_MIXTURE = "mixture"
+_SCALED = ("mean", "diagonal", "off_diagonal")
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The texts that were chosen, and how near they are; PUBLIC.
+
+    Attributes:
+      rows_M: the drawn texts' places in the pool, int64 [texts], ascending.
+      weights_N: float64 [N], sum to 1.
+      kappa: which one was taken; None: the best mixture of corpora, because no choice of texts was
+        nearer by more than the noise hides.
+      effective_size: 1 / sum of w_i^2: as many texts of equal weight.
+      shares: the weight of each corpus, the largest first.
+      mixture_distance, distance: the squared Frechet distance of the best mixture and of the
+        weights to the clients, by the part of the release that these weights did not see, without
+        the noise's bias. Sums over the embedders.
+      drawn_distance: of the drawn texts, by the whole release.
+    """
+
+    rows_M: np.ndarray = field(repr=False)
+    weights_N: np.ndarray = field(repr=False)
+    kappa: float | None
+    effective_size: float
+    shares: dict[str, float]
+    mixture_distance: float
+    distance: float
+    drawn_distance: float
+
+
+def choose(
+    evidence: Sequence[Evidence],
+    corpora_N: np.ndarray,
+    texts: int,
+    *,
+    seed: int = 0,
+    progress: bool = False,
+) -> Choice:
+    """Chooses `texts` of a pool of N by what the clients released once; costs no privacy.
+
+    Args:
+      evidence: of each embedder, for the same N texts in the same order. Several ones are parts of
+        one joint release, as `FredPlan.divided` makes them.
+      corpora_N: the name of each text's corpus.
+      seed: of the thinning and of the drawing; public.
+
+    Raises:
+      InputError: the pool has fewer texts than are to be chosen, or embeddings do not fit.
+    """
+    names_N = np.asarray(corpora_N)
+    if not 0 < texts < len(names_N):
+        raise InputError(
+            f"texts must be positive and below the pool's {len(names_N):,}, found {texts:,}"
+        )
+    for released, rows_NxD in evidence:
+        expected = (len(names_N), released.moments.dimension)
+        if np.shape(rows_NxD) != expected:
+            raise InputError(
+                f"embeddings must be float {list(expected)}, a row for each text of the pool, "
+                f"found {list(np.shape(rows_NxD))}"
+            )
+    evidence = [Evidence(r, clipped(x_NxD, r.plan.clip_norm)) for r, x_NxD in evidence]
+    generator, cap = np.random.default_rng(seed), (1 - 1e-9) / texts
+    mixture_N = _best_mixture(evidence[0], names_N)
+    base_N = (1 - _UNIFORM) * mixture_N + _UNIFORM / len(names_N)
+
+    halves = [_halves(released, generator) for released, _ in evidence]
+    fitted = [Evidence(h[0], e.embeddings_NxD) for h, e in zip(halves, evidence, strict=True)]
+    other = [Evidence(h[1], e.embeddings_NxD) for h, e in zip(halves, evidence, strict=True)]
+    weights = {_MIXTURE: mixture_N}
+    problem, start = MomentMatching(fitted, base_N, cap), None
+    for kappa in track(KAPPAS, "choosing texts", progress=progress):
+        weights_N, start = problem.solve(kappa, start)
+        weights[f"{kappa:g}"] = weights_N
+    distances, _ = _distances(other, weights)
+    nearest = min(distances, key=lambda name: distances[name])
+    pair = {name: weights[name] for name in {_MIXTURE, nearest}}
+    if nearest != _MIXTURE and _distances(other, pair)[1]:
+        nearest = _MIXTURE
+
+    kappa = None if nearest == _MIXTURE else float(nearest)
+    weights_N = _capped_mixture(mixture_N, cap)
+    if kappa is not None:
+        weights_N = MomentMatching(evidence, base_N, cap).solve(kappa, start).weights_N
+    rows_M = systematic_sample(weights_N, texts, generator)
+    drawn_N = np.bincount(rows_M, minlength=len(names_N)) / texts
+    shares = {str(name): float(weights_N[names_N == name].sum()) for name in np.unique(names_N)}
+    return Choice(
+        rows_M=rows_M,
+        weights_N=weights_N,
+        kappa=kappa,
+        effective_size=float(1 / np.sum(weights_N**2)),
+        shares=dict(sorted(shares.items(), key=lambda item: -item[1])),
+        mixture_distance=distances[_MIXTURE],
+        distance=distances[nearest],
+        drawn_distance=_distances(evidence, {"drawn": drawn_N})[0]["drawn"],
+    )
+
+
+def systematic_sample(
+    weights_N: np.ndarray, texts: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Draws rows without repetition, row i with probability texts x w_i (all below 1); ascending.
+
+    The rows lie on a line in random order, row i with length texts x w_i, and a comb with teeth at
+    distance 1 and a random offset takes those it meets (Madow 1949).
+    """
+    order_N = generator.permutation(len(weights_N))
+    ends_N = np.cumsum(weights_N[order_N]) * texts
+    teeth_N = np.floor(ends_N / ends_N[-1] * texts + generator.random())
+    return np.sort(order_N[np.diff(teeth_N, prepend=0) > 0])
+
+
+def _best_mixture(evidence: Evidence, names_N: np.ndarray) -> np.ndarray:
+    """The weights [N] of the best mixture of the pool's corpora, equal within each."""
+    parts = {str(name): (names_N == name) / np.sum(names_N == name) for name in np.unique(names_N)}
+    moments = {name: weighted_moments(w, evidence.embeddings_NxD) for name, w in parts.items()}
+    shares = best_mixture(evidence.released, moments).shares
+    mixture_N = np.zeros(len(names_N))
+    for name, share in shares.items():
+        mixture_N += share * parts[name]
+    return mixture_N
+
+
+def _capped_mixture(mixture_N: np.ndarray, cap: float) -> np.ndarray:
+    """The mixture; what a small corpus has above the cap goes to the others."""
+    positive_N = np.maximum(mixture_N, 1e-12 / len(mixture_N))
+    return capped_softmax(np.log(positive_N), cap)
+
+
+def _halves(
+    released: PrivateMoments, generator: np.random.Generator
+) -> tuple[PrivateMoments, PrivateMoments]:
+    """Two releases with independent noise of twice the variance; both the same without noise."""
+    moments, noise = released.moments, released.noise
+    dimension = moments.dimension
+    mean_D = noise.mean * generator.standard_normal(dimension)
+    lower_DxD = np.tril(generator.standard_normal((dimension, dimension)), -1)
+    covariance_DxD = noise.off_diagonal * (lower_DxD + lower_DxD.T)
+    covariance_DxD += np.diag(noise.diagonal * generator.standard_normal(dimension))
+    scales = {name: math.sqrt(2) * getattr(noise, name) for name in _SCALED}
+    # The covariance of both is still taken about the mean that was released.
+    noise = noise._replace(**scales, mean_bias=2 * noise.mean_bias)
+
+    def half(sign: float) -> PrivateMoments:
+        part = Moments(
+            moments.count,
+            moments.mean_D + sign * mean_D,
+            moments.covariance_DxD + sign * covariance_DxD,
+        )
+        return PrivateMoments(part, noise, released.plan)
+
+    return half(1.0), half(-1.0)
+
+
+def _distances(
+    evidence: Sequence[Evidence], weights: dict[str, np.ndarray]
+) -> tuple[dict[str, float], bool]:
+    """Distances without the noise's bias, summed over embedders; and whether all tell a tie."""
+    totals, ties = dict.fromkeys(weights, 0.0), []
+    for released, rows_NxD in evidence:
+        moments = {name: weighted_moments(w_N, rows_NxD) for name, w_N in weights.items()}
+        scores = score(released, moments)
+        for one in scores:
+            totals[one.name] += one.corrected
+        ties.append(scores[0].tied)
+    return totals, all(ties)
