@@ -42,10 +42,13 @@ def test_clients_own_texts_fail_visibly_and_others_pass(tables, capsys):
     rows = [line for line in passed.splitlines() if "FAILS" in line and "below" not in line]
     # The control's, and they alone.
     assert len(rows) == 3 and all(row.startswith("clients' own (control)") for row in rows)
-    assert "not a proof" in passed
+    assert "PASSES" in passed and "not a proof" in passed
     assert audited("training.jsonl", "--json") == cli.privacy.EXCEEDED == 5
     record = json.loads(capsys.readouterr().out)
-    assert record["verdict"] == "fails" and record["published"]["tests"][0]["training"] == 60
+    assert (
+        record["verdict"] == "fails"
+        and record["writers"]["these texts"]["tests"][0]["training"] == 60
+    )
     assert audited("held_out.jsonl") == 0
 
 
@@ -85,7 +88,7 @@ def test_a_runs_corpus_is_compared_with_its_own_clients(tables, tmp_path):
     for side, part in (("training", "train"), ("held_out", "test")):
         texts = parts[part].columns["text"].to_pylist()
         assert found["clients"][side] == found["searched"] <= len(texts)
-        assert 0 < found["published"]["tests"][1][side] <= len(written & set(texts))
+        assert 0 < found["writers"]["these texts"]["tests"][1][side] <= len(written & set(texts))
     assert found["verdict"] == "passes" and (run / "private" / "leakage.json").exists()
     # The training clients' own texts are what a run must not publish.
     (run / "corpus.jsonl").write_text(lines(parts["train"].columns["text"].to_pylist()))

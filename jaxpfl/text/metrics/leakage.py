@@ -16,7 +16,7 @@ All numbers are exact counts of private data: PRIVATE.
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,44 +31,57 @@ LENGTHS = (5, 8, 13, 20)
 """Words in a row."""
 LEVEL = 0.01
 SIDES = ("training", "held_out")
+CONTROL = "clients' own (control)"
 # The most texts of each side that are searched, and of the published ones that are judged.
 _MOST_TEXTS = 100_000
 
 
 def leakage(
-    texts: Sequence[str], training: Population, held_out: Population, *, seed: int = 0
+    published: Mapping[str, Sequence[str]],
+    training: Population,
+    held_out: Population,
+    *,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """What texts have in common with training and with held-out clients, as plain data; PRIVATE.
 
     Both sides have as many texts: whole clients in a random order, of which the last may be cut.
 
+    Args:
+      published: texts by the name of their writer; the verdict is of the first, and the `CONTROL`
+        has as many.
+
     Returns:
-      "searched" texts of each side, "clients" of each side that have these, and for the "published"
-      texts and the "control": "by_words" for each side the number of texts by the longest run, from
-      0 words on; "tests" for each of `LENGTHS`: the clients of each side with such a run, "p", and
-      "fails_from", the least number of training clients that would fail; "fails".
+      "searched" texts of each side, "clients" of each side that have these; "verdict", "fails",
+      "cannot tell" or "passes"; and "writers", with for each name and for `CONTROL`: "by_words" for
+      each side the number of texts by the longest run, from 0 words on; "tests" for each of
+      `LENGTHS`: the clients of each side with such a run, "p", and "fails_from", the least number
+      of training clients that would fail; "fails".
     """
     draw = np.random.default_rng(seed)
     columns = {"training": text_column(training), "held_out": text_column(held_out)}
-    for name, found in {"published": texts, **columns}.items():
+    for name, found in {**published, **columns}.items():
         if not len(found):
-            raise InputError(f"an audit of texts needs {name} texts, found none")
+            raise InputError(f"an audit of texts needs texts of {name}, found none")
     searched = min(*map(len, columns.values()), _MOST_TEXTS)
     drawn = [_drawn(side, searched, draw) for side in (training, held_out)]
     lists: list[list[str]] = [
         column.take(row_N).to_pylist()
         for column, (row_N, _) in zip(columns.values(), drawn, strict=True)
     ]
-    published = _some(texts, _MOST_TEXTS, draw)
-    own = _some(lists[0], len(published), draw)
-    runs, owners = CommonRuns([published, own, *lists]), [client_N for _, client_N in drawn]
+    writers = {name: _some(texts, _MOST_TEXTS, draw) for name, texts in published.items()}
+    first = next(iter(writers))
+    writers[CONTROL] = _some(lists[0], len(writers[first]), draw)
+    runs, owners = CommonRuns([*lists, *writers.values()]), [client_N for _, client_N in drawn]
+    judged = {name: _judged(runs, place, owners) for place, name in enumerate(writers, start=2)}
+    verdict = "passes" if judged[CONTROL]["fails"] else "cannot tell"
     return {
         "searched": searched,
         "clients": {
             name: int(client_N[-1]) + 1 for name, client_N in zip(SIDES, owners, strict=True)
         },
-        "published": _judged(runs, 0, owners),
-        "control": _judged(runs, 1, owners),
+        "verdict": "fails" if judged[first]["fails"] else verdict,
+        "writers": judged,
     }
 
 
@@ -90,7 +103,7 @@ def _drawn(
 def _judged(runs: CommonRuns, place: int, owners: list[np.ndarray]) -> dict[str, Any]:
     """What the texts of a place in `runs` have in common with the clients of both sides."""
     by_words, longest_of_clients = {}, []
-    for number, (side, client_N) in enumerate(zip(SIDES, owners, strict=True), start=2):
+    for number, (side, client_N) in enumerate(zip(SIDES, owners, strict=True)):
         by_words[side] = np.bincount(runs.longest(place, number)).tolist()
         longest = np.zeros(client_N[-1] + 1, np.int64)
         np.maximum.at(longest, client_N, runs.longest(number, place))
