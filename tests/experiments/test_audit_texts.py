@@ -45,10 +45,8 @@ def test_clients_own_texts_fail_visibly_and_others_pass(tables, capsys):
     assert "PASSES" in passed and "not a proof" in passed
     assert audited("training.jsonl", "--json") == cli.privacy.EXCEEDED == 5
     record = json.loads(capsys.readouterr().out)
-    assert (
-        record["verdict"] == "fails"
-        and record["writers"]["these texts"]["tests"][0]["training"] == 60
-    )
+    assert record["verdict"] == "fails"
+    assert record["writers"]["these texts"]["tests"][0]["training"] == 60
     assert audited("held_out.jsonl") == 0
 
 
