@@ -31,6 +31,8 @@ from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, Redraw, Rephrase
 from jaxpfl.text.preference.optimisation import tune
 
+Texts = Mapping[str, list[str]]
+
 # How often the generator is asked for a number of texts, since some may be empty.
 _ATTEMPTS = 16
 
@@ -43,15 +45,15 @@ class Tuning:
       directory: of the run; holds the checkpoints of `pe_sft`'s training.
       distance: the Frechet distance of texts to those of clients that are declared public; called
         only where `popri.checkpoint` is "nearest" and its choice is not stored.
-      on_round: is called after each round with its number, its texts, the best of them in their
-        order, and further entries of the record.
+      on_round: is called after each round with its number, its texts by the entry of the record
+        that their distance becomes, the best of them in their order, and further entries.
     """
 
     models: StudyModels
     phases: Phases
     directory: Path
     distance: Callable[[list[str]], float] = missing
-    on_round: Callable[[int, list[str], list[str], dict[str, Any]], None] = lambda *_: None
+    on_round: Callable[[int, Texts, list[str], dict[str, Any]], None] = lambda *_: None
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def untuned(tuning: Tuning, question: None = None) -> Author:
     """The generator as it is: no client is asked."""
     models = tuning.models
     settings = models.config.popri
-    return Author(models, models.generator, models.public.texts(settings.samples), settings)
+    return Author(models, models.generator, models.samples(settings.samples), settings)
 
 
 def evolved(tuning: Tuning, votes: Scorer) -> Author:
@@ -99,7 +101,7 @@ def evolved(tuning: Tuning, votes: Scorer) -> Author:
         return {"texts": np.array(texts)}
 
     def on_round(found: Evolved) -> None:
-        tuning.on_round(found.round, found.selected, found.selected, {})
+        tuning.on_round(found.round, {"fid": found.selected}, found.selected, {})
 
     texts = phases.load_or_compute("first texts", first)["texts"].tolist()
     algorithm = private_evolution(
@@ -125,7 +127,7 @@ def evolved_and_tuned(tuning: Tuning, votes: Scorer) -> Author:
     tuned = adapted.replaced(
         adapted.model, models.fitted(adapted, author.samples, settings, folder)
     )
-    return replace(author, generator=tuned, samples=models.public.texts(config.popri.samples))
+    return replace(author, generator=tuned, samples=models.samples(config.popri.samples))
 
 
 def tuned_by_scores(tuning: Tuning, scorer: Scorer) -> Author:
@@ -140,7 +142,7 @@ def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
     settings, released = config.popri, look.released(phases)
     if settings.corpus == "nearest":
         names = settings.samples or tuple(config.corpora or {})
-        corpora = {name: models.public.texts([name]) for name in names}
+        corpora = {name: models.samples([name]) for name in names}
         compute = partial(look.nearest, released[EMBEDDING], corpora)
         nearest = phases.load_or_compute("nearest_corpus", compute)
         choices["corpora"] = {name: values.tolist() for name, values in nearest.items()}
@@ -182,14 +184,15 @@ def _tuned(
     All choices follow from releases and from clients that are declared public: they are free.
     """
     models, phases, rounds = tuning.models, tuning.phases, list[Written]()
-    samples = models.public.texts(settings.samples)
+    samples = models.samples(settings.samples)
 
     def on_round(written: Written) -> None:
         rounds.append(written)
         texts = list(chain(*written.responses))
         order = np.argsort(-written.scores_KxJ.reshape(-1), kind="stable")
         more = {"candidates": written.candidates, "pairs": written.pairs, **written.means}
-        tuning.on_round(written.round, texts, [texts[i] for i in order], more)
+        parts = {"fid": texts, **written.compared(settings)}
+        tuning.on_round(written.round, parts, [texts[i] for i in order], more)
 
     algorithm = popri(
         models.generator,
@@ -255,7 +258,7 @@ def _responses(
     models: StudyModels, writer: LanguageModel, settings: PopriConfig, round: int
 ) -> list[list[str]]:
     """What a generator answers to the prompts of a round in which no client is asked."""
-    seed, samples = models.config.run.seed, models.public.texts(settings.samples)
+    seed, samples = models.config.run.seed, models.samples(settings.samples)
     prompts = prompts_of(writer, samples, settings.prompts, settings, seed, round)
     key = PublicDraws("popri", seed).key("responses", round)
     return respond(writer, prompts, settings, key, models.progress)[0]
@@ -278,12 +281,6 @@ def vary_of(models: StudyModels) -> Vary:
         case "continue":
             return Continue(generator, 0.5, tokens, Decoding(stop=stop), clean)
         case "rephrase":
-            if not generator.follows_instructions:
-                raise InputError(
-                    "evolution.variation is 'rephrase', which needs a generator that follows "
-                    "instructions, found one without a chat template: choose 'continue', a "
-                    "substitute"
-                )
             return Rephrase(generator, tokens, Decoding(stop=stop), clean)
         case "redraw":
             fill: Vary = Redraw(generator, tokens)
@@ -293,7 +290,7 @@ def vary_of(models: StudyModels) -> Vary:
     def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
         filled = [clean(text) for text in fill(texts, key)]
         # A masked language model has another tokeniser than the generator.
-        cut = generator.shortened(filled, tokens)
+        cut = generator.pieces(filled, tokens)
         return [new or old for new, old in zip(cut, texts, strict=True)]
 
     return vary

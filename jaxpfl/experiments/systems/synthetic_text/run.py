@@ -22,12 +22,12 @@ from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.experiments.engine.phases import LateReleaser, Phases, missing
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking
-from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.records.cautions import OURS, of_division
 from jaxpfl.experiments.report.leakage import write_leakage
 from jaxpfl.experiments.systems import CORPUS
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import CENTRAL, FED_AVG, SCORING, WRITING
-from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Tuning
+from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Texts, Tuning
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.questions import Question, question_of
 from jaxpfl.experiments.systems.synthetic_text.study import Study
@@ -39,7 +39,6 @@ from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.baselines import unigram_baseline
 from jaxpfl.text.metrics.leakage import leakage
 from jaxpfl.text.metrics.prediction import evaluate
-from jaxpfl.text.tokenisers.base import in_spans
 
 FINE_TUNING = "fine_tuning"
 """The folder of the checkpoints of the downstream model's training on the corpus."""
@@ -87,11 +86,7 @@ class TextStudy:
         self.sends, self.directory = study.sends, workspace.directory
         self.models = StudyModels(self.config, workspace.progress, workspace.others)
         parts = (study.clients, study.held_out["valid"], study.held_out["test"])
-        if self.config.corpus.spans:
-            # Each example is a span of a client's texts.
-            tokeniser, tokens = self.models.tokeniser, self.config.corpus.tokens
-            parts = tuple(in_spans(part, tokeniser, tokens) for part in parts)
-        self.clients, self.valid, self.test = parts
+        self.clients, self.valid, self.test = map(self.models.cut.population, parts)
 
     def public_record(self) -> dict[str, Any]:
         train = {"public": self._public, CENTRAL: self._central, FED_AVG: self._fed_avg}
@@ -169,9 +164,12 @@ class TextStudy:
         config, models = self.config, self.models
         history: list[dict[str, Any]] = []
 
-        def on_round(number: int, texts: list[str], best: list[str], more: dict[str, Any]) -> None:
-            entry = {"round": number, "fid": self._fid(texts), "texts": best[:_RECORD_TEXTS]}
-            history.append({**entry, **more})
+        def on_round(number: int, texts: Texts, best: list[str], more: dict[str, Any]) -> None:
+            entry = {"round": number, "texts": best[:_RECORD_TEXTS], **more}
+            # An empty text lies in the middle of all.
+            if written := [text for text in texts["fid"] if text]:
+                entry["spread"] = median_to_medoid(self._vectors(written))
+            history.append(entry | {name: self._fid(these) for name, these in texts.items()})
 
         def corpus() -> dict[str, np.ndarray]:
             written = author.texts(config.corpus.texts)
@@ -204,6 +202,8 @@ class TextStudy:
         params = models.fitted(models.downstream, texts, config.corpus.fine_tuning, folder)
         details = {"privacy": privacy, "history": history, **author.choices}
         details |= {"corpus_fid": self._fid(texts), "plane": self._plane(texts)}
+        forms = config.corpus.cut, config.data.source, config.corpora or {}
+        details["cautions"] = of_division(*forms, lambda name: models.samples([name]))
         return params, epsilon, {**details, "corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
 
     def _run(self, question: Question) -> Run:
@@ -279,13 +279,16 @@ class TextStudy:
         limit = self.config.evaluation.max_examples
         return part.columns["text"].slice(0, limit).to_pylist()
 
+    def _vectors(self, texts: list[str]) -> np.ndarray:
+        return np.asarray(self.models.embedder(texts[:_FID_TEXTS]))
+
     def _fid(self, texts: list[str]) -> float:
-        vectors = np.asarray(self.models.embedder(texts[:_FID_TEXTS]))
+        vectors = self._vectors(texts)
         return distance(moments(vectors, math.inf), moments(self._validation, math.inf))
 
     @cached_property
     def _validation(self) -> np.ndarray:
-        return np.asarray(self.models.embedder(self._first(self.valid)[:_FID_TEXTS]))
+        return self._vectors(self._first(self.valid))
 
     def _plane(self, texts: list[str]) -> dict[str, list[list[float]]]:
         """The embeddings of synthetic and validation texts on their two principal axes."""
@@ -308,3 +311,11 @@ class TextStudy:
         elif self.config.method in SCORING:
             down, up = question_of(self.config, self.plan).floats
         return {"down": down, "up": up}
+
+
+def median_to_medoid(vectors_NxD: np.ndarray) -> float:
+    """POPri's Figure 4, in all dimensions: from the row whose distances add up to the least."""
+    squares_N = np.sum(vectors_NxD**2, axis=1)
+    squares_NxN = squares_N[:, None] + squares_N - 2 * vectors_NxD @ vectors_NxD.T
+    distances_NxN = np.sqrt(np.maximum(squares_NxN, 0.0))
+    return float(np.median(distances_NxN[distances_NxN.sum(axis=1).argmin()]))
