@@ -8,7 +8,7 @@ from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import COLOURS, axes, curve, labelled
-from jaxpfl.experiments.systems.synthetic_text.config import SUBSTITUTES
+from jaxpfl.experiments.systems.synthetic_text.config import STEERED, SUBSTITUTES
 
 # What is drawn of the entries of a round, by title; POPri's Figures 4 and 8.
 _BY_ROUND = {
@@ -61,7 +61,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             f"Texts were varied by “{varied}”, a substitute for what the method's authors did, "
             "which is to rephrase (Aug-PE) or to fill masks (PrE-Text)."
         )
-    cost, when = record["cost"], "in its only round" if look else "in a round"
+    once = look or record["method"] == STEERED
+    cost, when = record["cost"], "in its only round" if once else "in a round"
     # Central training has none: clients' own texts are read.
     ways = () if cost is None else (("to", cost["down"]), ("from", cost["up"]))
     sent = [(f"{floats:,}", f"floats {way} a client {when}") for way, floats in ways]
@@ -107,6 +108,17 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
         )
         table = Table((*names, "distance"), rows, (len(names),), tried["chosen"])
         yield Section("What was tried", text, table=table)
+    if steering := record.get("steering"):
+        rows = [(str(layer), *(f"{x:.2f}" for x in more)) for layer, *more in steering["layers"]]
+        text = (
+            f"{steering['strength']:g} times the mean difference of hidden states of {released} "
+            "from public texts was added to these layers while the generator wrote. Its length, "
+            "that of its noise, and the largest that it can have, which is the median distance of "
+            "a public text from their mean:"
+        )
+        columns = ("layer", "distance", "distance by noise alone", "largest distance")
+        table = Table(columns, rows, (0, 1, 2, 3))
+        yield Section("What steered the generator", text, table=table)
     stop = record.get("checkpoint", {})
     if "distances" in stop:
         source = f"the {record['validated_on']}"

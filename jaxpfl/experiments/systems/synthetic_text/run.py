@@ -26,7 +26,7 @@ from jaxpfl.experiments.records.cautions import OURS, of_division
 from jaxpfl.experiments.report.leakage import write_leakage
 from jaxpfl.experiments.systems import CORPUS
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
-from jaxpfl.experiments.systems.synthetic_text.config import CENTRAL, FED_AVG, SCORING, WRITING
+from jaxpfl.experiments.systems.synthetic_text.config import ASKING, CENTRAL, FED_AVG, WRITING
 from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Texts, Tuning
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.questions import Question, question_of
@@ -66,7 +66,7 @@ def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
     if stage == FED_AVG:
         algorithm, clients = texts.training()
         return algorithm.queries, clients
-    question = question_of(study.config, study.plan)
+    question = question_of(texts.models, study.plan)
     return question.queries, texts.embedded(question)
 
 
@@ -182,8 +182,8 @@ class TextStudy:
 
         with ExitStack() as stack:
             run, question, phases = None, None, Phases(models.stored(self.directory))
-            if config.method in SCORING:
-                question = question_of(config, self.plan)
+            if config.method in ASKING:
+                question = question_of(models, self.plan)
                 run = stack.enter_context(self._run(question))
                 run.begin()
                 others = partial(self.workspace.shared, config.method)
@@ -232,10 +232,12 @@ class TextStudy:
         return run.end(result).privacy, run.cost.epsilon() if self.plan.private else None
 
     def embedded(self, question: Question) -> Population:
-        """The clients with the embeddings that a question reads; kept for the next run."""
+        """The clients with what a question reads; embeddings are kept for the next run."""
         config = self.config
         kept = at_most(self.clients, config.training.max_examples, config.data.split_seed)
         few, embedders = self.clients.keeping(kept), question.embedders
+        if question.prepare is not None:
+            return question.prepare(few, progress=self.workspace.progress)
         memory, key = self.workspace.memory, (few.content, *(e.name for e in embedders.values()))
         if memory.get("embedded", (None,))[0] != key:
             # Not two populations at a time.
@@ -308,8 +310,8 @@ class TextStudy:
         down, up = 0, 0
         if self.config.method == FED_AVG:
             down = up = count_parameters(self.models.downstream.params)
-        elif self.config.method in SCORING:
-            down, up = question_of(self.config, self.plan).floats
+        elif self.config.method in ASKING:
+            down, up = question_of(self.models, self.plan).floats
         return {"down": down, "up": up}
 
 

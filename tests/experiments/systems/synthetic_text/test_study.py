@@ -34,6 +34,7 @@ METHODS = {
     "pre_text": ("--evolution.form", "pre_text", "--evolution.variation", "redraw"),
     "pe_sft": (),
     "popri": (),
+    "steered": (),
     "one_look": (
         *("--popri.clients_send", "moments", "--popri.corpus", "nearest"),
         *("--popri.checkpoint", "judged", "--popri.judge", "hashed:16"),
@@ -101,7 +102,7 @@ def scores_of(out, column, function, written):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["popri", "fed_avg", "one_look"])
+@pytest.mark.parametrize("name", ["popri", "fed_avg", "one_look", "steered"])
 def test_the_noise_of_a_larger_population_is_named_in_every_statement(
     synthetic_config, tmp_path, name
 ):
@@ -113,7 +114,7 @@ def test_the_noise_of_a_larger_population_is_named_in_every_statement(
     config = synthetic_config(method, *changes, *more)
     outcome = carry_out.run(config, tmp_path / "run", progress=False)
     took = f"{small} clients scaled as if {10 * small} of 100,000"
-    if name == "one_look":
+    if name in ("one_look", "steered"):
         all_clients = len(prepare(config).clients)
         took = f"{all_clients} clients scaled as if 100,000 of 100,000"
     label = f"SIMULATED: noise of {took} took part"
@@ -172,6 +173,7 @@ def test_every_method_runs_and_has_its_page(finished, name):
     [
         ("popri", ["poisson_sampled"] * 2),
         ("one_look", ["gaussian"] * 5),
+        ("steered", ["gaussian"]),
         pytest.param("private_evolution", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         pytest.param("pre_text", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         pytest.param("pe_sft", ["poisson_sampled"] * 2, marks=pytest.mark.long),
@@ -279,6 +281,20 @@ def test_a_judge_that_no_reward_sees_chooses_the_round(finished):
     assert found["distances"][:2] == pytest.approx(expected, abs=0.05)
     assert found["distances"][found["round"]] == min(found["distances"])
     assert "When to stop" in (outcome.out / "report.html").read_text()
+
+
+def test_a_steered_study_shows_what_was_released_beside_its_noise(finished):
+    outcome = finished("steered")
+    stored = files.read_npz(outcome.out / "artifacts" / "steering" / "arrays.npz")
+    ((layer, norm, noise, bound),) = outcome.record["steering"]["layers"]
+    assert (layer, noise, bound) == (1, stored["noise"][0], stored["bounds"][0])
+    assert norm == pytest.approx(np.linalg.norm(stored["vectors"]))
+    assert 0 < noise < np.inf and norm <= bound * (1 + 1e-9)
+    page = (outcome.out / "report.html").read_text()
+    assert "What steered the generator" in page and f"{norm:.2f}" in page
+    assert "in its only round" in page
+    labels = [charge["label"] for charge in charges(outcome.out / "ledger.jsonl")]
+    assert labels == ["steered"]
 
 
 def test_a_look_that_a_budget_has_no_room_for_is_not_begun(synthetic_config, tmp_path):
