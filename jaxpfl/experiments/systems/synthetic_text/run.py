@@ -23,12 +23,12 @@ from jaxpfl.experiments.engine.phases import LateReleaser, Phases, missing
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.cautions import OURS, of_division
-from jaxpfl.experiments.report.page import write_page
+from jaxpfl.experiments.report.leakage import write_leakage
+from jaxpfl.experiments.systems import CORPUS
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import ASKING, CENTRAL, FED_AVG, WRITING
 from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Texts, Tuning
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
-from jaxpfl.experiments.systems.synthetic_text.page import REPEATS, repeats_page
 from jaxpfl.experiments.systems.synthetic_text.questions import Question, question_of
 from jaxpfl.experiments.systems.synthetic_text.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
@@ -37,8 +37,8 @@ from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
 from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.baselines import unigram_baseline
+from jaxpfl.text.metrics.leakage import leakage
 from jaxpfl.text.metrics.prediction import evaluate
-from jaxpfl.text.metrics.repeats import longest_repeats
 
 FINE_TUNING = "fine_tuning"
 """The folder of the checkpoints of the downstream model's training on the corpus."""
@@ -48,8 +48,6 @@ _FREE = "(epsilon = 0): clients send nothing"
 _RECORD_TEXTS = 12
 # The most texts that a Frechet distance is estimated from, and that the plot of embeddings shows.
 _FID_TEXTS, _PLANE_TEXTS = 2_000, 400
-# The most clients' texts that are searched for what the corpus repeats.
-_SEARCHED_TEXTS = 50_000
 
 
 Trained = tuple[Params, float | None, Mapping[str, Any]]
@@ -196,10 +194,10 @@ class TextStudy:
             texts = phases.load_or_compute("corpus", corpus)["texts"].tolist()
             privacy, epsilon = _FREE, 0.0
             if run is not None:
-                self._compare_repeats(texts, author.first)
+                self._audit(texts, author.first)
                 privacy, epsilon = self._end(run)
         lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
-        files.write_atomically(self.directory / "corpus.jsonl", "".join(lines))
+        files.write_atomically(self.directory / CORPUS, "".join(lines))
         folder = self.directory / FINE_TUNING
         params = models.fitted(models.downstream, texts, config.corpus.fine_tuning, folder)
         details = {"privacy": privacy, "history": history, **author.choices}
@@ -251,21 +249,17 @@ class TextStudy:
             memory["embedded"] = key, few.with_columns(columns)
         return memory["embedded"][1]
 
-    def _compare_repeats(self, texts: list[str], untuned: Sequence[str]) -> None:
-        """Writes how many words in a row a text has in common with a client's, ours and untuned."""
+    def _audit(self, texts: list[str], untuned: Sequence[str]) -> None:
+        """Writes what the corpus repeats of clients, beside what the untuned generator does."""
         untuned = [text for text in untuned if text]
         # The longest of more texts would be longer.
         number = min(len(texts), len(untuned))
-        searched = self.clients.columns["text"].slice(0, _SEARCHED_TEXTS).to_pylist()
-        words = {
-            model: longest_repeats(written[:number], searched).tolist()
-            for model, written in ((OURS, texts), ("the untuned generator", untuned))
-        }
-        record, source = {"clients_texts": len(searched), "words": words}, self.config.data.source
-        files.private_directory((self.directory / REPEATS).parent)
-        files.write_json(self.directory / REPEATS, record)
-        about = self.config.method, f"training clients of {source}", self.workspace.stamp
-        write_page(self.directory, repeats_page(record, *about))
+        published = {OURS: texts[:number], "the untuned generator": untuned[:number]}
+        result = leakage(published, self.clients, self.test)
+        source, stamp = self.config.data.source, self.workspace.stamp
+        held_out = self.config.evaluation.source or source
+        sides = f"training clients of {source}", f"test clients of {held_out}"
+        write_leakage(self.directory, self.config.method, sides, result, stamp)
 
     def _unigram(self, tokens: np.ndarray) -> list[dict[str, Any]]:
         texts, size = self._first(self.valid), self.models.tokeniser.vocab_size

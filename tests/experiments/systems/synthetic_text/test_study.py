@@ -2,6 +2,7 @@
 
 import json
 import stat
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed import embedder
+from jaxpfl.text.metrics.leakage import leakage
 from jaxpfl.text.metrics.prediction import evaluate
-from jaxpfl.text.metrics.repeats import longest_repeats
 from tests.experiments import canaries
 from tests.experiments.ledgers import certified
 from tests.experiments.statements import of_lines, of_page
@@ -213,7 +214,7 @@ def test_every_number_says_what_it_is_of_and_nothing_private_is_written(finished
     assert "recovery" not in json.dumps(record) and "seconds" not in json.dumps(record)
     for folder in out.rglob("private"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    kept = {"ledger.jsonl.key", "repeats.json", "repeats.html"}
+    kept = {"ledger.jsonl.key", "leakage.json", "leakage.html"}
     assert {path.name for path in (out / "private").glob("*")} <= kept
 
 
@@ -232,22 +233,24 @@ def test_what_the_corpus_repeats_of_clients_is_told_beside_what_the_untuned_mode
 ):
     """TRUST 48: exact, so that it stays in the private folder, as a simulation's."""
     out = finished("popri").out
-    found = json.loads((out / "private" / "repeats.json").read_text())["words"]
-    clients = prepare(synthetic_config("popri")).clients.columns["text"].to_pylist()
+    found = json.loads((out / "private" / "leakage.json").read_text())
+    study = prepare(synthetic_config("popri"))
     corpus = [json.loads(line)["text"] for line in (out / "corpus.jsonl").read_text().splitlines()]
     first = files.read_npz(out / "artifacts" / "round_1_responses" / "arrays.npz")["texts"]
     written = {"this run": corpus, "the untuned generator": list(filter(None, first.ravel()))}
     number = min(map(len, written.values()))
-    for model, texts in written.items():
-        assert found[model] == longest_repeats(texts[:number], clients).tolist()
-    shown = (out / "private" / "repeats.html").read_text()
-    assert "SIMULATION" in shown and "Nothing on this page is covered" in shown
-    table = shown.partition("<table")[2]
-    for model, words in found.items():
-        row = table.partition(model)[2].partition("</tr>")[0]
-        assert f">{max(words)}<" in row and f">{np.mean(words):.2f}<" in row
+    texts = {model: texts[:number] for model, texts in written.items()}
+    expected = leakage(texts, study.clients, study.held_out["test"])
+    assert {**found, **expected} == found
+    shown = unescape((out / "private" / "leakage.html").read_text())
+    assert "SIMULATION" in shown and "NOT PUBLIC" in shown and found["found"] in shown
+    rows = shown.partition("<table")[2].split("</tr>")
+    for model, judged in found["writers"].items():
+        assert sum(judged["by_words"]["training"]) == number
+        longest = len(judged["by_words"]["training"]) - 1
+        assert any(model in row and f">{longest}<" in row for row in rows)
     for path in canaries.public_files(out):
-        assert b"repeats" not in path.read_bytes(), path
+        assert b"leakage" not in path.read_bytes(), path
 
 
 def test_one_look_chooses_the_nearest_corpus_at_no_further_cost(finished):
