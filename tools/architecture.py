@@ -27,9 +27,10 @@ MOST_LINES = 450
 MOST_PARAMETERS = 10
 # Physical lines and lines of code, as `count` counts them. What adds says here what for.
 MOST_IN_TREE = {
-    # 560 for FreD by example and by Algorithm 1, private evolution's forms and central training.
-    "jaxpfl": (48_260, 31_340),
-    "tests": (41_880, 31_930),
+    # 560 for FreD by example and by Algorithm 1, private evolution's forms and central training;
+    # 200 for texts cut alike.
+    "jaxpfl": (48_460, 31_480),
+    "tests": (42_090, 32_100),
     "benchmarks": (11_480, 8_320),
     "tools": (3_460, 2_545),
 }

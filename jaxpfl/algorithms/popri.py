@@ -262,7 +262,7 @@ def respond(
         prompts, key, decoding=settings.decoding, responses=settings.responses, progress=progress
     )
     clean = [settings.format.response(text) for row in raw for text in row]
-    cut = writer.shortened(clean, settings.response_tokens)
+    cut = writer.pieces(clean, settings.response_tokens)
     step = settings.responses
     whole_KxJ = np.array([a == b for a, b in zip(cut, clean, strict=True)]).reshape(-1, step)
     return [cut[i : i + step] for i in range(0, len(cut), step)], ended_KxJ & whole_KxJ
@@ -347,7 +347,7 @@ def synthesise(
     key = PublicDraws("popri", seed).key("corpus", part)
     raw = writer.write(prompts, key, decoding=settings.decoding, progress=progress)
     clean = [settings.format.response(text) for (text,) in raw.texts]
-    return [text for text in writer.shortened(clean, settings.response_tokens) if text]
+    return [text for text in writer.pieces(clean, settings.response_tokens) if text]
 
 
 def _flat(state: PopriState, record: Mapping[str, Any]) -> Arrays:

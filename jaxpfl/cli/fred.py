@@ -34,6 +34,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="examples of a client that are used at most, drawn at random before they are embedded "
         "(default: 64); where the unit is the example, all are used",
     )
+    cut = "how texts of clients and corpora are cut, all alike: messages (as their sources give "
+    cut += "them; default), sentences, words:N or documents:N"
+    parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
     common.add(parser, "--distributed")
     common.add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
     common.add_path(parser, "--out", "DIR", "default: runs/fred")
@@ -46,6 +49,7 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.data import open as open_population
     from jaxpfl.errors import InputError
     from jaxpfl.experiments.choose_corpus import choose_corpus, table
+    from jaxpfl.text.cut import Cut
 
     private, names = arguments.private, ("epsilon", "delta", "clip_norm")
     given = {name: getattr(arguments, name) for name in names}
@@ -56,9 +60,9 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
             raise InputError(
                 "--mode paper publishes the number of examples: leave out --population"
             )
-        private = open_population(private)
-        examples = private.num_examples
-        plan = FredPlan.as_printed(**given, examples=examples, clients=len(private))
+        clients = Cut.without_model(arguments.cut).population(open_population(private))
+        examples = clients.num_examples
+        plan = FredPlan.as_printed(**given, examples=examples, clients=len(clients))
     else:
         given |= {"unit": arguments.unit, "population": arguments.population}
         plan = FredPlan.calibrated(**given, max_examples=arguments.max_examples)
@@ -67,6 +71,7 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         arguments.candidates,
         plan=plan,
         embedder_name=arguments.embedder,
+        cut=arguments.cut,
         out=arguments.out or common.unused_directory("fred"),
         ledger=arguments.ledger,
     )

@@ -106,6 +106,13 @@ _KINDS: dict[str, _Options] = {
 }
 """The kinds of sources, with their options."""
 
+_DIVIDED = {
+    "docstrings": "sentences",
+    "text": "paragraphs",
+    **dict.fromkeys(("table", "huggingface", "saved"), "whole texts"),
+}
+"""What an example is, by the kinds that hold texts, unless the option `split` says otherwise."""
+
 _WORDS = ("docstrings", "digits", "huggingface")
 """Kinds by the word before the colon."""
 
@@ -372,6 +379,16 @@ def place(source: str) -> str:
     """
     parsed = _parsed(source)
     return parsed.head if parsed.word else str(parsed.place.resolve())
+
+
+def divided_into(source: str | Path | Population) -> str:
+    """What an example is by the source's options: "sentences", ... or "whole texts".
+
+    "" where no option says it: of a population, of one that was stored, and of no text.
+    """
+    if isinstance(source, Population) or (parsed := _parsed(source)).kind not in _DIVIDED:
+        return ""
+    return parsed.options.get("split", _DIVIDED[parsed.kind])
 
 
 def expanded(path: str) -> str:

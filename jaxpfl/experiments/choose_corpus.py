@@ -30,11 +30,14 @@ from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
+from jaxpfl.experiments.records.cautions import of_division
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.experiments.report.plots import bars, plain
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.text.columns import texts_of
+from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import Embedder, embed, embedder
 
 _NAMED = re.compile(r"([\w.%+-][\w .%+-]*)=(.+)", re.DOTALL)
@@ -46,11 +49,14 @@ def choose_corpus(
     *,
     plan: FredPlan,
     embedder_name: str = "hashed",
+    cut: str = "messages",
     out: str | Path,
     ledger: str | Path | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Releases the clients' moments once and ranks the candidates, each SOURCE or NAME=SOURCE.
+
+    Texts of clients and candidates are cut by the rule `cut`, see `text.cut`.
 
     The folder `out` gets fred.json (the returned record), certificate.json, fred.png (a bar for
     each candidate), moments.npz (the released moments, which score further candidates at no cost),
@@ -64,7 +70,8 @@ def choose_corpus(
     """
     with shared_run.group() as group:
         sources, function = named(candidates), embedder(embedder_name)
-        directory, clients = files.user_path(out), open_population(private)
+        rule, whole = Cut.without_model(cut), open_population(private)
+        directory, clients = files.user_path(out), rule.population(whole)
         query = fred(plan, units=plan.units(clients), dimension=function.dimension)
         used = used_examples(clients, plan, seed=0)
 
@@ -74,18 +81,19 @@ def choose_corpus(
         others = shared_run.others_of(group, asked)
         if group is not None and others is not None and group.index:
             return shared_run.share_rounds(others)["record"]
-        content = PrivateContent(clients)
+        content = PrivateContent(whole)
         # Public corpora first: a candidate that is refused must not cost any privacy.
-        corpora = {}
+        pieces, corpora = {}, {}
         for name, source in sources.items():
             corpus = open_population(source, public=True)
-            if corpus.num_examples == 1:
+            pieces[name] = rule.population(corpus)
+            if pieces[name].num_examples == 1:
                 raise InputError(
                     f"candidate {name} = {source!r} is one text, expected many: of a plain text "
                     "file say how it is divided, as in FILE.txt?split=lines"
                 )
             content.refuse(corpus, f"candidate {name} = {source!r}")
-            corpora[name] = _moments(corpus, function, plan.clip_norm, progress)
+            corpora[name] = _moments(pieces[name], function, plan.clip_norm, progress)
         directory.mkdir(parents=True, exist_ok=True)
         path = files.user_path(ledger) if ledger else directory / "ledger.jsonl"
         chart = directory / "fred.png"
@@ -111,11 +119,13 @@ def choose_corpus(
                 "plan": plan.to_dict(),
                 "clients": clients.name,
                 "embedder": function.name,
+                "cut": cut,
                 "dimension": len(released.moments.mean_D),
                 "released_count": released.moments.count,
                 "noise": released.noise._asdict(),
                 "candidates": rows,
                 "best_mixture": best_mixture(released, corpora)._asdict(),
+                "cautions": of_division(cut, private, sources, lambda name: texts_of(pieces[name])),
                 "ledger": str(path),
                 "chart": str(chart),
             }
@@ -179,11 +189,14 @@ def table(record: Mapping[str, Any]) -> str:
     ]
     ranking = Table(("public corpus", *titles.values(), ""), rows, numbers=(1, 2, 3, 4))
     lines = [f"Frechet distance (FreD) to what the clients of {record['clients']} hold:"]
+    if record["cut"] != "messages":
+        lines.append(f"(all texts are cut alike, to {record['cut']})")
     lines += [*text_lines(ranking), str(BestMixture(**record["best_mixture"]))]
     if len(rows) > 1 and all(row["tied"] for row in record["candidates"][:-1]):
         lines.append(
             "All are tied: the noise hides which is nearest. A smaller embedder, as hashed:16, "
             "or a larger epsilon tells more, and is charged anew."
         )
+    lines += [f"caution: {caution}" for caution in record["cautions"]]
     lines += ["", record["statement"], f"ledger: {record['ledger']}", f"chart: {record['chart']}"]
     return "\n".join(lines)

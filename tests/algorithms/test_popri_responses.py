@@ -7,8 +7,9 @@ import numpy as np
 
 from jaxpfl.algorithms import PopriSettings
 from jaxpfl.algorithms.popri import groups_by_score, respond, synthesise
+from jaxpfl.text.cut import Cut
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
-from jaxpfl.text.generation.language_model import Generated, LanguageModel, prompt_ids
+from jaxpfl.text.generation.language_model import Generated, Writer, prompt_ids
 from jaxpfl.text.preference.groups import last_tokens
 from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.tokenisers.base import Tokeniser
@@ -145,7 +146,7 @@ def test_the_end_is_tokenised_with_the_text(generator):
     assert chosen == [1, 0, 2]
 
 
-class Raw:
+class Raw(Writer):
     """Stands in for a model: it writes the responses that it is given."""
 
     tokeniser = UTF8Bytes()
@@ -158,9 +159,6 @@ class Raw:
         self.asked = {"prompts": prompts, "decoding": decoding, "responses": responses}
         ended = np.array([self.ended[:responses] for _ in prompts])
         return Generated([self.texts[:responses] for _ in prompts], ended)
-
-    def shortened(self, texts, tokens):
-        return LanguageModel.shortened(self, texts, tokens)  # pyright: ignore
 
 
 def test_responses_are_cut_at_the_next_heading_and_at_the_tokens_kept(generator):
@@ -214,3 +212,17 @@ def test_the_corpus_has_prompts_of_its_own_and_no_empty_texts(generator):
     assert synthesise(raw, NEAR, 3, SETTINGS, seed=0) == []
     rounds = [SETTINGS.format.prompts(NEAR, 3, seed=0, round=r) for r in (1, 2, 3)]
     assert raw.asked["prompts"] not in rounds
+
+
+def test_responses_are_cut_as_clients_texts_are():
+    """What was cut off did not end there; a text without a piece is empty."""
+    raw = Raw(["One two. Three.", "One.", "--"])
+    settings = PopriSettings(prompts=1, responses=3, rejected_rank=2)
+    for rule, expected, whole in (
+        ("messages", ["One two. Three.", "One.", "--"], [True, True, True]),
+        ("sentences", ["One two.", "One.", ""], [False, True, False]),
+        ("words:2", ["One two.", "One.", "--"], [False, True, True]),
+    ):
+        raw.cut = Cut.parse(rule)
+        texts, ended = respond(raw, ["p"], settings, jax.random.key(0))
+        assert (texts, ended.tolist()) == ([expected], [whole])

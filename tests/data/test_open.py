@@ -5,6 +5,7 @@ import re
 import pytest
 
 from jaxpfl.data import open as open_population
+from jaxpfl.data.open import divided_into
 from jaxpfl.errors import InputError
 from tests.data.hub import stand_in
 from tests.data.test_hugging_face import REVISION, ROWS, SOURCE
@@ -82,6 +83,24 @@ def test_bad_source_is_refused_with_the_nearest_name(source, expected, path, mon
     with pytest.raises(InputError, match=re.escape(expected)):
         open_population(source.replace("PATH", str(path)))
     assert not hub.asked or "text=body" in source
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("docstrings:jax", "sentences"),
+        ("a.txt", "paragraphs"),
+        ("a.tar.xz?split=lines", "lines"),
+        ("$NOWHERE/a.jsonl?client=x", "whole texts"),
+        ("a.csv?client=*&split=sentences", "sentences"),
+        (f"{SOURCE}&split=paragraphs", "paragraphs"),
+        ("a.sqlite?dataset=shakespeare&split=test", ""),
+        ("digits", ""),
+    ],
+)
+def test_what_an_example_is_follows_from_the_options(source, expected):
+    """No file is read."""
+    assert divided_into(source) == expected
 
 
 def test_other_files_and_folders_are_refused(tmp_path):

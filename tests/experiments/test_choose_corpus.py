@@ -10,10 +10,12 @@ import pytest
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments
 from jaxpfl.cli import main
 from jaxpfl.data import Population
+from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import choose_corpus
 from jaxpfl.experiments.choose_corpus import named, table
 from jaxpfl.privacy import Ledger, verify
+from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import embed, embeddings_of
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.statements import of_lines
@@ -144,6 +146,46 @@ def test_a_file_that_is_one_text_is_refused_before_a_charge(tmp_path, sources):
     call = partial(choose_corpus.choose_corpus, sources[0], [f"{tmp_path}/one.txt"], **settings)
     refusal(lambda: call(progress=False), "split=lines")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("rule", ["words:7", "sentences", "messages"])
+def test_clients_and_candidates_are_cut_alike(tmp_path, capsys, sources, monkeypatch, rule):
+    """What is embedded on either side are pieces by one rule, which the table names."""
+    private, public = sources[0], [f"{source}?client=client" for source in sources[1]]
+    embedded = []
+
+    def spy(make):
+        def spied(population, *more, **settings):
+            embedded.append(population.columns["text"].to_pylist())
+            return make(population, *more, **settings)
+
+        return spied
+
+    for name in ("embed", "public_moments"):
+        monkeypatch.setattr(choose_corpus, name, spy(getattr(choose_corpus, name)))
+    record = fred(capsys, private, public, tmp_path / "out", "--cut", rule)
+    assert record["cut"] == rule
+    assert (f"cut alike, to {rule}" in table(record)) == (rule != "messages")
+    cut = Cut.parse(rule)
+    for source, texts in zip([*public, private], embedded, strict=True):
+        assert texts == cut.population(open_population(source)).columns["text"].to_pylist()
+    # A document is four lines of five words.
+    assert len(embedded[0]) == 40 * (3 if rule == "words:7" else 4)
+
+
+def test_texts_of_another_form_are_told_by_public_facts_alone(tmp_path, capsys, sources):
+    (private, public), out = sources, tmp_path / "out"
+    public[0] += "?split=sentences"
+    record = fred(capsys, private, public, out)
+    (caution,) = record["cautions"]
+    assert "far (median: 5 words) are sentences, and those of clients are whole texts" in caution
+    assert f"caution: {caution}" in table(record)
+    assert fred(capsys, private, public, out, "--cut", "sentences")["cautions"] == []
+    assert fred(capsys, f"{private}?split=lines", public[1:], out)["cautions"]
+    joined = [f"{tmp_path}/near.jsonl?client=client"]
+    short, *others = fred(capsys, private, public, out, "--cut", "words:7")["cautions"]
+    assert "far (median: 5 words) are mostly shorter than words:7" in short and len(others) == 1
+    assert fred(capsys, private, joined, out, "--cut", "words:7")["cautions"] == []
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.text import Vocabulary, oov_rates, sample_tokens, unigram_baseline
 from jaxpfl.text.character.words import encode_words
 from jaxpfl.text.columns import text_column
+from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.embed.hashed import HashedNgrams
 from jaxpfl.text.generation.decoding import Decoding
@@ -27,7 +28,7 @@ from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.preference.groups import Groups, groups_of
 from jaxpfl.text.preference.log_probabilities import log_probabilities
 from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
-from jaxpfl.text.tokenisers.base import check_fits, in_spans, spans
+from jaxpfl.text.tokenisers.base import check_fits
 from tests.text.embed.test_base import CLIENTS, Lengths
 from tests.text.generation import test_sentences as recurrent
 from tests.text.generation.test_language_model import BYTES, SMALL, Few, generated
@@ -67,7 +68,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: text_column(NUMBERS), "'here' must have a column 'text', found columns 'x'"),
     (lambda: text_column(NUMBERS, "x"), "'here' must have a column 'x' .* found float32"),
     (lambda: Vocabulary.from_public(NUMBERS, 6), "column 'text'"),
-    (lambda: in_spans(NUMBERS, BYTES), "column 'text'"),
+    (lambda: Cut.parse("sentences").population(NUMBERS), "column 'text'"),
     (lambda: embed(NUMBERS, Lengths()), "must have a column 'text', found columns 'x'"),
     (lambda: embed(from_clients({"a": {"text": [1]}}), Lengths()), "a column 'text' of text"),
     (
@@ -100,7 +101,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: BYTES.encode("abc"), "a list of texts"),
     (lambda: BYTES.decode([257]), r"0 \.\. 256, found 257"),
     (lambda: check_fits(BYTES, 256), "utf8-bytes has token ids up to 256.*vocab_size is 256"),
-    (lambda: spans(BYTES, ["a"], 0), "tokens"),
+    *(
+        (lambda rule=rule: Cut.parse(rule), f"with N above 0, found '{rule}'")
+        for rule in ("", "words", "words:0", "words:-1", "words:2.5", "words:", "messages:3", "w:3")
+    ),
+    (lambda: Cut.without_model("tokens:8"), "downstream model, found 'tokens:8'"),
     *(
         (lambda size=size: Vocabulary.from_texts(["a"], size, source="here"), "size")
         for size in (4, 0, 10.0, True)

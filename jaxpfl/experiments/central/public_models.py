@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,6 @@ class PublicModels:
                 documents.append(list(filter(None, (" ".join(text.split()) for text in texts))))
         return [document for document in documents if document]
 
-    def texts(self, names: Sequence[str] | None = None) -> list[str]:
-        return [text for document in self.documents(names) for text in document]
-
     @cached_property
     def tokeniser(self) -> FastTokeniser:
         """The byte-level BPE that is learned from all corpora."""
@@ -97,10 +95,9 @@ class PublicModels:
     def _learned(self) -> Artifact:
         """The tokenizer.json of a byte-level BPE of all texts, whose token 0 is end-of-text."""
         tokenizer = require("tokenizers", "text").ByteLevelBPETokenizer()
-        special, shown = [_END_OF_TEXT], {"show_progress": False}
-        tokenizer.train_from_iterator(
-            self.texts(), self.vocab_size, 0, special_tokens=special, **shown
-        )
+        texts, shown = chain.from_iterable(self.documents()), {"show_progress": False}
+        special = [_END_OF_TEXT]
+        tokenizer.train_from_iterator(texts, self.vocab_size, 0, special_tokens=special, **shown)
         learned = tokenizer.get_vocab_size()
         if learned != self.vocab_size:
             raise InputError(

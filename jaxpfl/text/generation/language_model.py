@@ -15,6 +15,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
+from jaxpfl.text.cut import MESSAGES, Cut
 from jaxpfl.text.generation.decoding import Decoding, cut
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.generation.sentences import generate_sentences
@@ -35,9 +36,13 @@ class Generated(NamedTuple):
 
 
 class Writer:
-    """Continues prompts, see `LanguageModel.write`; its tokeniser counts their tokens."""
+    """Continues prompts, see `LanguageModel.write`; its tokeniser counts their tokens.
+
+    `cut` is the rule by which clients' texts were cut, and so are the texts that it writes.
+    """
 
     tokeniser: Tokeniser
+    cut: Cut = MESSAGES
     write: Callable[..., Generated]
 
     @property
@@ -62,6 +67,10 @@ class Writer:
             for text, row in zip(texts, self.tokeniser.encode(texts), strict=True)
         ]
 
+    def pieces(self, texts: Sequence[str], tokens: int) -> list[str]:
+        """The written texts as they are used: `shortened`, and of each the first piece by `cut`."""
+        return self.cut.first(self.shortened(texts, tokens))
+
 
 @dataclass(frozen=True)
 class LanguageModel(Writer):
@@ -78,6 +87,7 @@ class LanguageModel(Writer):
     params: Params = field(repr=False)
     tokeniser: Tokeniser = field(repr=False)
     mesh: Mesh | None = None
+    cut: Cut = MESSAGES
 
     def __post_init__(self) -> None:
         check_fits(self.tokeniser, self.model.vocab_size)

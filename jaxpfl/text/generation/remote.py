@@ -23,6 +23,7 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.progress import track
+from jaxpfl.text.cut import MESSAGES, Cut
 from jaxpfl.text.generation import bounded_http
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import Generated, Writer
@@ -50,6 +51,7 @@ class RemoteModel(Writer):
     api: str
     model: str
     tokeniser: Tokeniser = field(repr=False)
+    cut: Cut = MESSAGES
 
     @property
     def follows_instructions(self) -> bool:

@@ -65,7 +65,7 @@ class Continue(Checked):
         # A model that answers messages continues the beginning, too.
         written = self.writer.without_chat().write(starts, key, decoding=decoding).texts
         joined = [self.clean(start + end) for start, (end,) in zip(starts, written, strict=True)]
-        cut = self.writer.shortened(joined, self.tokens)
+        cut = self.writer.pieces(joined, self.tokens)
         return [new or old for new, old in zip(cut, texts, strict=True)]
 
 
@@ -108,7 +108,7 @@ class Rephrase(Checked):
         ]
         decoding = replace(self.decoding, max_new_tokens=self.tokens)
         written = self.writer.write(prompts, key, decoding=decoding).texts
-        cut = self.writer.shortened([self.clean(text) for (text,) in written], self.tokens)
+        cut = self.writer.pieces([self.clean(text) for (text,) in written], self.tokens)
         return [new or old for new, old in zip(cut, texts, strict=True)]
 
 

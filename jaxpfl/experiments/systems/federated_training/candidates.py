@@ -1,7 +1,7 @@
 """The public corpora that FreD compares and that prefinetuning trains on."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -17,6 +17,7 @@ from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
 from jaxpfl.experiments.engine.build import open_public
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import Embedder
 
 ALONE = "public"
@@ -52,6 +53,11 @@ class Candidates:
             for name, source in fred.sources.items()
         }
         return cls(fred.sources, fred.shares, populations, seed)
+
+    def cut(self, cut: Cut) -> Self:
+        """The same candidates, whose texts are cut by this rule."""
+        pieces = {name: cut.population(whole) for name, whole in self.populations.items()}
+        return replace(self, populations=pieces)
 
     def sample(self, source: str, column: str, limit: int) -> Population:
         """At most `limit` randomly drawn examples of one source, as one client with one column."""

@@ -7,13 +7,14 @@ from typing import Literal
 
 from jaxpfl import checks
 from jaxpfl.checked import Checked, OpenFraction, Positive, PositiveInt
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.config.published import MultiLabelConfig, PublishedDecoderConfig
 from jaxpfl.experiments.engine.on_round import KeepBest
 from jaxpfl.models.mlp import MLP
 from jaxpfl.privacy.guarantee import Unit
 from jaxpfl.privacy.simulated import LargerPopulation
+from jaxpfl.text.cut import Cut
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class FredConfig(Checked):
         what the paper states; what it REALISES is charged (`FredPlan.as_printed`).
       delta: the delta at which `epsilon` is stated; None means `privacy.delta`.
       embedder: see `jaxpfl.text.embed.embedder`.
+      cut: the rule by which the texts of clients and candidates are cut before they are embedded,
+        see `text.cut`. The model is trained on texts as their sources give them.
       clip_norm: L2 bound of the embeddings of clients and candidates.
       max_examples: the most examples of a client that are used, drawn at random; all of them where
         the unit is the example.
@@ -44,12 +47,15 @@ class FredConfig(Checked):
     unit: Unit = "client"
     mode: Literal["exact", "paper"] = "exact"
     embedder: str = "hashed"
+    cut: str = "messages"
     clip_norm: Positive = 1.0
     max_examples: PositiveInt = 16
     max_candidate_examples: PositiveInt = 20_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        with named("fred.cut"):
+            Cut.without_model(self.cut)
         if self.mode == "paper" and (self.unit == "client" or self.epsilon is None):
             raise InputError(
                 "fred.mode: paper needs fred.epsilon, and fred.unit: example, which the paper "

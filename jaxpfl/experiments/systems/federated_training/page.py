@@ -36,17 +36,18 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
         # The run is not finished: there are distances, but no models yet.
         stored = files.read_record(scores, {"scores": list})
         fred = {**stored, **ranking(stored["scores"], {"before": {}})}
-    ranked = []
+    ranked, about, further = [], [], []
     if fred is not None:
         stamp = "" if fred["private"] else _NOT_PRIVATE
         ranked = _ranked(fred, record.get("tested_on"), run.metric, stamp)
     simulated = directory / SIMULATION
-    if not simulated.exists():
-        return run_page(run, more=ranked)
-    note = "Further runs on the same clients, which the privacy stated above does not cover."
-    link = Cell("a page of their own", link="simulation.html", note=note)
-    report = run_page(run, about=[("simulations", link)], more=ranked)
-    return dataclasses.replace(report, further=[_simulation(run, files.read_record(simulated))])
+    if simulated.exists():
+        note = "Further runs on the same clients, which the privacy stated above does not cover."
+        about = [("simulations", Cell("a page of their own", link="simulation.html", note=note))]
+        further = [_simulation(run, files.read_record(simulated))]
+    report = run_page(run, about=about, more=ranked)
+    cautions = [*report.cautions, *(fred["cautions"] if fred else ())]
+    return dataclasses.replace(report, further=further, cautions=cautions)
 
 
 def _ranked(
@@ -83,7 +84,8 @@ def _ranked(
         part = "On a ledger of its own, it is no part of" if apart else "It is part of"
         texts.append(
             f"FreD alone: {fred['statement']}. {part} the privacy stated above. Scoring "
-            "candidates and prefinetuning read public text only."
+            "candidates and prefinetuning read public text only. The texts of clients and of "
+            f"candidates are cut by one rule: {fred['cut']}."
         )
     table = Table((*columns, ""), rows, (0, *range(2, len(columns))), 0)
     return [

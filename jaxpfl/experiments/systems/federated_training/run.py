@@ -33,7 +33,7 @@ from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
-from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.records.cautions import OURS, of_division
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems import RESULT, SIMULATION
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE
@@ -43,6 +43,8 @@ from jaxpfl.experiments.systems.workspace import Workspace, params_digest, resta
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.progress import Progress
+from jaxpfl.text.columns import texts_of
+from jaxpfl.text.cut import Cut
 from jaxpfl.text.generation.language_model import sentences_of
 from jaxpfl.text.metrics.baselines import unigram_baseline
 
@@ -110,13 +112,15 @@ class FederatedTraining:
     def _fred(self, plan: FredPlan) -> dict[str, Any]:
         """The scores of all candidates, and the plan and statement of the release."""
         study, workspace, artifacts = self.study, self.workspace, self._artifacts
-        settings, candidates, corpora = self.config.fred, study.candidates, {}
+        settings, candidates, corpora, cautions = self.config.fred, study.candidates, {}, []
         assert settings is not None and candidates is not None
         begun = workspace.directory / "runs" / FRED / "run.json"
         if not (artifacts.folder / SCORES).exists():
             # Candidates are read before the charge, so that an unreadable one costs no privacy.
-            most = settings.max_candidate_examples
-            corpora = candidates.moments(study.embedder, settings.clip_norm, most)
+            cut, most = candidates.cut(Cut.parse(settings.cut)), settings.max_candidate_examples
+            corpora = cut.moments(study.embedder, settings.clip_norm, most)
+            forms = settings.cut, self.config.data.source, settings.sources
+            cautions = of_division(*forms, lambda name: texts_of(cut.sample(name, "text", most)))
         elif not begun.exists():
             raise CorruptFile(
                 f"{begun}: is missing, but its release is scored in {artifacts.folder / SCORES}: "
@@ -141,6 +145,8 @@ class FederatedTraining:
         def scored() -> Artifact:
             record = {
                 **made_from,
+                "cut": settings.cut,
+                "cautions": cautions,
                 "private": plan.private and not self.config.run.reproducible_noise,
                 "statement": statement,
                 "plan": plan.to_dict(),

@@ -41,6 +41,7 @@ from jaxpfl.models.checkpoints import hub, pretrained, torchvision_files
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import Embedder, embed, embedder
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers import characters
@@ -168,8 +169,14 @@ class Study(base.Study):
         """The units of FreD's release; made-up clients have as many examples as are used."""
         number, settings = len(self.clients), self.config.fred
         assert settings is not None
-        example = self.clients.num_examples or number * settings.max_examples
+        example = self.fred_clients.num_examples or number * settings.max_examples
         return example if settings.unit == "example" else number
+
+    @cached_property
+    def fred_clients(self) -> Population:
+        """The training clients, PRIVATE, with their texts cut as FreD compares them."""
+        assert self.config.fred is not None
+        return Cut.parse(self.config.fred.cut).population(self.clients)
 
     def fred_ledger(self, directory: Path) -> Path:
         """The ledger of FreD's release: its own where its unit is not that of the rounds."""
@@ -213,7 +220,7 @@ class Study(base.Study):
     def embedded(self, progress: bool) -> Population:
         """The clients with the embeddings that FreD's release reads, which may take long."""
         assert self.fred is not None
-        used = used_examples(self.clients, self.fred, self.config.data.split_seed)
+        used = used_examples(self.fred_clients, self.fred, self.config.data.split_seed)
         return embed(used, self.embedder, progress=progress)
 
     @cached_property

@@ -13,7 +13,7 @@ from jaxpfl.algorithms.popri import PopriSettings
 from jaxpfl.algorithms.private_evolution import EvolutionSettings
 from jaxpfl.checked import Checked, NonNegative, OpenFraction, PositiveFraction, PositiveInt
 from jaxpfl.data.open import place
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.central.adamw import DecoderModelConfig, Training
 from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.config.published import (
@@ -22,6 +22,7 @@ from jaxpfl.experiments.config.published import (
     RemoteGeneratorConfig,
 )
 from jaxpfl.privacy.simulated import LargerPopulation
+from jaxpfl.text.cut import Cut
 
 SCORING = ("private_evolution", "pe_sft", "popri")
 """The methods in which clients score texts."""
@@ -47,16 +48,21 @@ class CorpusConfig(Checked):
       texts: the number of texts that the generator is asked for; empty ones are left out.
       tokens: the downstream model reads at most this many tokens of a text, in training and in
         evaluation.
-      spans: whether a client's texts, joined and without newlines, are first cut into successive
-        spans of `tokens` tokens, each then an example, as in LargeFedBench. They go on over the
-        ends of sentences, as synthetic texts must, so `popri.format.stop` must not be a newline.
+      cut: the rule by which all texts are cut, see `text.cut`: those of clients of all splits, and
+        of public corpora for prompts; of a generated text the first piece is used. Where the rule
+        joins texts, `popri.format.stop` must not be a newline, over which pieces go on.
       fine_tuning: the training of the downstream model on the synthetic corpus.
     """
 
     texts: PositiveInt = 4_000
     tokens: PositiveInt = 32
-    spans: bool = False
+    cut: str = "messages"
     fine_tuning: Training = field(default_factory=_FINE_TUNING)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with named("corpus.cut"):
+            Cut.parse(self.cut)
 
 
 @dataclass(frozen=True)
@@ -268,11 +274,11 @@ class SyntheticTextConfig(Checked):
                 f"generator.api must be absent with method {self.method!r}, found "
                 f"{self.remote.api!r}: the method tunes the generator, which needs its weights"
             )
-        stop = self.popri.format.stop
-        if self.method in WRITING and self.corpus.spans and stop and not stop.strip():
+        stop, cut = self.popri.format.stop, Cut.parse(self.corpus.cut)
+        if self.method in WRITING and cut.size and stop and not stop.strip():
             raise InputError(
-                f"popri.format.stop must be '' where corpus.spans is true, found {stop!r}: spans "
-                "go on over the ends of lines, and synthetic texts would end at the first one"
+                f"popri.format.stop must be '' with corpus.cut '{cut}', found {stop!r}: pieces go "
+                "on over the ends of lines, and synthetic texts would end at the first one"
             )
         self._check_privacy()
         if self.method == CENTRAL and (self.privacy.private or self.privacy.ledger is not None):

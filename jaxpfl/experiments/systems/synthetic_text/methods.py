@@ -80,7 +80,7 @@ def untuned(tuning: Tuning, question: None = None) -> Author:
     """The generator as it is: no client is asked."""
     models = tuning.models
     settings = models.config.popri
-    return Author(models, models.generator, models.public.texts(settings.samples), settings)
+    return Author(models, models.generator, models.samples(settings.samples), settings)
 
 
 def evolved(tuning: Tuning, votes: Scorer) -> Author:
@@ -125,7 +125,7 @@ def evolved_and_tuned(tuning: Tuning, votes: Scorer) -> Author:
     tuned = adapted.replaced(
         adapted.model, models.fitted(adapted, author.samples, settings, folder)
     )
-    return replace(author, generator=tuned, samples=models.public.texts(config.popri.samples))
+    return replace(author, generator=tuned, samples=models.samples(config.popri.samples))
 
 
 def tuned_by_scores(tuning: Tuning, scorer: Scorer) -> Author:
@@ -140,7 +140,7 @@ def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
     settings, released = config.popri, look.released(phases)
     if settings.corpus == "nearest":
         names = settings.samples or tuple(config.corpora or {})
-        corpora = {name: models.public.texts([name]) for name in names}
+        corpora = {name: models.samples([name]) for name in names}
         compute = partial(look.nearest, released[EMBEDDING], corpora)
         nearest = phases.load_or_compute("nearest_corpus", compute)
         choices["corpora"] = {name: values.tolist() for name, values in nearest.items()}
@@ -182,7 +182,7 @@ def _tuned(
     All choices follow from releases and from clients that are declared public: they are free.
     """
     models, phases, rounds = tuning.models, tuning.phases, list[Written]()
-    samples = models.public.texts(settings.samples)
+    samples = models.samples(settings.samples)
 
     def on_round(written: Written) -> None:
         rounds.append(written)
@@ -255,7 +255,7 @@ def _responses(
     models: StudyModels, writer: LanguageModel, settings: PopriConfig, round: int
 ) -> list[list[str]]:
     """What a generator answers to the prompts of a round in which no client is asked."""
-    seed, samples = models.config.run.seed, models.public.texts(settings.samples)
+    seed, samples = models.config.run.seed, models.samples(settings.samples)
     prompts = prompts_of(writer, samples, settings.prompts, settings, seed, round)
     key = PublicDraws("popri", seed).key("responses", round)
     return respond(writer, prompts, settings, key, models.progress)[0]
@@ -293,7 +293,7 @@ def vary_of(models: StudyModels) -> Vary:
     def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
         filled = [clean(text) for text in fill(texts, key)]
         # A masked language model has another tokeniser than the generator.
-        cut = generator.shortened(filled, tokens)
+        cut = generator.pieces(filled, tokens)
         return [new or old for new, old in zip(cut, texts, strict=True)]
 
     return vary

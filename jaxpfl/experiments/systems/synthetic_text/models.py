@@ -6,8 +6,10 @@ No client's data is read here.
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from jaxpfl.federated.mesh import grid, several, splits_model
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.remote import RemoteModel
@@ -98,7 +101,7 @@ class StudyModels:
     def generator(self) -> Any:
         """A `LanguageModel`, or a `RemoteModel` for a method that does not tune it."""
         if (remote := self.config.remote) is not None:
-            return RemoteModel(remote.api, remote.model, self.tokeniser)
+            return RemoteModel(remote.api, remote.model, self.tokeniser, self.cut)
         loaded = partial(self._loaded, "generator")
         if self.others is None or self.config.method != "popri":
             return loaded()
@@ -113,6 +116,16 @@ class StudyModels:
         """The downstream model's; the examples of clients and corpora are counted in its tokens."""
         published = self._published.get("downstream")
         return self.public.tokeniser if published is None else published.tokeniser
+
+    @cached_property
+    def cut(self) -> Cut:
+        """The rule by which all texts are cut; tokens are the downstream model's."""
+        cut = Cut.parse(self.config.corpus.cut)
+        return dataclasses.replace(cut, tokeniser=self.tokeniser) if cut.unit == "tokens" else cut
+
+    def samples(self, names: Sequence[str] | None = None) -> list[str]:
+        """The pieces of these corpora, or of all: what prompts are made of."""
+        return list(chain.from_iterable(self.cut.pieces(self.public.documents(names))))
 
     @property
     def embedder(self) -> Embedder:
@@ -171,6 +184,8 @@ class StudyModels:
         else:
             positions = max(settings.sequence_length, self.config.positions[name])
             model = self.public.decoder(name, settings, positions)
+        if name == "generator":
+            model = dataclasses.replace(model, cut=self.cut)
         return model if mesh is None else shared_generator.spread(model, mesh)
 
     @cached_property

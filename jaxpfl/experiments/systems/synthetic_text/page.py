@@ -49,7 +49,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         table = Table(("text",), [(text,) for text in record["texts"]], style="sentences")
         sections.append(Section("From the synthetic corpus", table=table))
     sections += _choices(record)
-    cautions = of_table(record["table"], "perplexity", tested_on)
+    cautions = of_table(record["table"], "perplexity", tested_on) + record.get("cautions", [])
     if "api" in (about := record["public_models"].get("generator", {})):
         where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
         cautions.append(f"{where} wrote the texts: no run, nor a resumed one, can write the same.")

@@ -22,7 +22,7 @@ from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.experiments.engine.phases import LateReleaser, Phases, missing
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking
-from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.records.cautions import OURS, of_division
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import CENTRAL, FED_AVG, SCORING, WRITING
@@ -39,7 +39,6 @@ from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.baselines import unigram_baseline
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.metrics.repeats import longest_repeats
-from jaxpfl.text.tokenisers.base import in_spans
 
 FINE_TUNING = "fine_tuning"
 """The folder of the checkpoints of the downstream model's training on the corpus."""
@@ -89,11 +88,7 @@ class TextStudy:
         self.sends, self.directory = study.sends, workspace.directory
         self.models = StudyModels(self.config, workspace.progress, workspace.others)
         parts = (study.clients, study.held_out["valid"], study.held_out["test"])
-        if self.config.corpus.spans:
-            # Each example is a span of a client's texts.
-            tokeniser, tokens = self.models.tokeniser, self.config.corpus.tokens
-            parts = tuple(in_spans(part, tokeniser, tokens) for part in parts)
-        self.clients, self.valid, self.test = parts
+        self.clients, self.valid, self.test = map(self.models.cut.population, parts)
 
     def public_record(self) -> dict[str, Any]:
         train = {"public": self._public, CENTRAL: self._central, FED_AVG: self._fed_avg}
@@ -206,6 +201,8 @@ class TextStudy:
         params = models.fitted(models.downstream, texts, config.corpus.fine_tuning, folder)
         details = {"privacy": privacy, "history": history, **author.choices}
         details |= {"corpus_fid": self._fid(texts), "plane": self._plane(texts)}
+        forms = config.corpus.cut, config.data.source, config.corpora or {}
+        details["cautions"] = of_division(*forms, lambda name: models.samples([name]))
         return params, epsilon, {**details, "corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
 
     def _run(self, question: Question) -> Run:

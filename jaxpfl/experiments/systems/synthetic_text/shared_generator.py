@@ -92,7 +92,7 @@ class SharedModel(LanguageModel):
 def load(others: SharedRounds, loaded: Callable[[], LanguageModel]) -> SharedModel:
     """The model that all processes load, in process 0."""
     found = others.together(LOAD, (), {}, loaded)
-    return SharedModel(found.model, found.params, found.tokeniser, found.mesh, others)
+    return SharedModel(**vars(found), others=others)
 
 
 def spread(found: LanguageModel, mesh: Mesh) -> LanguageModel:

@@ -10,12 +10,12 @@ import pytest
 from jaxpfl.algorithms import gaussian_moments
 from jaxpfl.algorithms.fred import Score
 from jaxpfl.errors import InputError
-from jaxpfl.experiments import registry
+from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.page import ranking
-from jaxpfl.experiments.systems.federated_training.study import prepare
+from jaxpfl.experiments.systems.federated_training.study import Study, prepare
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.experiments.conftest import FAR, NEAR, changed_config
@@ -84,6 +84,42 @@ def test_moments_of_a_mixture_are_those_of_its_parts(prepared):
     np.testing.assert_allclose(found["near"].mean_D, alone.mean_D, rtol=1e-6)
 
 
+def test_fred_compares_texts_that_are_cut_alike(pipeline_config, tmp_path, monkeypatch):
+    """Clients' and candidates', by one rule; prefinetuning reads the texts as they are."""
+    embedded = []
+
+    class Spy:
+        name, column, dimension = "spy", "text", 8
+
+        def __call__(self, texts):
+            embedded.append(list(texts))
+            return embedder("hashed:8")(texts)
+
+    monkeypatch.setattr(Study, "embedder", Spy())
+    more = ["--fred.cut", "words:7", "--prefinetune.other_candidates", "False"]
+    study = prepare(registry.load(pipeline_config, [*more, "--fred.max_examples", "1"]))
+    clients = study.embedded(progress=False)
+    assert len(clients) == len(study.clients) and clients.num_examples == len(clients)
+    record = carry_out.run(study.config, tmp_path / "run", progress=False).record
+    assert {len(text.split()) for text in embedded[0]} == {7, 18 - 14}
+    for texts in embedded[1:3]:
+        # 30 documents of four lines of five words.
+        assert sorted({len(text.split()) for text in texts}) == [6, 7] and len(texts) == 90
+    assert record["fred"]["cut"] == "words:7" and record["fred"]["cautions"] == []
+    assert "cut by one rule: words:7." in (tmp_path / "run" / "report.html").read_text()
+    assert study.candidates.populations["near"].num_examples == 120
+
+
+def test_the_page_says_where_texts_have_another_form(pipeline_config, tmp_path):
+    near = str(pipeline_config.parent / "near.jsonl")
+    config = changed_config(pipeline_config, (f'near: "{near}"', f'near: "{near}?split=sentences"'))
+    outcome = carry_out.run(config, tmp_path / "run", progress=False)
+    (caution,) = outcome.record["fred"]["cautions"]
+    assert "texts of near (median: 5 words) are sentences" in caution
+    assert f"caution: {caution}" in outcome.lines
+    assert "of near (median: 5 words) are sentences" in (outcome.out / "report.html").read_text()
+
+
 def test_public_clients_are_a_corpus_and_take_no_other_part(pipeline_config):
     near = str(pipeline_config.parent / "near.jsonl")
     config = changed_config(
@@ -127,6 +163,8 @@ def test_without_a_public_corpus_the_vocabulary_is_the_candidates(pipeline_confi
         ("epsilon: 8.0, delta: 1e-3, clip", "private: false, clip", "fred.epsilon"),
         ("every: 3, declared_public: true", "every: 0", "prefinetune.other_candidates"),
         ('far: "', 'far: "split:public" #', "data.split.public"),
+        ("fred:\n", "fred:\n  cut: lines\n", "fred.cut: a rule"),
+        ("fred:\n", "fred:\n  cut: 'tokens:8'\n", "fred.cut: tokens need"),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(pipeline_config, old, new, words):

@@ -1,6 +1,7 @@
 """The models of a study: variations by a masked one, shared devices, and what is refused."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
@@ -59,6 +60,25 @@ def test_texts_are_varied_as_the_config_says(synthetic_config, tmp_path, monkeyp
     # One line in the format of lines; what would be empty stays as it was.
     assert vary(TEXTS, jax.random.key(0)) == ["one line", TEXTS[1]]
     assert given == [(8, TEXTS)]
+
+
+@pytest.mark.parametrize("rule", ["words:3", "tokens:8", "messages"])
+def test_clients_corpora_and_written_texts_are_cut_alike(synthetic_config, tmp_path, rule):
+    """Prompts are made of pieces, and every text of the corpus is one."""
+    changes = ("--corpus.cut", rule, "--popri.format.stop", "", "--popri.new_tokens", "30")
+    config = synthetic_config("generator", *changes, "--popri.response_tokens", "30")
+    outcome = carry_out.run(config, tmp_path / "run", progress=False)
+    lines = (outcome.out / "corpus.jsonl").read_text().splitlines()
+    models = StudyModels(config)
+    samples, documents = models.samples(["near"]), models.public.documents(["near"])
+    assert samples == [piece for own in models.cut.pieces(documents) for piece in own]
+    words = [len(json.loads(line)["text"].split()) for line in lines]
+    assert outcome.record["cautions"] == []
+    if rule == "words:3":
+        assert max(words) == 3 == max(len(sample.split()) for sample in samples)
+    else:
+        whole = [text for document in documents for text in document]
+        assert max(words) > 3 and (samples == whole) == (rule == "messages")
 
 
 def test_what_a_generator_cannot_do_is_refused_with_what_it_can(synthetic_config):

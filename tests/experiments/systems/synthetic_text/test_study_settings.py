@@ -56,7 +56,8 @@ REFUSED = [
     ("fed_avg", "--corpora null", "are pretrained on them"),
     ("popri", "--generator.int8 True", "generator.int8 needs generator.path, found none"),
     ("generator", "--generator.api http://here", "generator.api needs generator.model, found none"),
-    ("popri", "--corpus.spans True", "popri.format.stop must be '' .* found '.n'"),
+    ("popri", "--corpus.cut tokens:8", "popri.format.stop must be '' .* found '.n'"),
+    ("popri", "--corpus.cut lines", "corpus.cut: .* must be messages, .* found 'lines'"),
 ]
 
 
@@ -93,15 +94,15 @@ def test_the_clients_are_no_public_corpus(synthetic_config, monkeypatch):
 def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
     """As in LargeFedBench: what a text has beyond its first tokens is an example too."""
     counts = []
-    for spans in ("True", "False"):
-        changes = ("--corpus.spans", spans, "--evaluation.max_examples", "999")
+    for rule in ("tokens:8", "messages"):
+        changes = ("--corpus.cut", rule, "--evaluation.max_examples", "999")
         config = synthetic_config("public", *changes)
-        record = carry_out.run(config, tmp_path / spans, progress=False).record
+        record = carry_out.run(config, tmp_path / rule, progress=False).record
         counts.append(record["metrics"]["count"])
     # Texts of six words or so are more than eight tokens.
     assert counts[0] > 1.5 * counts[1]
     whole = synthetic_text.prepare(config)
-    spans = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, spans=True))
+    spans = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, cut="tokens:8"))
     cut = TextStudy(dataclasses.replace(whole, config=spans), Workspace(spans, tmp_path))
     tokeniser = cut.models.public.tokeniser
     test = whole.held_out["test"]
@@ -115,7 +116,7 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
 def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_path):
     """In one memory, as in a sweep: what is remembered is never that of other settings."""
     memory = {}
-    whole, cut = (), ("--corpus.spans", "True", "--popri.format.stop", "")
+    whole, cut = (), ("--corpus.cut", "tokens:8", "--popri.format.stop", "")
     removed = ("--data.remove", "ka")
     settings = [(1, whole), (2, whole), (2, cut), (1, cut), (1, removed)]
     for number, (limit, changed) in enumerate(settings):
