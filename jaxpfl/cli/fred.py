@@ -37,6 +37,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     cut = "how texts of clients and corpora are cut, all alike: messages (as their sources give "
     cut += "them; default), sentences, words:N or documents:N"
     parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
+    choose = "chooses N single texts of all corpora by the same release, at no further cost"
+    parser.add_argument("--choose", type=int, metavar="N", help=choose)
+    file = "where the chosen texts are written, .jsonl or .parquet (default: OUT/chosen.jsonl)"
+    common.add_path(parser, "--texts", "FILE", file)
     common.add(parser, "--distributed")
     common.add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
     common.add_path(parser, "--out", "DIR", "default: runs/fred")
@@ -51,6 +55,8 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.experiments.choose_corpus import choose_corpus, table
     from jaxpfl.text.cut import Cut
 
+    if arguments.texts is not None and arguments.choose is None:
+        raise InputError("--texts needs --choose N, which says how many texts are chosen")
     private, names = arguments.private, ("epsilon", "delta", "clip_norm")
     given = {name: getattr(arguments, name) for name in names}
     if arguments.mode == "paper":
@@ -72,6 +78,8 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         plan=plan,
         embedder_name=arguments.embedder,
         cut=arguments.cut,
+        choose=arguments.choose,
+        texts=arguments.texts,
         out=arguments.out or common.unused_directory("fred"),
         ledger=arguments.ledger,
     )

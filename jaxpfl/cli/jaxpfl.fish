@@ -94,6 +94,8 @@ complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l embedder -x -d 'hash
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l clip-norm -x -d 'of embeddings (default: 1)'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l max-examples -x -d 'examples of a client that are used at most, drawn at random before they are embedded (default: 64); where the unit is the example, all are used'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l cut -x -d 'how texts of clients and corpora are cut, all alike: messages (as their sources give them; default), sentences, words:N or documents:N'
+complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l choose -x -d 'chooses N single texts of all corpora by the same release, at no further cost'
+complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l texts -rF -d 'where the chosen texts are written, .jsonl or .parquet (default: OUT/chosen.jsonl)'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l distributed -x -d 'share the run with the same command in other processes, such as one a machine: auto (Slurm, Kubernetes, Cloud TPU, Open MPI), or HOST:PORT,INDEX/COUNT, with HOST:PORT of process 0, such as 10.0.0.5:1234,0/2 here and 10.0.0.5:1234,1/2 there'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l ledger -rF -d 'default: OUT/ledger.jsonl'
 complete -c jaxpfl -n '__fish_seen_subcommand_from fred' -l out -rF -d 'default: runs/fred'

@@ -1,4 +1,7 @@
-"""`jaxpfl fred`: ranks public corpora by their distance to private clients, from one release."""
+"""`jaxpfl fred`: ranks public corpora by their distance to private clients, from one release.
+
+The same release chooses single texts of these corpora, see `algorithms.chosen_texts`.
+"""
 
 import hashlib
 import json
@@ -20,17 +23,19 @@ from jaxpfl.algorithms.fred import (
     score,
     used_examples,
 )
-from jaxpfl.algorithms.gaussian_moments import Moments
+from jaxpfl.algorithms.gaussian_moments import Moments, moments
 from jaxpfl.compilation_cache import caches
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.records.cautions import of_division
+from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.experiments.report.plots import bars, plain
 from jaxpfl.federated.hosts.shared_rounds import Asked
@@ -38,7 +43,7 @@ from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.columns import texts_of
 from jaxpfl.text.cut import Cut
-from jaxpfl.text.embed import Embedder, embed, embedder
+from jaxpfl.text.embed import Embedder, embed, embedder, embeddings_of
 
 _NAMED = re.compile(r"([\w.%+-][\w .%+-]*)=(.+)", re.DOTALL)
 
@@ -50,13 +55,19 @@ def choose_corpus(
     plan: FredPlan,
     embedder_name: str = "hashed",
     cut: str = "messages",
+    choose: int | None = None,
+    texts: str | Path | None = None,
     out: str | Path,
     ledger: str | Path | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Releases the clients' moments once and ranks the candidates, each SOURCE or NAME=SOURCE.
 
-    Texts of clients and candidates are cut by the rule `cut`, see `text.cut`.
+    Texts of clients and candidates are cut by the rule `cut`, see `text.cut`. With `choose`, so
+    many single texts of all candidates are chosen by the same release. They are written to `texts`,
+    a .jsonl or .parquet file (default: chosen.jsonl in the folder `out`), each with its "source",
+    the candidate's name, its "weight", and the candidates' columns "license", "licence" and
+    "attribution", where one has them. The embeddings of all candidates are then in memory.
 
     The folder `out` gets fred.json (the returned record), certificate.json, fred.png (a bar for
     each candidate), moments.npz (the released moments, which score further candidates at no cost),
@@ -65,7 +76,8 @@ def choose_corpus(
     corpora and writes.
 
     Raises:
-      InputError: a candidate holds the clients' data.
+      InputError: a candidate holds the clients' data, or together they have no more texts than are
+        to be chosen; nothing was released.
       BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
     """
     with shared_run.group() as group:
@@ -83,9 +95,11 @@ def choose_corpus(
             return shared_run.share_rounds(others)["record"]
         content = PrivateContent(whole)
         # Public corpora first: a candidate that is refused must not cost any privacy.
-        pieces, corpora = {}, {}
+        pieces, corpora, pool, embeddings = {}, {}, {}, {}
+        file = files.user_path(texts) if texts else directory / "chosen.jsonl"
+        text_pool.check_file(file)
         for name, source in sources.items():
-            corpus = open_population(source, public=True)
+            pool[name] = corpus = open_population(source, public=True)
             pieces[name] = rule.population(corpus)
             if pieces[name].num_examples == 1:
                 raise InputError(
@@ -93,7 +107,15 @@ def choose_corpus(
                     "file say how it is divided, as in FILE.txt?split=lines"
                 )
             content.refuse(corpus, f"candidate {name} = {source!r}")
-            corpora[name] = _moments(pieces[name], function, plan.clip_norm, progress)
+            if choose is None:
+                corpora[name] = _moments(pieces[name], function, plan.clip_norm, progress)
+            else:
+                embedded = embed(pieces[name], function, progress=progress)
+                embeddings[name] = embeddings_of(embedded)
+                corpora[name] = moments(embeddings[name], plan.clip_norm)
+        if choose is not None:
+            number = sum(corpus.num_examples for corpus in pieces.values())
+            text_pool.require_larger(number, choose, "the texts that are to be chosen")
         directory.mkdir(parents=True, exist_ok=True)
         path = files.user_path(ledger) if ledger else directory / "ledger.jsonl"
         chart = directory / "fred.png"
@@ -112,6 +134,12 @@ def choose_corpus(
             {"rank": rank, "candidate": near.name, "source": sources[near.name], **near.row()}
             for rank, near in enumerate(score(released, corpora, progress=progress), 1)
         ]
+        choice, cautions = None, of_division(cut, private, sources, lambda n: texts_of(pieces[n]))
+        if choose is not None:
+            choice = text_pool.choose_from(released, embeddings, choose, progress=progress)
+            text_pool.write(file, choice, pool, pieces)
+            choice = {**chosen.record_of(choice, None), "file": str(file)}
+            cautions += chosen.cautions(choice)
         record = files.jsonable(
             {
                 "private": plan.private,
@@ -125,7 +153,8 @@ def choose_corpus(
                 "noise": released.noise._asdict(),
                 "candidates": rows,
                 "best_mixture": best_mixture(released, corpora)._asdict(),
-                "cautions": of_division(cut, private, sources, lambda name: texts_of(pieces[name])),
+                "choice": choice,
+                "cautions": cautions,
                 "ledger": str(path),
                 "chart": str(chart),
             }
@@ -192,6 +221,8 @@ def table(record: Mapping[str, Any]) -> str:
     if record["cut"] != "messages":
         lines.append(f"(all texts are cut alike, to {record['cut']})")
     lines += [*text_lines(ranking), str(BestMixture(**record["best_mixture"]))]
+    if (choice := record["choice"]) is not None:
+        lines += ["", *chosen.lines(choice), f"chosen texts: {choice['file']}", ""]
     if len(rows) > 1 and all(row["tied"] for row in record["candidates"][:-1]):
         lines.append(
             "All are tied: the noise hides which is nearest. A smaller embedder, as hashed:16, "

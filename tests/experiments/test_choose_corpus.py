@@ -5,6 +5,7 @@ import re
 import shutil
 from functools import partial
 
+import pyarrow.parquet as pq
 import pytest
 
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments
@@ -14,6 +15,7 @@ from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import choose_corpus
 from jaxpfl.experiments.choose_corpus import named, table
+from jaxpfl.experiments.report import chosen
 from jaxpfl.privacy import Ledger, verify
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import embed, embeddings_of
@@ -186,6 +188,61 @@ def test_texts_of_another_form_are_told_by_public_facts_alone(tmp_path, capsys, 
     short, *others = fred(capsys, private, public, out, "--cut", "words:7")["cautions"]
     assert "far (median: 5 words) are mostly shorter than words:7" in short and len(others) == 1
     assert fred(capsys, private, joined, out, "--cut", "words:7")["cautions"] == []
+
+
+def with_terms(path, words, clients, terms):
+    """A corpus of documents of four sentences each, with a column of terms of use."""
+    write_lines(path, words, clients, 4)
+    rows = [{**json.loads(line), "licence": terms} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"{path}?client=client&columns=licence"
+
+
+@pytest.mark.parametrize(("rule", "ending"), [("messages", "jsonl"), ("words:20", "parquet")])
+def test_texts_of_all_candidates_are_chosen_by_the_one_release(tmp_path, capsys, rule, ending):
+    """What clients hold is half like one corpus and half like another: texts of both are chosen."""
+    private, out, file = tmp_path / "private.jsonl", tmp_path / "out", tmp_path / f"texts.{ending}"
+    write_lines(private, NEAR[:10] + FAR[:10], 200, 4, "canarytext{}")
+    public = [with_terms(tmp_path / f"{n}.jsonl", w, 60, f"of {n}") for n, w in WORDS.items()]
+    more = ["--choose", 20, "--texts", file, "--cut", rule, "--population", 200]
+    record = fred(capsys, private, public, out, *more, epsilon=500.0)
+    choice = record["choice"]
+    number = sum(Cut.parse(rule).population(open_population(one)).num_examples for one in public)
+    assert (choice["texts"], choice["pool"], choice["file"]) == (20, number, str(file))
+    assert choice["examples"] == []  # they are in the file
+    assert sum(choice["shares"].values()) == pytest.approx(1)
+    for line in (*chosen.lines(choice), *chosen.cautions(choice)):
+        assert line in table(record)
+    assert Ledger.read(out / "ledger.jsonl").spent(1e-3) == pytest.approx(500, rel=1e-3)
+    assert len({charge.run for charge in Ledger.read(out / "ledger.jsonl").charges}) == 1
+    read = pq.read_table(file).to_pylist() if ending == "parquet" else None
+    rows = read or [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(rows) == 20 and {row["source"] for row in rows} == {"far", "near"}
+    pool = {
+        name: Cut.parse(rule).population(open_population(one)).columns["text"].to_pylist()
+        for name, one in zip(WORDS, public, strict=True)
+    }
+    for row in rows:
+        assert row["text"] in pool[row["source"]]
+        assert row["licence"] == f"of {row['source']}"
+        assert 0 < row["weight"] <= 1 / 20
+    assert "canary" not in json.dumps(rows)
+    opened = open_population(f"{file}?client=source")
+    assert opened.num_examples == 20
+
+
+WORDS = {"far": FAR, "near": NEAR}
+
+
+def test_a_choice_that_cannot_be_made_is_refused_before_a_charge(tmp_path, sources):
+    private, public = sources
+    settings = {"plan": FredPlan.calibrated(epsilon=1, delta=1e-3), "embedder_name": "hashed:8"}
+    given = {"out": tmp_path / "out", "ledger": tmp_path / "ledger.jsonl", "progress": False}
+    call = partial(choose_corpus.choose_corpus, private, public, **settings, **given)
+    refusal(lambda: call(choose=320), "320")
+    refusal(lambda: call(choose=0), "0")
+    refusal(lambda: call(choose=2, texts=tmp_path / "texts.csv"), "texts.csv")
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 @pytest.mark.long

@@ -1,0 +1,107 @@
+"""A pool of public texts, in named corpora, of which one look's release chooses some.
+
+Nothing here reads a client's data or costs privacy.
+"""
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from jaxpfl import checks, files
+from jaxpfl.algorithms.chosen_texts import Choice, Evidence, choose
+from jaxpfl.algorithms.fred import PrivateMoments
+from jaxpfl.data.columns import take
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+
+# Columns of a corpus in which the terms of its texts may stand.
+_TERMS = ("license", "licence", "attribution")
+
+
+def require_larger(pool: int, number: int, name: str) -> None:
+    """Refuses a pool that has no more texts than are to be chosen; `name` says who asks."""
+    if pool <= checks.positive_int(name, number):
+        raise InputError(
+            f"{name} must be below the number of texts to choose from, {pool:,} in all corpora, "
+            f"found {number:,}"
+        )
+
+
+def choose_from(
+    released: PrivateMoments,
+    embeddings: Mapping[str, np.ndarray],
+    number: int,
+    *,
+    progress: bool = False,
+) -> Choice:
+    """`choose` of the texts of all corpora, one after another; embeddings are float32 [n, d]."""
+    names_N = np.repeat(list(embeddings), list(map(len, embeddings.values())))
+    evidence = Evidence(released, np.concatenate(list(embeddings.values())))
+    return choose([evidence], names_N, number, progress=progress)
+
+
+def chosen_rows(choice: Choice, corpora: Mapping[str, Population]) -> dict[str, np.ndarray]:
+    """The chosen examples of each corpus, whose examples are the pool's."""
+    rows, start = {}, 0
+    for name, corpus in corpora.items():
+        end = start + corpus.num_examples
+        rows[name] = choice.rows_M[(start <= choice.rows_M) & (choice.rows_M < end)] - start
+        start = end
+    return rows
+
+
+def check_file(path: Path) -> None:
+    """Refuses a file of another kind than `write` makes."""
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise InputError(f"{path}: chosen texts are written to a .jsonl or .parquet file")
+
+
+def write(
+    path: Path, choice: Choice, corpora: Mapping[str, Population], cut: Mapping[str, Population]
+) -> None:
+    """Writes the chosen texts, with "source", "weight" and the terms that their corpora have.
+
+    Args:
+      corpora: by name, as they were read; `cut` has the pool's examples, of the same documents. A
+        piece has all terms of its document.
+    """
+    rows, table = chosen_rows(choice, cut), dict[str, list[Any]]()
+    terms = [term for term in _TERMS if any(term in corpus.columns for corpus in corpora.values())]
+    columns = {name: _columns(corpora[name], cut[name], rows[name], terms) for name in corpora}
+    for name in ("text", *terms):
+        table[name] = [value for of_corpus in columns.values() for value in of_corpus[name]]
+    table["source"] = [name for name, chosen in rows.items() for _ in chosen]
+    table["weight"] = choice.weights_N[choice.rows_M].tolist()
+    if path.suffix == ".parquet":
+        content = io.BytesIO()
+        parquet.write_table(pa.table(table), content)
+        files.write_atomically(path, content.getvalue())
+    else:
+        records = (
+            dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)
+        )
+        written = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        files.write_atomically(path, "".join(written))
+
+
+def _columns(
+    corpus: Population, cut: Population, rows: np.ndarray, terms: list[str]
+) -> dict[str, list[str | None]]:
+    """The texts of some rows of `cut`, and their terms; None of a corpus without."""
+    columns = {"text": take(cut.column("text"), rows).tolist()}
+    documents = np.searchsorted(cut.offsets, rows, side="right") - 1
+    for term in terms:
+        if term not in corpus.columns:
+            columns[term] = [None] * len(rows)
+        elif term in cut.columns:
+            columns[term] = list(map(str, take(cut.column(term), rows).tolist()))
+        else:
+            values = (corpus.examples(document)[term].tolist() for document in documents.tolist())
+            columns[term] = ["; ".join(map(str, dict.fromkeys(of))) for of in values]
+    return columns
