@@ -6,7 +6,8 @@ A client scores 18,000 candidates in 384 dimensions (PE: votes for 1,800), by PO
 ours, whose d coordinates stand for all scores, and the published one, which gets the candidates and
 sends a score of each. `client s` is one client's step on one device, scores or votes and clipping,
 without the time that the floats are under way; the best of the repeats, without compiling. Texts
-and candidates are random. Rows "paper" are of Hou et al. 2025, Table 2 (bioRxiv, 1,000 clients a
+and candidates are random. In DP-FedAvg a client receives and sends DistilGPT2's parameters, here
+counted and not trained. Rows "paper" are of Hou et al. 2025, Table 2 (bioRxiv, 1,000 clients a
 round, Llama 3 8B on GPUs), to be compared in floats; its seconds are of other models and hardware.
 """
 
@@ -21,6 +22,7 @@ import numpy as np
 import tyro
 
 from benchmarks import harness
+from benchmarks.shapes import distilgpt2
 from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
 from jaxpfl.federated.clients.scores import (
     LinearScores,
@@ -29,6 +31,8 @@ from jaxpfl.federated.clients.scores import (
     score_space,
     unit_rows,
 )
+from jaxpfl.models import count_parameters
+from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.clipping import clip_factors
 
 COLUMNS = ["what", "floats down", "floats up", "client s", "server s"]
@@ -61,10 +65,16 @@ def main(config: Config) -> list[dict[str, Any]]:
         }
         for what, step in steps.items()
     ]
+    model = {"what": "DP-FedAvg of DistilGPT2", "floats down": (n := parameters()), "floats up": n}
     cited = [dict(zip(COLUMNS, row, strict=True)) for row in PAPER]
-    harness.table([*rows, *cited], COLUMNS)
+    harness.table([*rows, model, *cited], COLUMNS)
     print(f"recorded in {harness.record('popri_cost', rows)}")
     return rows
+
+
+def parameters() -> int:
+    """DistilGPT2's, each a float down and one up in DP-FedAvg."""
+    return count_parameters(jax.eval_shape(Decoder(distilgpt2()).init, jax.random.key(0)))
 
 
 @dataclasses.dataclass(frozen=True)

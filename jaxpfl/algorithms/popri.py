@@ -126,6 +126,14 @@ class Written:
         by_step = {name: value for name, value in self.record.items() if isinstance(value, list)}
         return {name: float(np.mean(values)) for name, values in by_step.items()}
 
+    def compared(self, settings: PopriSettings) -> dict[str, list[str]]:
+        """The chosen and the rejected texts of the pairs, if there are pairs, and not groups."""
+        if not self.pairs or settings.preference.loss == "grpo":
+            return {}
+        texts_KxJ = np.array(self.responses)
+        pairs_2xN = texts_KxJ[pairs_of(texts_KxJ, self.scores_KxJ, settings)]
+        return dict(zip(("fid_chosen", "fid_rejected"), pairs_2xN.tolist(), strict=True))
+
 
 class PopriState(NamedTuple):
     """The state before a round, trees of arrays, public; `optimizer` is () unless it is carried."""
@@ -278,22 +286,17 @@ def groups_by_score(
 ) -> Groups | None:
     """Returns the groups to tune on, as token ids, or None where no prompt teaches anything.
 
-    Candidates alone are ranked. A prompt gives no pair where it has too few of them, or where its
-    chosen and rejected texts are equal or one of them is empty, because such a pair would teach
-    nothing. With the loss "grpo" a group is all candidates of a prompt that are not empty, unless
-    their scores are equal. See `text.preference.groups.groups_of_texts` for how responses end.
+    With the loss "grpo" a group is all candidates of a prompt that are not empty, unless their
+    scores are equal; else a pair. See `text.preference.groups.groups_of_texts` for how they end.
     """
-    candidates_KxJ, advantage_NxG = candidates_of(texts_KxJ, settings), None
+    advantage_NxG = None
     if settings.preference.loss == "grpo":
-        candidates_KxJ &= texts_KxJ != ""
+        candidates_KxJ = candidates_of(texts_KxJ, settings) & (texts_KxJ != "")
         rows_N, advantage_NxG = advantages(scores_KxJ, candidates_KxJ)
         texts_NxG = np.where(candidates_KxJ, texts_KxJ, "")[rows_N]
         ended_NxG = (ended_KxJ & candidates_KxJ)[rows_N]
     else:
-        rows_N, *places = preferences(scores_KxJ, settings.rejected_rank, candidates_KxJ)
-        chosen, rejected = (texts_KxJ[rows_N, place_N] for place_N in places)
-        used_N = (chosen != "") & (rejected != "") & (chosen != rejected)
-        places_2xN, rows_N = np.stack(places)[:, used_N], rows_N[used_N]
+        rows_N, places_2xN = pairs_of(texts_KxJ, scores_KxJ, settings)
         texts_NxG, ended_NxG = texts_KxJ[rows_N, places_2xN].T, ended_KxJ[rows_N, places_2xN].T
     if not len(rows_N):
         return None
@@ -307,6 +310,21 @@ def groups_by_score(
         prompt_tokens=settings.prompt_tokens,
         response_tokens=settings.response_tokens,
     )
+
+
+def pairs_of(
+    texts_KxJ: np.ndarray, scores_KxJ: np.ndarray, settings: PopriSettings
+) -> tuple[np.ndarray, np.ndarray]:
+    """The prompts with a pair, int64 [N], and the places of its chosen and rejected text, [2, N].
+
+    Candidates alone are ranked. A prompt gives no pair where it has too few of them, or where its
+    chosen and rejected texts are equal or one of them is empty: it would teach nothing.
+    """
+    candidates_KxJ = candidates_of(texts_KxJ, settings)
+    rows_N, *places = preferences(scores_KxJ, settings.rejected_rank, candidates_KxJ)
+    chosen, rejected = (texts_KxJ[rows_N, place_N] for place_N in places)
+    used_N = (chosen != "") & (rejected != "") & (chosen != rejected)
+    return rows_N[used_N], np.stack(places)[:, used_N]
 
 
 def candidates_of(texts_KxJ: np.ndarray, settings: PopriSettings) -> np.ndarray:

@@ -17,8 +17,9 @@ example. No piece is empty, and none holds text of two clients. Nothing is rando
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Self
 
 from jaxpfl.data.columns import concatenated, text_array
@@ -77,20 +78,19 @@ class Cut:
                 [piece for text in texts for piece in pieces(text.split("\n"), "sentences")]
                 for texts in clients
             ]
-        rows: Sequence[Any] = [" ".join(texts).split() for texts in clients]
-        if self.unit == "documents":
-            return [[" ".join(row[: self.size])] if row else [] for row in rows]
-        as_text = " ".join
-        if self.unit == "tokens":
-            assert self.tokeniser is not None, "tokens are cut by a tokeniser"
-            as_text, rows = self._decoded, self.tokeniser.encode([" ".join(row) for row in rows])
-        runs = ([row[i : i + self.size] for i in range(0, len(row), self.size)] for row in rows)
-        return [list(filter(None, map(as_text, of_client))) for of_client in runs]
+        words = [" ".join(texts).split() for texts in clients]
+        if self.unit != "tokens":
+            most = 1 if self.unit == "documents" else None
+            return [[" ".join(run) for run in islice(self._runs(row), most)] for row in words]
+        assert self.tokeniser is not None, "tokens are cut by a tokeniser"
+        decode = self.tokeniser.decode
+        rows = self.tokeniser.encode([" ".join(row) for row in words])
+        # Of a character that was cut in two no part is left.
+        cut = ([decode(run).strip("\ufffd").strip() for run in self._runs(row)] for row in rows)
+        return [list(filter(None, of_client)) for of_client in cut]
 
-    def _decoded(self, run: Any) -> str:
-        """The text of some tokens; of a character that was cut in two no part is left."""
-        assert self.tokeniser is not None
-        return self.tokeniser.decode(run).strip("\ufffd").strip()
+    def _runs(self, row: Any) -> Iterator[Any]:
+        return (row[start : start + self.size] for start in range(0, len(row), self.size))
 
     def first(self, texts: Sequence[str]) -> list[str]:
         """The first piece of every text, each a document of its own; "" of one without any."""

@@ -89,6 +89,18 @@ def test_the_noise_is_that_of_the_plan(tmp_path):
     assert released.count == 0.0
 
 
+def test_the_released_covariance_is_not_projected(tmp_path):
+    """Without a signal its trace has mean zero; a projection would leave it far above."""
+    dimension = 60
+    nothing = [np.zeros((1, dimension), np.float32)] * 30
+    population = from_clients({f"{i}": {"embedding": part} for i, part in enumerate(nothing)})
+    plan = plan_of(epsilon=8.0, delta=1e-5, population=30)
+    released = query(population, plan, tmp_path)
+    trace = np.trace(released.moments.covariance_DxD) - released.noise.mean_bias
+    assert abs(trace) < 6 * released.noise.diagonal * math.sqrt(dimension)
+    assert np.linalg.eigvalsh(released.moments.covariance_DxD)[0] < 0
+
+
 def test_count_mean_and_covariance_get_noise_of_their_own(tmp_path):
     """TRUST 22: no value is shared between releases."""
     empty = from_clients({f"{i}": {"embedding": np.zeros((0, 6), np.float32)} for i in range(40)})

@@ -17,6 +17,7 @@ from jaxpfl.data.fetch import fetch
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.hub import stand_in
 from tests.data.tff_files import example, write_file
+from tests.refusals import refusal
 
 CONTENT = bytes(range(256)) * 12_000  # three pieces
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -71,15 +72,13 @@ def test_a_file_comes_whole_with_its_record(server, tmp_path):
     assert names(target.parent) == ["data.bin", "data.bin.origin.json"]
     assert json.loads((target.parent / "data.bin.origin.json").read_text()) == record
     assert (record["sha256"], record["bytes"]) == (SHA256, len(CONTENT))
-    with pytest.raises(InputError, match="exists already"):
-        get(server, target)
+    refusal(lambda: get(server, target), "exists already")
     assert len(server.asked) == 1
 
 
 def test_what_was_cut_off_or_is_another_file_is_removed_and_can_be_fetched_again(server, tmp_path):
     target, server.cut = tmp_path / "data.bin", 1_500_000
-    with pytest.raises(InputError, match="cannot be fetched"):
-        get(server, target)
+    refusal(lambda: get(server, target), "cannot be fetched")
     server.cut = None
     with pytest.raises(CorruptFile, match=SHA256):
         get(server, target, sha256=64 * "0")
@@ -96,8 +95,7 @@ def test_packed_files_are_unpacked_and_damaged_ones_refused(server, tmp_path):
     assert names(tmp_path) == ["data.sqlite", "data.sqlite.origin.json"]
     target.unlink()
     server.content = server.content[:-20]
-    with pytest.raises(CorruptFile, match="truncated"):
-        get(server, target, name="data.sqlite.lzma")
+    refusal(lambda: get(server, target, name="data.sqlite.lzma"), "truncated", CorruptFile)
     assert names(tmp_path) == ["data.sqlite.origin.json"]
 
 
@@ -115,8 +113,7 @@ def test_a_full_disk_leaves_nothing(server, tmp_path, monkeypatch):
 
 
 def test_without_an_answer_one_sentence_says_so_and_nothing_is_left(server, tmp_path):
-    with pytest.raises(InputError, match="404"):
-        get(server, tmp_path / "data.bin", name="absent")
+    refusal(lambda: get(server, tmp_path / "data.bin", name="absent"), "404")
     with pytest.raises(InputError, match="cannot be fetched"):
         fetch(Download("http://127.0.0.1:9/x"), tmp_path / "data.bin", progress=False)
     assert names(tmp_path) == []

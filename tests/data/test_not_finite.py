@@ -14,6 +14,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.data.readers.arrays import read_arrays
 from jaxpfl.errors import InputError
+from tests.refusals import refusal
 
 OPTIONS = "label=y&features=x&columns=z"
 PLAN = jp.Plan(1, jp.Clip(1.0), jp.Noise(8.0), jp.Poisson(3, 3), 1e-3)
@@ -73,8 +74,7 @@ def test_a_number_that_is_not_finite_is_refused_by_row_and_field(tmp_path, form,
 @pytest.mark.parametrize("text", ["nan", "NAN", " NaN ", "+nan", "-nan", "Infinity", "-INF"])
 def test_every_spelling_of_them_in_a_csv(tmp_path, text):
     path = written(tmp_path, "csv", rows(x=text))
-    with pytest.raises(InputError, match="row 3: field 'x'"):
-        jp.data.open(f"{path}?{OPTIONS}")
+    refusal(lambda: jp.data.open(f"{path}?{OPTIONS}"), "row 3: field 'x'")
 
 
 def test_it_is_said_in_how_many_rows(tmp_path):
@@ -120,10 +120,8 @@ def test_arrays_of_a_file(tmp_path, bad):
     images[1, 0, 0] = bad
     numbers[1:, 1] = bad if not np.isfinite(bad) else 1e300
     np.savez(tmp_path / "a.npz", client=["a", "b", "c"], images=images, x=numbers)
-    with pytest.raises(InputError, match="'images'"):
-        read_arrays(tmp_path / "a.npz", columns={"image": "images"})
-    with pytest.raises(InputError, match="'x'.*2 of 3 rows"):
-        read_arrays(tmp_path / "a.npz", columns={"x": "x"})
+    refusal(lambda: read_arrays(tmp_path / "a.npz", columns={"image": "images"}), "'images'")
+    refusal(lambda: read_arrays(tmp_path / "a.npz", columns={"x": "x"}), "'x' 2 of 3 rows")
 
 
 AS_FLOATS = ["1.0", "1.", "12.000", "-3.0", " 1.0 ", "1e+16", "1.5E+07", "nan", "NaN", " ", "\t"]

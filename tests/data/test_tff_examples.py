@@ -170,7 +170,10 @@ DEFECTS = {
         as_written(*ALL[1:], ("flag", 0, False)),
         'it has feature "flag" twice',
     ),
-    "not packed": (example(ROW, packed=False), "does not hold the 1 integers of shape [], packed"),
+    "not packed": (
+        example(ROW, packed=False),
+        "does not hold the 4 floats of shape [2, 2], packed",
+    ),
     "two texts of a text": (
         other("a_name_of_more_than_16_bytes", message(1, 2 * message(1, b"a"))),
         "does not hold one byte string",
@@ -180,9 +183,9 @@ DEFECTS = {
     "endless varint": (b"\x0a" + b"\xff" * 11, "truncated"),
     "65 bits": (
         other("label", integers(b"\xff" * 9 + b"\x02")),
-        '"label" has a varint of more than 64 bits',
+        '"label" has a value that does not',
     ),
-    "cut varint": (other("label", integers(b"\x80")), '"label" does not hold the 1 integers'),
+    "cut varint": (other("label", integers(b"\x80")), "truncated"),
     "empty feature": (message(1, entry("label", b"")), "it has no feature"),
 }
 

@@ -187,8 +187,7 @@ def test_after_an_error_in_a_function_nothing_is_lost(tmp_path, straight, capsys
         if round.number == 6:
             raise ValueError("disk full")
 
-    with pytest.raises(ValueError, match="disk full"):
-        run(tmp_path, failing, every=4)
+    refusal(lambda: run(tmp_path, failing, every=4), "disk full", ValueError)
     seen = []
     found = run(tmp_path, lambda round: seen.append(round.number), every=4, resume=True)
     # It goes on from its last checkpoint, and the rounds in between are charged once.

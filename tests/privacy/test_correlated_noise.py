@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from jax_privacy.matrix_factorization import toeplitz
 
-from jaxpfl.errors import InputError
 from jaxpfl.federated import client_mesh
 from jaxpfl.privacy import AdaptiveClip, confirmation, correlated_noise
 from jaxpfl.privacy.correlated_noise import NoiseStream, column_norm
@@ -222,8 +221,7 @@ def test_a_plan_whose_noise_is_too_small_for_its_charge_is_refused(noise, monkey
     for name, factor in (("band_weights", 1 / 2), ("column_norm", 1 / 2)):
         real = getattr(correlated_noise, name)
         monkeypatch.setattr(correlated_noise, name, lambda n, r=real, f=factor: f * r(n))
-    with pytest.raises(InputError, match="disagree"):
-        flat_plan(**FIELDS, noise=noise)
+    refusal(lambda: flat_plan(**FIELDS, noise=noise), "disagree")
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -14,6 +14,7 @@ from jaxpfl import files
 from jaxpfl.cli import main
 from jaxpfl.privacy import Ledger, certificate, verify
 from tests.privacy.ledgers import CLIENTS, EVERYONE, filled, five_rounds
+from tests.refusals import refusal
 
 DELTA = 1e-3
 COST = float(dp_accounting.get_epsilon_gaussian(8.0 / 5**0.5, DELTA))
@@ -77,8 +78,7 @@ def stating(statement):
     ],
 )
 def test_a_statement_below_what_was_computed_is_refused_in_every_spelling(forged, statement):
-    with pytest.raises(verify.Unfit, match="statement"):
-        forged(stating(statement))
+    refusal(lambda: forged(stating(statement)), "statement", verify.Unfit)
 
 
 @pytest.mark.parametrize("epsilon", [COST, 1.01 * COST, 100 * COST])
@@ -93,8 +93,7 @@ def test_of_a_simulation_the_smaller_epsilon_may_be_the_larger_populations(forge
         record["statement"] = f"larger: {larger}; these have (epsilon = {here}, delta = {DELTA})"
 
     assert forged(change)
-    with pytest.raises(verify.Unfit, match="statement"):
-        forged(lambda *each: change(*each, here=0.1))
+    refusal(lambda: forged(lambda *each: change(*each, here=0.1)), "statement", verify.Unfit)
 
 
 WORDS = [
@@ -233,8 +232,7 @@ def test_charges_are_compared_with_the_plans_without_a_ledger(forged):
             each["epsilon"] = cost(each["delta"])
         ledger["trade_off"] = []
 
-    with pytest.raises(verify.Unfit, match="plan"):
-        forged(change)
+    refusal(lambda: forged(change), "plan", verify.Unfit)
 
     def without_queries(record, ledger):
         change(record, ledger)

@@ -80,6 +80,7 @@ def test_pieces_are_cut_again_to_themselves():
 def test_the_rest_of_a_client_is_a_piece_and_no_piece_is_of_two_clients():
     cut = Cut.parse("words:3")
     assert cut.pieces([["a b", "c d"], [], ["e"]]) == [["a b c", "d"], [], ["e"]]
+    assert cut.pieces([["a \ufffd"]]) == [["a \ufffd"]]
 
 
 def test_a_written_text_is_cut_to_its_first_piece():

@@ -8,7 +8,7 @@ Integers that do not fit the declared width and texts that are not valid UTF-8 a
     Features {repeated 1: map entry {1: key, 2: Feature}}
     Feature  {1: BytesList | 2: FloatList | 3: Int64List}, each {repeated 1: values}
 
-(tensorflow/core/example/{example,feature}.proto.) Lists of numbers are packed, as every known
+(tensorflow/core/example/{example,feature}.proto.) Lists of floats are packed, as every known
 writer makes them. Protocol buffers takes them as bytes here, and numpy makes arrays of them.
 
 The features of `SCHEMAS` have the names, types and shapes that the loaders of
@@ -36,7 +36,6 @@ from jaxpfl.data.columns import Column
 from jaxpfl.data.readers.compressed import decoded
 
 _BYTES, _FLOATS, _INTEGERS = "bytes", "floats", "integers"
-_MAX_VARINT_BYTES = 10
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class ExampleDecoder:
 
         It is an array [messages, *shape] of the declared dtype, or large_string [messages].
         """
-        payloads: dict[bytes, list[bytes]] = {key: [] for key in self._kinds}
+        payloads: dict[bytes, list[Any]] = {key: [] for key in self._kinds}
         for index, content in enumerate(messages):
             try:
                 entries = _EXAMPLE.FromString(content).features.entries
@@ -163,7 +162,7 @@ class ExampleDecoder:
                 if len(values) != 1 and kind == _BYTES:
                     reason = f'feature "{key.decode()}" does not hold one byte string'
                     raise DefectError(index, reason)
-                payloads[key].append(values[0] if len(values) == 1 else b"".join(values))
+                payloads[key].append(values if kind == _INTEGERS else b"".join(values))
         return {
             name: _DECODE[feature.kind](name, feature, payloads[name.encode()])
             for name, feature in self._features.items()
@@ -182,19 +181,22 @@ class ExampleDecoder:
 
 
 def _example_type() -> Any:
-    """The message Example, whose lists of numbers are byte strings, as they lie there packed."""
+    """The message Example, whose lists of floats are byte strings, as they lie there packed."""
     file = descriptor_pb2.FileDescriptorProto(name="jaxpfl_example.proto", syntax="proto3")
     types = descriptor_pb2.FieldDescriptorProto
 
     def field(of: Any, name: str, number: int, kind: str = "", **more: Any) -> None:
-        type_ = types.TYPE_MESSAGE if kind else types.TYPE_BYTES
-        of.field.add(name=name, number=number, type=type_, type_name=kind or None, **more)
+        more.setdefault("type", types.TYPE_MESSAGE if kind else types.TYPE_BYTES)
+        of.field.add(name=name, number=number, type_name=kind or None, **more)
 
-    field(file.message_type.add(name="List"), "values", 1, label=types.LABEL_REPEATED)
+    for kind, type_ in (("List", types.TYPE_BYTES), ("Int64List", types.TYPE_INT64)):
+        repeated = {"label": types.LABEL_REPEATED, "type": type_}
+        field(file.message_type.add(name=kind), "values", 1, **repeated)
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     for number, kind in enumerate((_BYTES, _FLOATS, _INTEGERS), 1):
-        field(feature, kind, number, "List", oneof_index=0)
+        list_of = "Int64List" if kind == _INTEGERS else "List"
+        field(feature, kind, number, list_of, oneof_index=0)
     entry = file.message_type.add(name="Entry")
     field(entry, "key", 1)
     field(entry, "value", 2, "Feature")
@@ -222,34 +224,14 @@ def _texts(name: str, feature: Feature, payloads: list[bytes]) -> Column:
 
 def _floats(name: str, feature: Feature, payloads: list[bytes]) -> Column:
     sizes = np.array([len(payload) for payload in payloads], np.int64)
-    _check_counts(name, feature, sizes % 4 == 0, sizes // 4)
+    _check_counts(name, feature, sizes == 4 * feature.size)
     return np.frombuffer(b"".join(payloads), "<f4").reshape(len(payloads), *feature.shape)
 
 
-def _integers(name: str, feature: Feature, payloads: list[bytes]) -> Column:
-    """Varints, of which each byte but the last has its highest bit set; negative ones as 64 bits in
-    two's complement."""
-    content = np.frombuffer(b"".join(payloads), np.uint8)
-    edges = np.cumsum([0, *(len(payload) for payload in payloads)])
-    final = content < 128
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(final)])
-    whole = np.diff(edges) > 0
-    whole[whole] = final[edges[1:][whole] - 1]
-    _check_counts(name, feature, whole, before[edges[1:]] - before[edges[:-1]])
-    last = np.flatnonzero(final)
-    first = np.concatenate([np.zeros(1, np.int64), last + 1])[:-1]
-    sizes = last - first + 1
-    # The tenth byte has the 64th bit.
-    long = (sizes > _MAX_VARINT_BYTES) | ((sizes == _MAX_VARINT_BYTES) & (content[last] > 1))
-    if long.any():
-        index = int(np.argmax(long)) // feature.size
-        raise DefectError(index, f'feature "{name}" has a varint of more than 64 bits', True)
-    values = (content[first] & 127).astype(np.uint64)
-    for place in range(1, int(sizes.max(initial=1))):
-        longer = np.flatnonzero(sizes > place)
-        septet = (content[first[longer] + place] & 127).astype(np.uint64)
-        values[longer] |= septet << np.uint64(7 * place)
-    values = values.view(np.int64).reshape(len(payloads), *feature.shape)
+def _integers(name: str, feature: Feature, payloads: list[Sequence[int]]) -> Column:
+    _check_counts(name, feature, np.array([len(values) == feature.size for values in payloads]))
+    values = np.array([np.array(values, np.int64) for values in payloads], np.int64)
+    values = values.reshape(len(payloads), *feature.shape)
     limits = None if feature.dtype == "bool" else np.iinfo(feature.dtype)
     low, high = (int(limits.min), int(limits.max)) if limits else (0, 1)
     fits = (low <= values) & (values <= high)
@@ -262,8 +244,7 @@ def _integers(name: str, feature: Feature, payloads: list[bytes]) -> Column:
 _DECODE = {_BYTES: _texts, _FLOATS: _floats, _INTEGERS: _integers}
 
 
-def _check_counts(name: str, feature: Feature, whole: np.ndarray, counts: np.ndarray) -> None:
-    right = whole & (counts == feature.size)
+def _check_counts(name: str, feature: Feature, right: np.ndarray) -> None:
     if not right.all():
         what = f"{feature.size} {feature.kind} of shape {list(feature.shape)}, packed"
         raise DefectError(int(np.argmin(right)), f'feature "{name}" does not hold the {what}')

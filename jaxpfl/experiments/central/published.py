@@ -17,7 +17,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.tokenisers import chat
+from jaxpfl.text.tokenisers.chat import ChatTemplate, read_template
 from jaxpfl.text.tokenisers.fast import FastTokeniser, hugging_face
 
 # Published embedding tables are padded to a multiple of 128 or a little further, by less than 2 %.
@@ -51,6 +51,11 @@ class PublishedModel:
             raise InputError(f"{name}.int8 must be false, found true: {trains}")
         tokeniser = _own_tokeniser(settings, folder, model.vocab_size, name)
         return cls(name, settings, folder, model, tokeniser)
+
+    @property
+    def chat(self) -> ChatTemplate | None:
+        """The template by which prompts become messages; None leaves prompts as they are."""
+        return _chat_template(self.settings, self.folder, self.name)
 
     def require_decoder(self, because: str) -> None:
         """Refuses an encoder; `because` says what it cannot do."""
@@ -127,14 +132,7 @@ def _own_tokeniser(
             f"the {expected} of config.json (vocab_size), or a few less: it is another model's "
             "tokeniser"
         )
-    # The template by which prompts become messages; None leaves prompts as they are.
-    use_chat = getattr(settings, "chat", False)
-    tokeniser.chat = None if use_chat is False else chat.read_template(folder)
-    if use_chat and tokeniser.chat is None:
-        raise InputError(
-            f"{name}.chat must be absent or false for {settings.path!r}, found true: the folder "
-            "has no chat template"
-        )
+    tokeniser.chat = _chat_template(settings, folder, name)
     identity = files.sha256_file(folder / "tokenizer.json")
     identity += repr((tokeniser.start, tokeniser.end_of_text, tokeniser.ends))
     if tokeniser.chat is not None:
@@ -142,3 +140,14 @@ def _own_tokeniser(
     label = Path(settings.path.partition("@")[0]).name or folder.resolve().name
     tokeniser.name = f"{label} {hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     return tokeniser
+
+
+def _chat_template(settings: PublishedModelConfig, folder: Path, name: str) -> ChatTemplate | None:
+    use_chat = getattr(settings, "chat", False)
+    template = None if use_chat is False else read_template(folder)
+    if use_chat and template is None:
+        raise InputError(
+            f"{name}.chat must be absent or false for {settings.path!r}, found true: the folder "
+            "has no chat template"
+        )
+    return template

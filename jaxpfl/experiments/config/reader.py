@@ -10,14 +10,13 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
 
 from jaxpfl import checks, files
-from jaxpfl.errors import InputError, named
+from jaxpfl.errors import InputError
 
 _MAX_CONFIG_BYTES = 1_000_000
 _DEEPEST = 64
@@ -30,22 +29,12 @@ _COMMAND_LINE = "command line"
 _Config = TypeVar("_Config")
 
 
-@dataclass(frozen=True)
-class _Source:
-    """The file of a config, and the keys whose values were `given` on the command line."""
+class _Fault(Exception):
+    """What is wrong at a key of a config; "" is the whole config."""
 
-    file: str
-    given: frozenset[str] = frozenset()
-
-    def of(self, key: str) -> str:
-        """Says where the value of `key` was given, to begin a message; "" is the whole config."""
-        if any(key == name or key.startswith(f"{name}.") for name in self.given):
-            return _COMMAND_LINE
-        inside = any(not key or name.startswith(f"{key}.") for name in self.given)
-        return f"{self.file} with the command line" if inside else self.file
-
-    def must_be(self, expected: str, key: str, value: Any) -> InputError:
-        return InputError(f"{self.of(key)}: {key} must be {expected}, found {value!r}")
+    def __init__(self, key: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.key = key
 
 
 def read_mapping(path: str | Path) -> Any:
@@ -79,7 +68,15 @@ def from_mapping(
     given = parse_overrides(kind, overrides)
     for key, value in given.items():
         mapping = with_value(mapping, key, value, f"{_COMMAND_LINE}: --{key}")
-    return _convert(kind, mapping, _Source(where, frozenset(given)), "")
+    try:
+        return _convert(kind, mapping, "")
+    except _Fault as fault:
+        key = fault.key
+        if any(key == name or key.startswith(f"{name}.") for name in given):
+            where = _COMMAND_LINE
+        elif any(not key or name.startswith(f"{key}.") for name in given):
+            where += f" with the {_COMMAND_LINE}"
+        raise InputError(f"{where}: {fault}") from fault.__cause__
 
 
 def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]:
@@ -153,26 +150,23 @@ def to_yaml(config: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader without aliases, which can expand exponentially, and duplicate keys."""
+    """PyYAML's safe loader without tags, duplicate keys and aliases, which can grow endlessly."""
 
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
         event: Any = self.peek_event()
         self._depth += 1
-        problem = "YAML aliases are refused" if event.anchor is not None else ""
+        if event.anchor is not None or getattr(event, "tag", None) is not None:
+            raise _refused(event, "YAML aliases and tags are refused")
         # PyYAML takes hours for some hundred kilobytes of "[".
-        if problem or self._depth > _DEEPEST:
-            raise yaml.constructor.ConstructorError(
-                problem=problem or "the YAML is nested too deeply", problem_mark=event.start_mark
-            )
+        if self._depth > _DEEPEST:
+            raise _refused(event, "the YAML is nested too deeply")
         node = super().compose_node(parent, index)
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if str(key.value) in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
-                )
+                raise _refused(key, f"key {key.value!r} is given twice")
             seen.add(str(key.value))
         self._depth -= 1
         return node
@@ -185,14 +179,15 @@ class _Loader(yaml.SafeLoader):
             if isinstance(value, str):
                 value.encode()
             return value
-        except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError) as error:
-            # A date such as 2020-13-45, !!bool "x", a number of hundreds of digits, half of a
-            # surrogate pair.
+        except (ValueError, TypeError) as error:
+            # A date such as 2020-13-45, a number of hundreds of digits, half of a surrogate pair.
             kind = node.tag.rpartition(":")[2]
-            raise yaml.constructor.ConstructorError(
-                problem=f"a value is written as YAML's {kind} and is none; put text in quotes",
-                problem_mark=node.start_mark,
-            ) from error
+            problem = f"a value is written as YAML's {kind} and is none; put text in quotes"
+            raise _refused(node, problem) from error
+
+
+def _refused(node: Any, problem: str) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
 
 
 def _parse_yaml(text: str, where: str) -> Any:
@@ -233,97 +228,84 @@ def _nearest(key: str, valid: Sequence[str]) -> str:
     return f"; the nearest valid name is {close[0]!r}" if close else f"; valid: {', '.join(valid)}"
 
 
-def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
-    """`value` as `kind` (a dataclass, union, Literal, tuple, dict or scalar), or InputError."""
-    if kind is Any:
-        return value
+def _must_be(expected: str, key: str, value: Any) -> _Fault:
+    return _Fault(key, f"{key} must be {expected}, found {value!r}")
+
+
+def _convert(kind: Any, value: Any, key: str) -> Any:
+    """`value` as `kind` (a dataclass, union, Literal, tuple, dict or scalar), or `_Fault`."""
     members = [member for member in _members(kind) if member is not type(None)]
-    if value is None and len(members) < len(_members(kind)):
-        return None
-    if len(members) == 1:
-        (kind,) = members
-    elif str in members:
-        # A source, or a mapping of sources to their shares.
-        kind = next(kind for kind in members if (kind is str) != isinstance(value, Mapping))
-    else:
-        kind = _choose(members, value, where, key)
+    if kind is Any or (value is None and len(members) < len(_members(kind))):
+        return value
+    kind = members[0] if len(members) == 1 else _choose(members, value, key)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _convert_dataclass(kind, value, where, key)
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        if isinstance(value, str) and value in choices:
+        return _convert_dataclass(kind, value, key)
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        if isinstance(value, str) and value in parts:
             return value
-        raise where.must_be(f"one of {', '.join(map(repr, choices))}", key, value)
-    if typing.get_origin(kind) is tuple:
-        inner: tuple[Any, ...] = typing.get_args(kind)
-        parts = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
-        any_length = inner[1:] == (Ellipsis,)
-        if any_length:
-            inner = inner[:1] * len(parts)
-        if not parts or len(parts) != len(inner):
-            raise where.must_be(
-                "a list of one or more" if any_length else f"a list of {len(inner)}", key, value
-            )
-        return tuple(
-            _convert(kind, part, where, key) for kind, part in zip(inner, parts, strict=True)
-        )
-    if typing.get_origin(kind) is dict:
-        return _convert_names(typing.get_args(kind)[1], value, where, key)
-    return _convert_scalar(kind, value, where, key)
+        raise _must_be(f"one of {', '.join(map(repr, parts))}", key, value)
+    if origin is tuple:
+        values = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+        any_length = parts[-1] is Ellipsis
+        if not values or not (any_length or len(values) == len(parts)):
+            length = "one or more" if any_length else len(parts)
+            raise _must_be(f"a list of {length}", key, value)
+        kinds = parts[:1] * len(values) if any_length else parts
+        return tuple(_convert(kind, part, key) for kind, part in zip(kinds, values, strict=True))
+    if origin is dict:
+        return _convert_names(parts[1], value, key)
+    return _convert_scalar(kind, value, key)
 
 
-def _convert_names(kind: Any, value: Any, where: _Source, key: str) -> dict[str, Any]:
+def _convert_names(kind: Any, value: Any, key: str) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not value:
-        raise where.must_be("a mapping of names", key, value)
+        raise _must_be("a mapping of names", key, value)
     for name in value:
         # YAML reads `on`, `3` and `null` as other things than text.
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InputError(
-                f"{where.of(key)}: {key} has the name {name!r}, expected up to 60 letters, digits, "
-                'spaces or . _ % + -, in quotes where YAML reads something else ("70%")'
+            raise _Fault(
+                key,
+                f"{key} has the name {name!r}, expected up to 60 letters, digits, spaces or "
+                '. _ % + -, in quotes where YAML reads something else ("70%")',
             )
-    return {name: _convert(kind, part, where, f"{key}.{name}") for name, part in value.items()}
+    return {name: _convert(kind, part, f"{key}.{name}") for name, part in value.items()}
 
 
-def _convert_scalar(kind: Any, value: Any, where: _Source, key: str) -> Any:
+def _convert_scalar(kind: Any, value: Any, key: str) -> Any:
     if kind is float:
         if isinstance(value, str) and _EXPONENT.fullmatch(value):
             value = float(value)
-        with named(where.of(key)):
+        try:
             return checks.real(key, value)
+        except InputError as error:
+            raise _Fault(key, str(error)) from error
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
-    names = {int: "a whole number", bool: "true or false", str: "text"}
-    raise where.must_be(names[kind], key, value)
+    raise _must_be({int: "a whole number", bool: "true or false", str: "text"}[kind], key, value)
 
 
-def _choose(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
-    """The dataclass among `members` whose field `name` accepts the name in `value`."""
-    if not all("name" in _settings(member) for member in members):
-        return _choose_by_keys(members, value, where, key)
-    given = value.get("name") if isinstance(value, Mapping) else None
-    named = {name: kind for kind in members for name in typing.get_args(_settings(kind)["name"])}
-    if isinstance(given, str) and given in named:
-        return named[given]
-    raise where.must_be(f"one of {', '.join(map(repr, named))}", f"{key}.name", given)
-
-
-def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
-    """The dataclass among `members` that has the most required keys, all of them in `value`."""
-    given = list(value) if isinstance(value, Mapping) else []
-    required = {member: _required(member) for member in members}
-    fitting = [member for member in members if required[member] <= set(given)]
-    chosen = max(fitting or members, key=lambda member: len(required[member]))
-    own = _settings(chosen)
+def _choose(members: Sequence[Any], value: Any, key: str) -> Any:
+    """The member of a union that `value` is of: by its type, its name, or the keys it needs."""
+    given = value if isinstance(value, Mapping) else {}
+    if str in members:
+        # A source, or a mapping of sources to their shares.
+        return next(kind for kind in members if (kind is str) != isinstance(value, Mapping))
+    if all("name" in _settings(member) for member in members):
+        by_name = {n: kind for kind in members for n in typing.get_args(_settings(kind)["name"])}
+        if (name := given.get("name")) in list(by_name):
+            return by_name[name]
+        raise _must_be(f"one of {', '.join(map(repr, by_name))}", f"{key}.name", name)
+    fitting = [member for member in members if _required(member) <= set(given)]
+    chosen = max(fitting or members, key=lambda member: len(_required(member)))
     for other in members:
-        for name in given:
-            if name in own or name not in _settings(other):
-                continue
-            if required[chosen]:
-                because = f"must be absent where {key}.{min(required[chosen])} is given"
-            else:
-                because = f"needs {key}.{min(required[other] - set(given))}, found none"
-            raise InputError(f"{where.of(f'{key}.{name}')}: {key}.{name} {because}")
+        for name in [name for name in given if name not in _settings(chosen)]:
+            if name in _settings(other):
+                if _required(chosen):
+                    because = f"must be absent where {key}.{min(_required(chosen))} is given"
+                else:
+                    because = f"needs {key}.{min(_required(other) - set(given))}, found none"
+                raise _Fault(f"{key}.{name}", f"{key}.{name} {because}")
     return chosen
 
 
@@ -331,36 +313,30 @@ def _required(kind: Any) -> set[str]:
     return {
         field.name
         for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.default is field.default_factory is dataclasses.MISSING
     }
 
 
-def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
+def _convert_dataclass(kind: type, value: Any, key: str) -> Any:
     if not isinstance(value, Mapping):
         kind_of_value = "nothing" if value is None else type(value).__name__
-        what = f"{key or 'a config'} must be a mapping of keys, found {kind_of_value}"
-        raise InputError(f"{where.of(key)}: {what}")
+        raise _Fault(key, f"{key or 'a config'} must be a mapping of keys, found {kind_of_value}")
     prefix, settings = f"{key}." if key else "", _settings(kind)
-    valid = [f"{prefix}{name}" for name in settings]
     for name in value:
         if name not in settings:
-            wrong = f"{prefix}{name}"
-            nearest = _nearest(wrong, valid)
-            raise InputError(f"{where.of(wrong)}: there is no key {wrong!r}{nearest}")
-    required = _required(kind)
-    missing = [f"{prefix}{name}" for name in settings if name in required and name not in value]
+            wrong, valid = f"{prefix}{name}", [f"{prefix}{name}" for name in settings]
+            raise _Fault(wrong, f"there is no key {wrong!r}{_nearest(wrong, valid)}")
+    lacking = _required(kind) - set(value)
+    missing = [f"{prefix}{name}" for name in settings if name in lacking]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        raise InputError(f"{where.of(key)}: {' and '.join(missing)} {verb} required, found nothing")
+        raise _Fault(key, f"{' and '.join(missing)} {verb} required, found nothing")
     arguments = {
-        name: _convert(settings[name], inner, where, f"{prefix}{name}")
-        for name, inner in value.items()
+        name: _convert(settings[name], inner, f"{prefix}{name}") for name, inner in value.items()
     }
     try:
         return kind(**arguments)
     except InputError as error:
-        message = str(error)
         # A field's own check does not know the name of its section.
-        if message.partition(" ")[0] in settings:
-            message = f"{prefix}{message}"
-        raise InputError(f"{where.of(key)}: {message}") from error
+        own = str(error).partition(" ")[0] in settings
+        raise _Fault(key, f"{prefix if own else ''}{error}") from error

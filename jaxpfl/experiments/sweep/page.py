@@ -111,15 +111,10 @@ def _way(sweep: Sweep) -> str:
     return "of the way from {} to {}".format(*sweep.gap)
 
 
-def outside(row: Mapping[str, Any]) -> bool:
-    """Whether a row with a gap lies beyond one of its ends, so that its share means nothing."""
-    return row["gap"] is not None and not 0 <= row["gap"] <= 100
-
-
 def _gap(row: Mapping[str, Any]) -> str:
     if row["gap"] is None:
         return ""
-    if outside(row):
+    if not 0 <= row["gap"] <= 100:
         return OUTSIDE
     error = f" ± {row['gap_deviation']:.1f}" if row["gap_deviation"] else ""
     return f"{row['gap']:.1f}{error} %"
@@ -168,7 +163,7 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
         panel.errorbar(
             [row[axis] for row in line],
             [math.nan if row["mean"] is None else row["mean"] for row in line],
-            yerr=[row["deviation"] or 0.0 for row in line],
+            yerr=[row["deviation"] or math.nan for row in line],
             label=f"{text}, {number(None)} at {', '.join(holes)}" if holes else text,
             color=COLOURS[index % len(COLOURS)], marker="o", markersize=4, capsize=3, linewidth=1.6,
         )  # fmt: skip
@@ -187,7 +182,9 @@ def _bars(sweep: Sweep, rows: Rows) -> Any:
     names = [stamped(label(fields, row), row["mark"]) for row in rows]
     for index, row in enumerate(rows):
         names[index] += f": {number(None)}" if row["mean"] is None else ""
-    widths, errors = ([row[key] or 0.0 for row in rows] for key in ("mean", "deviation"))
+    widths = [row["mean"] or 0.0 for row in rows]
+    # One run has no deviation, and no bar of it.
+    errors = [row["deviation"] or math.nan for row in rows]
     line = {"ecolor": INK, "elinewidth": 1.2}
     panel.barh(names, widths, xerr=errors, color=COLOURS[0], capsize=3, error_kw=line)
     panel.invert_yaxis()

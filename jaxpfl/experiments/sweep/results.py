@@ -22,7 +22,7 @@ from jaxpfl.experiments.records.cautions import mean_and_deviation, of_points
 from jaxpfl.experiments.report.page import joined
 from jaxpfl.experiments.sweep.config import CASE, OF, SEED, Point, Sweep
 from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
-from jaxpfl.experiments.sweep.page import NOT_PRIVATE, outside, write_sweep_page
+from jaxpfl.experiments.sweep.page import NOT_PRIVATE, write_sweep_page
 from jaxpfl.privacy import accounting, events
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Charge, Ledger
@@ -85,9 +85,12 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
             if not is_ahead(sweep, rows):
                 without = f"{end} is not ahead of {start} in {sweep.metric}"
                 record["cautions"].append(f"{without}: the way between them means nothing.")
-            if beyond := ", ".join(dict.fromkeys(row[CASE] for row in rows if outside(row))):
-                where = f"Beyond {start} or {end} in {sweep.metric}"
-                record["cautions"].append(f"{where}: {beyond}. {end} is no ceiling.")
+            gaps = [(row[CASE], row["gap"]) for row in rows if row["gap"] is not None]
+            if behind := ", ".join(dict.fromkeys(case for case, gap in gaps if gap < 0)):
+                record["cautions"].append(f"Behind {start} in {sweep.metric}: {behind}.")
+            if ahead := ", ".join(dict.fromkeys(case for case, gap in gaps if gap > 100)):
+                where = f"Ahead of {end} in {sweep.metric}"
+                record["cautions"].append(f"{where}: {ahead}. {end} is no ceiling.")
         files.write_json(out / "sweep.json", record)
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")

@@ -45,11 +45,6 @@ class Writer:
     cut: Cut = MESSAGES
     write: Callable[..., Generated]
 
-    @property
-    def follows_instructions(self) -> bool:
-        """Whether prompts reach the model as messages; an address is asked to, in any case."""
-        return getattr(self.tokeniser, "chat", None) is not None
-
     def without_chat(self) -> Self:
         """The same, which reads prompts as they are, see `Tokeniser.without_chat`."""
         return self

@@ -53,10 +53,6 @@ class RemoteModel(Writer):
     tokeniser: Tokeniser = field(repr=False)
     cut: Cut = MESSAGES
 
-    @property
-    def follows_instructions(self) -> bool:
-        return True
-
     def write(
         self, prompts: Sequence[str], key: jax.Array, *, decoding: Decoding, progress: bool = False
     ) -> Generated:

@@ -88,12 +88,14 @@ def test_gap_in_files_and_tables(finished):
     assert record["rows"][2]["gap"] == pytest.approx(50)
 
 
-@pytest.mark.parametrize("ours", [0.1, 0.8])
-def test_beyond_the_ends_of_the_gap_there_is_a_dash_and_a_caution(finished, ours):
+@pytest.mark.parametrize(("ours", "where"), [(0.1, "Behind public"), (0.8, "Ahead of best")])
+def test_beyond_the_ends_of_the_gap_there_is_a_dash_and_a_caution(finished, ours, where):
+    """A point behind the start says nothing about the ceiling."""
     sweep, outcome, page, _ = finished({}, [*VALUES[:4], ours, ours])
     assert [row[-1] for row in table_of(page, "Table")] == [WAY, "0.0 %", "100.0 %", "-"]
     (caution,) = outcome.record["cautions"]
-    assert "public or best in accuracy: ours." in caution and caution in page
+    assert caution.startswith(f"{where} in accuracy: ours.") and caution in page
+    assert ("best is no ceiling" in caution) == (ours == 0.8)
     assert re.split("  +", lines(sweep, outcome.record)[4])[-1] == "-"
 
 

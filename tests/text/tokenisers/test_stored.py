@@ -24,6 +24,7 @@ from jaxpfl.text import Vocabulary
 from jaxpfl.text.tokenisers.public_words import public_words
 from jaxpfl.text.tokenisers.splitting import SPLITTINGS, spaces
 from tests.data.tff_files import example, write_file
+from tests.refusals import refusal
 
 WORDS = ["a", "b", "jquery-1.9", "é", "."]
 
@@ -170,8 +171,7 @@ def test_sources_of_public_words(posts, counts, tmp_path, monkeypatch):
     counted = public_words(posts, 10)
     assert counted.splitting == "spaces" and set(counted.tokens[4:]) == {*WORDS, "x"}
     assert counted.counts[2] == open_population(posts).num_examples
-    with pytest.raises(InputError, match="unigram_prior"):
-        words.log_prior()
+    refusal(lambda: words.log_prior(), "unigram_prior")
     for source, size in (
         ("$WORDS/words.json", 7),
         (str(counts), 99),
@@ -192,7 +192,6 @@ def test_tokens_are_no_public_corpus_of_their_own_text(posts, counts, tmp_path):
             PrivateContent(clients).refuse(corpus, "x")
     ids = tokens.columns["tokens"]
     other = Population({"tokens": ids[: len(ids) // 4]}, [0, len(ids) // 4], ["a"])
-    with pytest.raises(InputError, match="public and private"):
-        PrivateContent(tokens).refuse(other, "x")
+    refusal(lambda: PrivateContent(tokens).refuse(other, "x"), "public and private")
     with pytest.raises(InputError, match="public and private"):
         PrivateContent(tokens).refuse_clients(tokens.select([3, 2]), "x")

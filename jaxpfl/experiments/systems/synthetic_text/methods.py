@@ -31,6 +31,8 @@ from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, Redraw, Rephrase
 from jaxpfl.text.preference.optimisation import tune
 
+Texts = Mapping[str, list[str]]
+
 # How often the generator is asked for a number of texts, since some may be empty.
 _ATTEMPTS = 16
 
@@ -43,15 +45,15 @@ class Tuning:
       directory: of the run; holds the checkpoints of `pe_sft`'s training.
       distance: the Frechet distance of texts to those of clients that are declared public; called
         only where `popri.checkpoint` is "nearest" and its choice is not stored.
-      on_round: is called after each round with its number, its texts, the best of them in their
-        order, and further entries of the record.
+      on_round: is called after each round with its number, its texts by the entry of the record
+        that their distance becomes, the best of them in their order, and further entries.
     """
 
     models: StudyModels
     phases: Phases
     directory: Path
     distance: Callable[[list[str]], float] = missing
-    on_round: Callable[[int, list[str], list[str], dict[str, Any]], None] = lambda *_: None
+    on_round: Callable[[int, Texts, list[str], dict[str, Any]], None] = lambda *_: None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def evolved(tuning: Tuning, votes: Scorer) -> Author:
         return {"texts": np.array(texts)}
 
     def on_round(found: Evolved) -> None:
-        tuning.on_round(found.round, found.selected, found.selected, {})
+        tuning.on_round(found.round, {"fid": found.selected}, found.selected, {})
 
     texts = phases.load_or_compute("first texts", first)["texts"].tolist()
     algorithm = private_evolution(
@@ -189,7 +191,8 @@ def _tuned(
         texts = list(chain(*written.responses))
         order = np.argsort(-written.scores_KxJ.reshape(-1), kind="stable")
         more = {"candidates": written.candidates, "pairs": written.pairs, **written.means}
-        tuning.on_round(written.round, texts, [texts[i] for i in order], more)
+        parts = {"fid": texts, **written.compared(settings)}
+        tuning.on_round(written.round, parts, [texts[i] for i in order], more)
 
     algorithm = popri(
         models.generator,
@@ -278,12 +281,6 @@ def vary_of(models: StudyModels) -> Vary:
         case "continue":
             return Continue(generator, 0.5, tokens, Decoding(stop=stop), clean)
         case "rephrase":
-            if not generator.follows_instructions:
-                raise InputError(
-                    "evolution.variation is 'rephrase', which needs a generator that follows "
-                    "instructions, found one without a chat template: choose 'continue', a "
-                    "substitute"
-                )
             return Rephrase(generator, tokens, Decoding(stop=stop), clean)
         case "redraw":
             fill: Vary = Redraw(generator, tokens)

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxpfl import files
-from jaxpfl.errors import named
+from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.published import PublishedModel
@@ -61,6 +61,13 @@ def check_published(config: SyntheticTextConfig, published: PublishedModel) -> N
         needed, used = config.positions["downstream"] + start, "corpus.tokens and a start token"
     else:
         published.require_decoder("which writes no texts")
+        evolves = config.method in EVOLVING
+        if published.chat is None and evolves and config.evolution.varied_by == "rephrase":
+            raise InputError(
+                "evolution.variation is 'rephrase', which needs a generator that follows "
+                f"instructions, found {published.settings.path!r} without a chat template: choose "
+                "'continue', a substitute"
+            )
         needed = config.positions["generator"]
         used = "popri.prompt_tokens, popri.new_tokens and a start token"
         with named("popri.prompt_tokens"):

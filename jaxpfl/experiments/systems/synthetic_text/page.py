@@ -14,6 +14,12 @@ from jaxpfl.experiments.systems.synthetic_text.config import SUBSTITUTES
 
 REPEATS = "private/repeats.json"
 """Exact counts of what the corpus repeats of clients' own texts: no statement covers them."""
+# What is drawn of the entries of a round, by title; POPri's Figures 4 and 8.
+_BY_ROUND = {
+    "Frechet distance to validation texts": {"fid": "all texts"},
+    "Frechet distance of pairs": {"fid_chosen": "chosen", "fid_rejected": "rejected"},
+    "Median distance to the medoid": {"spread": "all texts"},
+}
 # The page of repeats shows the shares of texts with so many words.
 _LEAST_WORDS = (5, 10, 20)
 
@@ -25,8 +31,10 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     gain = 100 * (metrics["accuracy"] - metrics["public_accuracy"])
     sections = [compared_models(record["table"], tested_on, True)]
     history, figures = record.get("history") or [], []
-    if history:
-        figures.append(("fid", "Frechet distance by round", _fid(history, mark_of(stamp))))
+    for title, curves in _BY_ROUND.items():
+        if any(curves.keys() <= entry.keys() for entry in history):
+            picture = _by_round(history, title, curves, mark_of(stamp))
+            figures.append((next(iter(curves)), f"{title}, by round", picture))
     if "plane" in record:
         figures.append(("plane", "embeddings", _plane(record["plane"], mark_of(stamp))))
         nearest = record.get("checkpoint", {}).get("chosen") == "nearest"
@@ -34,7 +42,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         text = (
             "Embeddings of synthetic texts, and of those of the "
             f"{record['validated_on']}: the Frechet distance between them by round, which decides "
-            f"{decides}, and all of them on their two principal axes."
+            f"{decides}, and all of them on their two principal axes. Distances of fewer texts, as "
+            "of pairs, are larger; texts that become alike are nearer to their medoid."
         )
         if record["method"] != "generator":
             text += " The method saw this measure: it tunes and selects by the same embedder."
@@ -148,11 +157,13 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("When to stop", text, table=table)
 
 
-def _fid(history: list[dict[str, Any]], mark: str) -> Any:
-    panel = axes("Frechet distance to validation texts", stamp=mark)
-    curve(panel, [(entry["round"], entry["fid"]) for entry in history], 0)
+def _by_round(history: list[dict[str, Any]], title: str, curves: dict[str, str], mark: str) -> Any:
+    panel = axes(title, stamp=mark)
+    for index, (name, label) in enumerate(curves.items()):
+        points = [(entry["round"], entry[name]) for entry in history if name in entry]
+        curve(panel, points, index, label=label)
     panel.locator_params(axis="x", integer=True)
-    return labelled(panel, "round", "Frechet distance")
+    return labelled(panel, "round", "distance", legend=len(curves) > 1)
 
 
 def _plane(plane: dict[str, list[list[float]]], mark: str) -> Any:

@@ -26,7 +26,7 @@ from jaxpfl.experiments.records.cautions import OURS, of_division
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import CENTRAL, FED_AVG, SCORING, WRITING
-from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Tuning
+from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Texts, Tuning
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.page import REPEATS, repeats_page
 from jaxpfl.experiments.systems.synthetic_text.questions import Question, question_of
@@ -166,9 +166,12 @@ class TextStudy:
         config, models = self.config, self.models
         history: list[dict[str, Any]] = []
 
-        def on_round(number: int, texts: list[str], best: list[str], more: dict[str, Any]) -> None:
-            entry = {"round": number, "fid": self._fid(texts), "texts": best[:_RECORD_TEXTS]}
-            history.append({**entry, **more})
+        def on_round(number: int, texts: Texts, best: list[str], more: dict[str, Any]) -> None:
+            entry = {"round": number, "texts": best[:_RECORD_TEXTS], **more}
+            # An empty text lies in the middle of all.
+            if written := [text for text in texts["fid"] if text]:
+                entry["spread"] = median_to_medoid(self._vectors(written))
+            history.append(entry | {name: self._fid(these) for name, these in texts.items()})
 
         def corpus() -> dict[str, np.ndarray]:
             written = author.texts(config.corpus.texts)
@@ -282,13 +285,16 @@ class TextStudy:
         limit = self.config.evaluation.max_examples
         return part.columns["text"].slice(0, limit).to_pylist()
 
+    def _vectors(self, texts: list[str]) -> np.ndarray:
+        return np.asarray(self.models.embedder(texts[:_FID_TEXTS]))
+
     def _fid(self, texts: list[str]) -> float:
-        vectors = np.asarray(self.models.embedder(texts[:_FID_TEXTS]))
+        vectors = self._vectors(texts)
         return distance(moments(vectors, math.inf), moments(self._validation, math.inf))
 
     @cached_property
     def _validation(self) -> np.ndarray:
-        return np.asarray(self.models.embedder(self._first(self.valid)[:_FID_TEXTS]))
+        return self._vectors(self._first(self.valid))
 
     def _plane(self, texts: list[str]) -> dict[str, list[list[float]]]:
         """The embeddings of synthetic and validation texts on their two principal axes."""
@@ -311,3 +317,11 @@ class TextStudy:
         elif self.config.method in SCORING:
             down, up = question_of(self.config, self.plan).floats
         return {"down": down, "up": up}
+
+
+def median_to_medoid(vectors_NxD: np.ndarray) -> float:
+    """POPri's Figure 4, in all dimensions: from the row whose distances add up to the least."""
+    squares_N = np.sum(vectors_NxD**2, axis=1)
+    squares_NxN = squares_N[:, None] + squares_N - 2 * vectors_NxD @ vectors_NxD.T
+    distances_NxN = np.sqrt(np.maximum(squares_NxN, 0.0))
+    return float(np.median(distances_NxN[distances_NxN.sum(axis=1).argmin()]))

@@ -35,3 +35,17 @@ def test_it_is_said_which_measure_the_method_saw_and_what_it_decides(tmp_path, c
     assert "by moments that no reward saw" in shown
     shown = page_html(tmp_path, page(tmp_path, {**RECORD, "method": "generator"}))
     assert "The method saw" not in shown
+
+
+def test_pairs_and_medoid_have_pictures_where_a_method_has_them(tmp_path):
+    """POPri's Figures 8 and 4; of a round without pairs there is no point."""
+    pairs = {"fid_chosen": 0.4, "fid_rejected": 0.6}
+    history = [{**entry, "spread": 0.2} for entry in RECORD["history"]]
+    drawn = [name for name, *_ in page(tmp_path, RECORD).sections[1].figures]
+    assert drawn == ["fid", "plane"]
+    history[0] |= pairs
+    shown = page(tmp_path, {**RECORD, "history": history}).sections[1]
+    figures = {name: figure for name, _, figure in shown.figures}
+    assert list(figures) == ["fid", "fid_chosen", "spread", "plane"]
+    (panel,) = figures["fid_chosen"].axes
+    assert [line.get_xydata().tolist() for line in panel.lines] == [[[1, 0.4]], [[1, 0.6]]]

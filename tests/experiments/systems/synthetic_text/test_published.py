@@ -15,6 +15,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.dry_run import dry_run
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.registry import from_mapping
@@ -33,6 +34,7 @@ from tests.published_models import (
     write_encoder,
     write_tokeniser,
 )
+from tests.refusals import refusal
 
 pytest.importorskip("tokenizers", reason="needs jaxpfl[text]")
 
@@ -163,6 +165,25 @@ def test_too_few_positions_and_no_corpus_for_prompts_are_refused(published):
         StudyModels(from_mapping(mapping, "here"))
     with pytest.raises(InputError, match="prompts are made of their texts"):
         published("popri", corpora=None)
+
+
+def test_rephrasing_without_a_chat_template_is_refused_by_a_dry_run(published, tmp_path):
+    """As by a run, before anything is charged."""
+    mapping = to_mapping(published("private_evolution"))
+    mapping["evolution"] |= {"form": "aug_pe", "variation": "rephrase"}
+    mapping["privacy"]["delta"] = 1e-5
+    config = from_mapping(mapping, "here")
+    refusal(lambda: dry_run(config), "'rephrase' without a chat template: choose 'continue'")
+    refusal(lambda: carry_out.run(config, tmp_path / "out", progress=False), "'rephrase'")
+    assert not (tmp_path / "out" / "ledger.jsonl").exists()
+    folder = write_decoder(tmp_path / "chat", "llama")
+    write_tokeniser(folder, start=True, chat=True)
+    mapping["generator"] = {"path": str(folder)}
+    dry_run(from_mapping(mapping, "here"))
+    mapping["generator"] = {"path": str(folder), "chat": False}
+    refusal(lambda: dry_run(from_mapping(mapping, "here")), "without a chat template")
+    told = published("popri", {"chat": True})
+    refusal(lambda: dry_run(told), "generator.chat has no chat template")
 
 
 def test_a_name_on_the_hub_becomes_its_commit(published, folders, tmp_path, monkeypatch):
