@@ -3,8 +3,10 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import yaml
 
 from jaxpfl import checks, files
@@ -99,9 +101,11 @@ def synthesize(
     try:
         source = str(clients) if saved is None else str(saved)
         given = {"epsilon": epsilon, "delta": delta, "texts": texts, "embedder": embedder}
-        config = config_of(source, sources, **given, cut=cut, ledger=ledger)
-        mapping = yaml.safe_load(config)
-        return carry_out.run(from_mapping(mapping, "synthesize"), directory, progress=progress)
+        text = config_of(source, sources, **given, cut=cut, ledger=ledger)
+        config = from_mapping(yaml.safe_load(text), "synthesize")
+        # On other devices, `jaxpfl resume` would make another release.
+        run = replace(config.run, devices=jax.device_count())
+        return carry_out.run(replace(config, run=run), directory, progress=progress)
     except InputError:
         if saved is not None and not (directory / "config.yaml").exists():
             shutil.rmtree(saved)

@@ -134,7 +134,7 @@ def test_what_noise_would_hide_is_refused_before_the_charge(table):
     )
     needed = int(said.partition("with about ")[2].partition(" clients")[0].replace(",", ""))
     assert needed > CLIENTS
-    assert not Ledger.read(table / "out" / "ledger.jsonl").charges
+    assert not (table / "out" / "ledger.jsonl").exists()
     with open(table / "mine.jsonl", "a") as file:
         for number in range(CLIENTS, needed):
             file.write(json.dumps({"client": f"canaryid{number}", "text": "one more"}) + "\n")
