@@ -93,8 +93,8 @@ class Study(base.Study):
             raise InputError(
                 f"no direction of {whose} stands out of the noise of {number:,} clients at epsilon "
                 f"{self.config.privacy.epsilon:g} with {self.embedder.name}: with about "
-                f"{needed:,} clients one would; an embedder of fewer dimensions, such as "
-                f"hashed:16, needs fewer; {cost}"
+                f"{needed:,} clients one would; an embedder of fewer dimensions than {dimension}, "
+                f"as hashed:8, needs fewer; {cost}"
             )
 
     def describe(self) -> description.Description:
