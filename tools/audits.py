@@ -77,6 +77,7 @@ ALSO = {
         + ["--privacy.noise", "banded"],
         "private evolution": ["--method", "private_evolution"],
         "PE+SFT": ["--method", "pe_sft"],
+        "steering": ["--method", "steered"],
     },
 }
 DELTA = 1e-4

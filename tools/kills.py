@@ -145,7 +145,7 @@ SYSTEMS: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, ...]]] = {
     "gan_inversion": (_GAN, ()),
     "oov_concatenation": (_OOV, ()),
     **dict.fromkeys(
-        ("popri", "private_evolution", "pe_sft", "fed_avg, then synthetic text"),
+        ("popri", "private_evolution", "pe_sft", "steered", "fed_avg, then synthetic text"),
         (_SYNTHETIC, REPRODUCIBLE),
     ),
 }

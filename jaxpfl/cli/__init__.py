@@ -26,7 +26,7 @@ exit codes:
   2    bad input: the message says where, what was found and what was expected
   3    the privacy budget is exhausted: the next release was not made
   4    a sweep ended, and points of it failed: each with its sentence; the others are done
-  5    an audit found that more is released than the ledger states
+  5    an audit found that more is released than the ledger states, or texts did not pass one
   130  interrupted by SIGINT; 143: by SIGTERM. A run that had begun can be resumed
 """
 
@@ -123,7 +123,8 @@ COMMANDS = {
     ),
     "audit": _Command(
         privacy.add_audit, privacy.audit,
-        "Attack the releases of a config with canaries, for a lower bound on their epsilon.",
+        "Attack the releases of a config with canaries, for a lower bound on their epsilon; or "
+        "compare what published texts repeat of training and of held-out clients.",
         "audit quickstart --runs 16", takes_overrides=True,
     ),
     "fred": _Command(

@@ -79,10 +79,10 @@ def use_devices(config: Any) -> Any:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, devices=devices))
 
 
-def add(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Adds arguments and options that several commands have."""
+def add(parser: argparse.ArgumentParser, *names: str, **differs: Any) -> None:
+    """Adds arguments and options that several commands have, but for what `differs` in one."""
     for name in names:
-        parser.add_argument(name, **_SHARED[name])
+        parser.add_argument(name, **{**_SHARED[name], **differs})
 
 
 def add_path(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:

@@ -9,7 +9,7 @@ from jaxpfl.cli import common
 from jaxpfl.errors import InputError
 
 EXCEEDED = 5
-"""The exit code of an audit that refutes a stated epsilon."""
+"""The exit code of an audit that refutes a stated epsilon, or that texts do not pass."""
 
 
 def _add_accountant(parser: argparse.ArgumentParser) -> None:
@@ -119,14 +119,25 @@ _AUDIT = (
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "config")
+    common.add(parser, "config", nargs="?")
+    text = "instead of a config: published texts, a SOURCE or the directory of a run, which must "
+    text += "not repeat training clients more than held-out ones"
+    parser.add_argument("--texts", metavar="TEXTS", help=text)
+    for name in ("--training", "--held-out"):
+        text = f"{name[2:]} clients, of --texts (default: those of the run)"
+        parser.add_argument(name, metavar="SOURCE", help=text)
     for name, metavar, default, what in _AUDIT:
         text = f"{what} (default: {default})"
         parser.add_argument(name, type=type(default), metavar=metavar, default=default, help=text)
-    common.add_path(parser, "--out", "FILE", "also write the record as JSON")
+    text = "also write the record as JSON; of --texts a folder, for private/leakage.html"
+    common.add_path(parser, "--out", "FILE", text)
 
 
 def audit(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+    if (arguments.config is None) == (arguments.texts is None):
+        raise InputError("jaxpfl audit: expected a CONFIG, or --texts and no CONFIG")
+    if arguments.texts is not None:
+        return _audit_texts(arguments, overrides)
     from jaxpfl.experiments.config import shipped
 
     config = common.load(shipped.find(arguments.config), overrides)
@@ -139,3 +150,13 @@ def audit(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, 
     if arguments.out is not None:
         files.write_json(arguments.out, {name: record[name] for name in record if name != "text"})
     return {**record, "exit_code": EXCEEDED if record["exceeded"] else 0}
+
+
+def _audit_texts(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+    if overrides:
+        raise InputError(f"jaxpfl audit --texts: unexpected argument {overrides[0]!r}")
+    from jaxpfl.experiments.audit_texts import audit_texts
+
+    sources = arguments.texts, arguments.training, arguments.held_out
+    record = audit_texts(*sources, out=arguments.out, seed=arguments.seed)
+    return {**record, "exit_code": 0 if record["verdict"] == "passes" else EXCEEDED}

@@ -20,7 +20,7 @@ SCORES = re.compile(
     re.I,
 )
 SETTINGS = re.compile(
-    r"(^| )(rounds?|runs?|points?|seed|case|rank|clients per round.*|noise multiplier.*|"
+    r"(^| )(rounds?|runs?|points?|seed|case|rank|layer|clients per round.*|noise multiplier.*|"
     r"clip norm.*|begun|duration|took|date|command|.*model|after round|vocabulary|"
     r"rounds for each GAN|matching clients in a round \(expected\)|of clients have the bug)$",
     re.I,

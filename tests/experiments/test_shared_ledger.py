@@ -111,7 +111,7 @@ def test_a_study_whose_ledger_lies_elsewhere_writes_what_is_private(synthetic_co
     """Nothing else has made its private folder."""
     config = synthetic_config("popri", "--privacy.ledger", str(tmp_path / "shared.jsonl"))
     out = carry_out.run(config, tmp_path / "run", progress=False).out
-    assert (out / "private" / "repeats.json").exists()
+    assert (out / "private" / "leakage.json").exists()
     assert (out / "private").stat().st_mode & 0o77 == 0
 
 

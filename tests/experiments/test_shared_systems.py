@@ -28,6 +28,7 @@ CHANGES = {
     "popri": (*EXACT, "--training.model_devices", "2"),
     "one_look": (*EXACT, *LOOK),
     "private_evolution": EXACT,
+    "steered": EXACT,
     # DP-FTRL, whose noise several rounds share.
     "fed_avg": ("--privacy.sampling", "cyclic", "--privacy.noise", "exact_banded"),
     # Histograms of a model's accuracy on clients, and four GANs.

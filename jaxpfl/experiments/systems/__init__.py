@@ -9,5 +9,8 @@ RESULT = "result.json"
 SIMULATION = "simulation.json"
 """The record of simulations, which the privacy statement does not cover, if there are any."""
 
+CORPUS = "corpus.jsonl"
+"""The synthetic texts of a finished run that wrote some, at the root of its directory."""
+
 ARTIFACTS = "artifacts"
 """The folder, in a run's directory, of the intermediate results."""

@@ -106,6 +106,16 @@ class Norm(nnx.Module):
         return y.astype(x.dtype)
 
 
+class Steering(nnx.Module):
+    """x + vector: moves what a layer writes, at every token."""
+
+    def __init__(self, size: int):
+        self.vector = nnx.Param(jnp.zeros(size, jnp.float32))
+
+    def __call__(self, x: Array) -> Array:
+        return x + _along_last(self.vector[...].astype(x.dtype), x.ndim)
+
+
 def wide_matmul(left: Array, right: Array, transposed: bool = False) -> Array:
     """The float32 product of [..., N, K] and [..., K, M], or transposed [..., M, K].
 

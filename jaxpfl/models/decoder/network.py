@@ -20,7 +20,7 @@ padding is never a target, and no real token sees it.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -77,6 +77,7 @@ class Layer(nnx.Module):
         self.gate = None if config.model_type == "gpt2" else linear("gate", hidden, inner)
         self.up = linear("up", hidden, inner)
         self.down = linear("down", inner, hidden, residual)
+        self.steering = layers.Steering(hidden) if model.steered else None
 
     def project(self, x: Array, angles: Array | None) -> tuple[Array, Array, Array]:
         """Scaled queries [B, L, heads, D], keys and values [B, L, kv_heads, D] of x [B, L, H]."""
@@ -98,7 +99,7 @@ class Layer(nnx.Module):
             inner = activation(self.up(n))
         else:
             inner = activation(self.gate(n)) * self.up(n)
-        return x + _maybe(self.mlp_out_norm, self.down(inner))
+        return _maybe(self.steering, x + _maybe(self.mlp_out_norm, self.down(inner)))
 
 
 def _norm(config: DecoderConfig, size: int = 0) -> layers.Norm:
@@ -107,8 +108,8 @@ def _norm(config: DecoderConfig, size: int = 0) -> layers.Norm:
     return layers.Norm(size, config.norm_epsilon, centred=kind == "gpt2", offset=offset)
 
 
-def _maybe(norm: layers.Norm | None, x: Array) -> Array:
-    return x if norm is None else norm(x)
+def _maybe(part: layers.Norm | layers.Steering | None, x: Array) -> Array:
+    return x if part is None else part(x)
 
 
 def _of_kind(second: Array | None, views: list[Any]) -> Any:
@@ -130,6 +131,8 @@ class Decoder(Checked, TokenModel):
       int8: whether the linear maps of the layers are stored as int8.
       compute: "float32" or "bfloat16", the dtype of the products and of the cache. Norms, softmax,
         rotary angles, logits and losses are always float32. Parameters may be stored in either.
+      steered: whether the parameters have a vector for each layer that is added to its output, see
+        `steer`.
       remat: in training, store one array per layer for the backward pass and recompute the rest,
         which takes less memory and a third more time. Otherwise the products of the linear maps are
         stored, and only what lies between them is recomputed, which is faster than storing it.
@@ -142,6 +145,7 @@ class Decoder(Checked, TokenModel):
     lora: LoRA | None = None
     int8: bool = False
     compute: Literal["float32", "bfloat16"] = "float32"
+    steered: bool = False
     remat: bool = False
 
     @cached_property
@@ -211,6 +215,31 @@ class Decoder(Checked, TokenModel):
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x, _ = lax.scan(body, x, (params["layers"], self.config.kind_L))
         return self._normed(params, x)
+
+    def layer_means(self, params: Params, tokens_BxL: Array) -> Array:
+        """The output of each layer, the mean over a row's tokens but the first: [layers, B, H].
+
+        In float32. The first token is left out because later ones attend to it whatever it is, so
+        that large models give it an output of its own kind (Xiao et al. 2024, attention sinks).
+        """
+        x, views = self._start(params, tokens_BxL)
+        later_BxL = jnp.asarray(tokens_BxL != PAD).at[:, 0].set(False).astype(jnp.float32)
+        share_BxL = later_BxL / jnp.maximum(jnp.sum(later_BxL, axis=1, keepdims=True), 1)
+
+        def layer(x: Array, slices: Any) -> tuple[Array, Array]:
+            x = self._one(x, slices, views)[0]
+            return x, jnp.sum(share_BxL[:, :, None] * x.astype(jnp.float32), axis=1)
+
+        return lax.scan(layer, x, (params["layers"], self.config.kind_L))[1]
+
+    def steer(self, params: Params, vectors_LxH: Any) -> tuple["Decoder", dict[str, Any]]:
+        """The model that adds a vector to each layer's output, and its parameters.
+
+        All other arrays are those of `params`.
+        """
+        vectors = {"vector": jnp.asarray(vectors_LxH, jnp.float32)}
+        steered = dict(params) | {"layers": dict(params["layers"]) | {"steering": vectors}}
+        return replace(self, steered=True), steered
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Float32 logits [..., V] of the next token, from the output of `hidden`."""

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from jaxpfl.algorithms.candidate_scores import ScoreKind
 from jaxpfl.algorithms.popri import PopriSettings
 from jaxpfl.algorithms.private_evolution import EvolutionSettings
+from jaxpfl.algorithms.steering import SteeringSettings
 from jaxpfl.checked import Checked, NonNegative, OpenFraction, PositiveFraction, PositiveInt
 from jaxpfl.data.open import place
 from jaxpfl.errors import InputError, named
@@ -34,7 +35,11 @@ CENTRAL = "central"
 """The method that trains on the clients' own texts, without privacy: a ceiling for the others."""
 SUBSTITUTES = ("redraw", "continue")
 """The variations of texts that no paper has, for generators that can do no other."""
-WRITING = ("generator", *SCORING)
+STEERED = "steered"
+"""The method that clients steer by one release of differences of hidden states."""
+ASKING = (*SCORING, STEERED)
+"""The methods whose texts follow from what clients answered."""
+WRITING = ("generator", *ASKING)
 """The methods that write a synthetic corpus."""
 
 _FINE_TUNING = partial(Training, epochs=3, batch_size=32, learning_rate=0.001)
@@ -189,6 +194,8 @@ class SyntheticTextConfig(Checked):
     | pe_sft            | the same                 | texts of the generator, tuned on those      |
     | popri             | scores of texts, or      | texts of the generator, tuned by preference |
     |                   | moments, once            | (`popri.clients_send`)                      |
+    | steered           | differences of hidden    | texts of the generator, steered by their    |
+    |                   | states, once             | mean (EPSVec's form, `algorithms.steering`) |
 
     Attributes:
       corpora: maps the name of each public corpus to its source of texts; None where nothing is
@@ -208,7 +215,14 @@ class SyntheticTextConfig(Checked):
 
     system: Literal["synthetic_text"]
     method: Literal[
-        "public", "generator", "central", "fed_avg", "private_evolution", "pe_sft", "popri"
+        "public",
+        "generator",
+        "central",
+        "fed_avg",
+        "private_evolution",
+        "pe_sft",
+        "popri",
+        "steered",
     ]
     data: sections.DataConfig
     corpora: dict[str, str] | None = field(default=None, kw_only=True)
@@ -233,6 +247,7 @@ class SyntheticTextConfig(Checked):
     embedder: str = "minilm"
     popri: PopriConfig = field(default_factory=PopriConfig)
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
+    steering: SteeringSettings = field(default_factory=SteeringSettings)
     evaluation: sections.EvaluationConfig = field(default_factory=sections.EvaluationConfig)
     cache: str = "runs/public_models"
     run: sections.RunConfig = field(default_factory=sections.RunConfig)
@@ -269,10 +284,10 @@ class SyntheticTextConfig(Checked):
             )
         if self.method in EVOLVING:
             self._check_variation()
-        if self.remote is not None and self.method in ("pe_sft", "popri"):
+        if self.remote is not None and self.method in ("pe_sft", "popri", STEERED):
             raise InputError(
                 f"generator.api must be absent with method {self.method!r}, found "
-                f"{self.remote.api!r}: the method tunes the generator, which needs its weights"
+                f"{self.remote.api!r}: the method changes the generator, which needs its weights"
             )
         stop, cut = self.popri.format.stop, Cut.parse(self.corpus.cut)
         if self.method in WRITING and cut.size and stop and not stop.strip():
@@ -315,6 +330,11 @@ class SyntheticTextConfig(Checked):
     def one_look(self) -> bool:
         """Whether clients are asked once, for the moments that all rewards follow from."""
         return self.method == "popri" and self.popri.clients_send == "moments"
+
+    @property
+    def asks_once(self) -> bool:
+        """Whether one release of all clients is all that they send."""
+        return self.one_look or self.method == STEERED
 
     @property
     def algorithm(self) -> str:
@@ -361,6 +381,9 @@ class SyntheticTextConfig(Checked):
         # One more for the start token.
         generated = self.popri.prompt_tokens + self.popri.new_tokens + 1
         both = {"downstream": self.corpus.tokens, "generator": generated}
+        if self.method == STEERED:
+            # It reads clients' texts, too.
+            both["generator"] = max(generated, self.corpus.tokens + 1)
         return {name: both[name] for name in self.models}
 
     def _check_corpora(self) -> None:
@@ -392,15 +415,17 @@ class SyntheticTextConfig(Checked):
                     raise InputError(f"{owner} must be among {known}, found {name!r}")
 
     def _check_privacy(self) -> None:
-        privacy, method, scoring = self.privacy, self.method, self.method in SCORING
-        look = "popri.clients_send 'moments', which is one release of all clients"
+        privacy, method, asking = self.privacy, self.method, self.method in ASKING
+        once = self.asks_once
+        look = "popri.clients_send 'moments'" if self.one_look else f"method {method!r}"
+        look += ", which is one release of all clients"
         cohorts = f"method {method!r}, which draws a new cohort for every release"
         for name, refused, allowed, where in (
-            ("epsilon", self.one_look and privacy.private and [None], "given", look),
-            ("sampling", self.one_look and ["fixed", "cyclic"], "'poisson'", look),
-            ("accountant", self.one_look and ["rdp"], "absent or 'pld'", look),
-            ("sampling", scoring and ["cyclic"], "'poisson' or 'fixed'", cohorts),
-            ("adaptive", scoring and [True], "false", f"{cohorts}, with the same clip norm"),
+            ("epsilon", once and privacy.private and [None], "given", look),
+            ("sampling", once and ["fixed", "cyclic"], "'poisson'", look),
+            ("accountant", once and ["rdp"], "absent or 'pld'", look),
+            ("sampling", asking and ["cyclic"], "'poisson' or 'fixed'", cohorts),
+            ("adaptive", asking and [True], "false", f"{cohorts}, with the same clip norm"),
             (
                 "noise",
                 method != FED_AVG and ["banded", "exact_banded"],

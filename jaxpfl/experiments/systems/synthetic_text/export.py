@@ -23,6 +23,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     CENTRAL,
     FED_AVG,
     SCORING,
+    STEERED,
     WRITING,
     SyntheticTextConfig,
 )
@@ -107,7 +108,7 @@ def _written(
         planned(folder, {**to_mapping(config), "run name": config.method})
         run = files.read_record(folder / "run.json", {"run": str})["run"]
         check_statement(record["privacy"], ledger, (run,), plan)
-        question = question_of(config, plan)
+        question = question_of(models, plan)
         artifacts = Artifacts(directory / ARTIFACTS, run=run, ledger=Ledger.read(ledger))
     phases = Phases(artifacts)
     corpus = phases.load_or_compute("corpus", missing)["texts"].tolist()
@@ -168,6 +169,7 @@ def _trained_on(
     sent = {FED_AVG: "trained the model in rounds"} | dict.fromkeys(
         SCORING, "scored synthetic texts"
     )
+    sent[STEERED] = "released mean differences of hidden states, once"
     if config.one_look:
         sent["popri"] = "released the moments of their embeddings, once"
     found["private clients"] = "none: clients sent nothing"

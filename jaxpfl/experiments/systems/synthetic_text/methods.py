@@ -19,12 +19,13 @@ from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.one_look import MomentRewards
 from jaxpfl.algorithms.popri import Written, popri, prompts_of, respond, synthesise, with_adapters
 from jaxpfl.algorithms.private_evolution import Evolved, Vary, private_evolution, selected_texts
+from jaxpfl.algorithms.steering import steer
 from jaxpfl.algorithms.stored_rounds import Arrays, PublicDraws
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.phases import Phases, missing
 from jaxpfl.experiments.systems.synthetic_text.config import PopriConfig
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels, loaded_fill_model
-from jaxpfl.experiments.systems.synthetic_text.questions import EMBEDDING, Look
+from jaxpfl.experiments.systems.synthetic_text.questions import EMBEDDING, Look, SteeringRelease
 from jaxpfl.models.decoder import lora
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
@@ -35,6 +36,8 @@ Texts = Mapping[str, list[str]]
 
 # How often the generator is asked for a number of texts, since some may be empty.
 _ATTEMPTS = 16
+# At most so many texts of the untuned generator are compared with those of the steered one.
+_FIRST_TEXTS = 500
 
 
 @dataclass(frozen=True)
@@ -163,12 +166,33 @@ def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
     return replace(author, choices={**choices, **author.choices})
 
 
+def steered(tuning: Tuning, release: SteeringRelease) -> Author:
+    """EPSVec's form: the generator, whose layers are moved by what clients released once."""
+    author, models, phases = untuned(tuning), tuning.models, tuning.phases
+    settings, number = models.config.steering, min(models.config.corpus.texts, _FIRST_TEXTS)
+
+    def first() -> Arrays:
+        written = enough(lambda number, attempt: author.texts(number, later=attempt), number)
+        return {"texts": np.array(written)}
+
+    texts = phases.load_or_compute("first texts", first)["texts"].tolist()
+    released = release.released(phases)
+    numbers = settings.numbers(models.generator.model.config.layers)
+    lengths = {"norm": np.linalg.norm(released["vectors"], axis=1), **released}
+    columns = [lengths[name].tolist() for name in ("norm", "noise", "bounds")]
+    layers = list(zip([number + 1 for number in numbers], *columns, strict=True))
+    choices = {"steering": {"strength": settings.strength, "layers": layers}}
+    generator = steer(models.generator, released["vectors"], settings)
+    return replace(author, generator=generator, first=texts, choices=choices)
+
+
 METHODS: dict[str, Callable[[Tuning, Any], Author]] = {
     "generator": untuned,
     "private_evolution": evolved,
     "pe_sft": evolved_and_tuned,
     "popri": tuned_by_scores,
     "one look": tuned_by_one_look,
+    "steered": steered,
 }
 """By `SyntheticTextConfig.algorithm`."""
 

@@ -4,24 +4,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import COLOURS, axes, curve, labelled
-from jaxpfl.experiments.systems.synthetic_text.config import SUBSTITUTES
+from jaxpfl.experiments.systems.synthetic_text.config import STEERED, SUBSTITUTES
 
-REPEATS = "private/repeats.json"
-"""Exact counts of what the corpus repeats of clients' own texts: no statement covers them."""
 # What is drawn of the entries of a round, by title; POPri's Figures 4 and 8.
 _BY_ROUND = {
     "Frechet distance to validation texts": {"fid": "all texts"},
     "Frechet distance of pairs": {"fid_chosen": "chosen", "fid_rejected": "rejected"},
     "Median distance to the medoid": {"spread": "all texts"},
 }
-# The page of repeats shows the shares of texts with so many words.
-_LEAST_WORDS = (5, 10, 20)
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
@@ -67,7 +61,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             f"Texts were varied by “{varied}”, a substitute for what the method's authors did, "
             "which is to rephrase (Aug-PE) or to fill masks (PrE-Text)."
         )
-    cost, when = record["cost"], "in its only round" if look else "in a round"
+    once = look or record["method"] == STEERED
+    cost, when = record["cost"], "in its only round" if once else "in a round"
     # Central training has none: clients' own texts are read.
     ways = () if cost is None else (("to", cost["down"]), ("from", cost["up"]))
     sent = [(f"{floats:,}", f"floats {way} a client {when}") for way, floats in ways]
@@ -85,36 +80,6 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         cautions=cautions,
         runs=["fed_avg"] if record["method"] == "fed_avg" else [],
     )
-
-
-def repeats_page(record: Mapping[str, Any], method: str, clients: str, stamp: str) -> Page:
-    """What a corpus repeats of these clients, by the content of `repeats.json`; PRIVATE."""
-    rows = [
-        (model, f"{len(words):,}", str(max(words)), f"{np.mean(words):.2f}", *_shares(words))
-        for model, words in record["words"].items()
-    ]
-    shares = tuple(f"{least} words or more" for least in _LEAST_WORDS)
-    columns = ("texts of", "texts", "longest, in words", "mean, in words", *shares)
-    text = (
-        "The most words in a row that a written text has in common with one of "
-        f"{record['clients_texts']:,} texts of the {clients}, and the share of texts "
-        "that have so many. Common phrases repeat, too: what the untuned generator repeats, it has "
-        "from no client. One run."
-    )
-    table = Table(columns, rows, tuple(range(1, len(columns))), 0)
-    return Page(
-        title=f"What the corpus repeats of clients: {method}",
-        lead="Exact counts of clients' own texts.",
-        stamp=stamp,
-        privacy_notes=["Whoever sees this page learns of the clients what no noise hides."],
-        sections=[Section("Words in a row", text, table=table)],
-        warning="Nothing on this page is covered by the statement of report.html.",
-        name=str(Path(REPEATS).with_suffix(".html")),
-    )
-
-
-def _shares(words: list[int]) -> list[str]:
-    return [f"{100 * np.mean(np.array(words) >= least):.1f} %" for least in _LEAST_WORDS]
 
 
 def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
@@ -143,6 +108,17 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
         )
         table = Table((*names, "distance"), rows, (len(names),), tried["chosen"])
         yield Section("What was tried", text, table=table)
+    if steering := record.get("steering"):
+        rows = [(str(layer), *(f"{x:.2f}" for x in more)) for layer, *more in steering["layers"]]
+        text = (
+            f"{steering['strength']:g} times the mean difference of hidden states of {released} "
+            "from public texts was added to these layers while the generator wrote. Its length, "
+            "that of its noise, and the largest that it can have, which is the median distance of "
+            "a public text from their mean:"
+        )
+        columns = ("layer", "distance", "distance by noise alone", "largest distance")
+        table = Table(columns, rows, (0, 1, 2, 3))
+        yield Section("What steered the generator", text, table=table)
     stop = record.get("checkpoint", {})
     if "distances" in stop:
         source = f"the {record['validated_on']}"

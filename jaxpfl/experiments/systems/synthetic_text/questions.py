@@ -1,4 +1,4 @@
-"""What clients are asked: for scores of texts in each round, or for their moments once.
+"""What clients are asked: for scores of texts in each round, or once, of all.
 
 ONE LOOK (`popri.clients_send: moments`) asks all clients once, before the first round, for the
 moments of their embeddings and the whole epsilon; see `algorithms.one_look`. The release is FreD's
@@ -8,9 +8,12 @@ texts (`popri.corpus: nearest`, `popri.tune`), are post-processing of it.
 Tuning goes on to raise the reward when texts no longer improve, so the reward's embedder cannot say
 when to stop. A second JUDGE can (`popri.checkpoint: judged`): a share of the same epsilon releases
 mean and covariance of another embedding, which no reward sees, in two more charges.
+
+STEERING (`method: steered`) asks all clients once for differences of hidden states, in one charge
+of the whole epsilon; see `algorithms.steering`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -24,20 +27,23 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.frechet import moments as frechet_moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Score, fred, moments, score
+from jaxpfl.algorithms.steering import PublicStates, steering, with_differences
+from jaxpfl.data.population import Population
 from jaxpfl.experiments.engine.phases import Phases
-from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
-from jaxpfl.experiments.systems.synthetic_text.models import loaded_embedder
+from jaxpfl.experiments.systems.synthetic_text.config import STEERED, SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.models import StudyModels, loaded_embedder
 from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder
+from jaxpfl.text.embed.hidden_states import HiddenStates
 
 EMBEDDING, JUDGE = "embedding", "judge"
 """The columns of what clients are asked for."""
 
-# Of each corpus, so many texts are embedded, up to twice as many.
+# Of each corpus, and for the public states, so many texts are embedded, up to twice as many.
 _CORPUS_TEXTS = 2_000
 
 
@@ -48,12 +54,14 @@ class Question(NamedTuple):
       of: makes the releases; a `Scorer` asks in each round, also for votes.
       embedders: by the column that the queries read.
       floats: how many float32 numbers a client receives and sends, in a round or of a look in all.
+      prepare: in place of embedders, makes the queries' column of clients with their texts.
     """
 
-    of: "Scorer | Look"
+    of: "Scorer | Look | SteeringRelease"
     queries: tuple[Query, ...]
     embedders: Mapping[str, Embedder]
     floats: tuple[int, int]
+    prepare: Callable[..., Population] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,8 +167,57 @@ class Look:
         return sum(sizes), 1 + sum(size + size * (size + 1) // 2 for size in sizes)
 
 
-def question_of(config: SyntheticTextConfig, plan: Plan) -> Question:
-    """What clients are asked in a method in which they score texts."""
+@dataclass(frozen=True)
+class SteeringRelease:
+    """The query of the differences of hidden states, and the vectors that follow from its release.
+
+    Attributes:
+      plan: of one round of all clients.
+    """
+
+    models: StudyModels
+    plan: Plan
+
+    @cached_property
+    def states(self) -> HiddenStates:
+        """The states of the untuned generator, in the chosen layers."""
+        config, generator = self.models.config, self.models.generator
+        layers = config.steering.numbers(generator.model.config.layers)
+        return HiddenStates(generator, layers, config.corpus.tokens)
+
+    @cached_property
+    def public(self) -> PublicStates:
+        """Of the texts that prompts are made of."""
+        texts = self.models.samples(self.models.config.popri.samples)
+        states_NxD = self.states(texts[:: max(1, len(texts) // _CORPUS_TEXTS)])
+        return PublicStates.of(states_NxD, len(self.states.layers))
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        return steering(self.plan, self.states.dimension)
+
+    def prepare(self, clients: Population, *, progress: bool = False) -> Population:
+        return with_differences(clients, self.states, self.public, progress=progress)
+
+    def released(self, phases: Phases) -> Mapping[str, np.ndarray]:
+        """See `PublicStates.vectors`; asks the clients unless the release is stored."""
+
+        def asked() -> dict[str, np.ndarray]:
+            sum_D, _ = phases.step(self.algorithm.step, self.algorithm.init(jax.random.key(0)), 1)
+            noise_std = self.plan.value_noise_std(self.plan.clip_norm)
+            return self.public.vectors(np.asarray(sum_D), noise_std)
+
+        return phases.load_or_compute("steering", asked)
+
+
+def question_of(models: StudyModels, plan: Plan) -> Question:
+    """What clients are asked in a method whose texts follow from their answers."""
+    config = models.config
+    if config.method == STEERED:
+        release = SteeringRelease(models, plan)
+        dimension = release.states.dimension
+        floats = dimension, dimension + 1
+        return Question(release, release.algorithm.queries, {}, floats, release.prepare)
     if config.one_look:
         look = Look(parts_of(config, fred_plan(config, plan.population)), plan.population)
         return Question(look, look.algorithm.queries, look.embedders, look.floats_per_client())
@@ -177,6 +234,7 @@ def scorer_of(config: SyntheticTextConfig, plan: Plan) -> Scorer:
 def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
     """What is released of the clients: their embeddings' moments, for the epsilon of `privacy`.
 
+    One release of all clients costs the same, see `joint_plan`.
     A section `simulated` gives the means the noise of that population, all of which take part.
     """
     privacy, larger = config.privacy, config.simulated
@@ -191,14 +249,14 @@ def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
 
 
 def joint_plan(plan: FredPlan, clients: int) -> Plan:
-    """One round of all clients that costs what the query's three releases cost together."""
+    """One round of all clients that costs what the query's releases cost together."""
     everyone = Poisson(clients, clients)
     if not plan.private:
         return Plan.without_privacy(rounds=1, clip=Clip(1.0), participation=everyone)
     return Plan(
         rounds=1,
         clip=Clip(1.0),
-        noise=Noise(1 / plan.mu),
+        noise=Noise(1 / plan.mu, plan.noise),
         participation=everyone,
         delta=plan.delta,
         simulates=plan.simulates,

@@ -23,12 +23,12 @@ from jaxpfl.experiments.engine.phases import LateReleaser, Phases, missing
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.cautions import OURS, of_division
-from jaxpfl.experiments.report.page import write_page
+from jaxpfl.experiments.report.leakage import write_leakage
+from jaxpfl.experiments.systems import CORPUS
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
-from jaxpfl.experiments.systems.synthetic_text.config import CENTRAL, FED_AVG, SCORING, WRITING
+from jaxpfl.experiments.systems.synthetic_text.config import ASKING, CENTRAL, FED_AVG, WRITING
 from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Texts, Tuning
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
-from jaxpfl.experiments.systems.synthetic_text.page import REPEATS, repeats_page
 from jaxpfl.experiments.systems.synthetic_text.questions import Question, question_of
 from jaxpfl.experiments.systems.synthetic_text.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
@@ -37,8 +37,8 @@ from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
 from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.baselines import unigram_baseline
+from jaxpfl.text.metrics.leakage import leakage
 from jaxpfl.text.metrics.prediction import evaluate
-from jaxpfl.text.metrics.repeats import longest_repeats
 
 FINE_TUNING = "fine_tuning"
 """The folder of the checkpoints of the downstream model's training on the corpus."""
@@ -48,8 +48,6 @@ _FREE = "(epsilon = 0): clients send nothing"
 _RECORD_TEXTS = 12
 # The most texts that a Frechet distance is estimated from, and that the plot of embeddings shows.
 _FID_TEXTS, _PLANE_TEXTS = 2_000, 400
-# The most clients' texts that are searched for what the corpus repeats.
-_SEARCHED_TEXTS = 50_000
 
 
 Trained = tuple[Params, float | None, Mapping[str, Any]]
@@ -68,7 +66,7 @@ def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
     if stage == FED_AVG:
         algorithm, clients = texts.training()
         return algorithm.queries, clients
-    question = question_of(study.config, study.plan)
+    question = question_of(texts.models, study.plan)
     return question.queries, texts.embedded(question)
 
 
@@ -184,8 +182,8 @@ class TextStudy:
 
         with ExitStack() as stack:
             run, question, phases = None, None, Phases(models.stored(self.directory))
-            if config.method in SCORING:
-                question = question_of(config, self.plan)
+            if config.method in ASKING:
+                question = question_of(models, self.plan)
                 run = stack.enter_context(self._run(question))
                 run.begin()
                 others = partial(self.workspace.shared, config.method)
@@ -196,10 +194,10 @@ class TextStudy:
             texts = phases.load_or_compute("corpus", corpus)["texts"].tolist()
             privacy, epsilon = _FREE, 0.0
             if run is not None:
-                self._compare_repeats(texts, author.first)
+                self._audit(texts, author.first)
                 privacy, epsilon = self._end(run)
         lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
-        files.write_atomically(self.directory / "corpus.jsonl", "".join(lines))
+        files.write_atomically(self.directory / CORPUS, "".join(lines))
         folder = self.directory / FINE_TUNING
         params = models.fitted(models.downstream, texts, config.corpus.fine_tuning, folder)
         details = {"privacy": privacy, "history": history, **author.choices}
@@ -234,10 +232,12 @@ class TextStudy:
         return run.end(result).privacy, run.cost.epsilon() if self.plan.private else None
 
     def embedded(self, question: Question) -> Population:
-        """The clients with the embeddings that a question reads; kept for the next run."""
+        """The clients with what a question reads; embeddings are kept for the next run."""
         config = self.config
         kept = at_most(self.clients, config.training.max_examples, config.data.split_seed)
         few, embedders = self.clients.keeping(kept), question.embedders
+        if question.prepare is not None:
+            return question.prepare(few, progress=self.workspace.progress)
         memory, key = self.workspace.memory, (few.content, *(e.name for e in embedders.values()))
         if memory.get("embedded", (None,))[0] != key:
             # Not two populations at a time.
@@ -249,21 +249,17 @@ class TextStudy:
             memory["embedded"] = key, few.with_columns(columns)
         return memory["embedded"][1]
 
-    def _compare_repeats(self, texts: list[str], untuned: Sequence[str]) -> None:
-        """Writes how many words in a row a text has in common with a client's, ours and untuned."""
+    def _audit(self, texts: list[str], untuned: Sequence[str]) -> None:
+        """Writes what the corpus repeats of clients, beside what the untuned generator does."""
         untuned = [text for text in untuned if text]
         # The longest of more texts would be longer.
         number = min(len(texts), len(untuned))
-        searched = self.clients.columns["text"].slice(0, _SEARCHED_TEXTS).to_pylist()
-        words = {
-            model: longest_repeats(written[:number], searched).tolist()
-            for model, written in ((OURS, texts), ("the untuned generator", untuned))
-        }
-        record, source = {"clients_texts": len(searched), "words": words}, self.config.data.source
-        files.private_directory((self.directory / REPEATS).parent)
-        files.write_json(self.directory / REPEATS, record)
-        about = self.config.method, f"training clients of {source}", self.workspace.stamp
-        write_page(self.directory, repeats_page(record, *about))
+        published = {OURS: texts[:number], "the untuned generator": untuned[:number]}
+        result = leakage(published, self.clients, self.test)
+        source, stamp = self.config.data.source, self.workspace.stamp
+        held_out = self.config.evaluation.source or source
+        sides = f"training clients of {source}", f"test clients of {held_out}"
+        write_leakage(self.directory, self.config.method, sides, result, stamp)
 
     def _unigram(self, tokens: np.ndarray) -> list[dict[str, Any]]:
         texts, size = self._first(self.valid), self.models.tokeniser.vocab_size
@@ -314,8 +310,8 @@ class TextStudy:
         down, up = 0, 0
         if self.config.method == FED_AVG:
             down = up = count_parameters(self.models.downstream.params)
-        elif self.config.method in SCORING:
-            down, up = question_of(self.config, self.plan).floats
+        elif self.config.method in ASKING:
+            down, up = question_of(self.models, self.plan).floats
         return {"down": down, "up": up}
 
 

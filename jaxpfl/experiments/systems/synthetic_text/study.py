@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxpfl.algorithms.canaries import ScoreCanaries
 from jaxpfl.algorithms.fred import FredPlan
+from jaxpfl.algorithms.steering import DIFFERENCES, steering
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.public_check import PrivateContent
@@ -31,9 +32,11 @@ from jaxpfl.experiments.engine import description
 from jaxpfl.experiments.engine.build import build_algorithm, read_clients, split_clients
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.synthetic_text.config import (
+    ASKING,
     CENTRAL,
     FED_AVG,
     SCORING,
+    STEERED,
     WRITING,
     SyntheticTextConfig,
 )
@@ -53,6 +56,7 @@ from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.columns import text_column
@@ -73,14 +77,14 @@ class Study(base.Study):
     def plan(self) -> Plan:
         """The privacy plan of what the clients send, if they send anything."""
         config, number = self.config, len(self.clients)
-        if config.one_look:
+        if config.asks_once:
             return joint_plan(self.look, number)
         privacy, simulated = config.client_privacy, config.simulated
         return description.cached_plan(privacy, config.training, number, simulated=simulated)
 
     @cached_property
     def look(self) -> FredPlan:
-        """What `popri.clients_send: moments` releases."""
+        """What `popri.clients_send: moments` releases, and what one release of all costs."""
         return fred_plan(self.config, len(self.clients))
 
     @property
@@ -90,7 +94,7 @@ class Study(base.Study):
     @property
     def sends(self) -> bool:
         """Whether clients send anything in this method."""
-        return self.config.method in (*SCORING, FED_AVG, CENTRAL)
+        return self.config.method in (*ASKING, FED_AVG, CENTRAL)
 
     def describe(self) -> description.Description:
         config, method = self.config, self.config.method
@@ -127,6 +131,10 @@ class Study(base.Study):
                     most = config.evolution.max_texts
                     questions = partial(ScoreCanaries, config.client_score, most)
             releases["rounds"] = description.PlannedRelease.of_rounds(self.plan, questions)
+        elif method == STEERED:
+            releases["differences"] = description.PlannedRelease.of_rounds(self.plan, None)
+            if (generator := shapes["generator"][0]) is not None:
+                rounds["differences"] = self._describe_differences(generator.config)
         elif self.sends:
             texts = description.PlannedRelease.of_rounds(self.plan, None)
             releases["the clients' own texts"] = replace(texts, times="trained on centrally")
@@ -171,6 +179,14 @@ class Study(base.Study):
             query = scorer_of(self.config, self.plan).query
             asked, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
         return Rehearsed(0, (asked,))
+
+    def _describe_differences(self, generator: DecoderConfig) -> Rehearsed:
+        size = len(self.config.steering.numbers(generator.layers)) * generator.hidden_size
+        origin = jax.ShapeDtypeStruct((size + 1,), np.float32)
+        with description.tracing("the release of differences"):
+            (query,) = steering(self.plan, size).queries
+            asked, _ = ask(query, origin, {DIFFERENCES: column(origin.shape, np.float32)})
+        return Rehearsed(asked.up, (asked,))
 
     def _describe_adapters(self, model: Any, params: Params) -> description.Sized:
         settings = self.config.popri.lora

@@ -24,7 +24,7 @@ from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.fast import hugging_face
 from tests.experiments import canaries
 
-METHODS = ("popri", "pe_sft", "fed_avg")
+METHODS = ("popri", "pe_sft", "steered", "fed_avg")
 
 
 # Whole runs.
@@ -111,7 +111,7 @@ def test_other_methods_are_exported(synthetic_config, tmp_path, method):
         assert not (tmp_path / "texts").exists()
 
 
-@pytest.mark.parametrize("method", ["popri", "pe_sft"])
+@pytest.mark.parametrize("method", ["popri", "pe_sft", "steered"])
 def test_more_texts_come_from_the_tuned_writer_and_cost_nothing(
     finished, tmp_path, monkeypatch, method
 ):
@@ -137,9 +137,11 @@ def test_more_texts_come_from_the_tuned_writer_and_cost_nothing(
     assert not set(more[len(own) :]) & set(own)
     assert (found["again"], found["few"]) == (more, own[:3])
     assert (run / "ledger.jsonl").read_bytes() == ledger
-    assert all(writer.model.lora is not None for writer in writers)
+    steered = method == "steered"
+    assert all(writer.model.steered == steered for writer in writers)
+    assert all((writer.model.lora is None) == steered for writer in writers)
     # The model is still the one that the run's own texts made.
-    for name in ("model.safetensors", "generator_adapter/adapter_model.safetensors"):
+    for name in ("model.safetensors", "generator_adapter/adapter_model.safetensors")[: 2 - steered]:
         assert (tmp_path / "more" / name).read_bytes() == (tmp_path / "few" / name).read_bytes()
 
 
@@ -159,6 +161,10 @@ def test_the_corpus_is_a_table_with_a_card(finished, exported):
     statement = json.loads((finished / "popri" / "result.json").read_text())["privacy"]
     for card in (folder / "README.md", exported / "popri" / "README.md"):
         assert f"\n{statement}\n" in card.read_text()
+    assert (
+        "released mean differences of hidden states, once"
+        in (exported / "steered" / "README.md").read_text()
+    )
     assert f"{len(texts)} rows" in (folder / "README.md").read_text()
     assert "data_files: corpus.parquet" in (folder / "README.md").read_text()
     assert {path.name for path in (exported / "fed_avg").iterdir()} == {

@@ -142,7 +142,7 @@ def test_a_generator_behind_an_address_is_asked_and_sees_no_client(
     assert (about["api"], about["model"]) == (address, "far")
     for page in (out / "report.html", tmp_path / "more" / "README.md"):
         assert ("nor a resumed one" if page.parent == out else "far behind") in page.read_text()
-    for method in ("popri", "pe_sft"):
+    for method in ("popri", "pe_sft", "steered"):
         with pytest.raises(InputError, match="generator.api must be absent with method"):
             from_mapping(mapping | {"method": method}, "here")
     for wrong in ("here:80/v1", "http://me:hidden-key-5@here/v1", "http://here/v1?key=5"):
@@ -163,6 +163,18 @@ def test_one_look_is_released_once_wherever_it_is_killed(synthetic_config, tmp_p
     assert len(charges(parts / "ledger.jsonl")) == 5
     export(parts, tmp_path / "more", texts=40, progress=False)
     assert len(charges(parts / "ledger.jsonl")) == 5
+
+
+@pytest.mark.long
+def test_steering_vectors_are_released_once_wherever_it_is_killed(synthetic_config, tmp_path):
+    """More texts follow from what is stored, and the clients are not read for them."""
+    config = synthetic_config("steered", *SAME_NOISE, "--steering.layers", "[0.5, 1]")
+    whole = carry_out.run(config, tmp_path / "whole", progress=False).out
+    parts = tmp_path / "parts"
+    crashes = stored("first_texts"), after(Ledger, "charge"), stored("steering"), stored("corpus")
+    died(config, parts, (*crashes, before("result.json")))
+    assert_same_records(parts, whole)
+    assert len(charges(parts / "ledger.jsonl")) == 1
 
 
 @pytest.mark.parametrize("judge", [(), METHODS["one_look"][4:]])

@@ -2,6 +2,7 @@
 
 import json
 import stat
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed import embedder
+from jaxpfl.text.metrics.leakage import leakage
 from jaxpfl.text.metrics.prediction import evaluate
-from jaxpfl.text.metrics.repeats import longest_repeats
 from tests.experiments import canaries
 from tests.experiments.ledgers import certified
 from tests.experiments.statements import of_lines, of_page
@@ -33,6 +34,7 @@ METHODS = {
     "pre_text": ("--evolution.form", "pre_text", "--evolution.variation", "redraw"),
     "pe_sft": (),
     "popri": (),
+    "steered": (),
     "one_look": (
         *("--popri.clients_send", "moments", "--popri.corpus", "nearest"),
         *("--popri.checkpoint", "judged", "--popri.judge", "hashed:16"),
@@ -100,7 +102,7 @@ def scores_of(out, column, function, written):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["popri", "fed_avg", "one_look"])
+@pytest.mark.parametrize("name", ["popri", "fed_avg", "one_look", "steered"])
 def test_the_noise_of_a_larger_population_is_named_in_every_statement(
     synthetic_config, tmp_path, name
 ):
@@ -112,7 +114,7 @@ def test_the_noise_of_a_larger_population_is_named_in_every_statement(
     config = synthetic_config(method, *changes, *more)
     outcome = carry_out.run(config, tmp_path / "run", progress=False)
     took = f"{small} clients scaled as if {10 * small} of 100,000"
-    if name == "one_look":
+    if name in ("one_look", "steered"):
         all_clients = len(prepare(config).clients)
         took = f"{all_clients} clients scaled as if 100,000 of 100,000"
     label = f"SIMULATED: noise of {took} took part"
@@ -171,6 +173,7 @@ def test_every_method_runs_and_has_its_page(finished, name):
     [
         ("popri", ["poisson_sampled"] * 2),
         ("one_look", ["gaussian"] * 5),
+        ("steered", ["gaussian"]),
         pytest.param("private_evolution", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         pytest.param("pre_text", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         pytest.param("pe_sft", ["poisson_sampled"] * 2, marks=pytest.mark.long),
@@ -211,7 +214,7 @@ def test_every_number_says_what_it_is_of_and_nothing_private_is_written(finished
     assert "recovery" not in json.dumps(record) and "seconds" not in json.dumps(record)
     for folder in out.rglob("private"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    kept = {"ledger.jsonl.key", "repeats.json", "repeats.html"}
+    kept = {"ledger.jsonl.key", "leakage.json", "leakage.html"}
     assert {path.name for path in (out / "private").glob("*")} <= kept
 
 
@@ -230,22 +233,24 @@ def test_what_the_corpus_repeats_of_clients_is_told_beside_what_the_untuned_mode
 ):
     """TRUST 48: exact, so that it stays in the private folder, as a simulation's."""
     out = finished("popri").out
-    found = json.loads((out / "private" / "repeats.json").read_text())["words"]
-    clients = prepare(synthetic_config("popri")).clients.columns["text"].to_pylist()
+    found = json.loads((out / "private" / "leakage.json").read_text())
+    study = prepare(synthetic_config("popri"))
     corpus = [json.loads(line)["text"] for line in (out / "corpus.jsonl").read_text().splitlines()]
     first = files.read_npz(out / "artifacts" / "round_1_responses" / "arrays.npz")["texts"]
     written = {"this run": corpus, "the untuned generator": list(filter(None, first.ravel()))}
     number = min(map(len, written.values()))
-    for model, texts in written.items():
-        assert found[model] == longest_repeats(texts[:number], clients).tolist()
-    shown = (out / "private" / "repeats.html").read_text()
-    assert "SIMULATION" in shown and "Nothing on this page is covered" in shown
-    table = shown.partition("<table")[2]
-    for model, words in found.items():
-        row = table.partition(model)[2].partition("</tr>")[0]
-        assert f">{max(words)}<" in row and f">{np.mean(words):.2f}<" in row
+    texts = {model: texts[:number] for model, texts in written.items()}
+    expected = leakage(texts, study.clients, study.held_out["test"])
+    assert {**found, **expected} == found
+    shown = unescape((out / "private" / "leakage.html").read_text())
+    assert "SIMULATION" in shown and "NOT PUBLIC" in shown and found["found"] in shown
+    rows = shown.partition("<table")[2].split("</tr>")
+    for model, judged in found["writers"].items():
+        assert sum(judged["by_words"]["training"]) == number
+        longest = len(judged["by_words"]["training"]) - 1
+        assert any(model in row and f">{longest}<" in row for row in rows)
     for path in canaries.public_files(out):
-        assert b"repeats" not in path.read_bytes(), path
+        assert b"leakage" not in path.read_bytes(), path
 
 
 def test_one_look_chooses_the_nearest_corpus_at_no_further_cost(finished):
@@ -276,6 +281,20 @@ def test_a_judge_that_no_reward_sees_chooses_the_round(finished):
     assert found["distances"][:2] == pytest.approx(expected, abs=0.05)
     assert found["distances"][found["round"]] == min(found["distances"])
     assert "When to stop" in (outcome.out / "report.html").read_text()
+
+
+def test_a_steered_study_shows_what_was_released_beside_its_noise(finished):
+    outcome = finished("steered")
+    stored = files.read_npz(outcome.out / "artifacts" / "steering" / "arrays.npz")
+    ((layer, norm, noise, bound),) = outcome.record["steering"]["layers"]
+    assert (layer, noise, bound) == (1, stored["noise"][0], stored["bounds"][0])
+    assert norm == pytest.approx(np.linalg.norm(stored["vectors"]))
+    assert 0 < noise < np.inf and norm <= bound * (1 + 1e-9)
+    page = (outcome.out / "report.html").read_text()
+    assert "What steered the generator" in page and f"{norm:.2f}" in page
+    assert "in its only round" in page
+    labels = [charge["label"] for charge in charges(outcome.out / "ledger.jsonl")]
+    assert labels == ["steered"]
 
 
 def test_a_look_that_a_budget_has_no_room_for_is_not_begun(synthetic_config, tmp_path):

@@ -56,6 +56,10 @@ REFUSED = [
     ("fed_avg", "--corpora null", "are pretrained on them"),
     ("popri", "--generator.int8 True", "generator.int8 needs generator.path, found none"),
     ("generator", "--generator.api http://here", "generator.api needs generator.model, found none"),
+    ("steered", "--privacy.sampling fixed", "must be 'poisson' with method 'steered'"),
+    ("steered", "--privacy.accountant rdp", "absent or 'pld' with method 'steered'"),
+    ("steered", "--steering.layers []", "steering.layers must be a list of one or more"),
+    ("steered", "--steering.strength -1", "steering.strength"),
     ("popri", "--corpus.cut tokens:8", "popri.format.stop must be '' .* found '.n'"),
     ("popri", "--corpus.cut lines", "corpus.cut: .* must be messages, .* found 'lines'"),
 ]
@@ -123,7 +127,7 @@ def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_p
         changes = ("--training.max_examples", str(limit), *changed)
         study = synthetic_text.prepare(synthetic_config("popri", *changes))
         texts = TextStudy(study, Workspace(study.config, tmp_path / str(number), memory=memory))
-        asked = texts.embedded(question_of(study.config, study.plan))
+        asked = texts.embedded(question_of(texts.models, study.plan))
         few = texts.clients.keeping(at_most(texts.clients, limit, study.config.data.split_seed))
         assert max(few.sizes()) == limit < max(texts.clients.sizes())
         vectors = np.asarray(embedder(study.config.embedder)(few.columns["text"].to_pylist()))

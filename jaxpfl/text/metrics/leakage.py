@@ -1,0 +1,138 @@
+"""Whether published texts repeat the clients that they were made from more than other clients.
+
+Phrases that everybody uses repeat, too. So training clients are compared with held-out ones: who
+was trained on was drawn at random, so that published texts which owe the training clients nothing
+have words in common with both sides alike. A client has a run of n words if one of its texts and a
+published one have n words in a row in common. The texts FAIL if for one of `LENGTHS` so many more
+training than held-out clients have such a run that chance does it with a probability below
+`LEVEL`, for all lengths together (Fisher's exact test of one side, Bonferroni).
+
+The test counts clients and not published texts, which are not independent: many may repeat one
+phrase. It is exact if training clients were drawn at random, whatever their texts are. It cannot
+see a single client's text among many. What would have failed is told beside the result, and the
+training clients' own texts, published as a control, show whether the audit can tell anything.
+
+All numbers are exact counts of private data: PRIVATE.
+"""
+
+import bisect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.text.columns import text_column
+from jaxpfl.text.metrics.repeats import CommonRuns
+
+LENGTHS = (5, 8, 13, 20)
+"""Words in a row."""
+LEVEL = 0.01
+SIDES = ("training", "held_out")
+CONTROL = "clients' own (control)"
+# The most texts of each side that are searched, and of the published ones that are judged.
+_MOST_TEXTS = 100_000
+
+
+def leakage(
+    published: Mapping[str, Sequence[str]],
+    training: Population,
+    held_out: Population,
+    *,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What texts have in common with training and with held-out clients, as plain data; PRIVATE.
+
+    Both sides have as many texts: whole clients in a random order, of which the last may be cut.
+
+    Args:
+      published: texts by the name of their writer; the verdict is of the first, and the `CONTROL`
+        has as many.
+
+    Returns:
+      "searched" texts of each side, "clients" of each side that have these; "verdict", "fails",
+      "cannot tell" or "passes"; and "writers", with for each name and for `CONTROL`: "by_words" for
+      each side the number of texts by the longest run, from 0 words on; "tests" for each of
+      `LENGTHS`: the clients of each side with such a run, "p", and "fails_from", the least number
+      of training clients that would fail; "fails".
+    """
+    draw = np.random.default_rng(seed)
+    columns = {"training": text_column(training), "held_out": text_column(held_out)}
+    for name, found in {**published, **columns}.items():
+        if not len(found):
+            raise InputError(f"an audit of texts needs texts of {name}, found none")
+    searched = min(*map(len, columns.values()), _MOST_TEXTS)
+    drawn = [_drawn(side, searched, draw) for side in (training, held_out)]
+    lists: list[list[str]] = [
+        column.take(row_N).to_pylist()
+        for column, (row_N, _) in zip(columns.values(), drawn, strict=True)
+    ]
+    writers = {name: _some(texts, _MOST_TEXTS, draw) for name, texts in published.items()}
+    first = next(iter(writers))
+    writers[CONTROL] = _some(lists[0], len(writers[first]), draw)
+    runs, owners = CommonRuns([*lists, *writers.values()]), [client_N for _, client_N in drawn]
+    judged = {name: _judged(runs, place, owners) for place, name in enumerate(writers, start=2)}
+    verdict = "passes" if judged[CONTROL]["fails"] else "cannot tell"
+    return {
+        "searched": searched,
+        "clients": {
+            name: int(client_N[-1]) + 1 for name, client_N in zip(SIDES, owners, strict=True)
+        },
+        "verdict": "fails" if judged[first]["fails"] else verdict,
+        "writers": judged,
+    }
+
+
+def _some(texts: Sequence[str], number: int, draw: np.random.Generator) -> list[str]:
+    return [texts[int(i)] for i in draw.permutation(len(texts))[:number]]
+
+
+def _drawn(
+    population: Population, number: int, draw: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of so many texts, and for each the place of its client in a random order."""
+    sizes, starts = population.sizes(), population.offsets
+    order = draw.permutation(np.flatnonzero(sizes))
+    order = order[: np.searchsorted(np.cumsum(sizes[order]), number) + 1]
+    row_N = np.concatenate([np.arange(*starts[i : i + 2]) for i in order])
+    return row_N[:number], np.repeat(np.arange(len(order)), sizes[order])[:number]
+
+
+def _judged(runs: CommonRuns, place: int, owners: list[np.ndarray]) -> dict[str, Any]:
+    """What the texts of a place in `runs` have in common with the clients of both sides."""
+    by_words, longest_of_clients = {}, []
+    for number, (side, client_N) in enumerate(zip(SIDES, owners, strict=True)):
+        by_words[side] = np.bincount(runs.longest(place, number)).tolist()
+        longest = np.zeros(client_N[-1] + 1, np.int64)
+        np.maximum.at(longest, client_N, runs.longest(number, place))
+        longest_of_clients.append(longest)
+    tests = [
+        _tested(words, *((longest >= words) for longest in longest_of_clients)) for words in LENGTHS
+    ]
+    return {"by_words": by_words, "tests": tests, "fails": any(test["fails"] for test in tests)}
+
+
+def _tested(words: int, training: np.ndarray, held_out: np.ndarray) -> dict[str, Any]:
+    """Fisher's exact test of which clients, bool [clients] of each side, have a run of words."""
+    clients, others = len(training), int(held_out.sum())
+
+    def chance(number: int) -> float:
+        """The probability of so many training clients or more, if chance chose who trains."""
+        both = len(training) + len(held_out)
+        return float(stats.hypergeom.sf(number - 1, both, number + others, clients))
+
+    def fails(number: int) -> bool:
+        return chance(number) < LEVEL / len(LENGTHS)
+
+    found = int(training.sum())
+    least = bisect.bisect_left(range(clients + 1), True, key=fails)
+    return {
+        "words": words,
+        "training": found,
+        "held_out": others,
+        "p": chance(found),
+        "fails": fails(found),
+        "fails_from": least if least <= clients else None,
+    }
