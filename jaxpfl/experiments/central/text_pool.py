@@ -47,14 +47,11 @@ def choose_from(
     return choose([evidence], names_N, number, progress=progress)
 
 
-def chosen_rows(choice: Choice, corpora: Mapping[str, Population]) -> dict[str, np.ndarray]:
-    """The chosen examples of each corpus, whose examples are the pool's."""
-    rows, start = {}, 0
-    for name, corpus in corpora.items():
-        end = start + corpus.num_examples
-        rows[name] = choice.rows_M[(start <= choice.rows_M) & (choice.rows_M < end)] - start
-        start = end
-    return rows
+def rows_by_corpus(rows_M: np.ndarray, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Chosen rows of the pool by corpus, counted from its first; `sizes` in the pool's order."""
+    starts = np.cumsum([0, *sizes.values()])[:-1]
+    parts = np.split(rows_M, np.searchsorted(rows_M, starts[1:]))
+    return {name: part - start for name, part, start in zip(sizes, parts, starts, strict=True)}
 
 
 def check_file(path: Path) -> None:
@@ -72,7 +69,9 @@ def write(
       corpora: by name, as they were read; `cut` has the pool's examples, of the same documents. A
         piece has all terms of its document.
     """
-    rows, table = chosen_rows(choice, cut), dict[str, list[Any]]()
+    sizes = {name: corpus.num_examples for name, corpus in cut.items()}
+    rows = rows_by_corpus(choice.rows_M, sizes)
+    table = dict[str, list[Any]]()
     terms = [term for term in TERMS if any(term in corpus.columns for corpus in corpora.values())]
     columns = {name: _columns(corpora[name], cut[name], rows[name], terms) for name in corpora}
     for name in ("text", *terms):

@@ -351,15 +351,19 @@ class PrefinetuneConfig(Checked):
 
     Attributes:
       examples: number drawn from the corpus at random, by its shares in a mixture.
+      chosen: takes so many single examples of all candidates instead, which FreD's release chooses
+        at no further cost, see `algorithms.chosen_texts`. They are cut as `fred.cut` says.
       valid: the fraction of them that is held out to choose the learning rate and the epoch.
       epochs: of the chosen trial; the parameters of the best epoch are kept.
       trials: number of learning rates, drawn log-uniformly from the range `learning_rates`.
       other_candidates: also prefinetunes and privately trains from the candidates that FreD did
-        not choose, to show whether FreD's order predicts theirs. These runs are a SIMULATION,
-        each on its own ledger and outside the stated privacy: a deployment cannot have them.
+        not choose, or with `chosen` from all, to show whether FreD's order predicts theirs. These
+        runs are a SIMULATION, each on its own ledger and outside the stated privacy: a deployment
+        cannot have them.
     """
 
     examples: PositiveInt = 5_000
+    chosen: bool = False
     valid: OpenFraction = 0.1
     epochs: PositiveInt = 3
     batch_size: PositiveInt = 16

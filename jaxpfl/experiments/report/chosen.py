@@ -53,11 +53,11 @@ def cautions(choice: Mapping[str, Any]) -> list[str]:
 
 
 def section(choice: Mapping[str, Any], stamp: str = "") -> Section:
-    """The sentences above, and some of the texts, which are public."""
+    """The sentences of `lines`, and some of the texts, which are public."""
     texts = Table(("some of them",), [(text,) for text in choice["examples"]], style="sentences")
     return Section(
         "Public texts, chosen one by one by the same release",
-        " ".join([*lines(choice), *cautions(choice)]),
+        " ".join(lines(choice)),
         table=texts if choice["examples"] else None,
         stamps=[stamp] if stamp else [],
     )

@@ -6,19 +6,19 @@ from typing import Self
 
 import numpy as np
 
-from jaxpfl.algorithms.fred import public_moments
-from jaxpfl.algorithms.gaussian_moments import Moments, mixture
+from jaxpfl.algorithms.gaussian_moments import Moments, mixture, moments
 from jaxpfl.data.columns import take
 from jaxpfl.data.draws import generator_of
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.prefinetune import Corpus
 from jaxpfl.experiments.central.public_check import PrivateContent
+from jaxpfl.experiments.central.text_pool import rows_by_corpus
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
 from jaxpfl.experiments.engine.build import open_public
-from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.federated_training.config import CHOSEN, Config
 from jaxpfl.text.cut import Cut
-from jaxpfl.text.embed import Embedder
+from jaxpfl.text.embed import Embedder, embed, embeddings_of
 
 ALONE = "public"
 """The name of the only candidate, `data.public`, where there is no `fred` section."""
@@ -61,19 +61,21 @@ class Candidates:
 
     def sample(self, source: str, column: str, limit: int) -> Population:
         """At most `limit` randomly drawn examples of one source, as one client with one column."""
-        return self._examples(source, (column,), np.sort(self._order(source)[:limit]))
+        return self._examples(source, (column,), self._sampled(source, limit))
 
-    def moments(self, function: Embedder, clip_norm: float, limit: int) -> dict[str, Moments]:
+    def embeddings(self, function: Embedder, limit: int) -> dict[str, np.ndarray]:
+        """The embeddings of the `sample` of each source, float32 [examples, d]."""
+        samples = {source: self.sample(source, function.column, limit) for source in self.sources}
+        return {source: embeddings_of(embed(one, function)) for source, one in samples.items()}
+
+    def moments(self, embeddings: Mapping[str, np.ndarray], clip_norm: float) -> dict[str, Moments]:
         """The moments of all candidates; a mixture's are computed from those of its sources."""
-        of_source = {}
-        for source in self.sources:
-            sample = self.sample(source, function.column, limit)
-            of_source[source] = public_moments(sample, function, clip_norm, progress=False)
-        moments = {}
+        of_source = {source: moments(rows, clip_norm) for source, rows in embeddings.items()}
+        mixed = {}
         for name, shares in self.shares.items():
             parts = [of_source[source] for source in shares]
-            moments[name] = mixture(parts, list(shares.values())) if len(parts) > 1 else parts[0]
-        return moments
+            mixed[name] = mixture(parts, list(shares.values())) if len(parts) > 1 else parts[0]
+        return mixed
 
     def parts(self, name: str, settings: PrefinetuneConfig) -> dict[str, tuple[int, int]]:
         """How many examples of each source a candidate has, and how many of these are held out.
@@ -123,6 +125,36 @@ class Candidates:
             for parts in (train, valid)
         )
         return Corpus(name, *joined)
+
+    def chosen(
+        self,
+        rows_M: np.ndarray,
+        limit: int,
+        settings: PrefinetuneConfig,
+        columns: tuple[str, ...],
+        encode: Callable[[Population], Population],
+    ) -> Corpus:
+        """As `corpus`, of rows that were chosen of all sources' `sample`s, one after another."""
+        needed = ("text",) if "tokens" in columns else columns
+        pool = {source: self._sampled(source, limit) for source in self.sources}
+        rows = rows_by_corpus(rows_M, {source: len(sampled) for source, sampled in pool.items()})
+        parts = [
+            encode(self._examples(source, needed, pool[source][of_source])).columns
+            for source, of_source in rows.items()
+            if len(of_source)
+        ]
+        joined = {column: np.concatenate([part[column] for part in parts]) for column in columns}
+        order = generator_of(f"chosen {self.seed}").permutation(len(rows_M))
+        held_out = round(settings.valid * len(rows_M))
+        train, valid = (
+            {column: values[part] for column, values in joined.items()}
+            for part in (order[held_out:], order[:held_out])
+        )
+        return Corpus(CHOSEN, train, valid)
+
+    def _sampled(self, source: str, limit: int) -> np.ndarray:
+        """The rows of a source's `sample`, ascending."""
+        return np.sort(self._order(source)[:limit])
 
     def _examples(self, source: str, columns: tuple[str, ...], rows: np.ndarray) -> Population:
         """Some examples of a source, as one client."""

@@ -16,6 +16,9 @@ from jaxpfl.privacy.guarantee import Unit
 from jaxpfl.privacy.simulated import LargerPopulation
 from jaxpfl.text.cut import Cut
 
+CHOSEN = "chosen texts"
+"""What is prefinetuned on in the place of a candidate, with `prefinetune.chosen`."""
+
 
 @dataclass(frozen=True)
 class FredConfig(Checked):
@@ -34,7 +37,8 @@ class FredConfig(Checked):
       delta: the delta at which `epsilon` is stated; None means `privacy.delta`.
       embedder: see `jaxpfl.text.embed.embedder`.
       cut: the rule by which the texts of clients and candidates are cut before they are embedded,
-        see `text.cut`. The model is trained on texts as their sources give them.
+        see `text.cut`. The model is trained on texts as their sources give them, but prefinetuned
+        on pieces if `prefinetune.chosen` chooses them.
       clip_norm: L2 bound of the embeddings of clients and candidates.
       max_examples: the most examples of a client that are used, drawn at random; all of them where
         the unit is the example.
@@ -179,10 +183,16 @@ class Config:
             raise InputError(
                 "model.lora must be null with a prefinetune section, which trains all weights"
             )
-        if self.fred is None and (self.data.public is None or settings.other_candidates):
+        needs_fred = settings.other_candidates or settings.chosen
+        if self.fred is None and (self.data.public is None or needs_fred):
             raise InputError(
                 "prefinetune needs a fred section or data.public, and prefinetune.other_candidates "
-                "a fred section, which names the candidates"
+                "and prefinetune.chosen a fred section, which names the candidates"
+            )
+        if self.fred is not None and CHOSEN in self.fred.candidates:
+            raise InputError(
+                f"fred.candidates must not have the name {CHOSEN!r}, which says that single texts "
+                "were chosen"
             )
         if settings.other_candidates and not self.evaluation.declared_public:
             raise InputError(

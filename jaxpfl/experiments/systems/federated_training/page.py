@@ -14,6 +14,7 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.experiments.records.artifacts import RECORD
 from jaxpfl.experiments.records.cautions import number
+from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import bars
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
@@ -40,6 +41,8 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     if fred is not None:
         stamp = "" if fred["private"] else _NOT_PRIVATE
         ranked = _ranked(fred, record.get("tested_on"), run.metric, stamp)
+        if fred["choice"] is not None:
+            ranked.append(chosen.section(fred["choice"], stamp))
     simulated = directory / SIMULATION
     if simulated.exists():
         note = "Further runs on the same clients, which the privacy stated above does not cover."
@@ -64,7 +67,7 @@ def _ranked(
             f"{row['corrected']:.5g}",
             f"{row['low']:.4g} to {row['high']:.4g}",
             *(number(row[stage][metric]) if row[stage] else "" for stage in stages),
-            "this run" if row["rank"] == 1 else "",
+            "this run" if row["rank"] == 1 and fred["choice"] is None else "",
         )
         for row in candidates
     ]
@@ -78,6 +81,8 @@ def _ranked(
         pairs = "; ".join(f"{near['candidate']} and {far['candidate']}" for near, far in tied)
         texts.append(f"The noise does not tell which is nearer: {pairs}.")
     title = "The public corpus, chosen by Frechet distance (FreD)"
+    if fred["choice"] is not None:
+        title = "Public corpora by Frechet distance (FreD)"
     if "statement" in fred:
         figures.append(("fred", title, bars(candidates, stamp)))
         apart = fred["plan"]["unit"] == "example"

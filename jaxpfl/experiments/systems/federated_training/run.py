@@ -14,17 +14,19 @@ shows them.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import chain
 from typing import Any, cast
 
 import jax
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.algorithms.fred import FredPlan, moments, score
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, moments, score
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile
+from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.central.prefinetune import prefinetune
 from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.config.sections import PrefinetuneConfig, PrivacyConfig
@@ -34,9 +36,11 @@ from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
 from jaxpfl.experiments.records.cautions import OURS, of_division
+from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems import RESULT, SIMULATION
-from jaxpfl.experiments.systems.federated_training.candidates import ALONE
+from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
+from jaxpfl.experiments.systems.federated_training.config import CHOSEN
 from jaxpfl.experiments.systems.federated_training.page import SCORES, Scores, page, ranking
 from jaxpfl.experiments.systems.federated_training.study import FRED, VOCABULARY, Study
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate
@@ -49,8 +53,9 @@ from jaxpfl.text.generation.language_model import sentences_of
 from jaxpfl.text.metrics.baselines import unigram_baseline
 
 NOTE = (
-    "SIMULATION: the run from candidate {!r}, which FreD did not choose, is not covered by the "
-    "privacy cost of the pipeline; do not publish it together with the pipeline's output"
+    "SIMULATION: the run from candidate {!r}, from which the pipeline does not start, is not "
+    "covered by the privacy cost of the pipeline; do not publish it together with the pipeline's "
+    "output"
 )
 
 
@@ -84,10 +89,14 @@ class FederatedTraining:
         if published is not None:
             run += f" from {published['sha256'][:12]}"
         self._artifacts = workspace.artifacts(run)
-        self.fred = None if study.fred is None else self._fred(study.fred)
+        scores = None if study.fred is None else self._fred(study.fred)
+        self.fred = None if scores is None else dict(scores.record)
         names = [ALONE] if self.fred is None else [row["candidate"] for row in self.fred["scores"]]
         settings, self.prefinetuned = self.config.prefinetune, dict[str, Fitted]()
         if settings is not None:
+            if settings.chosen and scores is not None:
+                names.insert(0, CHOSEN)
+                self._chosen_rows = scores.arrays["rows"]
             for name in names if settings.other_candidates else names[:1]:
                 self.prefinetuned[name] = self._prefinetuned(name, settings)
         self.winner = next(iter(self.prefinetuned), None)
@@ -109,16 +118,37 @@ class FederatedTraining:
             self._simulate(result)
         return record
 
-    def _fred(self, plan: FredPlan) -> dict[str, Any]:
-        """The scores of all candidates, and the plan and statement of the release."""
-        study, workspace, artifacts = self.study, self.workspace, self._artifacts
-        settings, candidates, corpora, cautions = self.config.fred, study.candidates, {}, []
+    @cached_property
+    def _cut(self) -> Candidates:
+        """The candidates as FreD compares them."""
+        settings, candidates = self.config.fred, self.study.candidates
         assert settings is not None and candidates is not None
+        return candidates.cut(Cut.parse(settings.cut))
+
+    @property
+    def _most(self) -> int:
+        """How many examples of a candidate are embedded at most."""
+        assert self.config.fred is not None
+        return self.config.fred.max_candidate_examples
+
+    def _fred(self, plan: FredPlan) -> Artifact:
+        """The scores of all candidates, the plan and statement of the release, and what it chose.
+
+        The array "rows" has the chosen rows of all sources' samples, one after another.
+        """
+        study, workspace, artifacts = self.study, self.workspace, self._artifacts
+        settings, prefinetuning = self.config.fred, self.config.prefinetune
+        corpora, embeddings, cautions = {}, {}, []
+        assert settings is not None and prefinetuning is not None
         begun = workspace.directory / "runs" / FRED / "run.json"
         if not (artifacts.folder / SCORES).exists():
             # Candidates are read before the charge, so that an unreadable one costs no privacy.
-            cut, most = candidates.cut(Cut.parse(settings.cut)), settings.max_candidate_examples
-            corpora = cut.moments(study.embedder, settings.clip_norm, most)
+            cut, most = self._cut, self._most
+            embeddings = cut.embeddings(study.embedder, most)
+            corpora = cut.moments(embeddings, settings.clip_norm)
+            if prefinetuning.chosen:
+                number = sum(map(len, embeddings.values()))
+                text_pool.require_larger(number, prefinetuning.examples, "prefinetune.examples")
             forms = settings.cut, self.config.data.source, settings.sources
             cautions = of_division(*forms, lambda name: texts_of(cut.sample(name, "text", most)))
         elif not begun.exists():
@@ -143,10 +173,14 @@ class FederatedTraining:
         made_from = {"run": result.run, "moments_sha256": params_digest(released.arrays())}
 
         def scored() -> Artifact:
+            choice, rows = None, {}
+            if prefinetuning.chosen:
+                choice, rows = self._choice(released, embeddings, prefinetuning.examples)
             record = {
                 **made_from,
                 "cut": settings.cut,
-                "cautions": cautions,
+                "choice": choice,
+                "cautions": [*cautions, *(chosen.cautions(choice) if choice else ())],
                 "private": plan.private and not self.config.run.reproducible_noise,
                 "statement": statement,
                 "plan": plan.to_dict(),
@@ -154,9 +188,21 @@ class FederatedTraining:
                 "noise": released.noise._asdict(),
                 "scores": [candidate.row() for candidate in score(released, corpora)],
             }
-            return Artifact(record)
+            return Artifact(record, rows)
 
-        return dict(artifacts.load_or_compute(SCORES, scored, made_from).record)
+        return artifacts.load_or_compute(SCORES, scored, made_from)
+
+    def _choice(
+        self, released: PrivateMoments, embeddings: Mapping[str, np.ndarray], number: int
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The record of the examples that the release chooses, and their rows in the pool."""
+        progress, column = self.workspace.progress, self.study.embedder.column
+        choice = text_pool.choose_from(released, embeddings, number, progress=progress)
+        texts = None
+        if column == "text":
+            samples = (self._cut.sample(source, column, self._most) for source in embeddings)
+            texts = list(chain.from_iterable(map(texts_of, samples))).__getitem__
+        return chosen.record_of(choice, texts), {"rows": choice.rows_M}
 
     def _fred_privacy(self, plan: FredPlan) -> PrivacyConfig:
         """The budget of FreD's ledger: the rounds', or for examples that of one release."""
@@ -172,9 +218,16 @@ class FederatedTraining:
         model, candidates = study.network.model, study.candidates
         assert candidates is not None
         start = jax.device_get(initial_state(study.algorithm, seed).params)
+        reads = tuple(model.columns or ()), study.encode
 
         def compute() -> Artifact:
-            corpus = candidates.corpus(name, settings, tuple(model.columns or ()), study.encode)
+            if name == CHOSEN:
+                assert self.fred is not None
+                shares = self.fred["choice"]["shares"]
+                corpus = self._cut.chosen(self._chosen_rows, self._most, settings, *reads)
+            else:
+                shares = candidates.shares[name]
+                corpus = candidates.corpus(name, settings, *reads)
             # An epoch of each trial, and the others of the chosen one.
             epochs = settings.trials + settings.epochs - 1
             how: Any = {"progress": self.workspace.progress, "step": "epoch"}
@@ -184,7 +237,6 @@ class FederatedTraining:
                     bar.update(epoch, {"public loss": f"{loss:.4g}"})
 
                 fitted = prefinetune(model, start, corpus, settings, seed=seed, callback=shown)
-            shares = candidates.shares[name]
             record = {
                 "candidate": name,
                 "shares": dict(shares),
@@ -327,7 +379,8 @@ class FederatedTraining:
         }
         if self.fred is not None:
             stages = {"before": self._before, "after": after}
-            record["fred"] = ranking(self.fred["scores"], stages)
+            ranked = ranking(self.fred["scores"], stages)
+            record["fred"] = {"choice": self.fred["choice"], **ranked}
         files.write_json(self.workspace.directory / SIMULATION, record)
 
     @cached_property

@@ -348,10 +348,11 @@ def prepare(config: Config) -> Study:
     if not study.network.language:
         check_examples(model, clients, "data.source")
         check_examples(model, study.valid, "evaluation.source")
-    if candidates is not None and config.prefinetune is not None:
+    settings = config.prefinetune
+    if candidates is not None and settings and (settings.other_candidates or not settings.chosen):
         for name in candidates.shares:
             # FreD, which is charged, may choose any of them.
-            candidates.parts(name, config.prefinetune)
+            candidates.parts(name, settings)
     # Each refuses what cannot be read, calibrated, or shared out among the devices.
     _ = study.train, study.valid, study.test, study.algorithm
     return study

@@ -109,8 +109,9 @@ class PopriConfig(PopriSettings):
         "per_prompt", is ours.
       samples: the names of the corpora that prompts are made of; None for all. One corpus makes
         prompts of one kind, as in the released code.
-      corpus: whether prompts are made of "all" of these corpora, or of the one that is "nearest" to
-        the clients by FreD, a choice that the release of "moments" shows at no cost.
+      corpus: whether prompts are made of "all" of these corpora; of the one that is "nearest" to
+        the clients by FreD; or of `corpus.texts` single texts of all, "chosen" as
+        `algorithms.chosen_texts` says. The release of "moments" shows both at no cost.
       checkpoint: which round's adapters write the corpus: the "last", those whose texts are
         "nearest" to the validation clients, which are declared public, by Frechet distance; or, of
         one look, those that a second embedder has "judged" to be nearest to the training clients,
@@ -125,7 +126,7 @@ class PopriConfig(PopriSettings):
     clients_send: Literal["scores", "moments"] = "scores"
     client_score: ScoreKind = "per_prompt"
     samples: tuple[str, ...] | None = None
-    corpus: Literal["all", "nearest"] = "all"
+    corpus: Literal["all", "nearest", "chosen"] = "all"
     checkpoint: Literal["last", "nearest", "judged"] = "last"
     judge: str = "hashed:128"
     judge_share: OpenFraction = 0.1
@@ -134,8 +135,8 @@ class PopriConfig(PopriSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        judged, nearest = self.checkpoint == "judged", self.corpus == "nearest"
-        by_look = {"corpus": nearest, "checkpoint": judged, "tune": self.tune is not None}
+        judged, by_distance = self.checkpoint == "judged", self.corpus != "all"
+        by_look = {"corpus": by_distance, "checkpoint": judged, "tune": self.tune is not None}
         for name, chosen in by_look.items():
             if chosen and self.clients_send != "moments":
                 raise InputError(
@@ -143,10 +144,10 @@ class PopriConfig(PopriSettings):
                     f"what it chooses by, found {self.clients_send!r}"
                 )
         if self.tune is not None:
-            if nearest and self.tune.samples:
+            if by_distance and self.tune.samples:
                 raise InputError(
-                    "popri.tune.samples must be absent with popri.corpus 'nearest', found "
-                    f"{list(self.tune.samples)}: both choose the corpus that prompts are made of"
+                    f"popri.tune.samples must be absent with popri.corpus {self.corpus!r}, found "
+                    f"{list(self.tune.samples)}: both choose what prompts are made of"
                 )
             if len(self.tune.choices(replace(self, tune=None))) < 2:
                 raise InputError(

@@ -22,10 +22,17 @@ from jaxpfl.algorithms.private_evolution import Evolved, Vary, private_evolution
 from jaxpfl.algorithms.steering import steer
 from jaxpfl.algorithms.stored_rounds import Arrays, PublicDraws
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.text_pool import require_larger
 from jaxpfl.experiments.engine.phases import Phases, missing
+from jaxpfl.experiments.records.artifacts import Artifact
 from jaxpfl.experiments.systems.synthetic_text.config import PopriConfig
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels, loaded_fill_model
-from jaxpfl.experiments.systems.synthetic_text.questions import EMBEDDING, Look, SteeringRelease
+from jaxpfl.experiments.systems.synthetic_text.questions import (
+    EMBEDDING,
+    Look,
+    SteeringRelease,
+    thinned,
+)
 from jaxpfl.models.decoder import lora
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
@@ -142,10 +149,23 @@ def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
     """POPri by one look: all rewards, and all choices, follow from one release of moments."""
     models, phases, choices = tuning.models, tuning.phases, dict[str, Any]()
     config = models.config
-    settings, released = config.popri, look.released(phases)
-    if settings.corpus == "nearest":
-        names = settings.samples or tuple(config.corpora or {})
-        corpora = {name: models.samples([name]) for name in names}
+    settings, samples = config.popri, None
+    names = settings.samples or tuple(config.corpora or {})
+    corpora = {name: models.samples([name]) for name in names} if settings.corpus != "all" else {}
+    pool, number = {name: thinned(texts) for name, texts in corpora.items()}, config.corpus.texts
+    if settings.corpus == "chosen":
+        # Here, because the look is charged.
+        require_larger(sum(map(len, pool.values())), number, "corpus.texts")
+    released = look.released(phases)
+    if settings.corpus == "chosen":
+
+        def chosen() -> Artifact:
+            record, texts = look.chosen(released[EMBEDDING], pool, number)
+            return Artifact(record, {"texts": np.array(texts)})
+
+        stored = phases.artifacts.load_or_compute("chosen_texts", chosen)
+        choices["chosen_texts"], samples = dict(stored.record), stored.arrays["texts"].tolist()
+    elif settings.corpus == "nearest":
         compute = partial(look.nearest, released[EMBEDDING], corpora)
         nearest = phases.load_or_compute("nearest_corpus", compute)
         choices["corpora"] = {name: values.tolist() for name, values in nearest.items()}
@@ -153,7 +173,7 @@ def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
     judged = partial(look.judged, released, least_words=settings.least_words)
     if settings.tune is not None:
         tried = settings.tune.choices(settings)
-        compute = partial(_try, tuning, tried, judged)
+        compute = partial(_try, tuning, tried, samples, judged)
         distances = phases.load_or_compute("tried_settings", compute)
         names = [name for name, values in vars(settings.tune).items() if values]
         choices["tried"] = {
@@ -162,7 +182,7 @@ def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
         }
         settings = tried[int(distances["chosen"])]
     rewards = MomentRewards(released[EMBEDDING], config.training.rounds)
-    author = _tuned(tuning, settings, rewards, judged)
+    author = _tuned(tuning, settings, rewards, judged, samples)
     return replace(author, choices={**choices, **author.choices})
 
 
@@ -202,13 +222,16 @@ def _tuned(
     settings: PopriConfig,
     rewards: Scorer | MomentRewards,
     judged: Callable[[list[list[str]]], Arrays] = missing,
+    samples: list[str] | None = None,
 ) -> Author:
     """POPri's rounds, whose adapters write the corpus, and after which prompts.
+
+    Prompts are made of `samples`, or of the corpora that `settings` name.
 
     All choices follow from releases and from clients that are declared public: they are free.
     """
     models, phases, rounds = tuning.models, tuning.phases, list[Written]()
-    samples = models.samples(settings.samples)
+    public = models.samples(settings.samples) if samples is None else samples
 
     def on_round(written: Written) -> None:
         rounds.append(written)
@@ -220,7 +243,7 @@ def _tuned(
 
     algorithm = popri(
         models.generator,
-        samples,
+        public,
         rewards,
         models.embedder,
         settings,
@@ -239,7 +262,7 @@ def _tuned(
 
     def measured() -> Arrays:
         # The last adapters have written nothing yet.
-        last = _responses(models, writers[-1], settings, len(rounds) + 1)
+        last = _responses(models, writers[-1], public, settings, len(rounds) + 1)
         written = [list(chain(*texts)) for texts in (*(r.responses for r in rounds), last)]
         if settings.checkpoint == "judged":
             return judged(written)
@@ -252,15 +275,17 @@ def _tuned(
         chosen = int(by["chosen"])
         distances = by["distances"].tolist()
         checkpoint = {"chosen": settings.checkpoint, "round": chosen, "distances": distances}
+    prompting = public
     if settings.final_prompts == "best_responses":
-        samples = best_responses(rounds[-1])
+        prompting = best_responses(rounds[-1])
     first, choices = list(chain(*rounds[0].responses)), {"checkpoint": checkpoint}
-    return Author(models, writers[chosen], samples, settings, first, choices)
+    return Author(models, writers[chosen], prompting, settings, first, choices)
 
 
 def _try(
     tuning: Tuning,
     settings: Sequence[PopriConfig],
+    samples: list[str] | None,
     judged: Callable[[list[list[str]]], Arrays],
 ) -> Arrays:
     """The distances of what the untuned generator writes with each of these settings."""
@@ -269,7 +294,8 @@ def _try(
     round = models.config.training.rounds + 2
 
     def written(choice: PopriConfig) -> Arrays:
-        return {"texts": np.array(_responses(models, models.generator, choice, round))}
+        texts = models.samples(choice.samples) if samples is None else samples
+        return {"texts": np.array(_responses(models, models.generator, texts, choice, round))}
 
     stored = [
         tuning.phases.load_or_compute(f"tried_{index}", partial(written, choice))["texts"]
@@ -279,10 +305,14 @@ def _try(
 
 
 def _responses(
-    models: StudyModels, writer: LanguageModel, settings: PopriConfig, round: int
+    models: StudyModels,
+    writer: LanguageModel,
+    samples: list[str],
+    settings: PopriConfig,
+    round: int,
 ) -> list[list[str]]:
     """What a generator answers to the prompts of a round in which no client is asked."""
-    seed, samples = models.config.run.seed, models.samples(settings.samples)
+    seed = models.config.run.seed
     prompts = prompts_of(writer, samples, settings.prompts, settings, seed, round)
     key = PublicDraws("popri", seed).key("responses", round)
     return respond(writer, prompts, settings, key, models.progress)[0]

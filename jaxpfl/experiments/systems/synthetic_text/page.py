@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import of_table
+from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import COLOURS, axes, curve, labelled
 from jaxpfl.experiments.systems.synthetic_text.config import STEERED, SUBSTITUTES
@@ -53,6 +54,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections.append(Section("From the synthetic corpus", table=table))
     sections += _choices(record)
     cautions = of_table(record["table"], "perplexity", tested_on) + record.get("cautions", [])
+    if choice := record.get("chosen_texts"):
+        cautions += chosen.cautions(choice)
     if "api" in (about := record["public_models"].get("generator", {})):
         where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
         cautions.append(f"{where} wrote the texts: no run, nor a resumed one, can write the same.")
@@ -96,6 +99,8 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
         )
         table = Table(("corpus", "distance", "interval"), rows, (1, 2), 0)
         yield Section("The nearest public corpus", text, table=table)
+    if choice := record.get("chosen_texts"):
+        yield chosen.section(choice)
     if tried := record.get("tried"):
         names = list(tried["choices"][0])
         rows = [

@@ -3,7 +3,7 @@
 ONE LOOK (`popri.clients_send: moments`) asks all clients once, before the first round, for the
 moments of their embeddings and the whole epsilon; see `algorithms.one_look`. The release is FreD's
 query: three charges, which compose to one Gaussian mechanism. All rounds, and all choices by their
-texts (`popri.corpus: nearest`, `popri.tune`), are post-processing of it.
+texts (`popri.corpus: nearest` and `chosen`, `popri.tune`), are post-processing of it.
 
 Tuning goes on to raise the reward when texts no longer improve, so the reward's embedder cannot say
 when to stop. A second JUDGE can (`popri.checkpoint: judged`): a share of the same epsilon releases
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,9 @@ from jaxpfl.algorithms.frechet import moments as frechet_moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Score, fred, moments, score
 from jaxpfl.algorithms.steering import PublicStates, steering, with_differences
 from jaxpfl.data.population import Population
+from jaxpfl.experiments.central.text_pool import choose_from
 from jaxpfl.experiments.engine.phases import Phases
+from jaxpfl.experiments.report.chosen import record_of
 from jaxpfl.experiments.systems.synthetic_text.config import STEERED, SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels, loaded_embedder
 from jaxpfl.federated.release.query import Query
@@ -43,8 +45,9 @@ from jaxpfl.text.embed.hidden_states import HiddenStates
 EMBEDDING, JUDGE = "embedding", "judge"
 """The columns of what clients are asked for."""
 
-# Of each corpus, and for the public states, so many texts are embedded, up to twice as many.
-_CORPUS_TEXTS = 2_000
+# Of each corpus, and for the public states, so many texts are embedded, up to twice as many; and to
+# choose single ones from.
+_CORPUS_TEXTS, _POOL_TEXTS = 2_000, 20_000
 
 
 class Question(NamedTuple):
@@ -154,11 +157,19 @@ class Look:
         """
         moments, embed = {}, self.embedders[EMBEDDING]
         for name, texts in corpora.items():
-            every = max(1, len(texts) // _CORPUS_TEXTS)
-            vectors = np.asarray(embed(texts[::every]))
+            vectors = np.asarray(embed(thinned(texts, _CORPUS_TEXTS)))
             moments[name] = frechet_moments(vectors, released.plan.clip_norm)
         columns = map(np.array, zip(*score(released, moments), strict=True))
         return dict(zip(("names", *Score._fields[1:]), columns, strict=True))
+
+    def chosen(
+        self, released: PrivateMoments, pool: Mapping[str, Sequence[str]], number: int
+    ) -> tuple[dict[str, Any], list[str]]:
+        """So many single texts of a pool of corpora, at no cost, and the record of the choice."""
+        embed, texts = self.embedders[EMBEDDING], list(chain.from_iterable(pool.values()))
+        embeddings = {name: np.asarray(embed(of_corpus)) for name, of_corpus in pool.items()}
+        choice = choose_from(released, embeddings, number)
+        return record_of(choice, texts.__getitem__), [texts[row] for row in choice.rows_M]
 
     def floats_per_client(self) -> tuple[int, int]:
         """How many float32 numbers a client receives and sends, in all."""
@@ -189,7 +200,7 @@ class SteeringRelease:
     def public(self) -> PublicStates:
         """Of the texts that prompts are made of."""
         texts = self.models.samples(self.models.config.popri.samples)
-        states_NxD = self.states(texts[:: max(1, len(texts) // _CORPUS_TEXTS)])
+        states_NxD = self.states(thinned(texts, _CORPUS_TEXTS))
         return PublicStates.of(states_NxD, len(self.states.layers))
 
     @cached_property
@@ -208,6 +219,11 @@ class SteeringRelease:
             return self.public.vectors(np.asarray(sum_D), noise_std)
 
         return phases.load_or_compute("steering", asked)
+
+
+def thinned(texts: Sequence[str], most: int = _POOL_TEXTS) -> Sequence[str]:
+    """Every k-th text, so that `most` are left, up to twice as many."""
+    return texts[:: max(1, len(texts) // most)]
 
 
 def question_of(models: StudyModels, plan: Plan) -> Question:

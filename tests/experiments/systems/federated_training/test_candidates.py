@@ -72,7 +72,8 @@ def test_too_few_examples_are_refused_by_name(prepared, pipeline_config):
 
 
 def test_moments_of_a_mixture_are_those_of_its_parts(prepared):
-    found = prepared.candidates.moments(embedder("hashed:8"), 0.8, 100)
+    embeddings = prepared.candidates.embeddings(embedder("hashed:8"), 100)
+    found = prepared.candidates.moments(embeddings, 0.8)
     sizes = {name: found[name].count for name in ("near", "far")}
     assert sizes == {"near": 100, "far": 100}
     expected = gaussian_moments.mixture([found["near"], found["far"]], [0.3, 0.7])

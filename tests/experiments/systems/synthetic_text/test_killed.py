@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 
 from jaxpfl import files
+from jaxpfl.data import open as open_population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.registry import from_mapping
-from jaxpfl.experiments.systems.synthetic_text import methods
+from jaxpfl.experiments.report import chosen
+from jaxpfl.experiments.systems.synthetic_text import methods, questions
 from jaxpfl.experiments.systems.synthetic_text import run as running
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.progress import Progress
+from jaxpfl.text.columns import texts_of
 from jaxpfl.text.embed import embed
 from tests.experiments import canaries
 from tests.experiments.crashes import stopped
@@ -163,6 +166,51 @@ def test_one_look_is_released_once_wherever_it_is_killed(synthetic_config, tmp_p
     assert len(charges(parts / "ledger.jsonl")) == 5
     export(parts, tmp_path / "more", texts=40, progress=False)
     assert len(charges(parts / "ledger.jsonl")) == 5
+
+
+CHOSEN = ("--popri.clients_send", "moments", "--popri.corpus", "chosen", *SAME_NOISE)
+
+
+def test_prompts_are_made_of_texts_that_one_look_chose_once(
+    synthetic_config, tmp_path, monkeypatch
+):
+    """Of all corpora, by its one release; a run that was killed does not choose anew."""
+    prompted, choices = [], []
+
+    def spy(owner, name, seen):
+        original = getattr(owner, name)
+
+        def spied(first, second, *more, **options):
+            seen.append(second)
+            return original(first, second, *more, **options)
+
+        monkeypatch.setattr(owner, name, spied)
+
+    for name in ("popri", "synthesise"):
+        spy(methods, name, prompted)
+    spy(questions, "choose_from", choices)
+    config = synthetic_config("popri", *CHOSEN)
+    crashes = stored("moments"), stored("chosen_texts")
+    out = died(config, tmp_path / "run", [*crashes, stored("round_1_responses")]).out
+    assert [list(pool) for pool in choices] == [["near", "far"]] * 2  # once before it was stored
+    texts = files.read_npz(out / "artifacts" / "chosen_texts" / "arrays.npz")["texts"].tolist()
+    sources = config.corpora.values()
+    pool = [text for source in sources for text in texts_of(open_population(source))]
+    assert len(texts) == config.corpus.texts and set(texts) <= set(pool)
+    assert prompted and all(samples == texts for samples in prompted)
+    assert len(charges(out / "ledger.jsonl")) == 3
+    choice = json.loads((out / "result.json").read_text())["chosen_texts"]
+    assert (choice["texts"], choice["pool"]) == (len(texts), len(pool))
+    page = (out / "report.html").read_text()
+    for line in (*chosen.lines(choice), *chosen.cautions(choice), *choice["examples"]):
+        assert line.replace("'", "&#39;") in page
+
+
+def test_a_pool_of_too_few_texts_is_refused_before_the_look(synthetic_config, tmp_path):
+    config = synthetic_config("popri", *CHOSEN, "--corpus.texts", "240")
+    with pytest.raises(InputError, match=r"corpus.texts .* 240 in all .* found 240"):
+        carry_out.run(config, tmp_path / "run", progress=False)
+    assert len(charges(tmp_path / "run" / "ledger.jsonl")) == 0
 
 
 @pytest.mark.long

@@ -30,6 +30,19 @@ def test_the_nearest_texts_are_chosen_where_the_noise_hides_all_distances():
     assert found["distances"][1:].tolist() == [0.0, 0.0]
 
 
+def test_texts_are_chosen_across_corpora():
+    """Clients who are like half of each of two corpora: that half of each is chosen."""
+    function = embedder("hashed:16")
+    corpora = {"first": [*NEAR[:20], *FAR[:20]] * 5, "second": [*NEAR[20:], *FAR[20:]] * 5}
+    look = Look({EMBEDDING: (FredPlan.without_privacy(), "hashed:16")}, 100)
+    target = released(moments(np.asarray(function(NEAR)), 1.0), 0.0)
+    record, texts = look.chosen(target, corpora, 100)
+    assert len(texts) == 100 and np.mean([text in NEAR for text in texts]) > 0.9
+    assert set(record["examples"]) <= set(texts)
+    assert record["distances"]["chosen"] < 0.2 * record["distances"]["mixture"]
+    assert all(share > 0.3 for share in record["shares"].values())
+
+
 def test_choices_read_the_one_release_and_ask_nobody(tmp_path):
     """TRUST 46: whatever follows from stored moments is free, also where there are no clients."""
     function = embedder("hashed:8")

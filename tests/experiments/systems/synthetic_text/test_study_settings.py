@@ -53,6 +53,12 @@ REFUSED = [
         f"{LOOK} --popri.corpus nearest --popri.tune.samples [near,far]",
         "popri.tune.samples must be absent with popri.corpus 'nearest'",
     ),
+    ("popri", "--popri.corpus chosen", "popri.corpus needs popri.clients_send 'moments'"),
+    (
+        "popri",
+        f"{LOOK} --popri.corpus chosen --popri.tune.samples [near,far]",
+        "popri.tune.samples must be absent with popri.corpus 'chosen'",
+    ),
     ("fed_avg", "--corpora null", "are pretrained on them"),
     ("popri", "--generator.int8 True", "generator.int8 needs generator.path, found none"),
     ("generator", "--generator.api http://here", "generator.api needs generator.model, found none"),
