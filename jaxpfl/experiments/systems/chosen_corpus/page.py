@@ -19,7 +19,8 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     ]
     columns = ("public corpus", "texts", "chosen", "terms of use")
     repeated = f"{record['repeated']:,} texts were empty, or in the pool before, and left out."
-    text = f"{_made(record)} {repeated}"
+    text = " ".join([*chosen.lines(choice), _made(record), repeated])
+    examples = Table(("text",), [(text,) for text in choice["examples"]], style="sentences")
     return Page(
         title="A chosen public corpus",
         lead=f"{choice['texts']:,} public texts, chosen for what {number:,} clients hold.",
@@ -31,8 +32,8 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
             (f"{choice['distances']['mixture']:.3g}", "the same of the best mixture of corpora"),
         ],
         sections=[
-            chosen.section(choice),
-            Section("Where they are from", text, table=Table(columns, rows, (1, 2))),
+            Section("Chosen one by one", text, table=Table(columns, rows, (1, 2))),
+            Section("Some of them", table=examples),
         ],
         cautions=record["cautions"],
         runs=["moments"],
