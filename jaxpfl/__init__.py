@@ -7,6 +7,7 @@ The parts that everyone uses have short names here:
     jp.models               networks
     jp.algorithms           one per paper
     jp.run                  from an algorithm and clients to a finished run directory
+    jp.synthesize           public texts that are like the clients', chosen by one release
     jp.release              one noisy sum, without an algorithm
     jp.secure_release       the same with noise shares of the clients, as under secure aggregation
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from jaxpfl.experiments.release import release as release
     from jaxpfl.experiments.run import Result as Result
     from jaxpfl.experiments.run import run as run
+    from jaxpfl.experiments.synthesize import synthesize as synthesize
     from jaxpfl.federated.clients.client import ClientSteps as ClientSteps
     from jaxpfl.federated.release.query import Execution as Execution
     from jaxpfl.federated.release.query import Query as Query

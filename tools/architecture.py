@@ -71,6 +71,7 @@ EXPERIMENTS: dict[str, set[str]] = {
     # What a user calls from Python, without a config file.
     **dict.fromkeys(("run", "release", "choose_corpus", "compare"), SHARED),
     "carry_out": SHARED | {"systems", "registry"},
+    "synthesize": SHARED | {"systems", "registry", "carry_out", "choose_corpus", "init"},
     "launch": set(),
     "sweep": SHARED | {"systems", "registry", "carry_out", "launch"},
     "export": SHARED | {"systems", "registry", "carry_out"},

@@ -63,6 +63,11 @@ COMMANDS = {
         "Write a config that runs on a table of your own.",
         "init messages.csv --client user --text message",
     ),
+    "synthesize": _Command(
+        begin.add_synthesize, begin.synthesize,
+        "Choose public texts that are together like those of a table of your own, by one release.",
+        "synthesize messages.csv --client user --text message --public news.jsonl --epsilon 4",
+    ),
     "configs": _Command(
         begin.add_configs, begin.configs, "List the configs that come with jaxpfl.", "configs"
     ),

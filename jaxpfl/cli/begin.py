@@ -1,6 +1,7 @@
-"""Where to begin: `jaxpfl configs`, and `jaxpfl init` for a user's own table."""
+"""Where to begin: `jaxpfl configs`; and for a user's own table `init` and `synthesize`."""
 
 import argparse
+import shlex
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,17 @@ _COLUMNS = {
     "label": "the classes, whole numbers from 0, for a classifier",
     "features": "what the classifier reads: columns of numbers, with commas between them",
 }
+
+_TABLE = (
+    "a table: .csv, .tsv, .jsonl, .parquet or .xlsx; or a folder, or a path with *; also with "
+    "options, as in 'FILE?encoding=latin-1&missing=drop', see docs/own_data.md"
+)
+_PUBLIC = "public texts, each SOURCE or NAME=SOURCE, or a folder of such files"
+_TASKS = ("training", "synthetic-text")
+
+
+def _hyphened(text: str) -> str:
+    return text.replace("_", "-")
 
 
 def add_configs(parser: argparse.ArgumentParser) -> None:
@@ -45,15 +57,20 @@ def configs(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
-    table = "a table: .csv, .tsv, .jsonl, .parquet or .xlsx; or a folder, or a path with *; also "
-    table += "with options, as in 'FILE?encoding=latin-1&missing=drop', see docs/own_data.md"
-    parser.add_argument("file", metavar="FILE", help=table)
+    parser.add_argument("file", metavar="FILE", help=_TABLE)
     common.add_path(parser, "--out", "CONFIG", "what to write (default: NAME-OF-FILE.yaml)")
+    task = "training (default); synthetic-text: only shows the command that chooses public texts"
+    parser.add_argument("--task", type=_hyphened, choices=_TASKS, default=_TASKS[0], help=task)
     for name, text in _COLUMNS.items():
         parser.add_argument(f"--{name}", metavar="COLUMN", help=text)
 
 
 def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if arguments.task == _TASKS[1]:
+        given = [f"--{n} {shlex.quote(getattr(arguments, n) or n)}" for n in ("client", "text")]
+        table = shlex.quote(arguments.file)
+        line = f"jaxpfl synthesize {table} {' '.join(given)} --public FOLDER --epsilon 4"
+        return {"command": line, "text": line}
     path = Path(arguments.file.partition("?")[0])
     # A path with * is named by its folder.
     name = path.parent.name or "table" if "*" in path.name else path.name
@@ -75,3 +92,38 @@ def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         f"jaxpfl run {out}"
     )
     return {"config": str(out), "text": text}
+
+
+def add_synthesize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help=_TABLE)
+    for name in ("client", "text"):
+        parser.add_argument(f"--{name}", metavar="COLUMN", help=_COLUMNS[name])
+    parser.add_argument("--public", metavar="SOURCE", nargs="+", required=True, help=_PUBLIC)
+    epsilon = "of the one release; smaller is more private"
+    parser.add_argument("--epsilon", type=float, required=True, help=epsilon)
+    delta = "default: a power of ten, at most 0.1 / the number of clients, which is public"
+    parser.add_argument("--delta", type=float, help=delta)
+    texts = "how many are chosen (default: 1000)"
+    parser.add_argument("--texts", type=int, metavar="N", default=1_000, help=texts)
+    embedder = "hashed, minilm, ... (default: minilm where its weights are at hand, else hashed)"
+    parser.add_argument("--embedder", metavar="NAME", help=embedder)
+    cut = "how all texts are cut: messages (default), sentences, words:N or documents:N"
+    parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
+    common.add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
+    common.add_path(parser, "--out", "DIR", "default: runs/NAME-OF-FILE")
+
+
+def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    import yaml
+
+    from jaxpfl.experiments import carry_out, registry
+    from jaxpfl.experiments.init import source_of
+    from jaxpfl.experiments.synthesize import config_of
+
+    source = source_of(arguments.file, {"client": arguments.client, "text": arguments.text})
+    names = ("epsilon", "delta", "texts", "embedder", "cut", "ledger")
+    text = config_of(source, arguments.public, **{name: getattr(arguments, name) for name in names})
+    config = common.use_devices(registry.from_mapping(yaml.safe_load(text), "jaxpfl synthesize"))
+    stem = Path(arguments.file.partition("?")[0]).name.partition(".")[0]
+    out = arguments.out or common.unused_directory(stem)
+    return carry_out.run(config, out, command=arguments.command_line).to_dict()

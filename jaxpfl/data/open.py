@@ -381,6 +381,17 @@ def place(source: str) -> str:
     return parsed.head if parsed.word else str(parsed.place.resolve())
 
 
+def corpora_in(source: str) -> list[str]:
+    """The tables and texts in a folder, each a source, by name; any other source alone."""
+    parsed = _parsed(source)
+    if parsed.kind != "folder" or storage.is_stored(parsed.place):
+        return [source]
+    paths = (path for path in sorted(parsed.place.iterdir()) if not path.is_dir())
+    if sources := [str(path) for path in paths if _kind_of(path, False) in ("table", "text")]:
+        return sources
+    raise InputError(f"{parsed.what}: a folder without a table or a text, such as corpus.jsonl")
+
+
 def divided_into(source: str | Path | Population) -> str:
     """What an example is by the source's options: "sentences", ... or "whole texts".
 

@@ -6,6 +6,7 @@ of the part of a text that it declares public; no other value.
 
 import json
 import math
+from collections.abc import Mapping
 from urllib.parse import quote
 
 import yaml
@@ -27,10 +28,7 @@ def init(file: str, **columns: str | None) -> str:
       columns: "client", "text", "label" and "features" of `data.open`: a word language model needs
         a text, a classifier a label and features. None: the default.
     """
-    given = {name: column for name, column in columns.items() if column is not None}
-    table, *options = file.split("?", 1)
-    options += [f"{name}={quote(column, safe=', *|')}" for name, column in given.items()]
-    source = f"{table}?{'&'.join(options)}" if options else file
+    source = source_of(file, columns)
     population = open_population(source)
     table_columns, classes, features = population.columns, 0, 0
     texts, labels, inputs = (name in table_columns for name in ("text", "label", "features"))
@@ -62,8 +60,7 @@ def init(file: str, **columns: str | None) -> str:
         features=features,
         words=len(Vocabulary.from_public(declared, 4_000)) if declared is not None else 0,
         split=yaml.safe_dump(split, default_flow_style=True, sort_keys=False).strip(),
-        # At most 0.1 / N.
-        delta=10.0 ** -math.ceil(math.log10(10 * clients)),
+        delta=usual_delta(clients),
         cohort=max(2, min(400, round(train * clients / 4))),
         # Above the mean, so that most clients keep all; a power of two.
         most=min(64, 2 ** math.ceil(math.log2(2 * examples / clients + 1))),
@@ -71,3 +68,16 @@ def init(file: str, **columns: str | None) -> str:
     # Refuses a config that `jaxpfl run` would refuse.
     from_mapping(yaml.safe_load(config), "the config for the table")
     return config
+
+
+def source_of(file: str, columns: Mapping[str, str | None]) -> str:
+    """The source of a table, perhaps with options, whose columns have these names; None: as is."""
+    table, *options = file.split("?", 1)
+    given = {name: column for name, column in columns.items() if column is not None}
+    options += [f"{name}={quote(column, safe=', *|')}" for name, column in given.items()]
+    return f"{table}?{'&'.join(options)}" if options else file
+
+
+def usual_delta(clients: int) -> float:
+    """A power of ten, at most 0.1 / N."""
+    return 10.0 ** -math.ceil(math.log10(10 * clients))

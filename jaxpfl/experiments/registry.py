@@ -15,6 +15,7 @@ DEFAULT = "federated_training"
 
 SYSTEMS = {
     "federated_training": "jaxpfl.experiments.systems.federated_training",
+    "chosen_corpus": "jaxpfl.experiments.systems.chosen_corpus",
     "gan_inversion": "jaxpfl.experiments.systems.gan_inversion",
     "oov_concatenation": "jaxpfl.experiments.systems.oov_concatenation",
     "synthetic_text": "jaxpfl.experiments.systems.synthetic_text",

@@ -19,9 +19,10 @@ from jaxpfl.algorithms.fred import PrivateMoments
 from jaxpfl.data.columns import take
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.text.columns import texts_of
 
 # Columns of a corpus in which the terms of its texts may stand.
-_TERMS = ("license", "licence", "attribution")
+TERMS = ("license", "licence", "attribution")
 
 
 def require_larger(pool: int, number: int, name: str) -> None:
@@ -71,7 +72,7 @@ def write(
     sizes = {name: corpus.num_examples for name, corpus in cut.items()}
     rows = rows_by_corpus(choice.rows_M, sizes)
     table = dict[str, list[Any]]()
-    terms = [term for term in _TERMS if any(term in corpus.columns for corpus in corpora.values())]
+    terms = [term for term in TERMS if any(term in corpus.columns for corpus in corpora.values())]
     columns = {name: _columns(corpora[name], cut[name], rows[name], terms) for name in corpora}
     for name in ("text", *terms):
         table[name] = [value for of_corpus in columns.values() for value in of_corpus[name]]
@@ -104,3 +105,16 @@ def _columns(
             values = (corpus.examples(document)[term].tolist() for document in documents.tolist())
             columns[term] = ["; ".join(map(str, dict.fromkeys(of))) for of in values]
     return columns
+
+
+def without_repeats(corpora: Mapping[str, Population]) -> tuple[dict[str, Population], int]:
+    """The corpora without texts that are empty, or were there before; and how many these are."""
+    distinct, known, repeated = dict[str, Population](), set[str](), 0
+    for name, corpus in corpora.items():
+        first = np.zeros(corpus.num_examples, bool)
+        for row, text in enumerate(texts_of(corpus)):
+            first[row] = bool(text.strip()) and text not in known
+            known.add(text)
+        repeated += int(len(first) - first.sum())
+        distinct[name] = corpus if first.all() else corpus.keeping(first)
+    return distinct, repeated

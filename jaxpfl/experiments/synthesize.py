@@ -1,0 +1,112 @@
+"""`jaxpfl synthesize`: from a user's own table to a chosen public corpus, by one release."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import yaml
+
+from jaxpfl import checks, files
+from jaxpfl.data.open import corpora_in
+from jaxpfl.data.open import open as open_population
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.choose_corpus import named
+from jaxpfl.experiments.init import usual_delta
+from jaxpfl.experiments.registry import from_mapping
+from jaxpfl.models.checkpoints import hub
+from jaxpfl.printable import template
+
+
+def config_of(
+    clients: str,
+    public: Sequence[str],
+    *,
+    epsilon: float = 4.0,
+    delta: float | None = None,
+    texts: int = 1_000,
+    embedder: str | None = None,
+    cut: str = "messages",
+    ledger: str | Path | None = None,
+) -> str:
+    """A config, as YAML with comments; arguments as of `synthesize`.
+
+    Where no delta is given, all of the table is read, to count its clients.
+    """
+    sources = [source for given in public for source in corpora_in(given)]
+    number = len(open_population(clients)) if delta is None else None
+    if number == 0:
+        raise InputError(f"{clients}: has no clients")
+    config = template(__package__ or "", "synthesize.yaml.jinja").render(
+        # A string of JSON is one of YAML, too.
+        clients=json.dumps(clients, ensure_ascii=False),
+        number=number,
+        corpora=json.dumps(named(sources), ensure_ascii=False, indent=2),
+        epsilon=epsilon,
+        delta=delta if number is None else usual_delta(number),
+        ledger=json.dumps(None if ledger is None else str(ledger)),
+        texts=texts,
+        embedder=json.dumps(embedder or ("hashed" if hub.at_hand("minilm") is None else "minilm")),
+        cut=json.dumps(cut),
+    )
+    # Refuses a config that `jaxpfl run` would refuse.
+    from_mapping(yaml.safe_load(config), "the config for the table")
+    return config
+
+
+def synthesize(
+    clients: str | Population,
+    public: str | Sequence[str],
+    *,
+    epsilon: float,
+    out: str | Path,
+    delta: float | None = None,
+    texts: int = 1_000,
+    embedder: str | None = None,
+    cut: str = "messages",
+    ledger: str | Path | None = None,
+    progress: bool = True,
+) -> carry_out.Outcome:
+    """Chooses public texts that are together like the clients', by one release of these.
+
+    The new directory `out` gets corpus.jsonl, card.md, certificate.json, ledger.jsonl and
+    report.html. `jaxpfl resume` goes on with an interrupted run, at no further cost.
+
+    Args:
+      clients: a source, or a population, as `data.from_dataframe` makes it, which is saved in
+        `out`/private. Their number is public.
+      public: sources, each SOURCE or NAME=SOURCE, or folders, each file of which is one.
+      delta: None: the largest power of ten that is at most 0.1 / the number of clients.
+      texts: how many are chosen.
+      embedder: None: minilm where its weights are at hand, else hashed.
+      cut: the rule by which the texts of clients and corpora are cut, see `text.cut`.
+      ledger: the file to charge; None: `out`/ledger.jsonl.
+
+    Raises:
+      InputError: the config cannot be carried out; a public source holds the clients' data; there
+        are too few public texts; or noise hides all of the clients' texts.
+      BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
+    """
+    directory, saved = files.user_path(out), None
+    sources = [public] if isinstance(public, str) else public
+    if isinstance(clients, Population):
+        files.make_directory(directory)
+        saved = files.private_directory(directory / "private") / "clients"
+        clients.save(saved)
+    checks.instance("clients", clients, (str, Population), "a source or a Population")
+    try:
+        source = str(clients) if saved is None else str(saved)
+        given = {"epsilon": epsilon, "delta": delta, "texts": texts, "embedder": embedder}
+        text = config_of(source, sources, **given, cut=cut, ledger=ledger)
+        config = from_mapping(yaml.safe_load(text), "synthesize")
+        # On other devices, `jaxpfl resume` would make another release.
+        run = replace(config.run, devices=jax.device_count())
+        return carry_out.run(replace(config, run=run), directory, progress=progress)
+    except InputError:
+        if saved is not None and not (directory / "config.yaml").exists():
+            shutil.rmtree(saved)
+        raise

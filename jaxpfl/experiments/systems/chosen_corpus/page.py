@@ -1,0 +1,58 @@
+"""The page and the card of a chosen public corpus."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.experiments.report import chosen
+from jaxpfl.experiments.report.page import Page, Section, Table
+from jaxpfl.experiments.systems.base import last_part
+from jaxpfl.printable import template
+
+
+def page(directory: Path, record: Mapping[str, Any]) -> Page:
+    """The page of a finished run, from its record alone."""
+    choice, number = record["choice"], record["number"]
+    rows = [
+        (row["corpus"], *(f"{row[name]:,}" for name in ("texts", "chosen")), row["terms"])
+        for row in record["corpora"]
+    ]
+    columns = ("public corpus", "texts", "chosen", "terms of use")
+    repeated = f"{record['repeated']:,} texts were empty, or in the pool before, and left out."
+    text = " ".join([*chosen.lines(choice), _made(record), repeated])
+    examples = Table(("text",), [(text,) for text in choice["examples"]], style="sentences")
+    return Page(
+        title="A chosen public corpus",
+        lead=f"{choice['texts']:,} public texts, chosen for what {number:,} clients hold.",
+        stamp=record["stamp"],
+        privacy=record["privacy"],
+        facts=[
+            (f"{choice['texts']:,}", f"texts of {choice['pool']:,} in corpus.jsonl"),
+            (f"{choice['distances']['chosen']:.3g}", "squared distance from the clients, chosen"),
+            (f"{choice['distances']['mixture']:.3g}", "the same of the best mixture of corpora"),
+        ],
+        sections=[
+            Section("Chosen one by one", text, table=Table(columns, rows, (1, 2))),
+            Section("Some of them", table=examples),
+        ],
+        cautions=record["cautions"],
+        runs=["moments"],
+    )
+
+
+def card(record: Mapping[str, Any], stamp: str) -> str:
+    """What the corpus is, for whoever gets it, in the hub's format."""
+    sources = {row["corpus"]: last_part(row["source"]) for row in record["corpora"]}
+    given = {"record": record, "stamp": stamp, "sources": sources, "made": _made(record)}
+    given["lines"] = [*chosen.lines(record["choice"]), *record["cautions"]]
+    return template(__package__ or "", "card.md.jinja").render(given)
+
+
+def _made(record: Mapping[str, Any]) -> str:
+    """Who is public and who is not, in two sentences."""
+    return (
+        f"All texts are public, none is a client's: {record['number']:,} clients, whose number is "
+        "public, released mean and covariance of their texts' embeddings "
+        f"({record['embedder']}) once, with noise, and nothing else. All texts were cut by one "
+        f"rule: {record['cut']}."
+    )

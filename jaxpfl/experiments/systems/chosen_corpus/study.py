@@ -1,0 +1,129 @@
+"""What a config describes: the clients' one release, and the public texts to choose from."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, fred, used_examples
+from jaxpfl.algorithms.fred.scores import visible
+from jaxpfl.data import open as open_population
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central import text_pool
+from jaxpfl.experiments.central.public_check import PrivateContent
+from jaxpfl.experiments.engine import build, description
+from jaxpfl.experiments.systems import base
+from jaxpfl.experiments.systems.chosen_corpus.config import Config
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.cut import Cut
+from jaxpfl.text.embed import Embedder, embed, embedder
+
+
+@dataclass(frozen=True)
+class Study(base.Study):
+    """The release of `clients`, whose texts are cut by the config's rule; PRIVATE.
+
+    Attributes:
+      corpora: the public corpora by name, as they were read; none for made-up clients.
+      pool: their texts as they are cut, each once.
+      repeated: how many texts of the corpora were empty, or there before.
+    """
+
+    config: Config
+    corpora: Mapping[str, Population] = field(default_factory=dict, repr=False)
+    pool: Mapping[str, Population] = field(default_factory=dict, repr=False)
+    repeated: int = 0
+
+    @cached_property
+    def plans(self) -> dict[str, Plan]:
+        number = len(self.clients)
+        return {f"moments {i}": plan for i, plan in enumerate(self.moments.plans(number))}
+
+    @cached_property
+    def moments(self) -> FredPlan:
+        """The plan of the release."""
+        privacy, number = self.config.privacy, len(self.clients)
+        settings: Any = {"max_examples": self.config.max_examples, "population": number}
+        if not privacy.private:
+            return FredPlan.without_privacy(**settings)
+        assert privacy.epsilon is not None and privacy.delta is not None, "the config checks it"
+        cost: Any = {"epsilon": privacy.epsilon, "delta": privacy.delta}
+        return FredPlan.calibrated(**cost, **settings, noise=privacy.noise)
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        return embedder(self.config.embedder)
+
+    @cached_property
+    def release(self) -> Algorithm:
+        """The one release, of `embedded` clients."""
+        return fred(self.moments, units=len(self.clients), dimension=self.embedder.dimension)
+
+    def embedded(self, progress: bool) -> Population:
+        """The clients with the embeddings that the release reads, which may take long."""
+        used = used_examples(self.clients, self.moments, self.config.data.split_seed)
+        return embed(used, self.embedder, progress=progress)
+
+    def require_visible(self, pool_DxD: np.ndarray, released: PrivateMoments | None = None) -> None:
+        """Refuses clients of whom noise hides every direction.
+
+        Before the release, they are taken to be spread as the pool is.
+
+        Args:
+          pool_DxD: the covariance of the pool.
+          released: the clients' moments, which were charged; None before.
+        """
+        number, dimension = len(self.clients), len(pool_DxD)
+        # The largest eigenvalue that noise alone would have, see `fred.scores`.
+        edge = 2 * self.moments.noise_stds[2] / number * math.sqrt(dimension / 2)
+        largest = float(np.linalg.eigvalsh(pool_DxD)[-1])
+        hidden, whose, cost = largest <= edge, "the public texts", "nothing was released"
+        if released is not None:
+            hidden, whose = not visible(released)[0].size, "the clients' texts"
+            # What the noise hides is smaller (Benaych-Georges and Nadakuditi 2011).
+            largest, cost = min(largest, edge / 2), "the release was charged"
+        if hidden:
+            digit = 10 ** math.floor(math.log10(number))
+            needed = math.ceil(number * edge / largest / digit) * digit
+            raise InputError(
+                f"no direction of {whose} stands out of the noise of {number:,} clients at epsilon "
+                f"{self.config.privacy.epsilon:g} with {self.embedder.name}: with about "
+                f"{needed:,} clients one would; an embedder of fewer dimensions than {dimension}, "
+                f"as hashed:8, needs fewer; {cost}"
+            )
+
+    def describe(self) -> description.Description:
+        number = len(self.clients)
+        dimension, notes = description.embedding_size(self.config.embedder)
+        rounds = {}
+        if dimension is not None:
+            with description.tracing("the release"):
+                release = description.moments_release(self.moments, number, dimension)
+            rounds = {"moments": release}
+        return description.Description(
+            rounds=rounds,
+            releases={"moments": description.PlannedRelease.of_moments(self.moments, number)},
+            sources={f"corpora.{name}": source for name, source in self.config.corpora.items()},
+            notes=notes,
+        )
+
+
+def prepare(config: Config) -> Study:
+    """Reads clients and corpora, and refuses what cannot be carried out; nothing is released."""
+    clients = build.read_clients(config.data)
+    train = build.split_clients(clients, config.data)["train"]
+    content, rule, corpora = PrivateContent(train), Cut.without_model(config.cut), {}
+    for name, source in config.corpora.items():
+        corpora[name] = open_population(source, public=True)
+        content.refuse(corpora[name], f"corpora.{name} = {source!r}")
+    cut = {name: rule.population(corpus) for name, corpus in corpora.items()}
+    pool, repeated = text_pool.without_repeats(cut)
+    text_pool.require_larger(sum(c.num_examples for c in pool.values()), config.texts, "texts")
+    study = Study(config, rule.population(train), corpora, pool, repeated)
+    _ = study.release  # refuses what cannot be calibrated
+    return study
