@@ -34,7 +34,7 @@ from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
-from jaxpfl.experiments.records.cautions import of_division
+from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.experiments.report.plots import bars, plain

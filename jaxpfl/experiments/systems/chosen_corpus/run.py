@@ -20,7 +20,7 @@ from jaxpfl.algorithms import gaussian_moments
 from jaxpfl.algorithms.fred import PrivateMoments, moments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
-from jaxpfl.experiments.records.cautions import of_division
+from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study

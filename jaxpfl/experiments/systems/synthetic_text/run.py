@@ -22,7 +22,8 @@ from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.experiments.engine.phases import LateReleaser, Phases, missing
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking
-from jaxpfl.experiments.records.cautions import OURS, of_division
+from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report.leakage import write_leakage
 from jaxpfl.experiments.systems import CORPUS
 from jaxpfl.experiments.systems.synthetic_text import shared_generator
