@@ -12,7 +12,8 @@ held-out people and pool, are runs of 20 words. Each arm gives as many texts of 
                           the best mixture by the release
   chosen                  `chosen_texts.choose`
   descent                 its first form
-  own                     the training clients' own texts: NOT PRIVATE, the ceiling
+  own                     the training clients' own texts: NOT PRIVATE, the ceiling; `used` tells
+                          how many, where they have fewer
 
 and is measured against held-out people:
 
@@ -34,7 +35,7 @@ import tyro
 from benchmarks import harness
 from jaxpfl.algorithms.chosen_texts import Evidence, choose, descend
 from jaxpfl.algorithms.chosen_texts.choice import systematic_sample
-from jaxpfl.algorithms.chosen_texts.matching import weighted_moments
+from jaxpfl.algorithms.chosen_texts.matching import capped_softmax, weighted_moments
 from jaxpfl.algorithms.frechet import Reference, moments
 from jaxpfl.algorithms.fred import FredPlan, best_mixture, private_moments
 from jaxpfl.algorithms.fred.scores import score
@@ -192,8 +193,8 @@ def arms(
     base_N = 0.9 * mixture_N + 0.1 / len(names_N)
 
     def sampled(weights_N: Any) -> np.ndarray:
-        weights_N = np.minimum(weights_N, cap)
-        return systematic_sample(weights_N / weights_N.sum(), texts, generator)
+        weights_N = capped_softmax(np.log(np.maximum(weights_N, 1e-12 / len(names_N))), cap)
+        return systematic_sample(weights_N, texts, generator)
 
     nearest = score(released, corpora)[0].name
     about = {"kappa": choice.kappa, "effective": choice.effective_size, "shares": choice.shares}
@@ -242,6 +243,7 @@ def main(
             common = {
                 "clients": clients,
                 "train": len(train),
+                "unit": "speech" if clients == "congress" else "person",
                 "simulate": simulate,
                 "texts": many,
                 "seed": seed,

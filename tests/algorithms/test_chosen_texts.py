@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.algorithms.chosen_texts import Evidence, choose, descend
+from jaxpfl.algorithms.chosen_texts import choice as choice_module
 from jaxpfl.algorithms.chosen_texts.choice import _halves, systematic_sample
 from jaxpfl.algorithms.chosen_texts.matching import MomentMatching, capped_softmax, weighted_moments
 from jaxpfl.algorithms.frechet import distance
@@ -172,13 +173,54 @@ def test_chosen_texts_are_nearer_than_the_best_mixture_of_corpora():
     np.testing.assert_array_equal(again.rows_M, choice.rows_M)
 
 
-def test_where_the_noise_hides_every_gain_the_mixture_is_taken():
-    rows, names, clients = two_corpora()
-    for seed in range(3):
-        noisy = released(clients, 0.5, np.random.default_rng(seed))
-        choice = choose([Evidence(noisy, rows)], names, 500, seed=seed)
-        assert choice.kappa is None
+def test_where_nothing_is_to_be_gained_the_mixture_is_taken():
+    """The clients are the mixture: what a choice gains on its half is noise on the other."""
+    rows, names, _ = two_corpora()
+    clients = weighted_moments(np.repeat([0.7, 0.3], 1500) / 1500, rows)
+    taken = []
+    for seed in range(4):
+        noisy = released(clients, 0.02, np.random.default_rng(seed))
+        choice = choose([Evidence(noisy, rows)], names, 500, seed=100 + seed)
+        taken.append(choice.kappa)
         assert choice.weights_N.max() <= 1 / 500
+    assert taken.count(None) >= 3
+
+
+def test_the_half_that_was_not_fitted_decides(monkeypatch):
+    """One half shows a gain, the other one shows none: nothing is chosen."""
+    rows, names, clients = two_corpora()
+    mixture = weighted_moments(np.full(3000, 1 / 3000), rows)
+    one, other = released(clients, 0.01), released(mixture, 0.01)
+    monkeypatch.setattr(choice_module, "_halves", lambda *_: (one, other))
+    assert choose([Evidence(one, rows)], names, 500).kappa is None
+    monkeypatch.setattr(choice_module, "_halves", lambda *_: (one, one))
+    assert choose([Evidence(one, rows)], names, 500).kappa is not None
+
+
+def test_an_embedder_that_sees_a_loss_outweighs_one_that_sees_nothing(monkeypatch):
+    """Gains and their errors are of the sum over embedders."""
+    rows, names, clients = two_corpora()
+    mixture = weighted_moments(np.full(3000, 1 / 3000), rows)
+    blind, seen = released(clients, 0.3), released(mixture, 0.003)
+    halves = iter([(released(clients, 1e-3), blind), (released(clients, 1e-3), seen)])
+    monkeypatch.setattr(choice_module, "_halves", lambda *_: next(halves))
+    evidence = [Evidence(released(clients, 1e-3), rows)] * 2
+    assert choose(evidence, names, 500).kappa is None
+
+
+def test_embeddings_are_clipped_as_the_clients_were():
+    """Rows beyond the clip norm, and further than it from the mean, count as their clipped ones."""
+    rows = 12 * pool()
+    away = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1)
+    mean = np.array([-0.5, 0, 0, 0])
+    far = away - mean
+    far /= np.maximum(np.linalg.norm(far, axis=1, keepdims=True), 1)
+    second = (far * np.full((N, 1), 1 / N)).T @ far
+    problem = matching(Moments(1.0, mean, np.eye(D)), rows)
+    gradient = problem.dual(np.zeros(problem.size), 1.0)[1]
+    lower = np.sqrt(2) * second[np.tril_indices(D, -1)]
+    expected = np.concatenate([away.mean(0) - mean, np.diag(second) - 1, lower])
+    np.testing.assert_allclose(gradient, expected, atol=1e-5)
 
 
 def test_the_first_form_brings_the_pool_nearer():

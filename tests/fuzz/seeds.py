@@ -115,7 +115,7 @@ def artifact(folder: Path) -> None:
 
 def moments(folder: Path) -> None:
     arrays = {"count": np.float64(5), "mean": np.ones(2), "covariance": np.eye(2)}
-    (folder / "moments.npz").write_bytes(files.npz({**arrays, "noise": np.ones(6)}))
+    (folder / "moments.npz").write_bytes(files.npz({**arrays, "noise": np.ones(5)}))
 
 
 def quickstart(path: Path) -> None:

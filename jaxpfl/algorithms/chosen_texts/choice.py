@@ -6,10 +6,12 @@
 1. The base q is the best mixture of the pool's corpora (`fred.mixtures`), and a tenth uniform.
 2. `matching` gives weights for each kappa of a fixed list, none above 1 / texts.
 3. One kappa is taken by Gaussian thinning, from released values alone: with xi of the noise's own
-   law, released + xi and released - xi are independent releases of twice the variance. Weights are
-   fitted to one, and the other scores them as corpora, without the noise's bias (`fred.scores`).
-   The smallest distance is taken, and the mixture where no kappa is nearer by two standard errors.
-4. Texts are drawn by systematic sampling: text i is among them with probability texts x w_i.
+   law, released + xi and released - xi have independent noise of twice the variance (but for the
+   count's, and the mean's in the covariance, which both share). Base and weights are fitted to one,
+   and the other scores them as corpora (`fred.scores.unbiased`). Of the kappas that are nearer than
+   the mixture by two standard errors, the nearest is taken; if there is none, the mixture.
+4. Base and weights are fitted anew to the whole release. Texts are drawn by systematic sampling:
+   text i is among them with probability texts x w_i.
 
 A small kappa follows the release closely, by few texts; with a large one the base remains. The
 list ends where an unreachable target would be bought with the pool's last near texts.
@@ -38,7 +40,7 @@ from jaxpfl.algorithms.chosen_texts.matching import (
 )
 from jaxpfl.algorithms.fred.mixtures import best_mixture
 from jaxpfl.algorithms.fred.query import PrivateMoments
-from jaxpfl.algorithms.fred.scores import score
+from jaxpfl.algorithms.fred.scores import unbiased
 from jaxpfl.algorithms.gaussian_moments import Moments, clipped
 from jaxpfl.errors import InputError
 from jaxpfl.progress import track
@@ -61,10 +63,10 @@ class Choice:
         nearer by more than the noise hides.
       effective_size: 1 / sum of w_i^2: as many texts of equal weight.
       shares: the weight of each corpus, the largest first.
-      mixture_distance, distance: the squared Frechet distance of the best mixture and of the
-        weights to the clients, by the part of the release that these weights did not see, without
-        the noise's bias. Sums over the embedders.
-      drawn_distance: of the drawn texts, by the whole release.
+      mixture_distance, distance, drawn_distance: estimates of the squared Frechet distance to the
+        clients of the best mixture, of the weights and of the drawn texts, by the half of the
+        release that decided; summed over the embedders. Where noise hides much, all three are too
+        small, and may be below 0: only their differences mean something.
     """
 
     rows_M: np.ndarray = field(repr=False)
@@ -89,7 +91,7 @@ def choose(
 
     Args:
       evidence: of each embedder, for the same N texts in the same order. Several ones are parts of
-        one joint release, as `FredPlan.divided` makes them.
+        one joint release, as `FredPlan.divided` makes them; the first one decides the mixture.
       corpora_N: the name of each text's corpus.
       seed: of the thinning and of the drawing; public.
 
@@ -110,30 +112,28 @@ def choose(
             )
     evidence = [Evidence(r, clipped(x_NxD, r.plan.clip_norm)) for r, x_NxD in evidence]
     generator, cap = np.random.default_rng(seed), (1 - 1e-9) / texts
-    mixture_N = _best_mixture(evidence[0], names_N)
-    base_N = (1 - _UNIFORM) * mixture_N + _UNIFORM / len(names_N)
-
     halves = [_halves(released, generator) for released, _ in evidence]
     fitted = [Evidence(h[0], e.embeddings_NxD) for h, e in zip(halves, evidence, strict=True)]
     other = [Evidence(h[1], e.embeddings_NxD) for h, e in zip(halves, evidence, strict=True)]
-    weights = {_MIXTURE: mixture_N}
-    problem, start = MomentMatching(fitted, base_N, cap), None
+    mixture_N = _best_mixture(fitted[0], names_N)
+    weights = {_MIXTURE: _capped(mixture_N, cap)}
+    problem, start = MomentMatching(fitted, _base(mixture_N), cap), None
     for kappa in track(KAPPAS, "choosing texts", progress=progress):
         weights_N, start = problem.solve(kappa, start)
         weights[f"{kappa:g}"] = weights_N
-    distances, _ = _distances(other, weights)
-    nearest = min(distances, key=lambda name: distances[name])
-    pair = {name: weights[name] for name in {_MIXTURE, nearest}}
-    if nearest != _MIXTURE and _distances(other, pair)[1]:
-        nearest = _MIXTURE
+    distances, nearer = _compared(other, weights)
+    nearest = min(nearer, key=lambda name: distances[name], default=_MIXTURE)
 
-    kappa = None if nearest == _MIXTURE else float(nearest)
-    weights_N = _capped_mixture(mixture_N, cap)
-    if kappa is not None:
-        weights_N = MomentMatching(evidence, base_N, cap).solve(kappa, start).weights_N
+    mixture_N = _best_mixture(evidence[0], names_N)
+    kappa, weights_N = None, _capped(mixture_N, cap)
+    if nearest != _MIXTURE:
+        kappa, problem = float(nearest), MomentMatching(evidence, _base(mixture_N), cap)
+        weights_N = problem.solve(kappa, start).weights_N
     rows_M = systematic_sample(weights_N, texts, generator)
     drawn_N = np.bincount(rows_M, minlength=len(names_N)) / texts
     shares = {str(name): float(weights_N[names_N == name].sum()) for name in np.unique(names_N)}
+    final = {_MIXTURE: _capped(mixture_N, cap), "chosen": weights_N, "drawn": drawn_N}
+    distances, _ = _compared(other, final)
     return Choice(
         rows_M=rows_M,
         weights_N=weights_N,
@@ -141,8 +141,8 @@ def choose(
         effective_size=float(1 / np.sum(weights_N**2)),
         shares=dict(sorted(shares.items(), key=lambda item: -item[1])),
         mixture_distance=distances[_MIXTURE],
-        distance=distances[nearest],
-        drawn_distance=_distances(evidence, {"drawn": drawn_N})[0]["drawn"],
+        distance=distances["chosen"],
+        drawn_distance=distances["drawn"],
     )
 
 
@@ -171,7 +171,12 @@ def _best_mixture(evidence: Evidence, names_N: np.ndarray) -> np.ndarray:
     return mixture_N
 
 
-def _capped_mixture(mixture_N: np.ndarray, cap: float) -> np.ndarray:
+def _base(mixture_N: np.ndarray) -> np.ndarray:
+    """The mixture and some of every text, so that no text is out of reach."""
+    return (1 - _UNIFORM) * mixture_N + _UNIFORM / len(mixture_N)
+
+
+def _capped(mixture_N: np.ndarray, cap: float) -> np.ndarray:
     """The mixture; what a small corpus has above the cap goes to the others."""
     positive_N = np.maximum(mixture_N, 1e-12 / len(mixture_N))
     return capped_softmax(np.log(positive_N), cap)
@@ -188,8 +193,8 @@ def _halves(
     covariance_DxD = noise.off_diagonal * (lower_DxD + lower_DxD.T)
     covariance_DxD += np.diag(noise.diagonal * generator.standard_normal(dimension))
     scales = {name: math.sqrt(2) * getattr(noise, name) for name in _SCALED}
-    # The covariance of both is still taken about the mean that was released.
-    noise = noise._replace(**scales, mean_bias=2 * noise.mean_bias)
+    # The covariance of both is still taken about the mean that was released, with its bias.
+    noise = noise._replace(**scales)
 
     def half(sign: float) -> PrivateMoments:
         part = Moments(
@@ -202,15 +207,22 @@ def _halves(
     return half(1.0), half(-1.0)
 
 
-def _distances(
+def _compared(
     evidence: Sequence[Evidence], weights: dict[str, np.ndarray]
-) -> tuple[dict[str, float], bool]:
-    """Distances without the noise's bias, summed over embedders; and whether all tell a tie."""
-    totals, ties = dict.fromkeys(weights, 0.0), []
+) -> tuple[dict[str, float], list[str]]:
+    """Distances, summed over embedders; and which are less than the first one's by two errors.
+
+    The gain is the least over the models of what the noise hides, see `fred.scores`.
+    """
+    total_K, gain_K, variance_K = np.zeros((3, len(weights)))
     for released, rows_NxD in evidence:
-        moments = {name: weighted_moments(w_N, rows_NxD) for name, w_N in weights.items()}
-        scores = score(released, moments)
-        for one in scores:
-            totals[one.name] += one.corrected
-        ties.append(scores[0].tied)
-    return totals, all(ties)
+        moments = [weighted_moments(w_N, rows_NxD) for w_N in weights.values()]
+        distance_MxK, error_SxK = unbiased(released, moments)
+        total_K += distance_MxK[0]
+        gain_K += (distance_MxK[:, :1] - distance_MxK).min(axis=0)
+        variance_K += np.var(error_SxK - error_SxK[:, :1], axis=0)
+    nearer_K = gain_K > 2 * np.sqrt(variance_K)
+    names = list(weights)
+    return dict(zip(names, total_K.tolist(), strict=True)), [
+        name for name, nearer in zip(names, nearer_K, strict=True) if nearer
+    ]

@@ -88,17 +88,15 @@ def score(
         return [
             Score(n, d, d, d, d, False) for n, d in zip(names, distance_K.tolist(), strict=True)
         ]
-    error_MxKs = list(_errors(private, [candidates[name] for name in names], progress))
-    corrected_MxK = distance_K - np.stack([error_SxK.mean(axis=0) for error_SxK in error_MxKs])
+    corrected_MxK, error_SxK = unbiased(private, [candidates[name] for name in names], progress)
     order_K = np.argsort(corrected_MxK[0], kind="stable")
     names, distance_K = [names[index] for index in order_K], distance_K[order_K]
-    corrected_MxK = corrected_MxK[:, order_K]
-    error_MxKs = [error_SxK[:, order_K] for error_SxK in error_MxKs]
-    spread_K = error_MxKs[0].std(axis=0, ddof=1)
+    corrected_MxK, error_SxK = corrected_MxK[:, order_K], error_SxK[:, order_K]
+    spread_K = error_SxK.std(axis=0, ddof=1)
     low_K, high_K = corrected_MxK.min(axis=0), corrected_MxK.max(axis=0)
     low_K, high_K = low_K - _WIDTH * spread_K, high_K + _WIDTH * spread_K
     gap_K = np.diff(corrected_MxK, axis=1).min(axis=0)
-    gap_K -= _WIDTH * np.diff(error_MxKs[0], axis=1).std(axis=0, ddof=1)
+    gap_K -= _WIDTH * np.diff(error_SxK, axis=1).std(axis=0, ddof=1)
     return [
         Score(name, *map(float, numbers), tied=bool(tied))
         for name, *numbers, tied in zip(
@@ -110,6 +108,27 @@ def score(
             [*(gap_K <= 0), False],
             strict=True,
         )
+    ]
+
+
+def unbiased(
+    private: PrivateMoments, candidates: Sequence[Moments], progress: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Distances without the noise's bias, and the errors of simulated ones.
+
+    An estimate may be below 0. Where noise hides much of the covariance it is too small, because
+    the hidden part is taken from the candidates; differences of candidates are less wrong.
+
+    Returns:
+      The distances by each model, float64 [models, candidates], the most plausible model first, and
+      this one's errors [simulations, candidates]. Without noise both have one row.
+    """
+    distance_K = Reference(private.moments).distances(candidates)
+    if private.noise.diagonal == 0:
+        return distance_K[None], np.zeros((1, len(candidates)))
+    error_MxKs = list(_errors(private, candidates, progress))
+    return distance_K - np.stack([error_SxK.mean(axis=0) for error_SxK in error_MxKs]), error_MxKs[
+        0
     ]
 
 
