@@ -36,8 +36,8 @@ def lines(choice: Mapping[str, Any]) -> list[str]:
     return [
         f"{number:,} of {pool:,} texts were chosen: {' + '.join(shares)}.",
         f"They are drawn from weights with an effective size of {size:,.0f} texts.",
-        f"Squared Frechet distance to the clients, without the noise's bias: {', '.join(distances)}"
-        ". The first two are by a half of the release that the weights did not see.",
+        f"Squared Frechet distance to the clients, estimated: {', '.join(distances)}. Where noise "
+        "hides much, all three are too small: compare them with each other alone.",
     ]
 
 
