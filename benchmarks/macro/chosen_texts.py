@@ -187,7 +187,7 @@ def arms(
     equal = {str(c): (names_N == c) / np.sum(names_N == c) for c in np.unique(names_N)}
     corpora = {name: weighted_moments(w_N, rows_NxD) for name, w_N in equal.items()}
     mixture = best_mixture(released, corpora)
-    mixture_N = sum(share * equal[name] for name, share in mixture.shares.items())
+    mixture_N = np.sum([share * equal[name] for name, share in mixture.shares.items()], axis=0)
     evidence, cap = Evidence(released, rows_NxD), (1 - 1e-9) / texts
     choice = choose([evidence], names_N, texts, seed=seed)
     base_N = 0.9 * mixture_N + 0.1 / len(names_N)
