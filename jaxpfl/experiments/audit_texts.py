@@ -44,11 +44,14 @@ def audit_texts(
     Raises:
       InputError: a source cannot be read, or a side has no texts.
     """
-    directory = Path(files.user_path(texts))
+    directory, dealt = Path(files.user_path(texts)), False
     if (directory / CORPUS).is_file():
         if training is None or held_out is None:
             data = load_run(directory).data
             parts = split_clients(read_clients(data), data)
+            if held_out is None and not parts.get("test"):
+                raise InputError(f"{texts}: has no test clients of its own: name --held-out")
+            dealt = training is None and held_out is None
             training, held_out = training or parts["train"], held_out or parts["test"]
         out, texts = out or directory, directory / CORPUS
     if training is None or held_out is None:
@@ -61,5 +64,5 @@ def audit_texts(
     names = f"training clients of {sides[0].name}", f"held-out clients of {sides[1].name}"
     result = leakage(published, *sides, seed=seed)
     folder = None if out is None else files.user_path(out)
-    record, page = write_leakage(folder, str(texts), names, result, NOT_PUBLIC)
+    record, page = write_leakage(folder, str(texts), names, result, NOT_PUBLIC, dealt=dealt)
     return {**record, "text": "\n".join([*page_lines(page), record["found"]])}

@@ -116,7 +116,8 @@ def choose_corpus(
         if choose is not None:
             number = sum(corpus.num_examples for corpus in pieces.values())
             text_pool.require_larger(number, choose, "the texts that are to be chosen")
-        directory.mkdir(parents=True, exist_ok=True)
+        for folder in (directory, file.parent):
+            folder.mkdir(parents=True, exist_ok=True)
         path = files.user_path(ledger) if ledger else directory / "ledger.jsonl"
         chart = directory / "fred.png"
         with Ledger(path, clients, unit=plan.unit) as charged:

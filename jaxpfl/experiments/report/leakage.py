@@ -19,6 +19,10 @@ _FOUND = {
     "cannot tell": "CANNOT TELL: clients' own texts, published as a control, pass, too. The texts "
     "are too short, or the clients too few.",
 }
+_SOURCES = (
+    " The two sides were not dealt at random from one source: a difference of their sources may be "
+    "all that this shows, or hides."
+)
 
 
 def write_leakage(
@@ -27,16 +31,20 @@ def write_leakage(
     sides: tuple[str, str],
     result: Mapping[str, Any],
     stamp: str,
+    *,
+    dealt: bool,
 ) -> tuple[dict[str, Any], Page]:
     """The record and the page of a result; both are written to a directory, if there is one.
 
     Args:
       texts: names what was audited.
       sides: name the training and the held-out clients.
+      dealt: whether chance alone dealt clients of one source to the two sides.
       stamp: that of the run that wrote the texts, or `NOT_PUBLIC`.
     """
     named = {"privacy": NOT_PUBLIC, "texts": texts, "sides": dict(zip(SIDES, sides, strict=True))}
-    record = {**named, **result, "found": _FOUND[result["verdict"]]}
+    found = _FOUND[result["verdict"]] + ("" if dealt else _SOURCES)
+    record = {**named, **result, "found": found}
     page = leakage_page(record, stamp)
     if directory is not None:
         files.private_directory((directory / RECORD).parent)
@@ -69,7 +77,7 @@ def leakage_page(record: Mapping[str, Any], stamp: str) -> Page:
         stamp=stamp,
         privacy_notes=["Whoever sees this page learns of the clients what no noise hides."],
         sections=[
-            Section("Verdict", _FOUND[record["verdict"]]),
+            Section("Verdict", record["found"]),
             Section(
                 "Published texts by their longest run of words",
                 f"Beside {record['searched']:,} texts of each side: the share with so many words "

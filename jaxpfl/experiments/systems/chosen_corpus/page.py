@@ -51,8 +51,8 @@ def card(record: Mapping[str, Any], stamp: str) -> str:
 def _made(record: Mapping[str, Any]) -> str:
     """Who is public and who is not, in two sentences."""
     return (
-        f"All texts are public, none is a client's: {record['number']:,} clients, whose number is "
-        "public, released mean and covariance of their texts' embeddings "
-        f"({record['embedder']}) once, with noise, and nothing else. All texts were cut by one "
-        f"rule: {record['cut']}."
+        "All texts are of sources that were declared public; none was copied from the clients' "
+        f"table. {record['number']:,} clients, whose number is public, released mean and "
+        f"covariance of their texts' embeddings ({record['embedder']}) once, with noise, and "
+        f"nothing else. All texts were cut by one rule: {record['cut']}."
     )

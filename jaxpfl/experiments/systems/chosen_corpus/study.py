@@ -82,6 +82,11 @@ class Study(base.Study):
         # The largest eigenvalue that noise alone would have, see `fred.scores`.
         edge = 2 * self.moments.noise_stds[2] / number * math.sqrt(dimension / 2)
         largest = float(np.linalg.eigvalsh(pool_DxD)[-1])
+        if not largest > 0:
+            raise InputError(
+                f"the public texts must differ, found embeddings by {self.embedder.name} that are "
+                "all the same; nothing was released"
+            )
         hidden, whose, cost = largest <= edge, "the public texts", "nothing was released"
         if released is not None:
             hidden, whose = not visible(released)[0].size, "the clients' texts"

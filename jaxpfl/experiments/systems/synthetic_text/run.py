@@ -255,12 +255,15 @@ class TextStudy:
         untuned = [text for text in untuned if text]
         # The longest of more texts would be longer.
         number = min(len(texts), len(untuned))
+        if not number:
+            return
         published = {OURS: texts[:number], "the untuned generator": untuned[:number]}
         result = leakage(published, self.clients, self.test)
         source, stamp = self.config.data.source, self.workspace.stamp
         held_out = self.config.evaluation.source or source
         sides = f"training clients of {source}", f"test clients of {held_out}"
-        write_leakage(self.directory, self.config.method, sides, result, stamp)
+        dealt = self.config.evaluation.source is None
+        write_leakage(self.directory, self.config.method, sides, result, stamp, dealt=dealt)
 
     def _unigram(self, tokens: np.ndarray) -> list[dict[str, Any]]:
         texts, size = self._first(self.valid), self.models.tokeniser.vocab_size

@@ -150,7 +150,9 @@ def study_of_pool(study):
 
 
 def test_a_release_in_which_nothing_stands_out_is_refused(table, monkeypatch):
-    """Here all clients say the same, so that they have no spread."""
+    """Here all clients say the same; by chance alone one in six releases would show a direction."""
+    nothing = np.zeros(0), np.zeros((1, 0)), np.zeros((1, 1))
+    monkeypatch.setattr("jaxpfl.experiments.systems.chosen_corpus.study.visible", lambda _: nothing)
     with open(table / "mine.jsonl", "w") as file:
         for number in range(CLIENTS):
             file.write(json.dumps({"client": f"canaryid{number}", "text": "all the same"}) + "\n")
