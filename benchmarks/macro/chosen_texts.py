@@ -19,12 +19,14 @@ and is measured against held-out people:
 
   frechet           distance by MiniLM's embeddings, which the release saw
   hashed            the same by hashed words, which no arm saw
+  precision, recall of 5 nearest neighbours by MiniLM's embeddings
   bits              of a token of held-out texts under the unigrams of the arm's texts
   accuracy, loss    of a GPT-2 of 0.9 M that was pretrained on Wikipedia's sentences alone, which
                     are not in the pool, and fine-tuned on the arm's texts; in nats of a token
   closed            of the loss between that checkpoint and `own`
 """
 
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -42,12 +44,15 @@ from jaxpfl.algorithms.fred.scores import score
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data import open as open_population
 from jaxpfl.data.selection import at_most
-from jaxpfl.experiments.central.adamw import DecoderModelConfig, Training
+from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.training import fit
+from jaxpfl.experiments.systems.synthetic_text.config import DOWNSTREAM
 from jaxpfl.privacy import Ledger
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import embedder
+from jaxpfl.text.metrics.baselines import unigram_bits
+from jaxpfl.text.metrics.neighbours import precision_recall
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.base import text_rows
 
@@ -69,13 +74,8 @@ CORPORA = {
 PRETRAINED_ON = {"wikisplit": DATA + "public_wikisplit/wiki_sentences.jsonl.gz"}
 CUT, MOST_SPANS, OF_CORPUS, HELD_OUT, TEST_SHARE = "words:20", 5, 3_000, 2_000, 0.3
 EPSILON, DELTA, SHARE = 7.0, 1e-4, 0.1
-NETWORK = DecoderModelConfig(
-    architecture="gpt2",
-    hidden_size=128,
-    layers=3,
-    heads=4,
-    inner_size=512,
-    sequence_length=64,
+NETWORK = dataclasses.replace(
+    DOWNSTREAM,
     pretraining=Training(epochs=1, batch_size=32, learning_rate=0.003, weight_decay=0.1),
 )
 FINE_TUNING, TOKENS = Training(epochs=3, batch_size=32, learning_rate=0.001), 40
@@ -136,6 +136,7 @@ class Judge:
             measure: Reference(moments(held_out.column(column)[order_N], np.inf))
             for measure, column in (("frechet", "embedding"), ("hashed", "hashed"))
         }
+        self.real = held_out.column("embedding")[order_N]
         models = PublicModels(PRETRAINED_ON, 15_000, 2_048, cache)
         self.model, self.seed = models.decoder("downstream", NETWORK, 64), seed
         texts = held_out.columns["text"].to_pylist()
@@ -148,7 +149,6 @@ class Judge:
 
     def __call__(self, texts: list[str], rows: dict[str, np.ndarray]) -> dict[str, float]:
         tokens = text_rows(self.model.tokeniser, texts, TOKENS)
-        counts = np.bincount(tokens[tokens >= 0], minlength=2_048) + 0.02
         fitted = fit(
             self.model.model,
             self.model.params,
@@ -162,9 +162,15 @@ class Judge:
                 measure: reference.distance(moments(rows[measure], np.inf))
                 for measure, reference in self.references.items()
             },
-            "bits": float(-np.log2(counts / counts.sum())[self.rows[self.rows >= 0]].mean()),
+            "bits": unigram_bits(_ids(tokens), _ids(self.rows), vocab_size=2_048),
+            **precision_recall(rows["frechet"], self.real)._asdict(),
             **self._evaluated(fitted.params),
         }
+
+
+def _ids(rows_NxL: np.ndarray) -> list[np.ndarray]:
+    """The tokens of each row without its padding."""
+    return [row[row >= 0] for row in rows_NxL]
 
 
 def release(train: Population, simulate: int) -> Any:

@@ -13,6 +13,7 @@ federated_metrics  accuracies of users, released with privacy
 candidate_scores   clients' scores of generated candidates
 popri              a language model tuned by clients' scores of its texts
 one_look           the same by one release of the clients' moments
+chosen_texts       single public texts that one release of the clients' moments chooses
 steering           a generator steered by one release of differences of hidden states
 private_evolution  synthetic texts that clients vote on, and that the server varies
 frechet            the distance itself, from moments

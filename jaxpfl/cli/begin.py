@@ -25,6 +25,13 @@ _PUBLIC = "public texts, each SOURCE or NAME=SOURCE, or a folder of such files"
 _TASKS = ("training", "synthetic-text")
 
 
+def _stem(file: str) -> str:
+    """The name of a table without its endings; a path with * is named by its folder."""
+    path = Path(file.partition("?")[0])
+    name = path.parent.name or "table" if "*" in path.name else path.name
+    return name.partition(".")[0]
+
+
 def _hyphened(text: str) -> str:
     return text.replace("_", "-")
 
@@ -71,10 +78,7 @@ def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         table = shlex.quote(arguments.file)
         line = f"jaxpfl synthesize {table} {' '.join(given)} --public FOLDER --epsilon 4"
         return {"command": line, "text": line}
-    path = Path(arguments.file.partition("?")[0])
-    # A path with * is named by its folder.
-    name = path.parent.name or "table" if "*" in path.name else path.name
-    out = arguments.out or Path(name.partition(".")[0] + ".yaml")
+    out = arguments.out or Path(_stem(arguments.file) + ".yaml")
     if out.exists():
         raise InputError(f"{out} exists already; choose another file with --out")
     import yaml
@@ -124,6 +128,5 @@ def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any
     names = ("epsilon", "delta", "texts", "embedder", "cut", "ledger")
     text = config_of(source, arguments.public, **{name: getattr(arguments, name) for name in names})
     config = common.use_devices(registry.from_mapping(yaml.safe_load(text), "jaxpfl synthesize"))
-    stem = Path(arguments.file.partition("?")[0]).name.partition(".")[0]
-    out = arguments.out or common.unused_directory(stem)
+    out = arguments.out or common.unused_directory(_stem(arguments.file))
     return carry_out.run(config, out, command=arguments.command_line).to_dict()

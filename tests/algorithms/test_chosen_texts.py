@@ -1,5 +1,8 @@
 """One look chooses texts: the problem's optimum, the rule that holds it back, and the drawing."""
 
+import math
+
+import dp_accounting
 import numpy as np
 import pytest
 
@@ -12,6 +15,9 @@ from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.algorithms.fred.query import MomentNoise, PrivateMoments
 from jaxpfl.algorithms.gaussian_moments import Moments
 from jaxpfl.errors import InputError
+from jaxpfl.federated.audits.chosen_weights import weight_trials
+from jaxpfl.privacy import Guarantee
+from jaxpfl.privacy.auditing import lower_bound
 
 D, N = 4, 400
 PLAN = FredPlan.calibrated(epsilon=4.0, delta=1e-5, population=1000)
@@ -243,3 +249,35 @@ def test_embeddings_of_another_dimension_are_refused():
     rows, names, clients = two_corpora()
     with pytest.raises(InputError):
         choose([Evidence(released(clients), rows[:, :3])], names, 10)
+
+
+def log_weights(sums, rng, std, dimension):
+    """Log-weights of a pool of unit vectors by the noisy moments of clients who hold some."""
+    mean, second = sums
+    lower = np.tril(rng.normal(size=(dimension, dimension)) / np.sqrt(2), -1)
+    covariance = second + std * (lower + lower.T + np.diag(rng.normal(size=dimension)))
+    noise = MomentNoise(0.0, std, std, std / np.sqrt(2), dimension * std**2)
+    moments = Moments(1.0, mean + std * rng.normal(size=dimension), covariance)
+    evidence = Evidence(PrivateMoments(moments, noise, PLAN), np.eye(dimension, dtype=np.float32))
+    matched = MomentMatching([evidence], np.ones(dimension), 1.0).solve(0.1)
+    return np.log(np.maximum(matched.weights_N, 1e-300))
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_weights_show_no_more_of_a_client_than_its_release_states(leaks):
+    """Four of 16 texts of a pool are a client's. With a tenth of the noise the audit sees them."""
+    dimension, rounds, planted = 16, 60, 4
+    rng, places = np.random.default_rng(9), []
+    stated = Guarantee(dp_accounting.GaussianDpEvent(1.0), 1e-5)
+    # Sum and second moment of a client with one unit vector: mu^2 = 1 in all.
+    std = math.sqrt(2) * (0.1 if leaks else 1.0)
+    weights: tuple[list, list] = [], []
+    for _ in range(rounds):
+        places.append(rng.permutation(dimension)[:planted])
+        held = np.zeros(dimension)
+        held[places[-1]] = 1
+        for values, scale in zip(weights, (1.0, 0.0), strict=True):
+            sums = scale * held, np.diag(scale * held)
+            values.append(log_weights(sums, rng, std, dimension))
+    trials = weight_trials(*map(np.array, weights), np.array(places))
+    assert (lower_bound(trials, stated).epsilon > stated.epsilon()) == leaks

@@ -4,8 +4,8 @@
 
 r_i is `frechet.witness` of text i at the pool's present moments, against the clients' moments as
 far as the release tells (`fred.scores.estimate`). The step eta grows by a tenth while the distance
-falls and is halved where it rises. It stops early, and is no projection: with much noise it follows
-the noise. `matching` is the form that noise holds back.
+falls and is halved where it rises. It stops early, and is no projection: nothing but the estimate
+holds it back where the noise is large.
 """
 
 import numpy as np

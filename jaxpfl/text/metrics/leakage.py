@@ -60,8 +60,8 @@ def leakage(
     """
     draw = np.random.default_rng(seed)
     columns = {"training": text_column(training), "held_out": text_column(held_out)}
-    for name, found in {**published, **columns}.items():
-        if not len(found):
+    for name, texts in {**published, **columns}.items():
+        if not len(texts):
             raise InputError(f"an audit of texts needs texts of {name}, found none")
     searched = min(*map(len, columns.values()), _MOST_TEXTS)
     drawn = [_drawn(side, searched, draw) for side in (training, held_out)]
@@ -126,13 +126,13 @@ def _tested(words: int, training: np.ndarray, held_out: np.ndarray) -> dict[str,
     def fails(number: int) -> bool:
         return chance(number) < LEVEL / len(LENGTHS)
 
-    found = int(training.sum())
+    number = int(training.sum())
     least = bisect.bisect_left(range(clients + 1), True, key=fails)
     return {
         "words": words,
-        "training": found,
+        "training": number,
         "held_out": others,
-        "p": chance(found),
-        "fails": fails(found),
+        "p": chance(number),
+        "fails": fails(number),
         "fails_from": least if least <= clients else None,
     }

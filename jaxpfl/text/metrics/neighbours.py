@@ -28,8 +28,10 @@ def precision_recall(
 ) -> PrecisionRecall:
     """Precision and recall of written texts by `k` nearest neighbours, from embeddings."""
     if min(len(written_NxD), len(real_MxD)) <= k:
-        found = f"{len(written_NxD)} and {len(real_MxD)}"
-        raise InputError(f"precision and recall need more than {k} texts a side, found {found}")
+        raise InputError(
+            f"precision and recall need more than {k} texts a side, found {len(written_NxD)} and "
+            f"{len(real_MxD)}"
+        )
     return PrecisionRecall(_covered(written_NxD, real_MxD, k), _covered(real_MxD, written_NxD, k))
 
 

@@ -75,8 +75,9 @@ def bits_per_byte(writer: LanguageModel, texts: Sequence[str], *, batch_size: in
     if not size:
         raise InputError("texts: there is no byte to predict")
     rows_NxL = pad(rows, longest)
-    found = evaluate(writer.model, writer.params, rows_NxL, batch_size=batch_size, mesh=writer.mesh)
-    return found["loss"] * found["count"] / math.log(2) / size
+    settings: Any = {"batch_size": batch_size, "mesh": writer.mesh}
+    metrics = evaluate(writer.model, writer.params, rows_NxL, **settings)
+    return metrics["loss"] * metrics["count"] / math.log(2) / size
 
 
 @partial(jax.jit, static_argnums=0)

@@ -42,6 +42,11 @@ ASKING = (*SCORING, STEERED)
 WRITING = ("generator", *ASKING)
 """The methods that write a synthetic corpus."""
 
+DOWNSTREAM = DecoderModelConfig(
+    architecture="gpt2", hidden_size=128, layers=3, heads=4, inner_size=512, sequence_length=64
+)
+"""The downstream model of a study that names none: a GPT-2 of 0.9 M parameters."""
+
 _FINE_TUNING = partial(Training, epochs=3, batch_size=32, learning_rate=0.001)
 
 
@@ -234,16 +239,7 @@ class SyntheticTextConfig(Checked):
     generator: DecoderModelConfig | PublishedGeneratorConfig | RemoteGeneratorConfig = field(
         default_factory=DecoderModelConfig
     )
-    downstream: DecoderModelConfig | PublishedModelConfig = field(
-        default_factory=lambda: DecoderModelConfig(
-            architecture="gpt2",
-            hidden_size=128,
-            layers=3,
-            heads=4,
-            inner_size=512,
-            sequence_length=64,
-        )
-    )
+    downstream: DecoderModelConfig | PublishedModelConfig = DOWNSTREAM
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     embedder: str = "minilm"
     popri: PopriConfig = field(default_factory=PopriConfig)
