@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -167,10 +168,16 @@ class TextStudy:
 
         def on_round(number: int, texts: Texts, best: list[str], more: dict[str, Any]) -> None:
             entry = {"round": number, "texts": best[:_RECORD_TEXTS], **more}
+            used = {name: these[:_FID_TEXTS] for name, these in texts.items()}
+            # The same texts are in several lists, and are embedded once.
+            rows = {text: row for row, text in enumerate(dict.fromkeys(chain(*used.values())))}
+            vectors = np.asarray(models.embedder(list(rows)))
+            for name, these in used.items():
+                entry[name] = self._distance(vectors[[rows[text] for text in these]])
             # An empty text lies in the middle of all.
-            if written := [text for text in texts["fid"] if text]:
-                entry["spread"] = median_to_medoid(self._vectors(written))
-            history.append(entry | {name: self._fid(these) for name, these in texts.items()})
+            if written := [rows[text] for text in used["fid"] if text]:
+                entry["spread"] = median_to_medoid(vectors[written])
+            history.append(entry)
 
         def corpus() -> dict[str, np.ndarray]:
             written = author.texts(config.corpus.texts)
@@ -289,7 +296,10 @@ class TextStudy:
         return np.asarray(self.models.embedder(texts[:_FID_TEXTS]))
 
     def _fid(self, texts: list[str]) -> float:
-        vectors = self._vectors(texts)
+        return self._distance(self._vectors(texts))
+
+    def _distance(self, vectors: np.ndarray) -> float:
+        """The Frechet distance of texts' embeddings to those of validation texts."""
         return distance(moments(vectors, math.inf), moments(self._validation, math.inf))
 
     @cached_property
