@@ -80,6 +80,8 @@ def test_an_archive_is_a_client_per_text_file(written, name):
     expected = {"books/b.txt": ["One. Two.", "Three."], "a.txt": ["Four"], "empty.txt": []}
     assert read(path) == expected
     assert read(path, split="sentences")["books/b.txt"] == ["One.", "Two.", "Three."]
+    other = written(name, tar(member("a.txt", "né".encode("latin-1")), member("b.txt", b"on")))
+    assert read(other, encoding="latin-1") == {"a.txt": ["né"], "b.txt": ["on"]}
 
 
 def test_sources(written):

@@ -305,8 +305,8 @@ def test_no_row_of_csv_is_held_that_is_too_long(tmp_path, content, row, monkeypa
     read = []
 
     class Counting(io.BufferedReader):
-        def readline(self, size=-1):
-            read.append(super().readline(size))
+        def read1(self, size=-1):
+            read.append(super().read1(size))
             return read[-1]
 
     @contextmanager

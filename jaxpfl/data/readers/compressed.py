@@ -71,51 +71,41 @@ def lines(
 ) -> Iterator[str]:
     """The lines of a text with their ends; a byte order mark at its start is skipped.
 
+    The stream is closed at the end.
+
     Args:
       stream: bytes, of which some can be seen before they are read (`peek`).
       where, called: begin messages, as in "{where}, {called} 3".
       most: bytes of all lines together; a longer text is refused.
     """
+    if encoding is None and stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        encoding = "utf-16"
+    # Bytes that are not valid UTF-8 become lone surrogates, so that their line is known.
+    errors = "strict" if encoding else "surrogateescape"
+    opened = io.TextIOWrapper(stream, encoding or "utf-8", errors, newline="\n")
     number = read = 0
-    with _decoding(stream, encoding) as opened:
-        while line := _line(opened, f"{where}, {called} {number + 1}"):
-            number += 1
-            read += len(line)
-            if len(line) > MAX_AT_ONCE:
+    with contextlib.suppress(UnicodeError), opened as text:  # whose error holds the content
+        while line := text.readline(MAX_AT_ONCE + 1):
+            number, size, bad = number + 1, len(line), 0
+            if encoding is None and not line.isascii():
+                content = line.encode(errors=errors)
+                size, (_, bad) = len(content), decoded(content)
+            read += size
+            if size > MAX_AT_ONCE:
                 raise InputError(
                     f"{where}, {called} {number}: longer than the {MAX_AT_ONCE} bytes of a line"
                 )
             if most is not None and read > most:
                 raise InputError(f"{where}: longer than the {most} bytes of a file")
-            text, bad = (line, 0) if isinstance(line, str) else decoded(line)
             if bad:
                 raise InputError(
                     f"{where}, {called} {number}: byte {bad} is not valid UTF-8; if it is of "
                     "another encoding, name that behind the file, as in FILE?encoding=latin-1"
                 )
-            yield text.removeprefix("\ufeff") if number == 1 else text
-
-
-@contextlib.contextmanager
-def _decoding(stream: Any, encoding: str | None) -> Iterator[Any]:
-    """The stream, if it is of UTF-8; else one of texts, whose end leaves the stream open."""
-    if encoding is None and stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        encoding = "utf-16"
-    if encoding is None:
-        yield stream
+            yield line.removeprefix("\ufeff") if number == 1 else line
         return
-    text = io.TextIOWrapper(stream, encoding, newline="\n")
-    try:
-        yield text
-    finally:
-        with contextlib.suppress(ValueError):  # it is closed already
-            text.detach()
-
-
-def _line(stream: Any, where: str) -> str | bytes:
-    with contextlib.suppress(UnicodeError):  # which holds the content
-        return stream.readline(MAX_AT_ONCE + 1)
-    raise InputError(f"{where}, or one of those after it, is not valid {stream.encoding}")
+    where = f"{where}, {called} {number + 1}"
+    raise InputError(f"{where}, or one of those after it, is not valid {encoding}")
 
 
 class _Forward:
@@ -136,6 +126,9 @@ class _Forward:
         if not 0 <= position < 2**62:
             raise tarfile.ReadError("a header leads out of the archive")
         return self._stream.seek(position, whence)
+
+    def seekable(self) -> bool:
+        return True
 
     def tell(self) -> int:
         return self._stream.tell()

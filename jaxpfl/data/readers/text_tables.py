@@ -20,7 +20,7 @@ Policy, the same on every platform:
 import csv
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,19 +32,19 @@ from jaxpfl.errors import CorruptFile, InputError
 _BLOCK_CHARACTERS = 2**22
 _TSV = (".tsv", ".tsv.gz")
 
-# The number of a row in its file, its values, and its characters.
-_Row = tuple[int, Mapping[str, Any], int]
+# The number of a row in its file, its values of the wanted fields, and its characters.
+_Row = tuple[int, list[Any], int]
 
 
 def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows]:
     """The rows of a file, in blocks."""
     numbers: list[int] = []
-    rows: list[Mapping[str, Any]] = []
+    rows: list[list[Any]] = []
     number, left = 0, _BLOCK_CHARACTERS
     is_csv = path.name.endswith((".csv", ".csv.gz", *_TSV))
 
     def block() -> Rows:
-        columns = {name: [row.get(name) for row in rows] for name in fields.names}
+        columns = dict(zip(fields.names, map(list, zip(*rows, strict=True)), strict=True))
         return fields.rows(str(path), numbers, columns, typed=not is_csv)
 
     try:
@@ -74,7 +74,7 @@ def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None)
             # The message leaves the row's own names out: they may be values of clients.
             if name not in row and not fields.drop:
                 raise InputError(f"{path}, row {number}: there is no field {name!r}")
-        yield number, row, len(text)
+        yield number, [row.get(name) for name in fields.names], len(text)
 
 
 def _object(where: str, text: str) -> dict[str, Any]:
@@ -105,7 +105,7 @@ _DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode
 def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) -> Iterator[_Row]:
     most = compressed.MAX_AT_ONCE
     csv.field_size_limit(most)
-    number, left, names = 1, most, None
+    number, left, names, places = 1, most, None, []
 
     def counted() -> Iterator[str]:
         nonlocal left
@@ -129,13 +129,14 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
             if names is None:
                 names = row
                 fields.require(str(path), names)
+                places = [names.index(name) for name in fields.names]
             elif len(row) != len(names):
                 raise InputError(
                     f"{path}, row {number}: expected {len(names)} fields, as in the header, found "
                     f"{len(row)}; a field with a separator or line end must be in double quotes"
                 )
             else:
-                yield number, dict(zip(names, row, strict=True)), size
+                yield number, [row[place] for place in places], size
             number += 1
     except csv.Error as error:
         where = f"{path}, row {number}"
