@@ -180,8 +180,9 @@ def test_sheets_of_excel_are_tables(tmp_path, monkeypatch):
     (tmp_path / "x.xlsx").write_bytes(b"no sheet")
     with pytest.raises(InputError, match="pip install pandas openpyxl|no Excel file"):
         jp.data.open(tmp_path / "x.xlsx")
-    sheet = pd.DataFrame({"user": [1, "u", float("nan")], "said": ["x", "y", "z"]}, dtype=object)
-    monkeypatch.setattr(pd, "read_excel", lambda path, dtype: sheet)
+    rows = [("user", "said"), (1, "x"), ("u", "None"), (float("nan"), "z")]
+    sheet = pd.DataFrame(rows, dtype=object)
+    monkeypatch.setattr(pd, "read_excel", lambda path, **_: sheet)
     source = f"{tmp_path / 'x.xlsx'}?{COLUMNS}"
     refusal(lambda: jp.data.open(source), "row 4: field 'user'")
     assert jp.data.open(f"{source}&missing=drop").client_ids.to_pylist() == ["1", "u"]

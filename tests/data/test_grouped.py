@@ -31,12 +31,15 @@ ROWS = [
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Shards of several forms and folders."""
+    """Shards of several forms and folders, and what tools leave beside them."""
     folder = tmp_path / "c4"
     (folder / "deeper").mkdir(parents=True)
     parquet.write_table(pa.Table.from_pylist(ROWS[:25]), folder / "a.parquet", row_group_size=7)
     lines = "".join(json.dumps(row) + "\n" for row in ROWS[25:40])
     (folder / "b.jsonl").write_text(lines)
+    (folder / ".ipynb_checkpoints").mkdir()
+    for copy in (".ipynb_checkpoints/b.jsonl", ".hidden.jsonl", "~$m.xlsx"):
+        (folder / copy).write_text(lines)
     parquet.write_table(pa.Table.from_pylist(ROWS[40:]), folder / "deeper" / "c.parquet")
     return folder
 

@@ -17,6 +17,7 @@ from jaxpfl import checks
 from jaxpfl.data import grouping
 from jaxpfl.data.readers import compressed, text_tables
 from jaxpfl.errors import InputError
+from tests import refusals
 from tests.data.traces import no_trace
 
 SECRET = "canary-7f3"
@@ -387,6 +388,27 @@ def test_columns_may_have_any_width_of_type(tmp_path):
     assert found.columns["text"].to_pylist() == ["x", "y"]
     assert found.columns["x"].tolist() == [1.5, 2.5]
     assert found.columns["v"].to_pylist() == ["p", "q"]
+
+
+VIEWS = pa.array(["a", "b", None], pa.string_view())
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (pa.array([2**64 - 1, 7], pa.uint64()), [str(2**64 - 1), "7"]),
+        (pa.array([2**64 - 1, 7], pa.uint64()).dictionary_encode(), [str(2**64 - 1), "7"]),
+        (pa.DictionaryArray.from_arrays([1, 0], VIEWS), ["b", "a"]),
+        (pa.DictionaryArray.from_arrays([1, 2], VIEWS), None),
+    ],
+)
+def test_ids_may_be_hashes_and_categories(ids, expected):
+    """Those of pandas and polars; one may be missing in the dictionary itself."""
+    table = pa.table({"client": ids, "text": ["x", "y"]})
+    if expected is None:
+        refusals.refusal(lambda: jp.data.from_dataframe(table), "row 2: 'client' no value")
+        return
+    assert jp.data.from_dataframe(table).client_ids.to_pylist() == expected
 
 
 @pytest.mark.parametrize("form", ["x.jsonl.gz", "x.csv.gz", "x.parquet"])

@@ -109,7 +109,7 @@ class Fields:
         """Refuses a table with a field of a type that no field can hold, before any row is read."""
         self.require(source, schema.names)
         for name in self.names:
-            if not _can_be_plain(type_ := schema.field(name).type):
+            if _plain(_whole(pa.nulls(0, type_ := schema.field(name).type))) is None:
                 raise row_error(source, 1, name, self._expected(name), name_of_type(type_))
 
     def rows(
@@ -121,7 +121,7 @@ class Fields:
           table: by field, an Arrow array or a list of Python values.
           typed: False where the values are strings that may stand for numbers or booleans.
         """
-        columns = {}
+        columns, table = {}, {name: _whole(values) for name, values in table.items()}
         if self.drop:
             rows = self._complete(len(numbers), table, typed)
             self.dropped += len(numbers) - len(rows)
@@ -132,13 +132,10 @@ class Fields:
                 for name, part in table.items()
             }
         for name in self.names if len(numbers) else ():
-            values = table[name]
-            if isinstance(values, pa.ChunkedArray):
-                values = values.combine_chunks()
             try:
-                columns[name] = self._column(name, values, typed)
+                columns[name] = self._column(name, table[name], typed)
             except _FaultError as error:
-                row, (expected, kind, *_) = self._first_fault(name, values, typed)
+                row, (expected, kind, *_) = self._first_fault(name, table[name], typed)
                 unfit = [
                     f" (as in {count} of {len(numbers)} rows read)" for count in error.args[2:]
                 ]
@@ -168,8 +165,6 @@ class Fields:
         """The indices of the rows that have a value in each column."""
         complete = np.ones(rows, bool)
         for name, values in table.items():
-            if isinstance(values, pa.ChunkedArray):
-                values = values.combine_chunks()
             if not isinstance(values, list) and not _is_list(values.type):
                 complete &= ~np.asarray(values.is_null(nan_is_null=True))
                 continue
@@ -220,14 +215,16 @@ class Fields:
         if column.null_count:
             raise _FaultError(expected, "no value")
         type_name = name_of_type(column.type)
-        plain = _plain(column) if _can_be_plain(column.type) else None
+        if uses == {"client"} and pa.types.is_integer(column.type):
+            return column.cast(pa.large_string())
+        plain = _plain(column)
         if plain is None or any(_kind_of(plain.type) not in _KINDS[use] for use in uses):
             raise _FaultError(expected, type_name)
         kind = _kind_of(plain.type)
         if "client" in uses and kind is str and (fault := fault_of_ids(plain)):
             raise _FaultError(_EXPECTED["client"], fault)
         if uses == {"client"}:
-            return plain.cast(pa.large_string())
+            return plain
         numbers = from_arrow(plain)
         if unfit := not_finite(numbers):
             nan = np.isnan(numbers).any()
@@ -309,38 +306,38 @@ def _array(values: Sequence[Any]) -> pa.Array | None:
         return None
 
 
-def _can_be_plain(type_: pa.DataType) -> bool:
-    """Whether columns of a type can become what `Rows` holds, before anything is unpacked."""
-    types = pa.types
-    if types.is_dictionary(type_):
-        return is_text(type_.value_type) or types.is_integer(type_.value_type)
-    if _is_list(type_):
-        return types.is_integer(type_.value_type) or types.is_floating(type_.value_type)
-    numbers = types.is_boolean(type_) or types.is_integer(type_) or types.is_floating(type_)
-    return numbers or is_text(type_) or types.is_null(type_)
+def _whole(values: Any) -> Any:
+    """The values of chunks, or of a dictionary's numbers, as one array; a list as it is."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    terms = values.dictionary if isinstance(values, pa.DictionaryArray) else pa.nulls(0)
+    # Arrow cannot take strings of the type string_view.
+    if is_text(terms.type):
+        return terms.cast(pa.large_string()).take(values.indices)
+    return terms.take(values.indices) if pa.types.is_integer(terms.type) else values
 
 
 def _plain(column: pa.Array) -> pa.Array | None:
-    type_ = column.type
+    """The column in a type of `Rows`; None, before anything is unpacked, if its type is another."""
+    types, type_ = pa.types, column.type
     if _is_list(type_):
-        return _plain_list(column)
-    if pa.types.is_dictionary(type_) and pa.types.is_integer(type_.value_type):
-        return column.cast(pa.int64())
-    if is_text(type_) or pa.types.is_dictionary(type_):
+        number = types.is_integer(type_.value_type) or types.is_floating(type_.value_type)
+        return _plain_list(column) if number else None
+    if is_text(type_):
         return column.cast(pa.large_string())
-    if pa.types.is_uint64(type_) and (column.to_numpy() >= 2**63).any():
+    if types.is_uint64(type_) and (column.to_numpy() >= 2**63).any():
         raise _FaultError(INEXACT, "a larger one")
-    if pa.types.is_integer(type_):
+    if types.is_integer(type_):
         return column.cast(pa.int64())
-    if pa.types.is_floating(type_):
+    if types.is_floating(type_):
         return column.cast(pa.float64())
-    return column if pa.types.is_boolean(type_) else None
+    return column if types.is_boolean(type_) or types.is_null(type_) else None
 
 
 def _plain_list(column: pa.Array) -> pa.Array | None:
     lengths = pc.call_function("list_value_length", [column]).to_numpy(zero_copy_only=False)
     if not len(lengths):
-        return None
+        return column
     if not lengths[0] or (lengths != lengths[0]).any():
         raise _FaultError(_EXPECTED[list], "a longer or shorter list")
     values = column.flatten()

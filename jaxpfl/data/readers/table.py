@@ -2,7 +2,8 @@
 
 A new format is a function that gives the rows with some fields, and a line of `_READERS`. A folder
 of shards is read file by file, in the order of their names, its folders included; all files with
-these endings belong to it. A path with * stands for all files that it fits (`glob.glob`).
+these endings belong to it, except hidden ones. A path with * stands for all files that it fits
+(`glob.glob`).
 """
 
 import glob
@@ -18,18 +19,23 @@ from jaxpfl.errors import CorruptFile, InputError
 def _read_excel(path: Path, fields: Fields, _: str | None) -> Iterator[Rows]:
     """The rows of the first sheet, below its header, which is row 1."""
     try:
-        frame = importlib.import_module("pandas").read_excel(path, dtype=object)
+        pandas = importlib.import_module("pandas")
+        # Else NA, None and null would be no values, and a second column of a name another one.
+        given = {"header": None, "keep_default_na": False, "na_values": [""]}
+        frame = pandas.read_excel(path, dtype=object, **given)
     except ImportError:
         what = "needs pandas and openpyxl: pip install pandas openpyxl, or save it as CSV"
         raise InputError(f"{path}: {what}") from None
     # pandas passes on whatever its parser raises, which may quote a value.
     except Exception:
         raise CorruptFile(f"{path}: damaged, locked by a password or no Excel file") from None
-    fields.require(str(path), map(str, frame.columns))
+    names = list(map(str, frame.iloc[0])) if len(frame) else []
+    fields.require(str(path), names)
     # An empty cell is NaN, which does not equal itself.
-    columns = {name: [x if x == x else None for x in frame[name]] for name in fields.names}
-    if len(frame):
-        yield fields.rows(str(path), range(2, len(frame) + 2), columns)
+    cells = {name: frame[names.index(name)][1:] for name in fields.names}
+    columns = {name: [x if x == x else None for x in values] for name, values in cells.items()}
+    if len(frame) > 1:
+        yield fields.rows(str(path), range(2, len(frame) + 1), columns)
 
 
 _TEXTS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -40,6 +46,7 @@ _READERS: dict[str, Callable[[Path, Fields, str | None], Iterator[Rows]]] = {
 }
 
 ENDINGS = tuple(_READERS)
+_HIDDEN = (".", "~$", "__MACOSX")  # what tools leave beside the files: copies, locks
 
 
 def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> Iterator[Rows]:
@@ -61,7 +68,12 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         return sorted(map(Path, glob.glob(str(path), recursive=True)))
-    shards = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS))
+    shards = sorted(
+        file
+        for file in path.rglob("*")
+        if file.name.endswith(ENDINGS)
+        and not any(part.startswith(_HIDDEN) for part in file.relative_to(path).parts)
+    )
     if not shards:
         raise InputError(f"{path}: expected a folder of {', '.join(ENDINGS)} files, found none")
     return shards
