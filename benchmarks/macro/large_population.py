@@ -91,7 +91,8 @@ for round in range(rounds):
     total = sum(len(each._missing) for each in blocks)
     found["verified"].append(1 - sum(each._left for each in blocks) / total)
     sizes = clients.sizes()[chosen]
-    found["MB"].append(float(sizes.sum()) * held.nbytes / len(held) / 2**20)
+    ids = len(held.values) / len(held) * held.dtype.itemsize
+    found["MB"].append(float(sizes.sum()) * ids / 2**20)
     if cold:
         continue
     part = clients.select(chosen)

@@ -64,12 +64,6 @@ class Sequences:
     def dtype(self) -> np.dtype:
         return self.values.dtype
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all ids."""
-        starts, stops = self.bounds(slice(None))
-        return int(np.sum(stops - starts)) * self.dtype.itemsize
-
     def bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The places in `values` where the sequences of these rows begin and end, int64."""
         places = chosen(self.rows, rows)

@@ -77,7 +77,10 @@ def test_ids_may_be_text_images_boolean_and_further_columns_anything(path):
         (dict(images=np.array([SECRET] * 6, object)), "is not an .npz file of numbers and texts"),
         (dict(writer=np.arange(6.0)), "whole numbers or text, found float64"),
         (dict(writer=np.zeros((6, 1), int)), r"one client id per example, found int64\[1\]"),
-        (dict(writer=np.array([SECRET, "", "", "b", "c", "d"])), "a client id is empty"),
+        (
+            dict(writer=np.array([SECRET, "", "", "b", "c", "d"])),
+            "client ids, found an empty string",
+        ),
         ({key: value[:0] for key, value in GOOD.items()}, "has no examples"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder, Feature
+from jaxpfl.data.readers.tff_examples import DefectError, Feature, decode
 from tests.data.tff_files import entry, example, feature, message, varint
 
 SCHEMA = {
@@ -50,7 +50,6 @@ def check(columns, rows):
 
 @given(st.lists(VALUES, min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_round_trip_in_any_order_of_features(rows, random):
-    decoder = ExampleDecoder(SCHEMA)
     # One order for all, then one for each: the order is learnt, and must not be relied on.
     for shuffled_each in (False, True):
         names = random.sample(list(SCHEMA), len(SCHEMA))
@@ -59,30 +58,30 @@ def test_round_trip_in_any_order_of_features(rows, random):
             if shuffled_each:
                 names = random.sample(names, len(names))
             messages.append(example({name: row[name] for name in names}))
-        check(decoder.decode(messages), rows)
-        check(decoder.decode(messages[::-1]), rows[::-1])
+        check(decode(SCHEMA, messages), rows)
+        check(decode(SCHEMA, messages[::-1]), rows[::-1])
 
 
 def test_unknown_fields_and_parts_of_a_message_are_read_as_the_format_says():
     unknown = [message(15, b"later"), varint(8 * 13 + 5) + b"abcd", varint(8 * 12 + 1) + bytes(8)]
     entries = [entry(name, unknown[0] + feature(value)) for name, value in ROW.items()]
     parts = [b"".join(entries[:2]) + unknown[1], b"".join(entries[2:])]
-    check(ExampleDecoder(SCHEMA).decode([unknown[2].join(message(1, p) for p in parts)]), [ROW])
-    check(ExampleDecoder(SCHEMA).decode([]), [])
+    check(decode(SCHEMA, [unknown[2].join(message(1, p) for p in parts)]), [ROW])
+    check(decode(SCHEMA, []), [])
     one, two = (message(1, varint(value)) for value in ROW["long"])
     for split in (message(3, one) + message(3, two), message(3, one + two)):
-        check(ExampleDecoder(SCHEMA).decode([other("long", split)]), [ROW])
+        check(decode(SCHEMA, [other("long", split)]), [ROW])
 
 
 def test_a_message_of_millions_of_entries_is_refused_without_reading_them():
     """TRUST 8: two bytes are an entry."""
     hostile = message(1, b"\n\0" * 300_000)
     twice = message(1, entry("x", feature([1])) * 300_000)
-    decoder = ExampleDecoder({"x": Feature("int64")})
+    schema = {"x": Feature("int64")}
     tracemalloc.start()
     for content, expected in ((hostile, "not declared"), (twice, 'feature "x" twice')):
         with pytest.raises(DefectError, match=expected):
-            decoder.decode([content])
+            decode(schema, [content])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100_000
@@ -111,9 +110,8 @@ def test_damage_is_reported_or_changes_a_value_but_nothing_else_happens(data):
         "insert": whole[:at] + byte + whole[at:],
         "remove": whole[:at] + whole[at + 1 :],
     }[how]
-    decoder = ExampleDecoder(SCHEMA)
     try:
-        columns = decoder.decode([whole, damaged, whole])
+        columns = decode(SCHEMA, [whole, damaged, whole])
     except DefectError as error:
         assert error.index == 1
         assert "rosebud" not in error.reason
@@ -121,17 +119,16 @@ def test_damage_is_reported_or_changes_a_value_but_nothing_else_happens(data):
         for name, column in columns.items():
             assert len(column) == 3
             for row in (0, 2):
-                alone = ExampleDecoder(SCHEMA).decode([whole])[name]
+                alone = decode(SCHEMA, [whole])[name]
                 one = column[row]
                 assert one == alone[0] if name.startswith("a_name") else (one == alone[0]).all()
 
 
 def test_every_cut_is_refused():
     whole = example(ROW)
-    decoder = ExampleDecoder(SCHEMA)
     for length in range(len(whole)):
         with pytest.raises(DefectError) as caught:
-            decoder.decode([whole, whole[:length]])
+            decode(SCHEMA, [whole, whole[:length]])
         assert caught.value.index == 1
         assert caught.value.corrupt or length == 0
 
@@ -193,7 +190,7 @@ DEFECTS = {
 @pytest.mark.parametrize("damaged, reason", DEFECTS.values(), ids=DEFECTS)
 def test_defects_say_what_is_wrong_and_no_value(damaged, reason):
     with pytest.raises(DefectError) as caught:
-        ExampleDecoder(SCHEMA).decode([example(ROW)] * 3 + [damaged] + [example(ROW)])
+        decode(SCHEMA, [example(ROW)] * 3 + [damaged] + [example(ROW)])
     assert caught.value.index == 3
     assert reason in caught.value.reason
     assert "rosebud" not in caught.value.reason

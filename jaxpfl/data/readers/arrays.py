@@ -83,8 +83,6 @@ def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
         raise InputError(f"{what}: client ids must be whole numbers or text, found {ids.dtype}")
     names = text_array(ids.tolist()) if ids.dtype.kind == "U" else arrow(ids)
     clients = names.cast(pa.large_string()).dictionary_encode()
-    if "" in clients.dictionary.to_pylist():
-        raise InputError(f"{what}: a client id is empty, expected a non-empty one")
     if fault := fault_of_ids(clients.dictionary):
         raise InputError(f"{what}: expected text or whole numbers as client ids, found {fault}")
     return clients.indices.to_numpy(), clients.dictionary

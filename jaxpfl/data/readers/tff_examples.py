@@ -128,56 +128,49 @@ class DefectError(Exception):
         self.index, self.reason, self.corrupt = index, reason, corrupt
 
 
-class ExampleDecoder:
-    """Decodes batches of serialized tf.train.Example messages, all with these features."""
+def decode(features: Mapping[str, Feature], messages: Sequence[bytes]) -> dict[str, Column]:
+    """One column for each feature, in their order, of serialized tf.train.Example messages.
 
-    def __init__(self, features: Mapping[str, Feature]) -> None:
-        self._features = dict(features)
-        self._kinds = {name.encode(): feature.kind for name, feature in features.items()}
+    It is an array [messages, *shape] of the declared dtype, or large_string [messages].
+    """
+    kinds = {name.encode(): feature.kind for name, feature in features.items()}
+    payloads: dict[bytes, list[Any]] = {key: [] for key in kinds}
+    for index, content in enumerate(messages):
+        try:
+            entries = _EXAMPLE.FromString(content).features.entries
+        except message.DecodeError:
+            reason = "it is truncated, damaged or no tf.train.Example"
+            raise DefectError(index, reason, corrupt=True) from None
+        # Counted before they are read: a few bytes may hold millions of entries.
+        few = len(entries) == len(kinds)
+        values_of = {entry.key: entry.value for entry in entries} if few else {}
+        if not few or values_of.keys() != kinds.keys():
+            raise DefectError(index, _other_features(features, entries))
+        for key, kind in kinds.items():
+            if values_of[key].WhichOneof("kind") != kind:
+                actual = values_of[key].WhichOneof("kind") or "nothing"
+                reason = f'feature "{key.decode()}" holds {actual}, expected {kind}'
+                raise DefectError(index, reason)
+            values = getattr(values_of[key], kind).values
+            if len(values) != 1 and kind == _BYTES:
+                reason = f'feature "{key.decode()}" does not hold one byte string'
+                raise DefectError(index, reason)
+            payloads[key].append(values if kind == _INTEGERS else b"".join(values))
+    return {
+        name: _DECODE[feature.kind](name, feature, payloads[name.encode()])
+        for name, feature in features.items()
+    }
 
-    def decode(self, messages: Sequence[bytes]) -> dict[str, Column]:
-        """One column for each feature, in the schema's order.
 
-        It is an array [messages, *shape] of the declared dtype, or large_string [messages].
-        """
-        payloads: dict[bytes, list[Any]] = {key: [] for key in self._kinds}
-        for index, content in enumerate(messages):
-            try:
-                entries = _EXAMPLE.FromString(content).features.entries
-            except message.DecodeError:
-                reason = "it is truncated, damaged or no tf.train.Example"
-                raise DefectError(index, reason, corrupt=True) from None
-            # Counted before they are read: a few bytes may hold millions of entries.
-            if len(entries) != len(self._kinds):
-                raise DefectError(index, self._other_features(entries))
-            values_of = {entry.key: entry.value for entry in entries}
-            if values_of.keys() != self._kinds.keys():
-                raise DefectError(index, self._other_features(entries))
-            for key, kind in self._kinds.items():
-                if values_of[key].WhichOneof("kind") != kind:
-                    actual = values_of[key].WhichOneof("kind") or "nothing"
-                    reason = f'feature "{key.decode()}" holds {actual}, expected {kind}'
-                    raise DefectError(index, reason)
-                values = getattr(values_of[key], kind).values
-                if len(values) != 1 and kind == _BYTES:
-                    reason = f'feature "{key.decode()}" does not hold one byte string'
-                    raise DefectError(index, reason)
-                payloads[key].append(values if kind == _INTEGERS else b"".join(values))
-        return {
-            name: _DECODE[feature.kind](name, feature, payloads[name.encode()])
-            for name, feature in self._features.items()
-        }
-
-    def _other_features(self, entries: Any) -> str:
-        """The fault in a message's features; it quotes no name that the message itself gives."""
-        keys = [entry.key for entry in entries[: len(self._kinds) + 1]]
-        if set(keys) <= self._kinds.keys():
-            numbers = {name: keys.count(name.encode()) for name in self._features}
-            name = max(numbers, key=lambda name: (numbers[name] > 1, not numbers[name]))
-            twice = numbers[name] > 1
-            return f'it has feature "{name}" twice' if twice else f'it has no feature "{name}"'
-        declared = ", ".join(self._features)
-        return f"it has a feature that is not declared; declared are {declared}"
+def _other_features(features: Mapping[str, Feature], entries: Any) -> str:
+    """The fault in a message's features; it quotes no name that the message itself gives."""
+    keys = [entry.key for entry in entries[: len(features) + 1]]
+    if {*keys} <= {name.encode() for name in features}:
+        numbers = {name: keys.count(name.encode()) for name in features}
+        name = max(numbers, key=lambda name: (numbers[name] > 1, not numbers[name]))
+        twice = numbers[name] > 1
+        return f'it has feature "{name}" twice' if twice else f'it has no feature "{name}"'
+    return f"it has a feature that is not declared; declared are {', '.join(features)}"
 
 
 def _example_type() -> Any:

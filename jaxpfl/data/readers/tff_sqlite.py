@@ -27,7 +27,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from jaxpfl.data.readers.compressed import decoded
-from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder, Schema
+from jaxpfl.data.readers.tff_examples import DefectError, Schema, decode
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
@@ -77,7 +77,7 @@ def _batches(
     path: Path, connection: sqlite3.Connection, split: str, schema: Schema
 ) -> Iterator[Batch]:
     """The examples; at least one batch, the last one perhaps without any."""
-    decoder, size, before = ExampleDecoder(schema.features), 0, None
+    size, before = 0, None
     # The next batch: messages, the place of each, and the clients that were read completely, with
     # their numbers of examples.
     messages: list[bytes] = []
@@ -86,7 +86,7 @@ def _batches(
 
     def batch() -> Batch:
         try:
-            columns = schema.canonical(decoder.decode(messages))
+            columns = schema.canonical(decode(schema.features, messages))
         except DefectError as error:
             kind = CorruptFile if error.corrupt else InputError
             raise kind(f"{places[error.index]}: {error.reason}") from None
