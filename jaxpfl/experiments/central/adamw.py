@@ -73,8 +73,7 @@ class DecoderModelConfig(Checked):
         default_factory=lambda: Training(batch_size=32, learning_rate=0.003, weight_decay=0.1)
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         self.network(vocab_size=1, positions=self.sequence_length)
 
     def network(self, vocab_size: int, positions: int) -> DecoderConfig:
