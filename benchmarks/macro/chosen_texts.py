@@ -11,7 +11,7 @@ held-out people and pool, are runs of 20 words. Each arm gives as many texts of 
   nearest, all, mixture   random ones of the nearest corpus by FreD, of all corpora alike, and of
                           the best mixture by the release
   chosen                  `chosen_texts.choose`
-  descent                 its first form, see `descent`
+  descent                 its first form
   own                     the training clients' own texts: NOT PRIVATE, the ceiling; `used` tells
                           how many, where they have fewer
 
@@ -35,8 +35,7 @@ import numpy as np
 import tyro
 
 from benchmarks import harness
-from benchmarks.macro.descent import descend
-from jaxpfl.algorithms.chosen_texts import Evidence, choose
+from jaxpfl.algorithms.chosen_texts import Evidence, choose, descend
 from jaxpfl.algorithms.chosen_texts.choice import systematic_sample
 from jaxpfl.algorithms.chosen_texts.matching import capped_softmax, weighted_moments
 from jaxpfl.algorithms.frechet import Reference, moments

@@ -6,8 +6,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from benchmarks.macro.descent import descend
-from jaxpfl.algorithms.chosen_texts import Evidence, choose
+from jaxpfl.algorithms.chosen_texts import Evidence, choose, descend
 from jaxpfl.algorithms.chosen_texts import choice as choice_module
 from jaxpfl.algorithms.chosen_texts.choice import _halves, systematic_sample
 from jaxpfl.algorithms.chosen_texts.matching import MomentMatching, capped_softmax, weighted_moments
