@@ -26,23 +26,31 @@ PositiveFraction = Annotated[float, checks.positive_fraction]
 class Checked:
     """Base of frozen dataclasses: `InputError` names a field whose value its type excludes.
 
-    For a section of a config, `experiments.config.reader` puts the section's name in front.
+    For a section of a config, `experiments.config.reader` puts the section's name in front. Numbers
+    become Python's own: those of NumPy could not be written as JSON, and narrow ones overflow.
     """
 
     def __post_init__(self) -> None:
-        for name, check, of_each in _checks(type(self)):
+        for name, check, of_each, optional in _checks(type(self)):
             value = getattr(self, name)
-            for element in value if of_each and isinstance(value, tuple | list) else (value,):
-                if element is not None:
+            if of_each and isinstance(value, tuple | list):
+                for element in value:
                     check(name, element)
+            elif not (value is None and optional):
+                object.__setattr__(self, name, check(name, value))
+        self.check_fields()
+
+    def check_fields(self) -> None:
+        """Refuses values that do not go together; each is one that its type allows."""
 
 
 @cache
-def _checks(kind: type) -> tuple[tuple[str, Any, bool], ...]:
-    """For each field its checks, and whether they are for the elements of a tuple."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    pairs = ((name, *check) for name, hint in hints.items() for check in _of_hint(hint))
-    return tuple(dict.fromkeys(pairs))
+def _checks(kind: type) -> tuple[tuple[str, Any, bool, bool], ...]:
+    """For each field its checks, whether these are of a tuple's elements, and allow None."""
+    hints = typing.get_type_hints(kind, include_extras=True).items()
+    optional = {name: type(None) in typing.get_args(hint) for name, hint in hints}
+    checks_of = ((name, *check, optional[name]) for name, hint in hints for check in _of_hint(hint))
+    return tuple(dict.fromkeys(checks_of))
 
 
 def _of_hint(hint: Any, of_each: bool = False) -> Iterator[tuple[Any, bool]]:

@@ -30,6 +30,7 @@ private evolution (Lin et al. 2024).
 
 import dataclasses
 import hashlib
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -73,10 +74,8 @@ class Scorer(Checked):
     noise: Literal["projected", "every_score"] = "projected"
     max_texts: PositiveInt = 64
     execution: Execution = dataclasses.field(default_factory=Execution)
-    query: Query = dataclasses.field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if self.plan.unit != "client":
             raise InputError(
                 "the plan of scores must have the unit 'client', because scores protect each "
@@ -89,8 +88,6 @@ class Scorer(Checked):
             )
         if self.plan.clip.adaptive is not None:
             raise InputError("the plan of scores must not clip adaptively: they have one clip norm")
-        # Made once: a release asks for the very object that the algorithm states.
-        object.__setattr__(self, "query", self._query())
 
     @property
     def rounds(self) -> int:
@@ -133,7 +130,9 @@ class Scorer(Checked):
             return prompts * responses * dimension, prompts * responses
         return dimension * (dimension + 1) // 2, dimension
 
-    def _query(self) -> Query:
+    @cached_property
+    def query(self) -> Query:
+        """Made once: a release asks for the very object that the algorithm states."""
         by_text = self.kind == "nn_histogram"
         most, chunk = (self.max_texts, 4) if by_text else (1, 64)
         execution = self.execution

@@ -29,6 +29,7 @@ from scipy import optimize
 
 from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm, releaser_of, run_rounds
+from jaxpfl.checked import Checked, OpenFraction, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population, one_per_example
 from jaxpfl.errors import InputError
@@ -45,7 +46,7 @@ TWENTIETHS = tuple(i / 20 for i in range(21))
 
 
 @dataclasses.dataclass(frozen=True)
-class MetricsPlan:
+class MetricsPlan(Checked):
     """The settings of one release of metrics; every field is public.
 
     Attributes:
@@ -63,23 +64,20 @@ class MetricsPlan:
 
     release: Plan
     edges: tuple[float, ...] = TWENTIETHS
-    histogram_share: float = 0.5
-    max_examples: int = 1024
+    histogram_share: OpenFraction = 0.5
+    max_examples: PositiveInt = 1024
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         checks.instance("release", self.release, Plan, "a Plan")
         population = self.release.population
         terms = self.release.rounds, self.release.clip, self.release.participation
         if terms != (1, Clip(1.0), Poisson(population, population)):
             raise InputError("release must be one round of everyone with clip norm 1")
-        most = checks.positive_int("max_examples", self.max_examples)
-        object.__setattr__(self, "max_examples", most)
         edges = tuple(checks.real("edges", edge) for edge in self.edges)
         rising = all(low < high for low, high in zip(edges, edges[1:], strict=False))
         if len(edges) < 2 or edges[0] != 0 or edges[-1] != 1 or not rising:
             raise InputError(f"edges must increase from 0 to 1, found {list(edges)}")
         object.__setattr__(self, "edges", edges)
-        checks.open_fraction("histogram_share", self.histogram_share)
 
     @classmethod
     def calibrated(cls, epsilon: float, delta: float, population: int, **settings: Any) -> Self:

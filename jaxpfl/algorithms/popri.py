@@ -85,8 +85,7 @@ class PopriSettings(Checked):
     optimizer: Literal["fresh", "carried"] = "fresh"
     lora: LoRA = field(default_factory=LoRA)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if self.preference.loss == "grpo":
             if self.responses < 2:
                 raise InputError("responses must be at least 2 with the loss 'grpo', found 1")

@@ -73,8 +73,7 @@ class EvolutionSettings(Checked):
     variations: PositiveInt = 3
     max_bytes: PositiveInt = 4_096
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if self.form == "aug_pe" and self.population % (1 + self.variations):
             raise InputError(
                 f"population must be a multiple of 1 + variations = {1 + self.variations} in "

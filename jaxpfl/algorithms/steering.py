@@ -59,8 +59,7 @@ class SteeringSettings(Checked):
     layers: tuple[PositiveFraction, ...] = (0.75,)
     strength: NonNegative = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if not self.layers:
             raise InputError("layers must name at least one layer, found none")
 

@@ -32,9 +32,6 @@ far fewer observations at a large delta than at a small one.
 | with a secure sum         | the same                                                          |
 | any release without noise | 1                                                                 |
 
-The coarse grid makes the bounds weaker by some thousandths and never invalid. It is for audits;
-`privacy.accounting` computes a run's stated epsilon.
-
 The coarse grid makes the bounds weaker by some thousandths and never invalid;
 `privacy.accounting` computes a run's stated epsilon.
 """

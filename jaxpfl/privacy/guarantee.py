@@ -53,8 +53,7 @@ class Guarantee(Checked):
     adjacency: Adjacency = "add_or_remove_one"
     accountant: Accountant = "pld"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if self.private:
             checks.open_fraction("delta", self.delta)
 

@@ -28,6 +28,7 @@ import dp_accounting
 import numpy as np
 
 from jaxpfl import checks
+from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.events import Adjacency
 
@@ -35,19 +36,16 @@ Sampling = Literal["poisson", "fixed", "cyclic"]
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfClients:
+class _OfClients(Checked):
     """The population N and the planned clients per round n: the fields of all three kinds."""
 
     sampling: ClassVar[Sampling]
     adjacency: ClassVar[Adjacency] = "add_or_remove_one"
 
-    population: int
-    clients_per_round: int
+    population: PositiveInt
+    clients_per_round: PositiveInt
 
-    def __post_init__(self) -> None:
-        for name in ("population", "clients_per_round"):
-            # Not a numpy number, which could not be written as JSON.
-            object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
+    def check_fields(self) -> None:
         if self.clients_per_round > self.population:
             raise InputError(
                 f"clients_per_round = {self.clients_per_round} exceeds the population of "

@@ -18,6 +18,7 @@ import dp_accounting
 import numpy as np
 
 from jaxpfl import checks
+from jaxpfl.checked import Checked, NonNegative, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, events, participation
 from jaxpfl.privacy.accounting import Accountant
@@ -29,7 +30,7 @@ from jaxpfl.privacy.simulated import LargerPopulation, both_statements
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(Checked):
     """All settings of `rounds` private sums that decide their cost; every field is public.
 
     Attributes:
@@ -49,29 +50,23 @@ class Plan:
       InputError: a field has a wrong type, is out of range or contradicts another field.
     """
 
-    rounds: int
+    rounds: PositiveInt
     clip: Clip
     noise: Noise | None
     participation: Participation
-    delta: float
+    delta: NonNegative
     unit: Unit = "client"
     accountant: Accountant | None = None
     allow_large_delta: str | None = None
     simulates: LargerPopulation | None = None
     unchecked: bool = False
 
-    def __post_init__(self) -> None:
-        # Not numpy numbers, which could not be written as JSON.
-        object.__setattr__(self, "rounds", checks.positive_int("rounds", self.rounds))
-        object.__setattr__(self, "delta", checks.non_negative("delta", self.delta))
+    def check_fields(self) -> None:
         checks.instance("clip", self.clip, Clip, "a Clip")
         kinds, hint = Participation, "Poisson, FixedSize or Cyclic"
         checks.instance("participation", self.participation, kinds, hint)  # pyright: ignore
-        if self.accountant is not None:
-            checks.one_of("accountant", self.accountant, tuple(accounting.ACCOUNTANTS))
         if self.clip.adaptive is not None and self.sampling == "cyclic":
             raise InputError("sampling = 'cyclic' needs a constant clip norm: no adaptive_clip")
-        checks.one_of("unit", self.unit, ("client", "example"))
         if self.unit == "example" and self.sampling != "poisson":
             raise InputError(
                 "unit = 'example' needs sampling = 'poisson', where each example takes part by "

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 import dp_accounting
 import numpy as np
 
-from jaxpfl import checks
+from jaxpfl.checked import Checked, NonNegativeInt, Positive, PositiveInt
 from jaxpfl.errors import InputError
 
 _LARGEST_DEVIATION = 2**16
@@ -37,7 +37,7 @@ _LARGEST_DEVIATION = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
-class SecureSum:
+class SecureSum(Checked):
     """The arithmetic of one secure sum, all of it public.
 
     Attributes:
@@ -56,20 +56,15 @@ class SecureSum:
       InputError: a value is out of range.
     """
 
-    clients: int
-    clip_norm: float
-    noise_multiplier: float
-    dropouts: int = 0
-    bits: int = 32
-    deviation: int = 1024
+    clients: PositiveInt
+    clip_norm: Positive
+    noise_multiplier: Positive
+    dropouts: NonNegativeInt = 0
+    bits: PositiveInt = 32
+    deviation: PositiveInt = 1024
 
-    def __post_init__(self) -> None:
-        # Stored as Python's numbers: numpy's narrow ones would round or overflow below.
-        for name in ("clients", "bits", "deviation"):
-            object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
-        for name in ("clip_norm", "noise_multiplier"):
-            object.__setattr__(self, name, checks.positive(name, getattr(self, name)))
-        if not 0 <= checks.non_negative_int("dropouts", self.dropouts) < self.clients / 2:
+    def check_fields(self) -> None:
+        if not self.dropouts < self.clients / 2:
             raise InputError(
                 f"dropouts must be fewer than half of the {self.clients} clients, found "
                 f"{self.dropouts}"

@@ -15,7 +15,7 @@ Reference: Augenstein et al. 2020, "Privacy at scale".
 
 import dataclasses
 
-from jaxpfl import checks
+from jaxpfl.checked import Checked, OpenFraction, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.clipping import AdaptiveClip
 from jaxpfl.privacy.participation import Participation
@@ -30,7 +30,7 @@ def both_statements(larger: str, here: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class LargerPopulation:
+class LargerPopulation(Checked):
     """The larger population that a simulation's noise is scaled for; public.
 
     As the section `simulated` of a config: `privacy.epsilon`, or `privacy.noise_multiplier`, and
@@ -43,15 +43,9 @@ class LargerPopulation:
       delta: of the larger population's guarantee, below 1 / N.
     """
 
-    population: int
-    clients_per_round: int
-    delta: float
-
-    def __post_init__(self) -> None:
-        for name in ("population", "clients_per_round"):
-            value = checks.positive_int(f"simulated.{name}", getattr(self, name))
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "delta", checks.open_fraction("simulated.delta", self.delta))
+    population: PositiveInt
+    clients_per_round: PositiveInt
+    delta: OpenFraction
 
     def label(self, clients_per_round: int) -> str:
         """Says that the noise of `clients_per_round` clients simulates this population's."""

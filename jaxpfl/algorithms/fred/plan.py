@@ -17,6 +17,7 @@ import math
 from typing import Any, Self
 
 from jaxpfl import checks
+from jaxpfl.checked import Checked, Positive, PositiveInt
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.moments import ClientMoment, Moment
@@ -35,7 +36,7 @@ _SHARES, _SHARES_WITHOUT_COUNT = (0.004, 0.498, 0.498), (0.0, 0.5, 0.5)
 
 
 @dataclasses.dataclass(frozen=True)
-class FredPlan:
+class FredPlan(Checked):
     """The settings of one private query of the moments; every field is public.
 
     Plans are made by `calibrated` and `without_privacy`.
@@ -59,22 +60,18 @@ class FredPlan:
 
     multipliers: tuple[float, ...]
     delta: float
-    clip_norm: float = 1.0
+    clip_norm: Positive = 1.0
     unit: Unit = "client"
-    max_examples: int = 64
-    population: int | None = None
+    max_examples: PositiveInt = 64
+    population: PositiveInt | None = None
     noise: NoiseKind = "independent"
     private: bool = True
     stated: float | None = None
     simulates: LargerPopulation | None = None
 
-    def __post_init__(self) -> None:
-        if not 1e-6 <= checks.positive("clip_norm", self.clip_norm) <= 1e6:
+    def check_fields(self) -> None:
+        if not 1e-6 <= self.clip_norm <= 1e6:
             raise InputError(f"clip_norm must lie in [1e-6, 1e6], found {self.clip_norm:g}")
-        checks.one_of("unit", self.unit, ("client", "example"))
-        checks.positive_int("max_examples", self.max_examples)
-        if self.population is not None:
-            checks.positive_int("population", self.population)
         if not self.private:
             if any(self.multipliers):
                 raise InputError(

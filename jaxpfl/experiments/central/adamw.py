@@ -4,7 +4,7 @@ AdamW: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"; with
 it is Adam. As usual, weight decay acts on kernels only, not on biases, norms and embeddings.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -69,12 +69,9 @@ class DecoderModelConfig(Checked):
     inner_size: int = 512
     sequence_length: PositiveInt = 128
     corpora: tuple[str, ...] | None = None
-    pretraining: Training = field(
-        default_factory=lambda: Training(batch_size=32, learning_rate=0.003, weight_decay=0.1)
-    )
+    pretraining: Training = Training(batch_size=32, learning_rate=0.003, weight_decay=0.1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         self.network(vocab_size=1, positions=self.sequence_length)
 
     def network(self, vocab_size: int, positions: int) -> DecoderConfig:

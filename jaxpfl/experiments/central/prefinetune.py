@@ -13,7 +13,6 @@ epoch is one dispatch of `training.run`.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +30,7 @@ from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.training import Columns, Fitted, TrainState
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
 from jaxpfl.models.base import Model, summarise
+from jaxpfl.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,9 @@ def prefinetune(
     settings: PrefinetuneConfig,
     *,
     seed: int,
-    callback: Callable[[int, float], None] = lambda done, loss: None,
+    progress: bool = False,
 ) -> Fitted:
     """Trains `model` from the parameters `start` on a public corpus; deterministic in `seed`.
-
-    After each epoch, `callback` is called with the number of epochs so far, of
-    `trials` + `epochs` - 1, and the least validation loss so far.
 
     Returns:
       Parameters, and a record with "learning_rate", "best_epoch", "valid_loss", "trials" (learning
@@ -103,27 +100,30 @@ def prefinetune(
         if better:
             best, best_loss, best_epoch = jax.tree.map(jnp.copy, state.params), valid_loss, number
         done += 1
-        callback(done, best_loss)
+        bar.update(done, {"public loss": f"{best_loss:.4g}"})
         return state, {"train_loss": float(mean), "valid_loss": valid_loss}, better
 
     trials, chosen = [], None
-    for rate in learning_rates(settings, seed):
-        first = training.start(start, descent, 1, device)
-        first.moments.hyperparams["learning_rate"] = place(np.float32(rate))
-        state, losses, better = epoch(first, 1)
-        trials.append({"learning_rate": rate, "valid_loss": losses["valid_loss"]})
-        if better:
-            chosen = state, rate, [losses]
-    if chosen is None:
-        low, high = settings.learning_rates
-        raise InputError(
-            f"prefinetune: no learning rate in [{low:g}, {high:g}] gave a finite loss on "
-            f"candidate {corpus.name!r}; choose lower ones"
-        )
-    state, rate, epochs = chosen
-    for number in range(2, settings.epochs + 1):
-        state, losses, _ = epoch(state, number)
-        epochs.append(losses)
+    # An epoch of each trial, and the others of the chosen one.
+    total, title = settings.trials + settings.epochs - 1, f"prefinetune on {corpus.name}"
+    with Progress(title, total=total, progress=progress, step="epoch") as bar:
+        for rate in learning_rates(settings, seed):
+            first = training.start(start, descent, 1, device)
+            first.moments.hyperparams["learning_rate"] = place(np.float32(rate))
+            state, losses, better = epoch(first, 1)
+            trials.append({"learning_rate": rate, "valid_loss": losses["valid_loss"]})
+            if better:
+                chosen = state, rate, [losses]
+        if chosen is None:
+            low, high = settings.learning_rates
+            raise InputError(
+                f"prefinetune: no learning rate in [{low:g}, {high:g}] gave a finite loss on "
+                f"candidate {corpus.name!r}; choose lower ones"
+            )
+        state, rate, epochs = chosen
+        for number in range(2, settings.epochs + 1):
+            state, losses, _ = epoch(state, number)
+            epochs.append(losses)
     record = {
         "learning_rate": rate,
         "best_epoch": best_epoch,

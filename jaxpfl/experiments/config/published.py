@@ -65,8 +65,7 @@ class PublishedModelConfig(PublishedWeights):
     adapters: str | None = None
     is_decoder: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if "" in (self.path, self.adapters):
             name = "adapters" if self.path else "path"
             raise InputError(f"{name} must name a folder, found ''")
@@ -95,8 +94,7 @@ class RemoteGeneratorConfig(Checked):
     api: str
     model: str
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if not _ADDRESS.fullmatch(self.api):
             # A password in it is not shown.
             raise InputError("api must be http[s]://HOST[:PORT]/PATH, found another form")

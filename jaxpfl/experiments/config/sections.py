@@ -40,8 +40,7 @@ class SplitConfig(Checked):
     test: NonNegative = 0.1
     public: NonNegative = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         total = self.train + self.valid + self.test + self.public
         if total > 1 + 1e-9:
             raise InputError(f"data.split must sum to 1, or to less, found {total:g}")
@@ -75,8 +74,7 @@ class DataConfig(Checked):
     split: SplitConfig = SplitConfig()
     split_seed: NonNegativeInt = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         try:
             re.compile(self.remove or "")
         except (re.error, OverflowError, RecursionError) as error:
@@ -152,8 +150,7 @@ class PrivacyConfig(Checked):
     ledger: str | None = None
     budget_epsilon: Positive | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         given = [n for n in ("epsilon", "noise_multiplier") if getattr(self, n) is not None]
         if not self.private:
             if given or self.delta is not None or self.budget_epsilon is not None:
@@ -269,8 +266,7 @@ class TrainingConfig(Checked):
     chunk: PositiveInt | None = None
     model_devices: PositiveInt = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         name = self.algorithm.name
         if name == "scaffold" and self.client.name != "sgd":
             raise InputError(
@@ -304,8 +300,7 @@ class EvaluationConfig(Checked):
     sentences: NonNegativeInt = 5
     source: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if self.source is not None and not self.declared_public:
             raise InputError(
                 "evaluation.source must be public: state so by evaluation.declared_public: true"
@@ -372,8 +367,7 @@ class PrefinetuneConfig(Checked):
     learning_rates: tuple[Positive, Positive] = (0.03, 1.0)
     other_candidates: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if not 1 <= round(self.valid * self.examples) < self.examples:
             raise InputError(
                 f"prefinetune.valid = {self.valid:g} of prefinetune.examples = {self.examples} "

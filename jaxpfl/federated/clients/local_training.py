@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpfl import checks
+from jaxpfl.checked import Checked, NonNegative
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch, PyTree, of_one_client
 from jaxpfl.federated.mesh import shardings
@@ -41,13 +41,10 @@ class OfModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Proximal:
+class Proximal(Checked):
     """FedProx's penalty, `mu / 2 ||params - broadcast||^2` (Li et al. 2020, Algorithm 2)."""
 
-    mu: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mu", checks.non_negative("mu", self.mu))
+    mu: NonNegative
 
     def __call__(self, params: PyTree, broadcast: PyTree) -> jax.Array:
         apart = jax.tree.map(jnp.subtract, params, broadcast)

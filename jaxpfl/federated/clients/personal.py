@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxpfl import checks
+from jaxpfl.checked import Checked, Fraction, NonNegative, NonNegativeInt
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch, Examples, PyTree, Stateful, contribution
 from jaxpfl.federated.clients.local_training import LocalTraining, OfModel, gradient
@@ -74,7 +74,7 @@ class _WithOwnModel(LocalTraining):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ditto(_WithOwnModel):
+class Ditto(Checked, _WithOwnModel):
     """A model v of the client's own, which is pulled to the shared one.
 
     Source: Li, Hu, Beirami, Smith 2021, "Ditto: Fair and Robust Federated Learning Through
@@ -82,10 +82,7 @@ class Ditto(_WithOwnModel):
     where w is the broadcast.
     """
 
-    pull: float = 0.1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pull", checks.non_negative("pull", self.pull))
+    pull: NonNegative = 0.1
 
     def own_model(self, params: PyTree, own: PyTree) -> PyTree:
         """v."""
@@ -96,7 +93,7 @@ class Ditto(_WithOwnModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class APFL(_WithOwnModel):
+class APFL(Checked, _WithOwnModel):
     """A mixture of a model v of the client's own and the shared one w: mix v + (1 - mix) w.
 
     Source: Deng, Kamani, Mahdavi 2020, "Adaptive Personalized Federated Learning", Algorithm 1,
@@ -104,10 +101,7 @@ class APFL(_WithOwnModel):
     as it is trained on this client.
     """
 
-    mix: float = 0.5
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mix", checks.fraction("mix", self.mix))
+    mix: Fraction = 0.5
 
     def own_model(self, params: PyTree, own: PyTree) -> PyTree:
         """The mixture."""
@@ -133,7 +127,7 @@ class Passing(OfModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class PersonalParts(Passing):
+class PersonalParts(Checked, Passing):
     """A part of the parameters that stays with the client, such as a head; the rest is shared.
 
     Source: Arivazhagan, Aggarwal, Singh, Choudhary 2019, "Federated Learning with Personalization
@@ -154,10 +148,7 @@ class PersonalParts(Passing):
 
     optimizer: optax.GradientTransformation
     own: str
-    first: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "first", checks.non_negative_int("first", self.first))
+    first: NonNegativeInt = 0
 
     def client_state(self, params: PyTree) -> PyTree:
         """The own part of a client that was never asked."""

@@ -56,8 +56,7 @@ class FredConfig(Checked):
     max_examples: PositiveInt = 16
     max_candidate_examples: PositiveInt = 20_000
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         with named("fred.cut"):
             Cut.without_model(self.cut)
         if self.mode == "paper" and (self.unit == "client" or self.epsilon is None):

@@ -47,7 +47,6 @@ from jaxpfl.experiments.systems.federated_training.study import FRED, VOCABULARY
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate
 from jaxpfl.federated.hosts.shared_rounds import Asked
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
-from jaxpfl.progress import Progress
 from jaxpfl.text.columns import texts_of
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.generation.language_model import sentences_of
@@ -229,15 +228,8 @@ class FederatedTraining:
             else:
                 shares = candidates.shares[name]
                 corpus = candidates.corpus(name, settings, *reads)
-            # An epoch of each trial, and the others of the chosen one.
-            epochs = settings.trials + settings.epochs - 1
-            how: Any = {"progress": self.workspace.progress, "step": "epoch"}
-            with Progress(f"prefinetune on {name}", total=epochs, **how) as bar:
-
-                def shown(epoch: int, loss: float) -> None:
-                    bar.update(epoch, {"public loss": f"{loss:.4g}"})
-
-                fitted = prefinetune(model, start, corpus, settings, seed=seed, callback=shown)
+            how: Any = {"seed": seed, "progress": self.workspace.progress}
+            fitted = prefinetune(model, start, corpus, settings, **how)
             record = {
                 "candidate": name,
                 "shares": dict(shares),

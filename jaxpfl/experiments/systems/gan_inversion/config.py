@@ -58,8 +58,7 @@ class SelectionConfig(Checked):
     at_least: PositiveInt = 5
     epsilon: Positive | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if not 0 < self.low <= self.high < 100:
             raise InputError(
                 "selection.low and selection.high must be percentiles with 0 < low <= high < 100, "
@@ -98,8 +97,7 @@ class GanInversionConfig(Checked):
 
     metrics: ClassVar[set[str]] = {"inverted_share", "classifier_score", "epsilon"}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if self.data.public != sections.PUBLIC_PART or not self.data.split.public:
             raise InputError(
                 f"data.public must be {sections.PUBLIC_PART!r} with a positive data.split.public: "

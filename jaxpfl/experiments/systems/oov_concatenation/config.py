@@ -52,8 +52,7 @@ class ConcatenationConfig(Checked):
 
     probabilities: tuple[NonNegative, ...] = (0.0, 0.01, 0.1, 1.0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         # Worlds are named by their probabilities.
         different = {f"{share:g}" for share in self.probabilities if share <= 1}
         if not different or len(different) != len(self.probabilities):
