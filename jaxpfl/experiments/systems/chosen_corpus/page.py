@@ -18,7 +18,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
         for row in record["corpora"]
     ]
     columns = ("public corpus", "texts", "chosen", "terms of use")
-    repeated = f"{record['repeated']:,} texts were empty, or in the pool before, and left out."
+    repeated = chosen.of_repeats(record["repeated"])
     text = " ".join([*chosen.lines(choice), _made(record), repeated])
     examples = Table(("text",), [(text,) for text in choice["examples"]], style="sentences")
     return Page(
