@@ -200,7 +200,7 @@ def arms(
 
     def sampled(weights_N: Any) -> np.ndarray:
         weights_N = capped_softmax(np.log(np.maximum(weights_N, 1e-12 / len(names_N))), cap)
-        return systematic_sample(weights_N, texts, generator)
+        return systematic_sample(weights_N, names_N, texts, generator)
 
     nearest = score(released, corpora)[0].name
     about = {"kappa": choice.kappa, "effective": choice.effective_size, "shares": choice.shares}

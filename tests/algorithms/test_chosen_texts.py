@@ -126,14 +126,21 @@ def test_a_capped_softmax_is_that_of_a_bisection():
 
 
 def test_a_text_is_drawn_with_the_probability_of_its_weight():
-    """Without repetition, always as many; the largest weights are always among them."""
+    """Without repetition, always as many; the largest weights are always among them.
+
+    Of each corpus as many are drawn as its weight says, to within one.
+    """
+    corpora = np.random.default_rng(9).choice(["a", "bb", "c"], 60, p=[0.2, 0.3, 0.5])
     weights = capped_softmax(2 * np.random.default_rng(4).normal(size=60), 1 / 20)
     generator = np.random.default_rng(5)
     draws = 4000
     counts = np.zeros(60)
     for _ in range(draws):
-        rows = systematic_sample(weights, 20, generator)
+        rows = systematic_sample(weights, corpora, 20, generator)
         assert len(set(rows.tolist())) == 20
+        for corpus in ("a", "bb", "c"):
+            share = 20 * weights[corpora == corpus].sum()
+            assert abs(np.sum(corpora[rows] == corpus) - share) < 1
         counts[rows] += 1
     expected = 20 * weights
     error = np.abs(counts / draws - expected)

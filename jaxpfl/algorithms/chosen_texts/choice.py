@@ -11,7 +11,7 @@
    and the other scores them as corpora (`fred.scores.unbiased`). Of the kappas that are nearer than
    the mixture by two standard errors, the nearest is taken; if there is none, the mixture.
 4. Base and weights are fitted anew to the whole release. Texts are drawn by systematic sampling:
-   text i is among them with probability texts x w_i.
+   text i is among them with probability texts x w_i, and of each corpus as many as its weight says.
 
 A small kappa follows the release closely, by few texts; with a large one the base remains. The
 list ends where an unreachable target would be bought with the pool's last near texts.
@@ -129,7 +129,7 @@ def choose(
     if nearest != _MIXTURE:
         kappa, problem = float(nearest), MomentMatching(evidence, _base(mixture_N), cap)
         weights_N = problem.solve(kappa, start).weights_N
-    rows_M = systematic_sample(weights_N, texts, generator)
+    rows_M = systematic_sample(weights_N, names_N, texts, generator)
     drawn_N = np.bincount(rows_M, minlength=len(names_N)) / texts
     shares = {str(name): float(weights_N[names_N == name].sum()) for name in np.unique(names_N)}
     final = {_MIXTURE: _capped(mixture_N, cap), "chosen": weights_N, "drawn": drawn_N}
@@ -147,14 +147,15 @@ def choose(
 
 
 def systematic_sample(
-    weights_N: np.ndarray, texts: int, generator: np.random.Generator
+    weights_N: np.ndarray, corpora_N: np.ndarray, texts: int, generator: np.random.Generator
 ) -> np.ndarray:
     """Draws rows without repetition, row i with probability texts x w_i (all below 1); ascending.
 
-    The rows lie on a line in random order, row i with length texts x w_i, and a comb with teeth at
-    distance 1 and a random offset takes those it meets (Madow 1949).
+    The rows lie on a line, row i with length texts x w_i, and a comb with teeth at distance 1 and a
+    random offset takes those it meets (Madow 1949). Corpora lie one after another, and the rows of
+    each in random order: so many are drawn of a corpus as its weight says, to within one.
     """
-    order_N = generator.permutation(len(weights_N))
+    order_N = np.lexsort((generator.random(len(weights_N)), corpora_N))
     ends_N = np.cumsum(weights_N[order_N]) * texts
     teeth_N = np.floor(ends_N / ends_N[-1] * texts + generator.random())
     return np.sort(order_N[np.diff(teeth_N, prepend=0) > 0])
