@@ -87,8 +87,8 @@ class TextStudy:
         self.config, self.plan, self.workspace = study.config, study.plan, workspace
         self.sends, self.directory = study.sends, workspace.directory
         self.models = StudyModels(self.config, workspace.progress, workspace.others)
-        parts = (study.clients, study.held_out["valid"], study.held_out["test"])
-        self.clients, self.valid, self.test = map(self.models.cut.population, parts)
+        self.uncut = (study.clients, study.held_out["valid"], study.held_out["test"])
+        self.clients, self.valid, self.test = map(self.models.cut.population, self.uncut)
 
     def public_record(self) -> dict[str, Any]:
         train = {"public": self._public, CENTRAL: self._central, FED_AVG: self._fed_avg}
@@ -265,12 +265,15 @@ class TextStudy:
         if not number:
             return
         published = {OURS: texts[:number], "the untuned generator": untuned[:number]}
-        result = leakage(published, self.clients, self.test)
+        cut = self.models.cut
+        clients, _, test = map(cut.joined, self.uncut)
+        result = leakage(published, clients, test)
         source, stamp = self.config.data.source, self.workspace.stamp
         held_out = self.config.evaluation.source or source
         sides = f"training clients of {source}", f"test clients of {held_out}"
         dealt = self.config.evaluation.source is None
-        write_leakage(self.directory, self.config.method, sides, result, stamp, dealt=dealt)
+        named = self.config.method, sides
+        write_leakage(self.directory, *named, result, stamp, cut=cut, dealt=dealt)
 
     def _unigram(self, tokens: np.ndarray) -> list[dict[str, Any]]:
         texts, size = self._first(self.valid), self.models.tokeniser.vocab_size
