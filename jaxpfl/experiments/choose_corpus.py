@@ -143,7 +143,7 @@ def choose_corpus(
         if choose is not None:
             embeddings = {name: embeddings_of(corpus) for name, corpus in distinct.items()}
             choice = text_pool.choose_from(released, embeddings, choose, progress=progress)
-            text_pool.write(file, choice, pool, distinct)
+            text_pool.write(file, {"": choice}, pool, distinct)
             choice = {**chosen.record_of(choice, None), "file": str(file), "repeated": repeated}
             cautions += chosen.cautions(choice)
         record = files.jsonable(

@@ -19,7 +19,7 @@ from typing import Any, Self
 from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.moments import ClientMoment, Moment
+from jaxpfl.federated.clients.moments import ClientMoment, LabelledMoment, Moment
 from jaxpfl.privacy import calibration, gaussian
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
@@ -32,6 +32,8 @@ _MOMENTS: tuple[Moment, ...] = ("count", "sum", "second")
 # The shares of mu^2 of count, mean and covariance. With the small one, the error of the count is a
 # few hundred units; a population that is declared public needs no count.
 _SHARES, _SHARES_WITHOUT_COUNT = (0.004, 0.498, 0.498), (0.0, 0.5, 0.5)
+# A label may have few units, of which the count must tell.
+_SHARES_OF_LABELS = (0.04, 0.48, 0.48)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,10 @@ class FredPlan:
         client. Where the unit is the example all examples are used: with a cap, removing one
         example would let another one in, which doubles the sensitivity.
       population: the number of units, if it is declared public; else None.
+      labels: of how many labels, a PUBLIC list, the moments are released, each for its own examples
+        (`LabelledMoment`). A unit's contribution to all of them is one vector, whose sensitivities
+        are those of one label: the labels have one release and no further noise. How many units
+        each has, a client counting by the share of its examples, is private and released.
       noise: "independent" or, where the unit is the client, "exact" (`privacy.exact_noise`).
       private: False only for plans made by `without_privacy`.
       stated: the epsilon that the paper states for a plan of `as_printed`; None for other plans.
@@ -63,6 +69,7 @@ class FredPlan:
     unit: Unit = "client"
     max_examples: int = 64
     population: int | None = None
+    labels: int = 1
     noise: NoiseKind = "independent"
     private: bool = True
     stated: float | None = None
@@ -75,6 +82,8 @@ class FredPlan:
         checks.positive_int("max_examples", self.max_examples)
         if self.population is not None:
             checks.positive_int("population", self.population)
+        if checks.positive_int("labels", self.labels) > 1 and self.population is not None:
+            raise InputError("population must be None with labels, whose counts are released")
         if not self.private:
             if any(self.multipliers):
                 raise InputError(
@@ -106,6 +115,7 @@ class FredPlan:
         delta: float,
         unit: Unit = "client",
         population: int | None = None,
+        labels: int = 1,
         **settings: Any,
     ) -> Self:
         """Returns the plan with the least noise that is (epsilon, delta)-private.
@@ -124,12 +134,14 @@ class FredPlan:
         total = calibration.smallest_multiplier(
             lambda z: gaussian.on_everyone([z], delta, unit), epsilon
         )
-        shares = _SHARES if population is None else _SHARES_WITHOUT_COUNT
+        shares = _SHARES_OF_LABELS if labels > 1 else _SHARES
+        shares = shares if population is None else _SHARES_WITHOUT_COUNT
         return cls(
             multipliers=tuple(total / math.sqrt(s) if s else math.inf for s in shares),
             delta=delta,
             unit=unit,
             population=population,
+            labels=labels,
             **settings,
         )
 
@@ -193,9 +205,10 @@ class FredPlan:
         replaced = dataclasses.replace
         return replaced(self, multipliers=first), replaced(self, multipliers=second)
 
-    def client_fn(self, moment: Moment) -> ClientMoment:
+    def client_fn(self, moment: Moment) -> ClientMoment | LabelledMoment:
         average, isometric = self.unit == "client", self.stated is None
-        return ClientMoment(moment, self.clip_norm, average=average, isometric=isometric)
+        of_one = ClientMoment(moment, self.clip_norm, average=average, isometric=isometric)
+        return of_one if self.labels == 1 else LabelledMoment(of_one, self.labels)
 
     @property
     def sensitivities(self) -> tuple[float, ...]:

@@ -10,6 +10,26 @@ from jaxpfl.text.cut import Cut
 
 
 @dataclass(frozen=True)
+class LabelsConfig(Checked):
+    """Labels, for each of which texts are chosen.
+
+    Attributes:
+      column: of the clients' table, which `data.source` must name (`?columns=`): each text's label.
+      names: a PUBLIC list. Which labels the table has is private: texts with others are left out.
+    """
+
+    column: str
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.names) < 2 or len(set(self.names)) < len(self.names) or "" in self.names:
+            raise InputError(
+                f"labels.names must be two labels or more, each once, found {list(self.names)}"
+            )
+
+
+@dataclass(frozen=True)
 class Config(Checked):
     """Public texts that are chosen one by one by one release of the clients' moments.
 
@@ -22,6 +42,8 @@ class Config(Checked):
       embedder: see `jaxpfl.text.embed.embedder`.
       cut: the rule by which the texts of clients and corpora are cut, see `text.cut`.
       max_examples: the most texts of a client that are used, drawn at random.
+      labels: texts are chosen for each of these labels, by one release of the moments of all; None:
+        for all that the clients hold.
     """
 
     system: Literal["chosen_corpus"]
@@ -32,12 +54,18 @@ class Config(Checked):
     embedder: str = "hashed"
     cut: str = "messages"
     max_examples: PositiveInt = 64
+    labels: LabelsConfig | None = None
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         with named("cut"):
             Cut.without_model(self.cut)
+        if self.labels is not None and self.texts < len(self.labels.names):
+            raise InputError(
+                f"texts must be at least the number of labels, {len(self.labels.names)}, found "
+                f"{self.texts}"
+            )
         if not self.corpora:
             raise InputError("corpora must name at least one public source, found none")
         if self.data.public is not None or self.data.vocabulary is not None:

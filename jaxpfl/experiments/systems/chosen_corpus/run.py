@@ -1,7 +1,8 @@
 """Carries out the study: embeds the pool, asks the clients once, chooses, and writes the corpus.
 
     runs/moments/    the one release, which has a page of its own
-    corpus.jsonl     the chosen texts, with the name of their corpus, their weight, and its terms
+    corpus.jsonl     the chosen texts, with the name of their corpus, their weight, its terms, and
+                     their label, if labels are given
     card.md          what the corpus is
 
 An interrupted run chooses again from the same release.
@@ -17,11 +18,12 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms import gaussian_moments
-from jaxpfl.algorithms.fred import PrivateMoments, moments
+from jaxpfl.algorithms.fred import PrivateMoments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
+from jaxpfl.experiments.systems.chosen_corpus.labels import shares_of
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
@@ -62,15 +64,21 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         privacy=config.privacy,
         ask=lambda: study.embedded(workspace.progress),
     )
-    released = moments(plan, result.state)
-    study.require_visible(pool_DxD, released)
-    number, progress = config.texts, workspace.progress
-    choice = text_pool.choose_from(released, embeddings, number, progress=progress)
-    text_pool.write(directory / CORPUS, choice, study.corpora, study.pool)
+    released = study.released(result.state)
+    for label, of_label in released.items():
+        study.require_visible(pool_DxD, of_label, label)
+    numbers = shares_of(config.texts, [one.moments.count for one in released.values()])
+    choices = {
+        label: text_pool.choose_from(of_label, embeddings, number, progress=workspace.progress)
+        for (label, of_label), number in zip(released.items(), numbers, strict=True)
+    }
+    text_pool.write(directory / CORPUS, choices, study.corpora, study.pool)
     rows = [json.loads(line) for line in (directory / CORPUS).read_text("utf-8").splitlines()]
-    texts = dict(zip(choice.rows_M.tolist(), (row["text"] for row in rows), strict=True))
     drawn = Counter(row["source"] for row in rows)
-    about = chosen.record_of(choice, texts.__getitem__)
+    texts, abouts = iter(rows), dict[str, dict[str, Any]]()
+    for label, choice in choices.items():
+        of_row = {row: next(texts)["text"] for row in choice.rows_M.tolist()}
+        abouts[label] = chosen.record_of(choice, of_row.__getitem__)
     record = {
         "private": not workspace.stamp,
         "privacy": result.privacy,
@@ -78,7 +86,8 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "number": len(study.clients),
         "embedder": study.embedder.name,
         "cut": config.cut,
-        "choice": about,
+        "choices": abouts,
+        "labels": {label: one.moments.count for label, one in released.items() if label},
         "corpora": [
             {
                 "corpus": name,
@@ -87,35 +96,53 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
                 "chosen": drawn[name],
                 "terms": _terms([row for row in rows if row["source"] == name]),
             }
-            for name in choice.shares
+            for name in sorted(study.pool, key=lambda name: -drawn[name])
         ],
         "repeated": study.repeated,
-        "cautions": [*chosen.cautions(about), *_cautions(study, released, choice.distance)],
+        "cautions": [
+            *_cautions(study),
+            *(
+                f"{label}: {caution}" if label else caution
+                for label, about in abouts.items()
+                for caution in (
+                    *chosen.cautions(about),
+                    *_far(released[label], choices[label].distance),
+                )
+            ),
+        ],
+        # Of labels, their means by the number of texts.
         "metrics": {
             "epsilon": result.metrics.get("epsilon"),
-            "distance": choice.distance,
-            "drawn_distance": choice.drawn_distance,
-            "mixture_distance": choice.mixture_distance,
-            "effective_size": choice.effective_size,
+            **{
+                name: float(
+                    np.average([getattr(c, name) for c in choices.values()], weights=numbers)
+                )
+                for name in sorted(config.metrics - {"epsilon"})
+            },
         },
     }
     files.write_atomically(directory / CARD, card(record, workspace.stamp))
     return record
 
 
-def _cautions(study: Study, released: PrivateMoments, distance: float) -> list[str]:
-    """Sentences on what the corpus may be mistaken for, by public texts and the release alone."""
+def _far(released: PrivateMoments, distance: float) -> list[str]:
+    """A sentence where no public text is like the clients', by the release alone."""
+    spread = float(np.trace(released.moments.covariance_DxD)) - released.noise.mean_bias
+    if distance <= _FAR * spread:
+        return []
+    return [
+        f"No public text is much like the clients': what was chosen is {distance:.2g} away from "
+        f"them, and their own texts are spread by {spread:.2g} (squared distances). Other public "
+        "sources may be nearer; to choose from these is another release."
+    ]
+
+
+def _cautions(study: Study) -> list[str]:
+    """Sentences on what the corpus may be mistaken for, by public texts alone."""
     config, pool = study.config, study.pool
     warnings = of_division(
         config.cut, config.data.source, config.corpora, lambda name: texts_of(pool[name])
     )
-    spread = float(np.trace(released.moments.covariance_DxD)) - released.noise.mean_bias
-    if distance > _FAR * spread:
-        warnings.append(
-            f"No public text is much like the clients': what was chosen is {distance:.2g} away "
-            f"from them, and their own texts are spread by {spread:.2g} (squared distances). Other "
-            "public sources may be nearer; to choose from these is another release."
-        )
     if config.embedder == "minilm" and _english(pool) < _LEAST_ENGLISH:
         warnings.append(
             "The public texts do not look like English, the language that minilm was trained on: "
