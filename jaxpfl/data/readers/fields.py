@@ -175,7 +175,7 @@ class Fields:
                     raise row_error(source, number, name, _EXPECTED["text"], type(value).__name__)
             self.absent -= {name} if any(value is not None for value in values) else set()
             columns.append(values)
-        rows = (list(filter(_is_given, row)) for row in zip(*columns, strict=True))
+        rows = ([text for text in row if text is not None] for row in zip(*columns, strict=True))
         return ["\n".join(filter(str.strip, texts)) if texts else None for texts in rows]
 
     def _first_fault(self, name: str, values: Any, typed: bool) -> tuple[int, tuple[str, str]]:
@@ -321,10 +321,6 @@ def _lacks(value: Any, unread: Sequence[str]) -> bool:
     if isinstance(value, str):
         return value.strip().lower() in unread
     return value is None or value != value
-
-
-def _is_given(value: Any) -> bool:
-    return value is not None
 
 
 def _kind_of(type_: pa.DataType) -> type:

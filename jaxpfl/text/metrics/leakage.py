@@ -100,7 +100,7 @@ def _as_long(
     for row, like in zip(
         np.resize(draw.permutation(len(texts)), len(published)), published, strict=True
     ):
-        words, most = texts[row].split(), len(like.split())
+        words, most = texts[int(row)].split(), len(like.split())
         start = draw.integers(max(len(words) - most, 0) + 1)
         runs.append(" ".join(words[start : start + most]))
     return runs

@@ -76,9 +76,14 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     rows = [json.loads(line) for line in (directory / CORPUS).read_text("utf-8").splitlines()]
     drawn = Counter(row["source"] for row in rows)
     texts, abouts = iter(rows), dict[str, dict[str, Any]]()
+    warnings = _cautions(study)
     for label, choice in choices.items():
         of_row = {row: next(texts)["text"] for row in choice.rows_M.tolist()}
-        abouts[label] = chosen.record_of(choice, of_row.__getitem__)
+        abouts[label] = about = chosen.record_of(choice, of_row.__getitem__)
+        sentences = [*chosen.cautions(about), *_far(released[label], choice.distance)]
+        warnings += [f"{label}: {text}" if label else text for text in sentences]
+    measures = sorted(config.metrics - {"epsilon"})
+    values = [[getattr(choice, name) for name in measures] for choice in choices.values()]
     record = {
         "private": not workspace.stamp,
         "privacy": result.privacy,
@@ -99,26 +104,13 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
             for name in sorted(study.pool, key=lambda name: -drawn[name])
         ],
         "repeated": study.repeated,
-        "cautions": [
-            *_cautions(study),
-            *(
-                f"{label}: {caution}" if label else caution
-                for label, about in abouts.items()
-                for caution in (
-                    *chosen.cautions(about),
-                    *_far(released[label], choices[label].distance),
-                )
-            ),
-        ],
+        "cautions": warnings,
         # Of labels, their means by the number of texts.
         "metrics": {
             "epsilon": result.metrics.get("epsilon"),
-            **{
-                name: float(
-                    np.average([getattr(c, name) for c in choices.values()], weights=numbers)
-                )
-                for name in sorted(config.metrics - {"epsilon"})
-            },
+            **dict(
+                zip(measures, np.average(values, axis=0, weights=numbers).tolist(), strict=True)
+            ),
         },
     }
     files.write_atomically(directory / CARD, card(record, workspace.stamp))
