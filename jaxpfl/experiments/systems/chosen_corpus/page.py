@@ -9,6 +9,13 @@ from jaxpfl.experiments.report.page import Page, Section, Table
 from jaxpfl.experiments.systems.base import last_part
 from jaxpfl.printable import template
 
+_BY_LABEL = ("label", "clients, released", "texts", "distance of the mixture", "of chosen texts")
+_OF_LABELS = (
+    "The labels are a public list. What a client has of all of them was one contribution; it is "
+    "counted for each label by the share of its texts. The texts are divided by the released "
+    "numbers. A public text may be chosen for several labels."
+)
+
 
 def page(directory: Path, record: Mapping[str, Any]) -> Page:
     """The page of a finished run, from its record alone."""
@@ -23,7 +30,11 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     repeated = chosen.of_repeats(record["repeated"])
     what = [] if record["labels"] else chosen.lines(choices[""])
     made = " ".join([*what, _made(record), repeated])
-    metrics = record["metrics"]
+    metrics, labels = record["metrics"], []
+    for label, count in record["labels"].items():
+        near = (f"{choices[label]['distances'][name]:.3g}" for name in ("mixture", "chosen"))
+        labels.append((label, f"{count:,.0f}", f"{choices[label]['texts']:,}", *near))
+    by_label = Table(_BY_LABEL, labels, (1, 2, 3, 4))
     return Page(
         title="A chosen public corpus",
         lead=f"{texts:,} public texts, chosen for what {number:,} clients hold.",
@@ -36,6 +47,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
         ],
         sections=[
             Section("Chosen one by one", made, table=Table(columns, rows, (1, 2))),
+            *([Section("By label", _OF_LABELS, table=by_label)] if labels else []),
             *(
                 Section(
                     f"Some of the label {label}" if label else "Some of them",
@@ -61,25 +73,17 @@ def card(record: Mapping[str, Any], stamp: str) -> str:
         for label, choice in record["choices"].items()
         for line in chosen.lines(choice)
     ]
-    given["lines"] += record["cautions"]
+    given["lines"] += [*([_OF_LABELS] if record["labels"] else []), *record["cautions"]]
     given["texts"] = sum(choice["texts"] for choice in record["choices"].values())
     return template(__package__ or "", "card.md.jinja").render(given)
 
 
 def _made(record: Mapping[str, Any]) -> str:
     """Who is public and who is not, in some sentences."""
-    counts = (f"{label} {count:,.0f}" for label, count in record["labels"].items())
-    labels = (
-        "How many clients each label has was released with them, a client counting by the share of "
-        f"its texts: {', '.join(counts)}. The labels are a public list; what a client has of all "
-        "of them was one contribution. The number of texts follows from these counts. A public "
-        "text may be chosen for several labels. "
-    )
     return (
         "All texts are of sources that were declared public; none was copied from the clients' "
         f"table. {record['number']:,} clients, whose number is public, released mean and "
         f"covariance of their texts' embeddings ({record['embedder']}) "
-        f"{'for each label ' if record['labels'] else ''}once, with noise, and "
-        f"nothing else. {labels if record['labels'] else ''}"
-        f"All texts were cut by one rule: {record['cut']}."
+        f"{'and number, for each label, ' if record['labels'] else ''}once, with noise, and "
+        f"nothing else. All texts were cut by one rule: {record['cut']}."
     )
