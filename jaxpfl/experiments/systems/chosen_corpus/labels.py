@@ -1,6 +1,7 @@
 """Labels of clients' texts, from a PUBLIC list: texts with another label are left out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -38,3 +39,22 @@ def shares_of(texts: int, counts: Sequence[float]) -> list[int]:
     """How many texts each label gets: one, and of the others as many as its released count says."""
     ends_K = np.cumsum(counts) / np.sum(counts) * (texts - len(counts))
     return (1 + np.diff(np.rint(ends_K), prepend=0)).astype(int).tolist()
+
+
+def together(labels: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What is said of the texts of all labels: sums, and means by the number of texts."""
+    parts = list(labels.values())
+    sizes = [part["texts"] for part in parts]
+
+    def means(name: str) -> dict[str, float]:
+        values = [list(map(part[name].get, parts[0][name])) for part in parts]
+        return dict(zip(parts[0][name], np.average(values, 0, sizes).tolist(), strict=True))
+
+    return {
+        "texts": sum(sizes),
+        "pool": parts[0]["pool"],
+        "effective_size": sum(part["effective_size"] for part in parts),
+        "shares": means("shares"),
+        "distances": means("distances"),
+        "examples": [text for part in parts for text in part["examples"]],
+    }

@@ -9,55 +9,32 @@ from jaxpfl.experiments.report.page import Page, Section, Table
 from jaxpfl.experiments.systems.base import last_part
 from jaxpfl.printable import template
 
-_BY_LABEL = ("label", "clients, released", "texts", "distance of the mixture", "of chosen texts")
-_OF_LABELS = (
-    "The labels are a public list. What a client has of all of them was one contribution; it is "
-    "counted for each label by the share of its texts. The texts are divided by the released "
-    "numbers. A public text may be chosen for several labels."
-)
-
 
 def page(directory: Path, record: Mapping[str, Any]) -> Page:
     """The page of a finished run, from its record alone."""
-    choices, number = record["choices"], record["number"]
+    choice, number = record["choice"], record["number"]
     rows = [
         (row["corpus"], *(f"{row[name]:,}" for name in ("texts", "chosen")), row["terms"])
         for row in record["corpora"]
     ]
     columns = ("public corpus", "texts", "chosen", "terms of use")
-    texts = sum(choice["texts"] for choice in choices.values())
-    pool = next(iter(choices.values()))["pool"]
     repeated = chosen.of_repeats(record["repeated"])
-    what = [] if record["labels"] else chosen.lines(choices[""])
-    made = " ".join([*what, _made(record), repeated])
-    metrics, labels = record["metrics"], []
-    for label, count in record["labels"].items():
-        near = (f"{choices[label]['distances'][name]:.3g}" for name in ("mixture", "chosen"))
-        labels.append((label, f"{count:,.0f}", f"{choices[label]['texts']:,}", *near))
-    by_label = Table(_BY_LABEL, labels, (1, 2, 3, 4))
+    text = " ".join([*chosen.lines(choice), _made(record), repeated])
+    examples = Table(("text",), [(text,) for text in choice["examples"]], style="sentences")
     return Page(
         title="A chosen public corpus",
-        lead=f"{texts:,} public texts, chosen for what {number:,} clients hold.",
+        lead=f"{choice['texts']:,} public texts, chosen for what {number:,} clients hold.",
         stamp=record["stamp"],
         privacy=record["privacy"],
         facts=[
-            (f"{texts:,}", f"texts of {pool:,} in corpus.jsonl"),
-            (f"{metrics['distance']:.3g}", "squared distance from the clients, chosen"),
-            (f"{metrics['mixture_distance']:.3g}", "the same of the best mixture of corpora"),
+            (f"{choice['texts']:,}", f"texts of {choice['pool']:,} in corpus.jsonl"),
+            (f"{choice['distances']['chosen']:.3g}", "squared distance from the clients, chosen"),
+            (f"{choice['distances']['mixture']:.3g}", "the same of the best mixture of corpora"),
         ],
         sections=[
-            Section("Chosen one by one", made, table=Table(columns, rows, (1, 2))),
-            *([Section("By label", _OF_LABELS, table=by_label)] if labels else []),
-            *(
-                Section(
-                    f"Some of the label {label}" if label else "Some of them",
-                    " ".join(chosen.lines(choice)) if label else "",
-                    table=Table(
-                        ("text",), [(text,) for text in choice["examples"]], style="sentences"
-                    ),
-                )
-                for label, choice in choices.items()
-            ),
+            Section("Chosen one by one", text, table=Table(columns, rows, (1, 2))),
+            *_by_label(record["labels"]),
+            Section("Some of them", table=examples),
         ],
         cautions=record["cautions"],
         runs=["moments"],
@@ -68,18 +45,29 @@ def card(record: Mapping[str, Any], stamp: str) -> str:
     """What the corpus is, for whoever gets it, in the hub's format."""
     sources = {row["corpus"]: last_part(row["source"]) for row in record["corpora"]}
     given = {"record": record, "stamp": stamp, "sources": sources, "made": _made(record)}
-    given["lines"] = [
-        f"{label}: {line}" if label else line
-        for label, choice in record["choices"].items()
-        for line in chosen.lines(choice)
-    ]
-    given["lines"] += [*([_OF_LABELS] if record["labels"] else []), *record["cautions"]]
-    given["texts"] = sum(choice["texts"] for choice in record["choices"].values())
+    given["lines"] = [*chosen.lines(record["choice"]), *record["cautions"]]
+    given["lines"] += [section.text for section in _by_label(record["labels"])]
     return template(__package__ or "", "card.md.jinja").render(given)
 
 
+def _by_label(labels: Mapping[str, Any]) -> list[Section]:
+    """What was chosen for each label; none without labels."""
+    rows = []
+    for label, about in labels.items():
+        near = (f"{about['distances'][name]:.3g}" for name in ("mixture", "chosen"))
+        rows.append((label, f"{about['clients']:,.0f}", f"{about['texts']:,}", *near))
+    columns = ("label", "clients, released", "texts", "distance of the mixture", "of chosen texts")
+    text = (
+        "The labels are a public list. What a client has of all of them was one contribution; it "
+        "is counted for each label by the share of its texts. The texts are divided by the "
+        "released numbers, and distances are means over them. A public text may be chosen for "
+        "several labels."
+    )
+    return [Section("By label", text, table=Table(columns, rows, (1, 2, 3, 4)))] if rows else []
+
+
 def _made(record: Mapping[str, Any]) -> str:
-    """Who is public and who is not, in some sentences."""
+    """Who is public and who is not, in two sentences."""
     return (
         "All texts are of sources that were declared public; none was copied from the clients' "
         f"table. {record['number']:,} clients, whose number is public, released mean and "

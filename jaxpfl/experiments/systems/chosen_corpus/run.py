@@ -23,7 +23,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
-from jaxpfl.experiments.systems.chosen_corpus.labels import shares_of
+from jaxpfl.experiments.systems.chosen_corpus.labels import shares_of, together
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
@@ -75,15 +75,14 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     text_pool.write(directory / CORPUS, choices, study.corpora, study.pool)
     rows = [json.loads(line) for line in (directory / CORPUS).read_text("utf-8").splitlines()]
     drawn = Counter(row["source"] for row in rows)
-    texts, abouts = iter(rows), dict[str, dict[str, Any]]()
-    warnings = _cautions(study)
+    texts, abouts, warnings = iter(rows), dict[str, dict[str, Any]](), _cautions(study)
     for label, choice in choices.items():
         of_row = {row: next(texts)["text"] for row in choice.rows_M.tolist()}
-        abouts[label] = about = chosen.record_of(choice, of_row.__getitem__)
+        about = chosen.record_of(choice, of_row.__getitem__)
+        abouts[label] = {**about, "clients": released[label].moments.count}
         sentences = [*chosen.cautions(about), *_far(released[label], choice.distance)]
         warnings += [f"{label}: {text}" if label else text for text in sentences]
-    measures = sorted(config.metrics - {"epsilon"})
-    values = [[getattr(choice, name) for name in measures] for choice in choices.values()]
+    about = abouts.pop("", None) or together(abouts)
     record = {
         "private": not workspace.stamp,
         "privacy": result.privacy,
@@ -91,8 +90,8 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "number": len(study.clients),
         "embedder": study.embedder.name,
         "cut": config.cut,
-        "choices": abouts,
-        "labels": {label: one.moments.count for label, one in released.items() if label},
+        "choice": about,
+        "labels": abouts,
         "corpora": [
             {
                 "corpus": name,
@@ -101,16 +100,16 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
                 "chosen": drawn[name],
                 "terms": _terms([row for row in rows if row["source"] == name]),
             }
-            for name in sorted(study.pool, key=lambda name: -drawn[name])
+            for name in about["shares"]
         ],
         "repeated": study.repeated,
         "cautions": warnings,
-        # Of labels, their means by the number of texts.
         "metrics": {
             "epsilon": result.metrics.get("epsilon"),
-            **dict(
-                zip(measures, np.average(values, axis=0, weights=numbers).tolist(), strict=True)
-            ),
+            "distance": about["distances"]["chosen"],
+            "drawn_distance": about["distances"]["drawn"],
+            "mixture_distance": about["distances"]["mixture"],
+            "effective_size": about["effective_size"],
         },
     }
     files.write_atomically(directory / CARD, card(record, workspace.stamp))

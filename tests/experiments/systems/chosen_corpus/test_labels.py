@@ -56,10 +56,11 @@ def test_texts_of_each_label_are_chosen_by_one_release(table, capsys, cut):
         like = [row for row in of_label if row["source"] == label]
         assert len(like) > 0.6 * len(of_label)
         assert len({row["text"] for row in of_label}) == len(of_label)
-        assert record["choices"][label]["texts"] == len(of_label)
+        assert record["labels"][label]["texts"] == len(of_label)
         # The other label's texts have a third of every client.
         share = {"near": 2 / 3, "far": 1 / 3}[label]
-        assert record["labels"][label] == pytest.approx(share * CLIENTS, rel=0.15)
+        found = record["labels"][label]["clients"]
+        assert found == pytest.approx(share * CLIENTS, rel=0.15)
     ledger = Ledger.read(out / "ledger.jsonl")
     assert len(ledger.charges) == 3 and len({charge.run for charge in ledger.charges}) == 1
     assert ledger.spent(1e-4) <= 1_000 * 1.001
