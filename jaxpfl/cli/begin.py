@@ -113,6 +113,9 @@ def add_synthesize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--embedder", metavar="NAME", help=embedder)
     cut = "how all texts are cut: messages (default), sentences, words:N or documents:N"
     parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
+    writer = "smollm2, another published model or ADDRESS#MODEL: continues chosen texts, after "
+    writer += "which all are chosen anew, at no further cost (default: no text is written)"
+    parser.add_argument("--writer", metavar="MODEL", help=writer)
     common.add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
     common.add_path(parser, "--out", "DIR", "default: runs/NAME-OF-FILE")
 
@@ -125,7 +128,7 @@ def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any
     from jaxpfl.experiments.synthesize import config_of
 
     source = source_of(arguments.file, {"client": arguments.client, "text": arguments.text})
-    names = ("epsilon", "delta", "texts", "embedder", "cut", "ledger")
+    names = ("epsilon", "delta", "texts", "embedder", "cut", "writer", "ledger")
     text = config_of(source, arguments.public, **{name: getattr(arguments, name) for name in names})
     config = common.use_devices(registry.from_mapping(yaml.safe_load(text), "jaxpfl synthesize"))
     out = arguments.out or common.unused_directory(_stem(arguments.file))

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import yaml
@@ -31,6 +32,7 @@ def config_of(
     texts: int = 1_000,
     embedder: str | None = None,
     cut: str = "messages",
+    writer: str | None = None,
     ledger: str | Path | None = None,
 ) -> str:
     """A config, as YAML with comments; arguments as of `synthesize`.
@@ -52,10 +54,24 @@ def config_of(
         texts=texts,
         embedder=json.dumps(embedder or ("hashed" if hub.at_hand("minilm") is None else "minilm")),
         cut=json.dumps(cut),
+        writer=json.dumps(None if writer is None else {"generator": _generator(writer)}),
     )
     # Refuses a config that `jaxpfl run` would refuse.
     from_mapping(yaml.safe_load(config), "the config for the table")
     return config
+
+
+def _generator(writer: str) -> dict[str, Any]:
+    """The section of a model that writes: a published one, or ADDRESS#MODEL."""
+    api, _, model = writer.partition("#")
+    if "://" not in api:
+        return {"path": writer, "chat": False}
+    if not model:
+        raise InputError(
+            "writer must name the server's model after its address, as in "
+            "http://127.0.0.1:8000/v1#MODEL, found no #"
+        )
+    return {"api": api, "model": model}
 
 
 def synthesize(
@@ -68,6 +84,7 @@ def synthesize(
     texts: int = 1_000,
     embedder: str | None = None,
     cut: str = "messages",
+    writer: str | None = None,
     ledger: str | Path | None = None,
     progress: bool = True,
 ) -> carry_out.Outcome:
@@ -84,6 +101,9 @@ def synthesize(
       texts: how many are chosen.
       embedder: None: minilm where its weights are at hand, else hashed.
       cut: the rule by which the texts of clients and corpora are cut, see `text.cut`.
+      writer: the language model that continues chosen texts, after which all are chosen anew:
+        smollm2, a folder, a name on the Hugging Face hub, or ADDRESS#MODEL of an OpenAI-compatible
+        server, whose owner sees these public texts. None: no text is written.
       ledger: the file to charge; None: `out`/ledger.jsonl.
 
     Raises:
@@ -100,8 +120,9 @@ def synthesize(
     checks.instance("clients", clients, (str, Population), "a source or a Population")
     try:
         source = str(clients) if saved is None else str(saved)
-        given = {"epsilon": epsilon, "delta": delta, "texts": texts, "embedder": embedder}
-        text = config_of(source, sources, **given, cut=cut, ledger=ledger)
+        given: Any = {"epsilon": epsilon, "delta": delta, "texts": texts, "embedder": embedder}
+        given |= {"cut": cut, "writer": writer, "ledger": ledger}
+        text = config_of(source, sources, **given)
         config = from_mapping(yaml.safe_load(text), "synthesize")
         # On other devices, `jaxpfl resume` would make another release.
         run = replace(config.run, devices=jax.device_count())

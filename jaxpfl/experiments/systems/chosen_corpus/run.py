@@ -1,10 +1,11 @@
 """Carries out the study: embeds the pool, asks the clients once, chooses, and writes the corpus.
 
     runs/moments/    the one release, which has a page of its own
+    artifacts/       what the writer wrote in each round, if there is one
     corpus.jsonl     the chosen texts, with the name of their corpus, their weight, and its terms
     card.md          what the corpus is
 
-An interrupted run chooses again from the same release.
+An interrupted run chooses again from the same release, and from the same texts.
 """
 
 import itertools
@@ -17,11 +18,13 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms import gaussian_moments
+from jaxpfl.algorithms.chosen_texts import Choice
 from jaxpfl.algorithms.fred import PrivateMoments, moments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
+from jaxpfl.experiments.systems.chosen_corpus.config import WRITTEN
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
@@ -48,10 +51,17 @@ def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
     config, plan, directory = study.config, study.moments, workspace.directory
-    embeddings = {
-        name: embeddings_of(embed(corpus, study.embedder, progress=workspace.progress))
-        for name, corpus in study.pool.items()
-    }
+    number, progress, author = config.texts, workspace.progress, study.author
+    writer = None
+    if author is not None:
+        # Before the release: a model that cannot write is refused at no charge.
+        writer = author.loaded(progress)
+        author.try_out(writer, workspace.artifacts())
+
+    def embedded(corpus: Population) -> np.ndarray:
+        return embeddings_of(embed(corpus, study.embedder, progress=progress))
+
+    embeddings = {name: embedded(corpus) for name, corpus in study.pool.items()}
     rows_NxD = np.concatenate(list(embeddings.values()))
     pool_DxD = gaussian_moments.moments(rows_NxD, plan.clip_norm).covariance_DxD
     study.require_visible(pool_DxD)
@@ -60,13 +70,24 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         study.clients,
         name=MOMENTS,
         privacy=config.privacy,
-        ask=lambda: study.embedded(workspace.progress),
+        ask=lambda: study.embedded(progress),
     )
     released = moments(plan, result.state)
     study.require_visible(pool_DxD, released)
-    number, progress = config.texts, workspace.progress
-    choice = text_pool.choose_from(released, embeddings, number, progress=progress)
-    text_pool.write(directory / CORPUS, choice, study.corpora, study.pool)
+
+    def choose(pool: Mapping[str, Population]) -> Choice:
+        more = {name: embedded(corpus) for name, corpus in pool.items() if name not in embeddings}
+        written = WRITTEN if author else ""
+        return text_pool.choose_from(
+            released, embeddings | more, number, written=written, progress=progress
+        )
+
+    choice, pool, rounds = choose(study.pool), study.pool, []
+    if author is not None and writer is not None:
+        store = workspace.artifacts(result.run)
+        choice, pool, rounds = author.pick_again(writer, choice, choose, store, progress)
+    corpora = {name: study.corpora.get(name, corpus) for name, corpus in pool.items()}
+    text_pool.write(directory / CORPUS, choice, corpora, pool)
     rows = [json.loads(line) for line in (directory / CORPUS).read_text("utf-8").splitlines()]
     texts = dict(zip(choice.rows_M.tolist(), (row["text"] for row in rows), strict=True))
     drawn = Counter(row["source"] for row in rows)
@@ -82,14 +103,21 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "corpora": [
             {
                 "corpus": name,
-                "source": config.corpora[name],
-                "texts": study.pool[name].num_examples,
+                "source": config.corpora.get(name, "the writer"),
+                "texts": pool[name].num_examples,
                 "chosen": drawn[name],
                 "terms": _terms([row for row in rows if row["source"] == name]),
             }
             for name in choice.shares
         ],
         "repeated": study.repeated,
+        "writer": author
+        and {
+            "model": author.described(writer),
+            "asked": author.config.texts * author.config.rounds,
+            "written": pool[WRITTEN].num_examples,
+            "rounds": rounds,
+        },
         "cautions": [*chosen.cautions(about), *_cautions(study, released, choice.distance)],
         "metrics": {
             "epsilon": result.metrics.get("epsilon"),
@@ -106,7 +134,13 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
 def _cautions(study: Study, released: PrivateMoments, distance: float) -> list[str]:
     """Sentences on what the corpus may be mistaken for, by public texts and the release alone."""
     config, pool = study.config, study.pool
-    warnings = of_division(
+    warnings = []
+    if study.author is not None:
+        warnings.append(
+            "Written texts may be a model's repetition of public text that it was trained on, or "
+            "of its prompts; whoever has rights in such text may have them in these, too."
+        )
+    warnings += of_division(
         config.cut, config.data.source, config.corpora, lambda name: texts_of(pool[name])
     )
     spread = float(np.trace(released.moments.covariance_DxD)) - released.noise.mean_bias
