@@ -80,13 +80,8 @@ def synthesize(
     *,
     epsilon: float,
     out: str | Path,
-    delta: float | None = None,
-    texts: int = 1_000,
-    embedder: str | None = None,
-    cut: str = "messages",
-    writer: str | None = None,
-    ledger: str | Path | None = None,
     progress: bool = True,
+    **settings: Any,
 ) -> carry_out.Outcome:
     """Chooses public texts that are together like the clients', by one release of these.
 
@@ -97,6 +92,7 @@ def synthesize(
       clients: a source, or a population, as `data.from_dataframe` makes it, which is saved in
         `out`/private. Their number is public.
       public: sources, each SOURCE or NAME=SOURCE, or folders, each file of which is one.
+      settings: these arguments of `config_of`:
       delta: None: the largest power of ten that is at most 0.1 / the number of clients.
       texts: how many are chosen.
       embedder: None: minilm where its weights are at hand, else hashed.
@@ -120,9 +116,7 @@ def synthesize(
     checks.instance("clients", clients, (str, Population), "a source or a Population")
     try:
         source = str(clients) if saved is None else str(saved)
-        given: Any = {"epsilon": epsilon, "delta": delta, "texts": texts, "embedder": embedder}
-        given |= {"cut": cut, "writer": writer, "ledger": ledger}
-        text = config_of(source, sources, **given)
+        text = config_of(source, sources, epsilon=epsilon, **settings)
         config = from_mapping(yaml.safe_load(text), "synthesize")
         # On other devices, `jaxpfl resume` would make another release.
         run = replace(config.run, devices=jax.device_count())

@@ -19,7 +19,6 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms.chosen_texts import Choice
-from jaxpfl.algorithms.chosen_texts.choice import systematic_sample
 from jaxpfl.algorithms.popri import PopriSettings, synthesise
 from jaxpfl.data import from_clients
 from jaxpfl.data.population import Population
@@ -171,8 +170,8 @@ class Author:
         """
         weights_N = choice.weights_N[: len(public)]
         generator = np.random.default_rng(self.seed)
-        rows_M = systematic_sample(weights_N / weights_N.sum(), len(choice.rows_M), generator)
-        return [public[row] for row in rows_M]
+        drawn = generator.choice(len(public), len(choice.rows_M), p=weights_N / weights_N.sum())
+        return [public[row] for row in np.unique(drawn)]
 
     def texts(
         self, writer: Writer, samples: Sequence[str], number: int, round: int, progress: bool
