@@ -87,16 +87,8 @@ class Author:
 
     @cached_property
     def settings(self) -> PopriSettings:
-        """How it writes: texts may be as long as the public ones, which are cut alike."""
         texts = chain.from_iterable(islice(texts_of(c), _COUNTED) for c in self.pool.values())
-        lengths = [len(row) for row in self.tokeniser.encode(list(texts))]
-        tokens = int(np.ceil(np.quantile(lengths, 1 - _LONGER)))
-        # Pieces of joined texts go on over the ends of lines, others are items of a list.
-        item, stop = ("", "") if self.cut.size else ("- ", "\n")
-        form = FewShot(shots=SHOTS, head="", heading=item, after="\n", stop=stop)
-        tokens += _LINE
-        sizes = {"prompt_tokens": SHOTS * tokens, "new_tokens": tokens, "response_tokens": tokens}
-        return PopriSettings(format=form, temperature=0.9, top_p=0.95, **sizes)
+        return settings_of(self.tokeniser, self.cut, list(texts))
 
     @property
     def positions(self) -> int:
@@ -181,6 +173,17 @@ class Author:
         options: Any = {"seed": self.seed, "part": round, "progress": progress}
         written = synthesise(writer, short, number, self.settings, **options)
         return Artifact(arrays={"texts": np.array(written)})
+
+
+def settings_of(tokeniser: FastTokeniser, cut: Cut, public: Sequence[str]) -> PopriSettings:
+    """How a model is prompted: what it writes may be as long as public texts, cut by that rule."""
+    lengths = [len(row) for row in tokeniser.encode(public)]
+    tokens = int(np.ceil(np.quantile(lengths, 1 - _LONGER))) + _LINE
+    # Pieces of joined texts go on over the ends of lines, others are items of a list.
+    item, stop = ("", "") if cut.size else ("- ", "\n")
+    form = FewShot(shots=SHOTS, head="", heading=item, after="\n", stop=stop)
+    sizes = {"prompt_tokens": SHOTS * tokens, "new_tokens": tokens, "response_tokens": tokens}
+    return PopriSettings(format=form, temperature=0.9, top_p=0.95, **sizes)
 
 
 def _about(choice: Choice, public: int) -> dict[str, Any]:
