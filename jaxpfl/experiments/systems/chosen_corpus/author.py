@@ -27,9 +27,10 @@ from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.central.public_models import PublicModels
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedModelConfig, RemoteGeneratorConfig
+from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.engine import description
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
-from jaxpfl.experiments.systems.chosen_corpus.config import SHOTS, WRITTEN, WriterConfig
+from jaxpfl.experiments.systems.chosen_corpus.config import SHOTS, WriterConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.columns import texts_of
 from jaxpfl.text.cut import Cut

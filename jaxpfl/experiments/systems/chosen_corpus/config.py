@@ -7,12 +7,10 @@ from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.central.adamw import DecoderModelConfig
 from jaxpfl.experiments.config.published import PublishedGeneratorConfig, RemoteGeneratorConfig
-from jaxpfl.experiments.config.sections import DataConfig, PrivacyConfig, RunConfig
+from jaxpfl.experiments.config.sections import WRITTEN, DataConfig, PrivacyConfig, RunConfig
 from jaxpfl.models.checkpoints.hub import SMOLLM2
 from jaxpfl.text.cut import Cut
 
-WRITTEN = "written"
-"""The corpus of what a model wrote."""
 SHOTS = 3
 """The public texts in a prompt."""
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Page, Section, Table
 from jaxpfl.experiments.systems.base import last_part
-from jaxpfl.experiments.systems.chosen_corpus.config import WRITTEN
 from jaxpfl.printable import template
 
 

@@ -22,9 +22,9 @@ from jaxpfl.algorithms.chosen_texts import Choice
 from jaxpfl.algorithms.fred import PrivateMoments, moments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
+from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
-from jaxpfl.experiments.systems.chosen_corpus.config import WRITTEN
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
