@@ -24,6 +24,7 @@ from jaxpfl.data import from_clients
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import text_pool
+from jaxpfl.experiments.central.adamw import DecoderModelConfig
 from jaxpfl.experiments.central.public_models import PublicModels
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedModelConfig, RemoteGeneratorConfig
@@ -93,7 +94,7 @@ class Author:
 
     @property
     def positions(self) -> int:
-        # One more for a start token.
+        """The tokens of the longest prompt and its answer, with a start token."""
         return self.settings.prompt_tokens + self.settings.new_tokens + 1
 
     def require(self) -> None:
@@ -108,9 +109,10 @@ class Author:
             return RemoteModel(generator.api, generator.model, self.tokeniser, self.cut)
         if self.published is not None:
             return replace(self.published.loaded(), cut=self.cut)
-        public, positions = replace(self.public, progress=progress), self.positions
-        model = public.decoder("generator", generator, max(generator.sequence_length, positions))
-        return replace(model, cut=self.cut)
+        assert isinstance(generator, DecoderModelConfig), "the others are published"
+        public = replace(self.public, progress=progress)
+        length = max(generator.sequence_length, self.positions)
+        return replace(public.decoder("generator", generator, length), cut=self.cut)
 
     def described(self, writer: Any) -> str:
         """Which model writes, in a few words for others."""
@@ -124,12 +126,17 @@ class Author:
     def try_out(self, writer: Writer, store: Artifacts) -> None:
         """Refuses a model that answers no prompt of any public texts with a text."""
         samples = list(islice(chain.from_iterable(map(texts_of, self.pool.values())), _COUNTED))
-        compute = partial(self.texts, writer, samples, _TRIED, 0, False)
-        if not store.load_or_compute("tried writer", compute).arrays["texts"].size:
-            raise InputError(
-                f"writer.generator answered {_TRIED} prompts of public texts with empty texts: "
-                "it needs more pretraining, or must be another model; nothing was released"
-            )
+
+        def tried() -> Artifact:
+            written = self.texts(writer, samples, _TRIED, 0, False)
+            if not written.arrays["texts"].size:
+                raise InputError(
+                    f"writer.generator answered {_TRIED} prompts of public texts with empty texts: "
+                    "it needs more pretraining, or must be another model; nothing was released"
+                )
+            return written
+
+        store.load_or_compute("tried writer", tried)
 
     def pick_again(
         self,
@@ -156,7 +163,7 @@ class Author:
             rounds.append(_about(choice, len(public)))
         return choice, pool, rounds
 
-    def samples(self, choice: Choice, public: Sequence[str]) -> list[str]:
+    def samples(self, choice: Choice, public: list[str]) -> list[str]:
         """Public texts, drawn by a choice's weights: what prompts are made of.
 
         `public` are all public texts of the pool, which are its first.
@@ -183,7 +190,7 @@ def settings_of(tokeniser: FastTokeniser, cut: Cut, public: Sequence[str]) -> Po
     # Pieces of joined texts go on over the ends of lines, others are items of a list.
     item, stop = ("", "") if cut.size else ("- ", "\n")
     form = FewShot(shots=SHOTS, head="", heading=item, after="\n", stop=stop)
-    sizes = {"prompt_tokens": SHOTS * tokens, "new_tokens": tokens, "response_tokens": tokens}
+    sizes: Any = {"prompt_tokens": SHOTS * tokens, "new_tokens": tokens, "response_tokens": tokens}
     return PopriSettings(format=form, temperature=0.9, top_p=0.95, **sizes)
 
 
@@ -192,7 +199,6 @@ def _about(choice: Choice, public: int) -> dict[str, Any]:
     return {
         "written": len(choice.weights_N) - public,
         "chosen": int(np.sum(choice.rows_M >= public)),
-        "mixture": choice.mixture_distance,
         "distance": choice.distance,
         "drawn": choice.drawn_distance,
     }

@@ -61,8 +61,7 @@ class CorpusConfig(Checked):
       cut: the rule by which all texts are cut, see `text.cut`: those of clients of all splits, and
         of public corpora for prompts; of a generated text the first piece is used. Where the rule
         joins texts, `popri.format.stop` must not be a newline, over which pieces go on.
-      pool, chosen: [public, written] and N: the corpus is N texts of the public corpora and of what
-        the method wrote, chosen by the one look; see `algorithms.chosen_texts`.
+      pool, chosen: [public, written] and N: the corpus is N of all these, chosen by the one look.
       fine_tuning: the training of the downstream model on the synthetic corpus.
     """
 
@@ -79,8 +78,8 @@ class CorpusConfig(Checked):
             Cut.parse(self.cut)
         if (set(self.pool) == {"public", sections.WRITTEN}) != (self.chosen is not None):
             raise InputError(
-                "corpus.pool must be [public, written] where corpus.chosen says how many of their "
-                f"texts are the corpus, and absent elsewhere, found {list(self.pool)}"
+                "corpus.pool must be [public, written] where corpus.chosen is given, and absent "
+                f"elsewhere, found {list(self.pool)}"
             )
 
 

@@ -55,7 +55,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections.append(Section("From the synthetic corpus", table=table))
     sections += _choices(record)
     cautions = of_table(record["table"], "perplexity", tested_on) + record.get("cautions", [])
-    for name in ("chosen_texts", "chosen_corpus"):
+    for name in ("chosen_texts", "final_corpus"):
         cautions += chosen.cautions(choice) if (choice := record.get(name)) else []
     if "api" in (about := record["public_models"].get("generator", {})):
         where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
@@ -102,7 +102,7 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("The nearest public corpus", text, table=table)
     if choice := record.get("chosen_texts"):
         yield chosen.section(choice)
-    if choice := record.get("chosen_corpus"):
+    if choice := record.get("final_corpus"):
         title = "The corpus: written and public texts, chosen by the same release"
         yield replace(chosen.section(choice), title=title)
     if tried := record.get("tried"):

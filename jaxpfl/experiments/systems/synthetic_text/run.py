@@ -219,7 +219,7 @@ class TextStudy:
         folder = self.directory / FINE_TUNING
         params = models.fitted(models.downstream, texts, config.corpus.fine_tuning, folder)
         details = {"privacy": privacy, "history": history, **author.choices}
-        details |= {"chosen_corpus": corpus.record} if corpus.record else {}
+        details |= {"final_corpus": corpus.record} if corpus.record else {}
         details |= {"corpus_fid": self._fid(texts), "plane": self._plane(texts)}
         forms = config.corpus.cut, config.data.source, config.corpora or {}
         details["cautions"] = of_division(*forms, lambda name: models.samples([name]))

@@ -227,7 +227,7 @@ def test_the_corpus_is_chosen_of_written_and_public_texts_by_the_one_look(
         assert texts <= set(texts_of(open_population(config.corpora[name])))
     assert len(charges(out / "ledger.jsonl")) == 3
     record = json.loads((out / "result.json").read_text())
-    assert record["corpus"] == record["chosen_corpus"]["texts"] == 20
+    assert record["corpus"] == record["final_corpus"]["texts"] == 20
     assert "written and public texts" in (out / "report.html").read_text()
     exported = export(out, tmp_path / "exported", progress=False)
     assert exported and len(charges(out / "ledger.jsonl")) == 3
