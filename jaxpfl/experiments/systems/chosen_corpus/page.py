@@ -64,10 +64,9 @@ def _rounds(writer: Mapping[str, Any] | None) -> list[Section]:
     if writer is None:
         return []
     first, last = writer["rounds"][0], writer["rounds"][-1]
-    names = "written", "chosen", "distance", "drawn"
     rows = [
-        (str(number), *(f"{row[name]:.4g}" for name in names))
-        for number, row in enumerate(writer["rounds"])
+        (str(number), *(f"{value:,}" if type(value) is int else f"{value:.4g}" for value in row))
+        for number, row in enumerate(of_round.values() for of_round in writer["rounds"])
     ]
     columns = ("round", "written texts", "of them drawn", "distance of all chosen", "of the drawn")
     return [
