@@ -113,6 +113,9 @@ def add_synthesize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--embedder", metavar="NAME", help=embedder)
     cut = "how all texts are cut: messages (default), sentences, words:N or documents:N"
     parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
+    writer = "smollm2, another published model or ADDRESS#MODEL: continues chosen texts, after "
+    writer += "which all are chosen anew, at no further cost (default: no text is written)"
+    parser.add_argument("--writer", metavar="MODEL", help=writer)
     label = "a column of labels: texts are chosen for each of --labels, by the one release"
     parser.add_argument("--label", metavar="COLUMN", help=label)
     labels = "of --label, with commas: a PUBLIC list; texts with other labels are left out"
@@ -134,7 +137,7 @@ def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any
             "private, so that they must be a public list"
         )
     columns = {"client": arguments.client, "text": arguments.text, "columns": arguments.label}
-    names = ("epsilon", "delta", "texts", "embedder", "cut", "ledger")
+    names = ("epsilon", "delta", "texts", "embedder", "cut", "writer", "ledger")
     given = {name: getattr(arguments, name) for name in names}
     if arguments.label is not None:
         labels = [label.strip() for label in arguments.labels.split(",")]

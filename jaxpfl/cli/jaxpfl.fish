@@ -29,6 +29,7 @@ complete -c jaxpfl -n '__fish_seen_subcommand_from synthesize' -l delta -x -d 'd
 complete -c jaxpfl -n '__fish_seen_subcommand_from synthesize' -l texts -x -d 'how many are chosen (default: 1000)'
 complete -c jaxpfl -n '__fish_seen_subcommand_from synthesize' -l embedder -x -d 'hashed, minilm, ... (default: minilm where its weights are at hand, else hashed)'
 complete -c jaxpfl -n '__fish_seen_subcommand_from synthesize' -l cut -x -d 'how all texts are cut: messages (default), sentences, words:N or documents:N'
+complete -c jaxpfl -n '__fish_seen_subcommand_from synthesize' -l writer -x -d 'smollm2, another published model or ADDRESS#MODEL: continues chosen texts, after which all are chosen anew, at no further cost (default: no text is written)'
 complete -c jaxpfl -n '__fish_seen_subcommand_from synthesize' -l label -x -d 'a column of labels: texts are chosen for each of --labels, by the one release'
 complete -c jaxpfl -n '__fish_seen_subcommand_from synthesize' -l labels -x -d 'of --label, with commas: a PUBLIC list; texts with other labels are left out'
 complete -c jaxpfl -n '__fish_seen_subcommand_from synthesize' -l ledger -rF -d 'default: OUT/ledger.jsonl'

@@ -32,6 +32,7 @@ def config_of(
     texts: int = 1_000,
     embedder: str | None = None,
     cut: str = "messages",
+    writer: str | None = None,
     ledger: str | Path | None = None,
     labels: tuple[str, Sequence[str]] | None = None,
 ) -> str:
@@ -54,11 +55,25 @@ def config_of(
         texts=texts,
         embedder=json.dumps(embedder or ("hashed" if hub.at_hand("minilm") is None else "minilm")),
         cut=json.dumps(cut),
+        writer=json.dumps(None if writer is None else {"generator": _generator(writer)}),
         labels=labels and json.dumps({"column": labels[0], "names": list(labels[1])}),
     )
     # Refuses a config that `jaxpfl run` would refuse.
     from_mapping(yaml.safe_load(config), "the config for the table")
     return config
+
+
+def _generator(writer: str) -> dict[str, Any]:
+    """The section of a model that writes: a published one, or ADDRESS#MODEL."""
+    api, _, model = writer.partition("#")
+    if "://" not in api:
+        return {"path": writer, "chat": False}
+    if not model:
+        raise InputError(
+            "writer must name the server's model after its address, as in "
+            "http://127.0.0.1:8000/v1#MODEL, found no #"
+        )
+    return {"api": api, "model": model}
 
 
 def synthesize(
@@ -84,6 +99,9 @@ def synthesize(
       texts: how many are chosen.
       embedder: None: minilm where its weights are at hand, else hashed.
       cut: the rule by which the texts of clients and corpora are cut, see `text.cut`.
+      writer: the language model that continues chosen texts, after which all are chosen anew:
+        smollm2, a folder, a name on the Hugging Face hub, or ADDRESS#MODEL of an OpenAI-compatible
+        server, whose owner sees these public texts. None: no text is written.
       ledger: the file to charge; None: `out`/ledger.jsonl.
       labels: a column of the clients, which a source must name (`?columns=`), and a PUBLIC list of
         its values: texts are chosen for each, by the one release. None: for all together.

@@ -199,6 +199,21 @@ def test_where_nothing_is_to_be_gained_the_mixture_is_taken():
     assert taken.count(None) >= 3
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_texts_written_after_the_choice_do_not_stand_in_for_public_corpora(seed):
+    """They are like what was chosen, noise and all: as a corpus they would be the mixture."""
+    (rows, names, clients), rng = two_corpora(), np.random.default_rng(9)
+    evidence, number = released(clients, 0.02, np.random.default_rng(seed)), 300
+    first = choose([Evidence(evidence, rows)], names, number)
+    written = rows[rng.choice(first.rows_M, number)] + 0.05 * rng.normal(size=(number, D))
+    more = np.concatenate([rows, written.astype(np.float32)])
+    names = np.append(names, np.repeat("written", number))
+    again = choose([Evidence(evidence, more)], names, number, written="written")
+    before = distance(clients, weighted_moments(first.weights_N, rows))
+    assert distance(clients, weighted_moments(again.weights_N, more)) < 1.1 * before
+    assert 0 < again.shares["written"] < 0.5
+
+
 def test_the_half_that_was_not_fitted_decides(monkeypatch):
     """One half shows a gain, the other one shows none: nothing is chosen."""
     rows, names, clients = two_corpora()

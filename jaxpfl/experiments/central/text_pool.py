@@ -39,12 +39,13 @@ def choose_from(
     embeddings: Mapping[str, np.ndarray],
     number: int,
     *,
+    written: str = "",
     progress: bool = False,
 ) -> Choice:
     """`choose` of the texts of all corpora, one after another; embeddings are float32 [n, d]."""
     names_N = np.repeat(list(embeddings), list(map(len, embeddings.values())))
     evidence = Evidence(released, np.concatenate(list(embeddings.values())))
-    return choose([evidence], names_N, number, progress=progress)
+    return choose([evidence], names_N, number, written=written, progress=progress)
 
 
 def rows_by_corpus(rows_M: np.ndarray, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -5,8 +5,37 @@ from typing import Literal
 
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError, named
-from jaxpfl.experiments.config.sections import DataConfig, PrivacyConfig, RunConfig
+from jaxpfl.experiments.central.adamw import DecoderModelConfig
+from jaxpfl.experiments.config.published import PublishedGeneratorConfig, RemoteGeneratorConfig
+from jaxpfl.experiments.config.sections import WRITTEN, DataConfig, PrivacyConfig, RunConfig
+from jaxpfl.models.checkpoints.hub import SMOLLM2
 from jaxpfl.text.cut import Cut
+
+SHOTS = 3
+"""The public texts in a prompt."""
+
+
+@dataclass(frozen=True)
+class WriterConfig(Checked):
+    """A language model that continues chosen public texts; all texts are then chosen from anew.
+
+    Attributes:
+      generator: a published model, which reads prompts as they are if `chat` is false; one behind
+        an address; or one that is first pretrained on the corpora.
+      texts: how many it is asked for in a round; empty ones and repeats are left out.
+      rounds: how often it writes.
+      vocab_size: of the tokeniser that is learned from the corpora, for a model that is pretrained
+        on them; behind an address it only counts tokens.
+      cache: the folder of what is learned from the corpora.
+    """
+
+    generator: PublishedGeneratorConfig | RemoteGeneratorConfig | DecoderModelConfig = field(
+        default_factory=lambda: PublishedGeneratorConfig(SMOLLM2, chat=False)
+    )
+    texts: PositiveInt = 1_000
+    rounds: PositiveInt = 1
+    vocab_size: PositiveInt = 2_048
+    cache: str = "runs/public_models"
 
 
 @dataclass(frozen=True)
@@ -44,6 +73,7 @@ class Config(Checked):
       max_examples: the most texts of a client that are used, drawn at random.
       labels: texts are chosen for each of these labels, by one release of the moments of all; None:
         for all that the clients hold.
+      writer: the model whose texts join the public ones; None: none is written.
     """
 
     system: Literal["chosen_corpus"]
@@ -55,6 +85,7 @@ class Config(Checked):
     cut: str = "messages"
     max_examples: PositiveInt = 64
     labels: LabelsConfig | None = None
+    writer: WriterConfig | None = None
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
@@ -68,6 +99,15 @@ class Config(Checked):
             )
         if not self.corpora:
             raise InputError("corpora must name at least one public source, found none")
+        if self.writer is not None and self.labels is not None:
+            raise InputError("writer and labels: one of them must be absent, found both")
+        if self.writer is not None and WRITTEN in self.corpora:
+            raise InputError(f"corpora.{WRITTEN} must have another name: it is the writer's corpus")
+        if self.writer is not None and self.texts < SHOTS:
+            raise InputError(
+                f"texts must be at least {SHOTS} with a writer, whose prompts are made of so many "
+                f"chosen texts, found {self.texts}"
+            )
         if self.data.public is not None or self.data.vocabulary is not None:
             raise InputError(
                 "data.public and data.vocabulary must be absent: public texts are those of corpora"

@@ -1,26 +1,30 @@
 """Carries out the study: embeds the pool, asks the clients once, chooses, and writes the corpus.
 
     runs/moments/    the one release, which has a page of its own
+    artifacts/       what the writer wrote in each round, if there is one
     corpus.jsonl     the chosen texts, with the name of their corpus, their weight, its terms, and
                      their label, if labels are given
     card.md          what the corpus is
 
-An interrupted run chooses again from the same release.
+An interrupted run chooses again from the same release, and from the same texts.
 """
 
 import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms import gaussian_moments
+from jaxpfl.algorithms.chosen_texts import Choice
 from jaxpfl.algorithms.fred import PrivateMoments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
+from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.systems.chosen_corpus.labels import shares_of, together
@@ -50,10 +54,17 @@ def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
     config, plan, directory = study.config, study.moments, workspace.directory
-    embeddings = {
-        name: embeddings_of(embed(corpus, study.embedder, progress=workspace.progress))
-        for name, corpus in study.pool.items()
-    }
+    progress, author = workspace.progress, study.author
+    writer = None
+    if author is not None:
+        # Before the release: a model that cannot write is refused at no charge.
+        writer = author.loaded(progress)
+        author.try_out(writer, workspace.artifacts())
+
+    def embedded(corpus: Population) -> np.ndarray:
+        return embeddings_of(embed(corpus, study.embedder, progress=progress))
+
+    embeddings = {name: embedded(corpus) for name, corpus in study.pool.items()}
     rows_NxD = np.concatenate(list(embeddings.values()))
     pool_DxD = gaussian_moments.moments(rows_NxD, plan.clip_norm).covariance_DxD
     study.require_visible(pool_DxD)
@@ -62,17 +73,29 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         study.clients,
         name=MOMENTS,
         privacy=config.privacy,
-        ask=lambda: study.embedded(workspace.progress),
+        ask=lambda: study.embedded(progress),
     )
     released = study.released(result.state)
     for label, of_label in released.items():
         study.require_visible(pool_DxD, of_label, label)
-    numbers = shares_of(config.texts, [one.moments.count for one in released.values()])
-    choices = {
-        label: text_pool.choose_from(of_label, embeddings, number, progress=workspace.progress)
-        for (label, of_label), number in zip(released.items(), numbers, strict=True)
-    }
-    text_pool.write(directory / CORPUS, choices, study.corpora, study.pool)
+    counts = [of_label.moments.count for of_label in released.values()]
+    numbers = dict(zip(released, shares_of(config.texts, counts), strict=True))
+
+    def choose(label: str, pool: Mapping[str, Population]) -> Choice:
+        more = {name: embedded(corpus) for name, corpus in pool.items() if name not in embeddings}
+        settings: Any = {"written": WRITTEN if author else "", "progress": progress}
+        vectors = embeddings | more
+        return text_pool.choose_from(released[label], vectors, numbers[label], **settings)
+
+    choices = {label: choose(label, study.pool) for label in released}
+    pool, rounds = study.pool, []
+    if author is not None and writer is not None:
+        store = workspace.artifacts(result.run)
+        # With a writer there are no labels.
+        written = author.pick_again(writer, choices[""], partial(choose, ""), store, progress)
+        choices[""], pool, rounds = written
+    corpora = {name: study.corpora.get(name, corpus) for name, corpus in pool.items()}
+    text_pool.write(directory / CORPUS, choices, corpora, pool)
     rows = [json.loads(line) for line in (directory / CORPUS).read_text("utf-8").splitlines()]
     drawn = Counter(row["source"] for row in rows)
     texts, abouts, warnings = iter(rows), dict[str, dict[str, Any]](), _cautions(study)
@@ -95,14 +118,21 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "corpora": [
             {
                 "corpus": name,
-                "source": config.corpora[name],
-                "texts": study.pool[name].num_examples,
+                "source": config.corpora.get(name, "the writer"),
+                "texts": pool[name].num_examples,
                 "chosen": drawn[name],
                 "terms": _terms([row for row in rows if row["source"] == name]),
             }
             for name in about["shares"]
         ],
         "repeated": study.repeated,
+        "writer": author
+        and {
+            "model": author.described(writer),
+            "asked": author.config.texts * author.config.rounds,
+            "written": pool[WRITTEN].num_examples,
+            "rounds": rounds,
+        },
         "cautions": warnings,
         "metrics": {
             "epsilon": result.metrics.get("epsilon"),
@@ -131,7 +161,13 @@ def _far(released: PrivateMoments, distance: float) -> list[str]:
 def _cautions(study: Study) -> list[str]:
     """Sentences on what the corpus may be mistaken for, by public texts alone."""
     config, pool = study.config, study.pool
-    warnings = of_division(
+    warnings = []
+    if study.author is not None:
+        warnings.append(
+            "Written texts may be a model's repetition of public text that it was trained on, or "
+            "of its prompts; whoever has rights in such text may have them in these, too."
+        )
+    warnings += of_division(
         config.cut, config.data.source, config.corpora, lambda name: texts_of(pool[name])
     )
     if config.embedder == "minilm" and _english(pool) < _LEAST_ENGLISH:

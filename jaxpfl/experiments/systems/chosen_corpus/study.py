@@ -26,6 +26,7 @@ from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.systems import base
+from jaxpfl.experiments.systems.chosen_corpus.author import Author, sized
 from jaxpfl.experiments.systems.chosen_corpus.config import Config
 from jaxpfl.experiments.systems.chosen_corpus.labels import labelled
 from jaxpfl.privacy.plan import Plan
@@ -41,12 +42,14 @@ class Study(base.Study):
       corpora: the public corpora by name, as they were read; none for made-up clients.
       pool: their texts as they are cut, each once.
       repeated: how many texts of the corpora were empty, or there before.
+      author: the model that writes more texts, if there is one.
     """
 
     config: Config
     corpora: Mapping[str, Population] = field(default_factory=dict, repr=False)
     pool: Mapping[str, Population] = field(default_factory=dict, repr=False)
     repeated: int = 0
+    author: Author | None = None
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
@@ -137,6 +140,7 @@ class Study(base.Study):
                 release = description.moments_release(self.moments, number, dimension)
             rounds = {"moments": release}
         return description.Description(
+            models={} if (writer := self.config.writer) is None else {"writer": sized(writer)},
             rounds=rounds,
             releases={"moments": description.PlannedRelease.of_moments(self.moments, number)},
             sources={f"corpora.{name}": source for name, source in self.config.corpora.items()},
@@ -155,8 +159,12 @@ def prepare(config: Config) -> Study:
     cut = {name: rule.population(corpus) for name, corpus in corpora.items()}
     pool, repeated = text_pool.without_repeats(cut)
     text_pool.require_larger(sum(c.num_examples for c in pool.values()), config.texts, "texts")
+    author = None
+    if config.writer is not None:
+        author = Author(config.writer, config.corpora, rule, pool, config.run.seed)
+        author.require()
     labels = config.labels
     used = rule.population(train) if labels is None else labelled(train, labels, rule)
-    study = Study(config, used, corpora, pool, repeated)
+    study = Study(config, used, corpora, pool, repeated, author)
     _ = study.release  # refuses what cannot be calibrated
     return study
