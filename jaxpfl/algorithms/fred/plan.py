@@ -54,8 +54,8 @@ class FredPlan:
       population: the number of units, if it is declared public; else None.
       labels: of how many labels, a PUBLIC list, the moments are released, each for its own examples
         (`LabelledMoment`). A unit's contribution to all of them is one vector, whose sensitivities
-        are those of one label: the labels have one release and no further noise. How many units
-        each has, a client counting by the share of its examples, is private and released.
+        are those of one label: the labels share one release. How many units each has, a client
+        counting by the share of its examples, is private and released.
       noise: "independent" or, where the unit is the client, "exact" (`privacy.exact_noise`).
       private: False only for plans made by `without_privacy`.
       stated: the epsilon that the paper states for a plan of `as_printed`; None for other plans.
