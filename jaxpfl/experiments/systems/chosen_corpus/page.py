@@ -66,9 +66,10 @@ def _rounds(writer: Mapping[str, Any] | None) -> list[Section]:
     if writer is None:
         return []
     first, last = writer["rounds"][0], writer["rounds"][-1]
+    forms = {"written": ",", "chosen": ",", "distance": ".4g", "drawn": ".4g"}
     rows = [
-        (str(number), *(f"{value:,}" if type(value) is int else f"{value:.4g}" for value in row))
-        for number, row in enumerate(of_round.values() for of_round in writer["rounds"])
+        (str(number), *(format(row[name], form) for name, form in forms.items()))
+        for number, row in enumerate(writer["rounds"])
     ]
     columns = ("round", "written texts", "of them drawn", "distance of all chosen", "of the drawn")
     return [
