@@ -48,7 +48,8 @@ def audit_texts(
     directory, dealt, rule = Path(files.user_path(texts)), False, MESSAGES
     if (directory / CORPUS).is_file():
         config = load_run(directory)
-        rule = Cut.parse(config.cut)
+        # Synthetic text has the rule in a section.
+        rule = Cut.parse(getattr(config, "corpus", config).cut)
         if training is None or held_out is None:
             data = config.data
             parts = split_clients(read_clients(data), data)

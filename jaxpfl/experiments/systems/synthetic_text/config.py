@@ -337,11 +337,6 @@ class SyntheticTextConfig(Checked):
     }
 
     @property
-    def cut(self) -> str:
-        """The rule by which the texts of clients, corpora and generators are cut."""
-        return self.corpus.cut
-
-    @property
     def one_look(self) -> bool:
         """Whether clients are asked once, for the moments that all rewards follow from."""
         return self.method == "popri" and self.popri.clients_send == "moments"
