@@ -25,6 +25,7 @@ import numpy as np
 
 import jaxpfl as jp
 from benchmarks import comparison, harness
+from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.audit import AuditSettings, game_of, judged
 from jaxpfl.experiments.config import shipped
@@ -81,7 +82,7 @@ ALSO = {
     },
 }
 DELTA = 1e-4
-"""Of secure sums."""
+"""Of what is in no config."""
 
 Play = Callable[[int], Played]
 
@@ -112,6 +113,9 @@ def audits() -> Iterator[Audit]:
             for release, each in described.releases.items():
                 if each.guarantee.private:
                     yield _of_release(system, release, each)
+    plan = FredPlan.calibrated(epsilon=4.0, delta=DELTA, labels=4)
+    moments = PlannedRelease.of_moments(plan, 9_000)
+    yield _of_release("synthesize --label", "moments of four labels", moments)
     yield Audit("jp.secure_release", "discrete_gaussian", _secure(), {"rounds": 1, "planned": 1})
 
 

@@ -2,6 +2,8 @@
 
     JAXPFL_DATA=... python -m benchmarks.macro.chosen_texts irc --repetitions 5
     JAXPFL_DATA=... python -m benchmarks.macro.chosen_texts congress --simulate 72000
+    JAXPFL_DATA=... python -m benchmarks.macro.chosen_texts irc --writer smollm2 \
+        --measured chosen pick_write_pick placebo
 
 A repetition redraws the split of people, the release, the drawn texts and the order of training.
 Clients release the moments of their embeddings by MiniLM once, at epsilon 7, through the door and
@@ -12,6 +14,8 @@ held-out people and pool, are runs of 20 words. Each arm gives as many texts of 
                           the best mixture by the release
   chosen                  `chosen_texts.choose`
   descent                 its first form
+  pick_write_pick         chosen, once more, of the pool and as many texts that a model wrote after
+                          prompts of the chosen ones; placebo: after prompts of random ones
   own                     the training clients' own texts: NOT PRIVATE, the ceiling; `used` tells
                           how many, where they have fewer
 
@@ -29,25 +33,31 @@ and is measured against held-out people:
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
 
 from benchmarks import harness
-from jaxpfl.algorithms.chosen_texts import Evidence, choose, descend
+from jaxpfl.algorithms.chosen_texts import Choice, Evidence, choose, descend
 from jaxpfl.algorithms.chosen_texts.choice import systematic_sample
 from jaxpfl.algorithms.chosen_texts.matching import capped_softmax, weighted_moments
 from jaxpfl.algorithms.frechet import Reference, moments
 from jaxpfl.algorithms.fred import FredPlan, best_mixture, private_moments
 from jaxpfl.algorithms.fred.scores import score
+from jaxpfl.algorithms.popri import synthesise
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data import open as open_population
 from jaxpfl.data.selection import at_most
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
+from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.central.training import fit
+from jaxpfl.experiments.config.published import PublishedGeneratorConfig
+from jaxpfl.experiments.registry import load
+from jaxpfl.experiments.systems.chosen_corpus.author import settings_of
 from jaxpfl.experiments.systems.synthetic_text.config import DOWNSTREAM
+from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.privacy import Ledger
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import embedder
@@ -82,6 +92,15 @@ FINE_TUNING, TOKENS = Training(epochs=3, batch_size=32, learning_rate=0.001), 40
 MEASURES = ("frechet", "hashed", "bits", "accuracy", "loss", "closed")
 
 
+class Pool(NamedTuple):
+    """Texts, their corpora, and their embeddings by MiniLM and by hashed words."""
+
+    texts: list[str]
+    names_N: np.ndarray
+    rows_NxD: np.ndarray
+    hashed_NxD: np.ndarray
+
+
 def with_vectors(population: Population, cache: Path, name: str) -> Population:
     """The texts with the columns "embedding" (MiniLM) and "hashed", from the cache if it has it."""
     folder = cache / f"{name}-{population.content[:12]}"
@@ -110,10 +129,8 @@ def people(name: str, cache: Path) -> tuple[Population, np.ndarray]:
     return with_vectors(clients, cache, name), ids
 
 
-def pool_of(
-    name: str, cache: Path, of_corpus: int
-) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
-    """Texts, their corpora, and both embeddings; the clients' own corpus is not among them."""
+def pool_of(name: str, cache: Path, of_corpus: int) -> Pool:
+    """The corpora but the clients' own."""
     parts = []
     for corpus, source in CORPORA.items():
         if corpus != name:
@@ -126,7 +143,7 @@ def pool_of(
     vectors = [
         np.concatenate([part.column(c) for _, part in parts]) for c in ("embedding", "hashed")
     ]
-    return texts, names_N, vectors[0], vectors[1]
+    return Pool(texts, names_N, *vectors)
 
 
 class Judge:
@@ -187,6 +204,10 @@ def release(train: Population, simulate: int) -> Any:
         return private_moments(embedded, plan, ledger=ledger)
 
 
+def about(choice: Choice) -> dict[str, Any]:
+    return {"kappa": choice.kappa, "effective": choice.effective_size, "shares": choice.shares}
+
+
 def arms(
     released: Any, names_N: np.ndarray, rows_NxD: np.ndarray, texts: int, seed: int
 ) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
@@ -202,17 +223,45 @@ def arms(
 
     def sampled(weights_N: Any) -> np.ndarray:
         weights_N = capped_softmax(np.log(np.maximum(weights_N, 1e-12 / len(names_N))), cap)
-        return systematic_sample(weights_N, texts, generator)
+        return systematic_sample(weights_N, names_N, texts, generator)
 
     nearest = score(released, corpora)[0].name
-    about = {"kappa": choice.kappa, "effective": choice.effective_size, "shares": choice.shares}
     return {
         "nearest": (sampled(equal[nearest]), {"shares": {nearest: 1.0}}),
         "all": (sampled(np.full(len(names_N), 1 / len(names_N))), {}),
         "mixture": (sampled(mixture_N), {"shares": mixture.shares}),
-        "chosen": (choice.rows_M, about),
+        "chosen": (choice.rows_M, about(choice)),
         "descent": (sampled(descend(evidence, base_N, cap)), {}),
     }
+
+
+def writer_of(name: str, cache: Path) -> Any:
+    """A published model, or for "small" the Llama of a million that popri_small pretrains."""
+    if name == "small":
+        path = Path(__file__).parents[2] / "configs/popri_small.yaml"
+        writer = StudyModels(load(path, ["--cache", str(cache)])).generator
+    else:
+        published = PublishedModel.of(PublishedGeneratorConfig(name, chat=False), "writer")
+        writer = published.loaded()
+    return dataclasses.replace(writer, cut=Cut.parse(CUT))
+
+
+def with_written(pool: Pool, rows_M: np.ndarray, writer: Any, number: int, seed: int) -> Pool:
+    """The pool and what is written after prompts of these rows: new texts, and none empty."""
+    settings = settings_of(writer.tokeniser, writer.cut, pool.texts[:: len(pool.texts) // 2_000])
+    # The small model reads no more.
+    most = writer.model.config.positions - settings.new_tokens - 1
+    settings = dataclasses.replace(settings, prompt_tokens=min(settings.prompt_tokens, most))
+    samples = [pool.texts[row] for row in rows_M]
+    texts = synthesise(writer, samples, number, settings, seed=seed)
+    new = sorted(set(texts) - set(pool.texts))
+    rows, hashed = (np.asarray(embedder(kind)(new)) for kind in ("minilm", "hashed:128"))
+    return Pool(
+        pool.texts + new,
+        np.append(pool.names_N, np.repeat("written", len(new))),
+        np.concatenate([pool.rows_NxD, rows]),
+        np.concatenate([pool.hashed_NxD, hashed]),
+    )
 
 
 def main(
@@ -223,6 +272,8 @@ def main(
     number: int = 0,
     of_corpus: int = 3_000,
     measured: tuple[str, ...] = ("nearest", "all", "mixture", "chosen", "descent"),
+    writer: str = "",
+    models: Path = Path("runs/public_models"),
     cache: Path = Path("runs/chosen_texts"),
 ) -> None:
     """Appends a row for each arm and repetition.
@@ -234,10 +285,12 @@ def main(
       number: of training clients, drawn from all; 0: all.
       of_corpus: the most texts of a corpus that are in the pool.
       measured: the arms, beside `own`.
+      writer: the model of `pick_write_pick` and `placebo`: smollm2, a folder, or "small".
+      models: where "small" is, or is pretrained to.
       cache: of embeddings and of the downstream model.
     """
     everyone, ids = people(clients, cache)
-    pool, names_N, rows_NxD, hashed_NxD = pool_of(clients, cache, of_corpus)
+    pool, author = pool_of(clients, cache, of_corpus), writer and writer_of(writer, models)
     for seed in range(repetitions):
         generator = np.random.default_rng(100 + seed)
         order = generator.permutation(np.unique(ids))
@@ -257,7 +310,7 @@ def main(
                 "train": len(train),
                 "unit": "speech" if clients == "congress" else "person",
                 "simulate": simulate,
-                "pool": len(pool),
+                "pool": len(pool.texts),
                 "texts": many,
                 "seed": seed,
             }
@@ -265,11 +318,19 @@ def main(
                 "checkpoint": (judge.checkpoint, {}),
                 "own": (judge(own_texts, own_rows), {"used": len(own)}),
             }
-            drawn = arms(released, names_N, rows_NxD, many, seed)
+            drawn = arms(released, pool.names_N, pool.rows_NxD, many, seed)
+            prompts = {"pick_write_pick": drawn["chosen"][0], "placebo": drawn["all"][0]}
             for arm in measured:
-                rows_M, about = drawn[arm]
-                vectors = {"frechet": rows_NxD[rows_M], "hashed": hashed_NxD[rows_M]}
-                results[arm] = judge([pool[i] for i in rows_M], vectors), about
+                of_arm = pool
+                if arm in prompts:
+                    of_arm = with_written(pool, prompts[arm], author, many, seed)
+                    evidence = [Evidence(released, of_arm.rows_NxD)]
+                    choice = choose(evidence, of_arm.names_N, many, written="written", seed=seed)
+                    said = about(choice) | {"writer": writer, "pool": len(of_arm.texts)}
+                    drawn[arm] = choice.rows_M, said
+                rows_M, said = drawn[arm]
+                vectors = {"frechet": of_arm.rows_NxD[rows_M], "hashed": of_arm.hashed_NxD[rows_M]}
+                results[arm] = judge([of_arm.texts[i] for i in rows_M], vectors), said
             top, bottom = results["checkpoint"][0]["loss"], results["own"][0]["loss"]
             rows = [
                 {
@@ -279,9 +340,9 @@ def main(
                     "noise": released.noise.mean,
                     **values,
                     "closed": (top - values["loss"]) / (top - bottom),
-                    **about,
+                    **said,
                 }
-                for arm, (values, about) in results.items()
+                for arm, (values, said) in results.items()
             ]
             harness.table(rows, ["arm", *MEASURES])
             print(harness.record("chosen_texts", rows), flush=True)

@@ -3,7 +3,8 @@
 Canaries of federated training have the model of an audit, and keep their clients' states. FreD and
 candidates' scores have the worst neighbours: a client with one thing that nobody else has, and one
 with embeddings of zero, which contribute nothing. Canary i has the unit vector i as its embedding,
-so that there are as many dimensions as canaries.
+so that there are as many dimensions as canaries. Of several labels, canary i has label i modulo
+their number, and is looked for in the moments of its own.
 
 | question          | canary i moves this number, and so far                         | read off   |
 |-------------------|----------------------------------------------------------------|------------|
@@ -91,20 +92,26 @@ class MomentCanaries:
         self.queries = fred(fred_plan, units=units, dimension=canaries).queries
 
     def clients(self, present_M: np.ndarray) -> Population:
-        length = LENGTH * self.plan.clip_norm
-        return _holding(length * present_M, self.plans[0].population, 1)
+        length, units = LENGTH * self.plan.clip_norm, self.plans[0].population
+        clients = _holding(length * present_M, units, 1)
+        label_N = np.arange(units, dtype=np.int32) % self.plan.labels
+        return clients.with_columns({**clients.columns, "label": label_N})
 
     def ask(
         self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
     ) -> Shown:
         del round, clip  # one round, with a constant clip norm
         query = self.queries[number]
-        value = np.asarray(release(query, jnp.zeros(self.canaries, jnp.float32)).value, np.float64)
+        labels = () if self.plan.labels == 1 else (self.plan.labels,)
+        origin = jnp.zeros((*labels, self.canaries), jnp.float32)
+        value = np.asarray(release(query, origin).value, np.float64)
         if query.label == "count":
             return Shown(None)
+        value_Kx = value if labels else value[None]
         if query.label == "second":
-            value = np.diagonal(from_half(value, self.canaries))
-        return Shown(value / query.plan.clip_norm)
+            value_Kx = np.stack([np.diagonal(from_half(half, self.canaries)) for half in value_Kx])
+        own_M = np.arange(self.canaries)
+        return Shown(value_Kx[own_M % self.plan.labels, own_M] / query.plan.clip_norm)
 
 
 class ScoreCanaries:

@@ -12,7 +12,7 @@ from jaxpfl.errors import InputError
 
 _COLUMNS = {
     "client": "whose a row is (default: client); * makes each row a client",
-    "text": "the texts, for a word language model (default: text)",
+    "text": "the texts, for a word language model; TITLE,BODY joins columns (default: text)",
     "label": "the classes, whole numbers from 0, for a classifier",
     "features": "what the classifier reads: columns of numbers, with commas between them",
 }
@@ -113,6 +113,13 @@ def add_synthesize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--embedder", metavar="NAME", help=embedder)
     cut = "how all texts are cut: messages (default), sentences, words:N or documents:N"
     parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
+    writer = "smollm2, another published model or ADDRESS#MODEL: continues chosen texts, after "
+    writer += "which all are chosen anew, at no further cost (default: no text is written)"
+    parser.add_argument("--writer", metavar="MODEL", help=writer)
+    label = "a column of labels: texts are chosen for each of --labels, by the one release"
+    parser.add_argument("--label", metavar="COLUMN", help=label)
+    labels = "of --label, with commas: a PUBLIC list; texts with other labels are left out"
+    parser.add_argument("--labels", metavar="A,B,...", help=labels)
     common.add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
     common.add_path(parser, "--out", "DIR", "default: runs/NAME-OF-FILE")
 
@@ -124,9 +131,18 @@ def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any
     from jaxpfl.experiments.init import source_of
     from jaxpfl.experiments.synthesize import config_of
 
-    source = source_of(arguments.file, {"client": arguments.client, "text": arguments.text})
-    names = ("epsilon", "delta", "texts", "embedder", "cut", "ledger")
-    text = config_of(source, arguments.public, **{name: getattr(arguments, name) for name in names})
+    if (arguments.label is None) != (arguments.labels is None):
+        raise InputError(
+            "--label COLUMN and --labels A,B,... must come together: which labels the table has is "
+            "private, so that they must be a public list"
+        )
+    columns = {"client": arguments.client, "text": arguments.text, "columns": arguments.label}
+    names = ("epsilon", "delta", "texts", "embedder", "cut", "writer", "ledger")
+    given = {name: getattr(arguments, name) for name in names}
+    if arguments.label is not None:
+        labels = [label.strip() for label in arguments.labels.split(",")]
+        given["labels"] = (arguments.label, labels)
+    text = config_of(source_of(arguments.file, columns), arguments.public, **given)
     config = common.use_devices(registry.from_mapping(yaml.safe_load(text), "jaxpfl synthesize"))
     out = arguments.out or common.unused_directory(_stem(arguments.file))
     return carry_out.run(config, out, command=arguments.command_line).to_dict()

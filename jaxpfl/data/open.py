@@ -5,7 +5,7 @@
     huggingface:OWNER/NAME?revision=HEX    any data set of the hub, a row = a client; with
                                            &part=train&config=NAME and the options of a table
     PATH.jsonl, .csv, .tsv, .parquet,      a table, a row = an example; with ?client=FIELD
-      .jsonl.gz, .csv.gz, .tsv.gz, .xlsx   &text=FIELD&label=FIELD&features=FIELD,FIELD
+      .jsonl.gz, .csv.gz, .tsv.gz, .xlsx   &text=FIELD,FIELD&label=FIELD&features=FIELD,FIELD
                                            &columns=FIELD,FIELD&split=sentences&min_examples=5
                                            &encoding=latin-1&missing=drop, each optional, see
                                            `readers.examples.Layout`; ?client=* makes each row a
@@ -86,8 +86,8 @@ _Options = Mapping[str, Callable | tuple[str, ...]]
 
 _TEXT: _Options = {"split": PIECES, "min_examples": int}
 _TABLE: _Options = {
-    **dict.fromkeys(("client", "text", "label"), str),
-    **dict.fromkeys(("features", "columns"), _names),
+    **dict.fromkeys(("client", "label"), str),
+    **dict.fromkeys(("text", "features", "columns"), _names),
     "missing": ("drop",),
     **_TEXT,
 }

@@ -19,6 +19,7 @@ from jaxpfl.experiments.report.leakage import NOT_PUBLIC, write_leakage
 from jaxpfl.experiments.report.page import page_lines
 from jaxpfl.experiments.systems import CORPUS
 from jaxpfl.text.columns import texts_of
+from jaxpfl.text.cut import MESSAGES, Cut
 from jaxpfl.text.metrics.leakage import leakage
 
 
@@ -44,10 +45,13 @@ def audit_texts(
     Raises:
       InputError: a source cannot be read, or a side has no texts.
     """
-    directory, dealt = Path(files.user_path(texts)), False
+    directory, dealt, rule = Path(files.user_path(texts)), False, MESSAGES
     if (directory / CORPUS).is_file():
+        config = load_run(directory)
+        # Synthetic text has the rule in a section.
+        rule = Cut.parse(getattr(config, "corpus", config).cut)
         if training is None or held_out is None:
-            data = load_run(directory).data
+            data = config.data
             parts = split_clients(read_clients(data), data)
             if held_out is None and not parts.get("test"):
                 raise InputError(f"{texts}: has no test clients of its own: name --held-out")
@@ -62,7 +66,9 @@ def audit_texts(
     sides = open_population(training), open_population(held_out)
     published = {"these texts": list(texts_of(open_population(texts, public=True)))}
     names = f"training clients of {sides[0].name}", f"held-out clients of {sides[1].name}"
-    result = leakage(published, *sides, seed=seed)
+    result = leakage(published, *map(rule.joined, sides), seed=seed)
     folder = None if out is None else files.user_path(out)
-    record, page = write_leakage(folder, str(texts), names, result, NOT_PUBLIC, dealt=dealt)
+    record, page = write_leakage(
+        folder, str(texts), names, result, NOT_PUBLIC, cut=rule, dealt=dealt
+    )
     return {**record, "text": "\n".join([*page_lines(page), record["found"]])}

@@ -67,7 +67,8 @@ def choose_corpus(
     many single texts of all candidates are chosen by the same release. They are written to `texts`,
     a .jsonl or .parquet file (default: chosen.jsonl in the folder `out`), each with its "source",
     the candidate's name, its "weight", and the candidates' columns "license", "licence" and
-    "attribution", where one has them. The embeddings of all candidates are then in memory.
+    "attribution", where one has them. Texts that are empty, or were there before, are ranked with
+    the others and not chosen. The embeddings of all candidates are then in memory.
 
     The folder `out` gets fred.json (the returned record), certificate.json, fred.png (a bar for
     each candidate), moments.npz (the released moments, which score further candidates at no cost),
@@ -95,7 +96,7 @@ def choose_corpus(
             return shared_run.share_rounds(others)["record"]
         content = PrivateContent(whole)
         # Public corpora first: a candidate that is refused must not cost any privacy.
-        pieces, corpora, pool, embeddings = {}, {}, {}, {}
+        pieces, corpora, pool = {}, {}, {}
         file = files.user_path(texts) if texts else directory / "chosen.jsonl"
         text_pool.check_file(file)
         for name, source in sources.items():
@@ -110,11 +111,14 @@ def choose_corpus(
             if choose is None:
                 corpora[name] = _moments(pieces[name], function, plan.clip_norm, progress)
             else:
-                embedded = embed(pieces[name], function, progress=progress)
-                embeddings[name] = embeddings_of(embedded)
-                corpora[name] = moments(embeddings[name], plan.clip_norm)
+                rows_NxD = embeddings_of(embed(pieces[name], function, progress=progress))
+                columns = {**pieces[name].columns, "embedding": rows_NxD}
+                pieces[name] = pieces[name].with_columns(columns)
+                corpora[name] = moments(rows_NxD, plan.clip_norm)
+        distinct, repeated = {}, 0
         if choose is not None:
-            number = sum(corpus.num_examples for corpus in pieces.values())
+            distinct, repeated = text_pool.without_repeats(pieces)
+            number = sum(corpus.num_examples for corpus in distinct.values())
             text_pool.require_larger(number, choose, "the texts that are to be chosen")
         for folder in (directory, file.parent):
             folder.mkdir(parents=True, exist_ok=True)
@@ -137,9 +141,10 @@ def choose_corpus(
         ]
         choice, cautions = None, of_division(cut, private, sources, lambda n: texts_of(pieces[n]))
         if choose is not None:
+            embeddings = {name: embeddings_of(corpus) for name, corpus in distinct.items()}
             choice = text_pool.choose_from(released, embeddings, choose, progress=progress)
-            text_pool.write(file, choice, pool, pieces)
-            choice = {**chosen.record_of(choice, None), "file": str(file)}
+            text_pool.write(file, {"": choice}, pool, distinct)
+            choice = {**chosen.record_of(choice, None), "file": str(file), "repeated": repeated}
             cautions += chosen.cautions(choice)
         record = files.jsonable(
             {
@@ -223,7 +228,8 @@ def table(record: Mapping[str, Any]) -> str:
         lines.append(f"(all texts are cut alike, to {record['cut']})")
     lines += [*text_lines(ranking), str(BestMixture(**record["best_mixture"]))]
     if (choice := record["choice"]) is not None:
-        lines += ["", *chosen.lines(choice), f"chosen texts: {choice['file']}", ""]
+        lines += ["", *chosen.lines(choice), chosen.of_repeats(choice["repeated"])]
+        lines += [f"chosen texts: {choice['file']}", ""]
     if len(rows) > 1 and all(row["tied"] for row in record["candidates"][:-1]):
         lines.append(
             "All are tied: the noise hides which is nearest. A smaller embedder, as hashed:16, "

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import yaml
@@ -31,7 +32,9 @@ def config_of(
     texts: int = 1_000,
     embedder: str | None = None,
     cut: str = "messages",
+    writer: str | None = None,
     ledger: str | Path | None = None,
+    labels: tuple[str, Sequence[str]] | None = None,
 ) -> str:
     """A config, as YAML with comments; arguments as of `synthesize`.
 
@@ -52,10 +55,25 @@ def config_of(
         texts=texts,
         embedder=json.dumps(embedder or ("hashed" if hub.at_hand("minilm") is None else "minilm")),
         cut=json.dumps(cut),
+        writer=json.dumps(None if writer is None else {"generator": _generator(writer)}),
+        labels=labels and json.dumps({"column": labels[0], "names": list(labels[1])}),
     )
     # Refuses a config that `jaxpfl run` would refuse.
     from_mapping(yaml.safe_load(config), "the config for the table")
     return config
+
+
+def _generator(writer: str) -> dict[str, Any]:
+    """The section of a model that writes: a published one, or ADDRESS#MODEL."""
+    api, _, model = writer.partition("#")
+    if "://" not in api:
+        return {"path": writer, "chat": False}
+    if not model:
+        raise InputError(
+            "writer must name the server's model after its address, as in "
+            "http://127.0.0.1:8000/v1#MODEL, found no #"
+        )
+    return {"api": api, "model": model}
 
 
 def synthesize(
@@ -64,12 +82,8 @@ def synthesize(
     *,
     epsilon: float,
     out: str | Path,
-    delta: float | None = None,
-    texts: int = 1_000,
-    embedder: str | None = None,
-    cut: str = "messages",
-    ledger: str | Path | None = None,
     progress: bool = True,
+    **settings: Any,
 ) -> carry_out.Outcome:
     """Chooses public texts that are together like the clients', by one release of these.
 
@@ -80,11 +94,17 @@ def synthesize(
       clients: a source, or a population, as `data.from_dataframe` makes it, which is saved in
         `out`/private. Their number is public.
       public: sources, each SOURCE or NAME=SOURCE, or folders, each file of which is one.
+      settings: these arguments of `config_of`:
       delta: None: the largest power of ten that is at most 0.1 / the number of clients.
       texts: how many are chosen.
       embedder: None: minilm where its weights are at hand, else hashed.
       cut: the rule by which the texts of clients and corpora are cut, see `text.cut`.
+      writer: the language model that continues chosen texts, after which all are chosen anew:
+        smollm2, a folder, a name on the Hugging Face hub, or ADDRESS#MODEL of an OpenAI-compatible
+        server, whose owner sees these public texts. None: no text is written.
       ledger: the file to charge; None: `out`/ledger.jsonl.
+      labels: a column of the clients, which a source must name (`?columns=`), and a PUBLIC list of
+        its values: texts are chosen for each, by the one release. None: for all together.
 
     Raises:
       InputError: the config cannot be carried out; a public source holds the clients' data; there
@@ -100,8 +120,7 @@ def synthesize(
     checks.instance("clients", clients, (str, Population), "a source or a Population")
     try:
         source = str(clients) if saved is None else str(saved)
-        given = {"epsilon": epsilon, "delta": delta, "texts": texts, "embedder": embedder}
-        text = config_of(source, sources, **given, cut=cut, ledger=ledger)
+        text = config_of(source, sources, epsilon=epsilon, **settings)
         config = from_mapping(yaml.safe_load(text), "synthesize")
         # On other devices, `jaxpfl resume` would make another release.
         run = replace(config.run, devices=jax.device_count())

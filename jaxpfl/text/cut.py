@@ -17,6 +17,7 @@ example. No piece is empty, and none holds text of two clients. Nothing is rando
 """
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -91,6 +92,10 @@ class Cut:
 
     def _runs(self, row: Any) -> Iterator[Any]:
         return (row[start : start + self.size] for start in range(0, len(row), self.size))
+
+    def joined(self, population: Population) -> Population:
+        """The same clients with all their words in one text, where the rule joins; else itself."""
+        return Cut("words", sys.maxsize).population(population) if self.size else population
 
     def first(self, texts: Sequence[str]) -> list[str]:
         """The first piece of every text, each a document of its own; "" of one without any."""

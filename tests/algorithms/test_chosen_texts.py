@@ -126,14 +126,21 @@ def test_a_capped_softmax_is_that_of_a_bisection():
 
 
 def test_a_text_is_drawn_with_the_probability_of_its_weight():
-    """Without repetition, always as many; the largest weights are always among them."""
+    """Without repetition, always as many; the largest weights are always among them.
+
+    Of each corpus as many are drawn as its weight says, to within one.
+    """
+    corpora = np.random.default_rng(9).choice(["a", "bb", "c"], 60, p=[0.2, 0.3, 0.5])
     weights = capped_softmax(2 * np.random.default_rng(4).normal(size=60), 1 / 20)
     generator = np.random.default_rng(5)
     draws = 4000
     counts = np.zeros(60)
     for _ in range(draws):
-        rows = systematic_sample(weights, 20, generator)
+        rows = systematic_sample(weights, corpora, 20, generator)
         assert len(set(rows.tolist())) == 20
+        for corpus in ("a", "bb", "c"):
+            share = 20 * weights[corpora == corpus].sum()
+            assert abs(np.sum(corpora[rows] == corpus) - share) < 1
         counts[rows] += 1
     expected = 20 * weights
     error = np.abs(counts / draws - expected)
@@ -190,6 +197,21 @@ def test_where_nothing_is_to_be_gained_the_mixture_is_taken():
         taken.append(choice.kappa)
         assert choice.weights_N.max() <= 1 / 500
     assert taken.count(None) >= 3
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_texts_written_after_the_choice_do_not_stand_in_for_public_corpora(seed):
+    """They are like what was chosen, noise and all: as a corpus they would be the mixture."""
+    (rows, names, clients), rng = two_corpora(), np.random.default_rng(9)
+    evidence, number = released(clients, 0.02, np.random.default_rng(seed)), 300
+    first = choose([Evidence(evidence, rows)], names, number)
+    written = rows[rng.choice(first.rows_M, number)] + 0.05 * rng.normal(size=(number, D))
+    more = np.concatenate([rows, written.astype(np.float32)])
+    names = np.append(names, np.repeat("written", number))
+    again = choose([Evidence(evidence, more)], names, number, written="written")
+    before = distance(clients, weighted_moments(first.weights_N, rows))
+    assert distance(clients, weighted_moments(again.weights_N, more)) < 1.1 * before
+    assert 0 < again.shares["written"] < 0.5
 
 
 def test_the_half_that_was_not_fitted_decides(monkeypatch):

@@ -417,3 +417,54 @@ def test_rows_that_exceed_memory_together_are_refused(tmp_path, monkeypatch, for
     path = write(tmp_path, form, [{"client": "u", "text": "a" * 100_000}] * 500)
     with pytest.raises(InputError, match=f"{form}: its rows, in memory, would take"):
         jp.data.open(path)
+
+
+PARTS = [
+    {"user": "u0", "title": "A title", "body": "and a body"},
+    {"user": "u1", "title": "", "body": "a body alone"},
+    {"user": "u0", "title": "a title alone", "body": ""},
+    {"user": "u2", "title": "last", "body": "one, of\ntwo lines"},
+]
+JOINED = ["A title\nand a body", "a title alone", "a body alone", "last\none, of\ntwo lines"]
+
+
+@pytest.mark.parametrize("missing", ["empty", "null", "absent"])
+def test_texts_of_several_columns_are_one_text(tmp_path, form, missing):
+    """A row that lacks one of them keeps the others."""
+    dropped = form[:6] == "x.json" and missing == "absent"
+    rows = [
+        {k: v or (None if missing == "null" else "") for k, v in row.items() if v or not dropped}
+        for row in PARTS
+    ]
+    path = write(tmp_path, form, rows)
+    for client in ("user", "user|value"):
+        found = jp.data.open(f"{path}?client={client}&text=title,body")
+        texts = {
+            str(name): found.examples(i)["text"].tolist() for i, name in enumerate(found.client_ids)
+        }
+        assert texts == {"u0": JOINED[:2], "u1": JOINED[2:3], "u2": JOINED[3:]}
+    assert jp.data.open(f"{path}?text=body,title", public=True).columns["text"][0].as_py() == (
+        "and a body\nA title"
+    )
+
+
+def test_a_row_without_any_of_several_texts_is_refused_or_left_out(tmp_path):
+    rows = [*PARTS, {"user": SECRET, "title": None, "body": None}]
+    path = write(tmp_path, "x.jsonl", rows)
+    message = refusal(f"{path}?client=user&text=title,body")
+    assert "row 5: field 'title,body' must be a string, found no value" in message
+    found = jp.data.open(f"{path}?client=user&text=title,body&missing=drop")
+    assert found.num_examples == 4
+    assert "'titel'" in refusal(f"{path}?client=user&text=titel,body&missing=drop")
+    rows[1] = {**rows[1], "title": 3}
+    message = refusal(f"{write(tmp_path, 'x.jsonl', rows)}?client=user&text=title,body")
+    assert "row 2: field 'title' must be a string, found int" in message
+    with pytest.raises(InputError, match="must be different"):
+        jp.data.open(f"{path}?client=user&text=title,title")
+
+
+def test_several_text_columns_of_a_frame():
+    frame = pa.Table.from_pylist([{**row, "title": row["title"] or None} for row in PARTS])
+    for given in (frame, frame.to_pandas()):
+        found = jp.data.from_dataframe(given, client="user", text=["title", "body"])
+        assert found.columns["text"].to_pylist() == JOINED

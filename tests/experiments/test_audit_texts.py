@@ -9,10 +9,16 @@ import pytest
 from jaxpfl import cli
 from jaxpfl.data import open as open_population
 from jaxpfl.experiments.audit_texts import audit_texts
-from tests.experiments import test_dry_run
 from tests.refusals import refusal
 
 SOURCES = ("training", "held_out", "others")
+RUN = """\
+system: chosen_corpus
+data: {{source: "{folder}/clients.jsonl?client=who", split: {{train: 0.4, valid: 0.1, test: 0.4}}}}
+corpora: {{others: "{folder}/others.jsonl"}}
+privacy: {{epsilon: 1.0, delta: 1.0e-5}}
+cut: {cut}
+"""
 
 
 def lines(texts, **more):
@@ -75,8 +81,7 @@ def test_a_runs_corpus_is_compared_with_its_own_clients(tables, tmp_path):
     Path("clients.jsonl").write_text(
         "".join(lines([text], who=str(number)) for number, text in enumerate(everyone))
     )
-    config = test_dry_run.TINY.replace("$NOT_SET", str(tmp_path)).replace("0.8", "0.4")
-    (run / "config.yaml").write_text(config.replace("test: 0.1", "test: 0.4"))
+    (run / "config.yaml").write_text(RUN.format(folder=tmp_path, cut="messages"))
     (run / "corpus.jsonl").write_text(lines(everyone[:90]))
     found = audit_texts(run)
     parts = open_population("clients.jsonl?client=who").split(
@@ -91,6 +96,31 @@ def test_a_runs_corpus_is_compared_with_its_own_clients(tables, tmp_path):
     # The training clients' own texts are what a run must not publish.
     (run / "corpus.jsonl").write_text(lines(parts["train"].columns["text"].to_pylist()))
     assert audit_texts(run)["verdict"] == "fails"
+
+
+def test_texts_that_a_run_cut_are_searched_for_in_uncut_ones(tables, tmp_path):
+    """A leak is found that lies across two messages of a client, or across a cut."""
+    run = tmp_path / "run"
+    run.mkdir()
+    everyone = [text.split() for texts in tables.values() for text in texts]
+    rows = (
+        lines([" ".join(part)], who=str(number))
+        for number, words in enumerate(everyone)
+        for part in (words[:7], words[7:])
+    )
+    Path("clients.jsonl").write_text("".join(rows))
+    (run / "config.yaml").write_text(RUN.format(folder=tmp_path, cut="words:10"))
+    parts = open_population("clients.jsonl?client=who").split(
+        {"train": 0.4, "valid": 0.1, "test": 0.4}, seed=0
+    )
+    texts = parts["train"].columns["text"].to_pylist()
+    whole = [f"{first} {last}" for first, last in zip(texts[::2], texts[1::2], strict=True)]
+    (run / "corpus.jsonl").write_text(lines(" ".join(text.split()[1:14]) for text in whole))
+    found = audit_texts(run)
+    tests = {test["words"]: test for test in found["writers"]["these texts"]["tests"]}
+    assert found["verdict"] == "fails"
+    assert tests[13]["training"] == found["clients"]["training"] == found["searched"]
+    assert "words:10" in found["text"] and found["cut"] == "words:10"
 
 
 def test_bad_sources_are_refused(tables):

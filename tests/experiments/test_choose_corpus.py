@@ -200,15 +200,25 @@ def with_terms(path, words, clients, terms):
 
 @pytest.mark.parametrize(("rule", "ending"), [("messages", "jsonl"), ("words:20", "parquet")])
 def test_texts_of_all_candidates_are_chosen_by_the_one_release(tmp_path, capsys, rule, ending):
-    """What clients hold is half like one corpus and half like another: texts of both are chosen."""
+    """What clients hold is half like one corpus and half like another: texts of both are chosen.
+
+    Each of them is in its corpus several times, and is chosen once.
+    """
     private, out, file = tmp_path / "private.jsonl", tmp_path / "out", tmp_path / f"texts.{ending}"
     write_lines(private, NEAR[:10] + FAR[:10], 200, 4, "canarytext{}")
     public = [with_terms(tmp_path / f"{n}.jsonl", w, 60, f"of {n}") for n, w in WORDS.items()]
     more = ["--choose", 20, "--texts", file, "--cut", rule, "--population", 200]
     record = fred(capsys, private, public, out, *more, epsilon=500.0)
     choice = record["choice"]
-    number = sum(Cut.parse(rule).population(open_population(one)).num_examples for one in public)
+    pool = {
+        name: Cut.parse(rule).population(open_population(one)).columns["text"].to_pylist()
+        for name, one in zip(WORDS, public, strict=True)
+    }
+    texts = [text for of_corpus in pool.values() for text in of_corpus]
+    number = len(set(texts))
     assert (choice["texts"], choice["pool"], choice["file"]) == (20, number, str(file))
+    assert choice["repeated"] == len(texts) - number > 0
+    assert f"{choice['repeated']} texts were empty, or in the pool before" in table(record)
     assert choice["examples"] == []  # they are in the file
     assert sum(choice["shares"].values()) == pytest.approx(1)
     for line in (*chosen.lines(choice), *chosen.cautions(choice)):
@@ -218,10 +228,7 @@ def test_texts_of_all_candidates_are_chosen_by_the_one_release(tmp_path, capsys,
     read = pq.read_table(file).to_pylist() if ending == "parquet" else None
     rows = read or [json.loads(line) for line in file.read_text().splitlines()]
     assert len(rows) == 20 and {row["source"] for row in rows} == {"far", "near"}
-    pool = {
-        name: Cut.parse(rule).population(open_population(one)).columns["text"].to_pylist()
-        for name, one in zip(WORDS, public, strict=True)
-    }
+    assert len({row["text"] for row in rows}) == 20
     for row in rows:
         assert row["text"] in pool[row["source"]]
         assert row["licence"] == f"of {row['source']}"
@@ -239,7 +246,7 @@ def test_a_choice_that_cannot_be_made_is_refused_before_a_charge(tmp_path, sourc
     settings = {"plan": FredPlan.calibrated(epsilon=1, delta=1e-3), "embedder_name": "hashed:8"}
     given = {"out": tmp_path / "out", "ledger": tmp_path / "ledger.jsonl", "progress": False}
     call = partial(choose_corpus.choose_corpus, private, public, **settings, **given)
-    refusal(lambda: call(choose=320), "320")
+    refusal(lambda: call(choose=40), "40")  # 320 texts, of which 40 differ
     refusal(lambda: call(choose=0), "0")
     refusal(lambda: call(choose=2, texts=tmp_path / "texts.csv"), "texts.csv")
     assert not (tmp_path / "ledger.jsonl").exists()

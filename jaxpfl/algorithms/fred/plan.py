@@ -20,7 +20,7 @@ from jaxpfl import checks
 from jaxpfl.checked import Checked, Positive, PositiveInt
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.moments import ClientMoment, Moment
+from jaxpfl.federated.clients.moments import ClientMoment, LabelledMoment, Moment
 from jaxpfl.privacy import calibration, gaussian
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
@@ -33,6 +33,8 @@ _MOMENTS: tuple[Moment, ...] = ("count", "sum", "second")
 # The shares of mu^2 of count, mean and covariance. With the small one, the error of the count is a
 # few hundred units; a population that is declared public needs no count.
 _SHARES, _SHARES_WITHOUT_COUNT = (0.004, 0.498, 0.498), (0.0, 0.5, 0.5)
+# A label may have few units, of which the count must tell.
+_SHARES_OF_LABELS = (0.04, 0.48, 0.48)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,10 @@ class FredPlan(Checked):
         client. Where the unit is the example all examples are used: with a cap, removing one
         example would let another one in, which doubles the sensitivity.
       population: the number of units, if it is declared public; else None.
+      labels: of how many labels, a PUBLIC list, the moments are released, each for its own examples
+        (`LabelledMoment`). A unit's contribution to all of them is one vector, whose sensitivities
+        are those of one label: the labels share one release. How many units each has, a client
+        counting by the share of its examples, is private and released.
       noise: "independent" or, where the unit is the client, "exact" (`privacy.exact_noise`).
       private: False only for plans made by `without_privacy`.
       stated: the epsilon that the paper states for a plan of `as_printed`; None for other plans.
@@ -64,6 +70,7 @@ class FredPlan(Checked):
     unit: Unit = "client"
     max_examples: PositiveInt = 64
     population: PositiveInt | None = None
+    labels: PositiveInt = 1
     noise: NoiseKind = "independent"
     private: bool = True
     stated: float | None = None
@@ -72,6 +79,8 @@ class FredPlan(Checked):
     def check_fields(self) -> None:
         if not 1e-6 <= self.clip_norm <= 1e6:
             raise InputError(f"clip_norm must lie in [1e-6, 1e6], found {self.clip_norm:g}")
+        if self.labels > 1 and self.population is not None:
+            raise InputError("population must be None with labels, whose counts are released")
         if not self.private:
             if any(self.multipliers):
                 raise InputError(
@@ -103,6 +112,7 @@ class FredPlan(Checked):
         delta: float,
         unit: Unit = "client",
         population: int | None = None,
+        labels: int = 1,
         **settings: Any,
     ) -> Self:
         """Returns the plan with the least noise that is (epsilon, delta)-private.
@@ -121,12 +131,14 @@ class FredPlan(Checked):
         total = calibration.smallest_multiplier(
             lambda z: gaussian.on_everyone([z], delta, unit), epsilon
         )
-        shares = _SHARES if population is None else _SHARES_WITHOUT_COUNT
+        shares = _SHARES_OF_LABELS if labels > 1 else _SHARES
+        shares = shares if population is None else _SHARES_WITHOUT_COUNT
         return cls(
             multipliers=tuple(total / math.sqrt(s) if s else math.inf for s in shares),
             delta=delta,
             unit=unit,
             population=population,
+            labels=labels,
             **settings,
         )
 
@@ -190,9 +202,10 @@ class FredPlan(Checked):
         replaced = dataclasses.replace
         return replaced(self, multipliers=first), replaced(self, multipliers=second)
 
-    def client_fn(self, moment: Moment) -> ClientMoment:
+    def client_fn(self, moment: Moment) -> ClientMoment | LabelledMoment:
         average, isometric = self.unit == "client", self.stated is None
-        return ClientMoment(moment, self.clip_norm, average=average, isometric=isometric)
+        of_one = ClientMoment(moment, self.clip_norm, average=average, isometric=isometric)
+        return of_one if self.labels == 1 else LabelledMoment(of_one, self.labels)
 
     @property
     def sensitivities(self) -> tuple[float, ...]:

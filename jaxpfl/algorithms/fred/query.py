@@ -119,6 +119,8 @@ class FredState(NamedTuple):
       count: number of units, a float32 scalar; as declared, where it is public.
       sum_D: sum of the clipped embeddings, float32 [d].
       half: half of the symmetric second moment about the released mean, float32 `half_shape(d)`.
+
+    Those of several labels have one more axis, the first.
     """
 
     count: jax.Array
@@ -138,7 +140,8 @@ def fred(plan: FredPlan, *, units: int, dimension: int, column: str = "embedding
       units: the number of clients, or of examples where the example is the unit.
       dimension: d, the dimension of an embedding.
       column: of the population, float [examples, d]: `text.embed.embed` adds "embedding". Queries
-        of another one are named after it.
+        of another one are named after it. A plan of several labels also reads the column "label",
+        whole numbers from 0.
 
     Raises:
       InputError: the plan declares another number of units, or its delta is too large for them.
@@ -160,13 +163,14 @@ def fred(plan: FredPlan, *, units: int, dimension: int, column: str = "embedding
     )
     of = dict(zip(plan.moments, queries, strict=True))
 
+    labels = () if plan.labels == 1 else (plan.labels,)
+
     def init(key):
-        return FredState(
-            jnp.float32(0), jnp.zeros(dimension, jnp.float32), jnp.zeros(half_shape(dimension))
-        )
+        shapes = (labels, (*labels, dimension), (*labels, *half_shape(dimension)))
+        return FredState(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
     def step(state, release, round):
-        origin_D = jnp.zeros(dimension, jnp.float32)
+        origin_D = jnp.zeros((*labels, dimension), jnp.float32)
         count = state.count if plan.population is None else jnp.float32(plan.population)
         if "count" in of:
             count = release(of["count"], origin_D).value
@@ -178,8 +182,12 @@ def fred(plan: FredPlan, *, units: int, dimension: int, column: str = "embedding
 
 
 def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
-    """Returns the released moments from the final state: post-processing, which costs nothing."""
-    count, mean_D = _mean(plan, state)
+    """Returns the released moments from the final state: post-processing, which costs nothing.
+
+    `by_label` parts a state of several labels.
+    """
+    number, mean_D = _mean(plan, state)
+    count = float(number)
     dimension, isometric = len(mean_D), plan.stated is None
     covariance_DxD = from_half(np.asarray(state.half), dimension, isometric) / count
     stds = plan.noise_stds
@@ -194,11 +202,17 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     return PrivateMoments(Moments(count, mean_D, covariance_DxD), noise, plan)
 
 
-def _mean(plan: FredPlan, state: FredState) -> tuple[float, np.ndarray]:
-    """The count, which is at least 1, and the mean, whose norm is at most c."""
-    count = max(float(state.count), 1.0)
-    mean_D = np.asarray(state.sum_D, np.float64) / count
-    return count, mean_D * min(1.0, plan.clip_norm / max(float(np.linalg.norm(mean_D)), 1e-30))
+def by_label(state: FredState) -> list[FredState]:
+    """The sums of each label."""
+    return [FredState(*parts) for parts in zip(*state, strict=True)]
+
+
+def _mean(plan: FredPlan, state: FredState) -> tuple[np.ndarray, np.ndarray]:
+    """The count, which is at least 1, and the mean, whose norm is at most c; of each label."""
+    count = np.maximum(np.asarray(state.count, np.float64), 1.0)
+    mean_D = np.asarray(state.sum_D, np.float64) / count[..., None]
+    norm = np.linalg.norm(mean_D, axis=-1, keepdims=True)
+    return count, mean_D * np.minimum(1.0, plan.clip_norm / np.maximum(norm, 1e-30))
 
 
 def used_examples(clients: Population, plan: FredPlan, seed: int) -> Population:
@@ -260,7 +274,7 @@ def _query(plan: FredPlan, moment: Moment, released: Plan, column: str) -> Query
             max_examples=max_examples,
             clients_per_bucket=clients_per_device * execution.replicas,
         ),
-        columns=(column,),
+        columns=(column,) if plan.labels == 1 else (column, "label"),
         execution=execution,
     )
 

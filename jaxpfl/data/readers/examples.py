@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,8 +42,9 @@ class Layout:
       client: the field of the client's id; or FIELD|value, the same, and FIELD|domain, the host of
         a URL (https://www.example.org/a?b and http://WWW.example.org are one client,
         www.example.org); or "*", which makes each row a client, named by its number.
-      text: the field of texts, the column "text". None: "text", but none where a label or features
-        are named.
+      text: the field of texts, the column "text"; or several, whose texts in a row are joined by
+        newlines, without those that it lacks. None: "text", but none where a label or features are
+        named.
       label: the field of whole numbers that is the column "label", int32; or None.
       features: fields of numbers, or of lists of numbers, side by side in this order the column
         "features", float32 [examples, features]; or ().
@@ -56,7 +57,7 @@ class Layout:
     """
 
     client: str = "client"
-    text: str | None = None
+    text: str | Sequence[str] | None = None
     label: str | None = None
     features: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -64,21 +65,19 @@ class Layout:
     missing: str | None = None
 
     def __post_init__(self) -> None:
-        if self.text is None and self.label is None and not self.features:
-            object.__setattr__(self, "text", "text")
         if self.split is not None:
             checks.one_of("split", self.split, PIECES)
-            if self.text is None:
+            if not self.texts:
                 raise InputError("split divides texts: name the field of the text, too")
         if not self.field or self.rule not in _RULES:
             raise InputError(
                 f"client must be FIELD, FIELD|domain, FIELD|value or *, found {self.client!r}"
             )
-        used = [field for field in (self.text, self.label) if field is not None]
+        used = [*self.texts, *([] if self.label is None else [self.label])]
         used += [*self.features, *self.columns]
         if self.client != EACH_ROW and self.rule == "value":
             used.insert(0, self.field)
-        own = {_TEXT: self.text, _LABEL: self.label, _FEATURES: self.features}
+        own = {_TEXT: self.texts, _LABEL: self.label, _FEATURES: self.features}
         named = [*(name for name, given in own.items() if given), *self.columns]
         for names in (used, named):
             if len(set(names)) != len(names):
@@ -86,6 +85,13 @@ class Layout:
                 raise InputError(
                     f"client, text, label, features and columns must be different, found {listed}"
                 )
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The fields of texts."""
+        if self.text is None:
+            return (_TEXT,) if self.label is None and not self.features else ()
+        return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
     @property
     def field(self) -> str:
@@ -109,7 +115,7 @@ class Layout:
     def fields(self) -> Fields:
         """The fields that the table must have."""
         wanted = [] if self.client == EACH_ROW else [(self.field, "client")]
-        wanted += [] if self.text is None else [(self.text, "text")]
+        wanted += [(name, "text") for name in self.texts]
         wanted += [] if self.label is None else [(self.label, "label")]
         wanted += [(name, "number") for name in self.features]
         wanted += [(name, "value") for name in self.columns]
@@ -121,9 +127,13 @@ Read = Callable[[Fields], Iterator[Rows]]
 
 
 def _blocks(read: Read, layout: Layout, fields: Fields) -> Iterator[tuple[Rows, pa.RecordBatch]]:
+    source = ""
     for rows in read(fields):
+        source = rows.source
         if rows.numbers:
             yield rows, _block(rows, layout)
+    if source and fields.absent:
+        raise InputError(f"{source}: no row has a text in the field {min(fields.absent)!r}")
     # The owner's terminal alone may show it: other streams are stored, and read by others.
     if fields.dropped and sys.stderr.isatty():
         sys.stderr.write(f"{fields.dropped} rows lack a value and are left out (PRIVATE)\n")
@@ -133,8 +143,8 @@ def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:
     """Examples of some rows, as `grouping` takes them."""
     columns, ids = {}, _ids(rows, layout)
     is_example = np.ones(len(ids), bool)
-    if layout.text is not None:
-        columns[_TEXT] = rows.columns[layout.text]
+    if layout.texts:
+        columns[_TEXT] = rows.columns[",".join(layout.texts)]
     if layout.label is not None:
         columns[_LABEL] = rows.columns[layout.label].cast(pa.int32())
     if layout.features:

@@ -4,7 +4,8 @@ Every reader of tables hands its columns to `Fields.rows`, the only place that c
 
     "client"   a string, or a whole number, which means its decimal digits; not blank, and not as
                1.0, 1e+16 or nan, which libraries write for whole numbers beside missing ones
-    "text"     a string
+    "text"     a string; texts of several fields are joined by newlines to one, without those that a
+               row lacks or leaves empty: it must have one of them
     "label"    a whole number from 0 to 2^31 - 1, or a boolean
     "number"   a number, a boolean, or a list of numbers, equally long in each row
     "value"    a string, boolean or number, or a list of numbers: of the first row's kind in all
@@ -80,9 +81,11 @@ class Fields:
 
     Attributes:
       names: in the order in which they were asked for.
+      parts: the fields of texts, if there are several; () if not. `joined` names their text.
       drop: whether rows are left out that lack a value of one of them. In a file of text an empty
         field has no value, nor has NaN.
       dropped: how many rows were left out so far. PRIVATE.
+      absent: those of `parts` in which no row had a value so far.
     """
 
     def __init__(self, wanted: Iterable[tuple[str, str]], *, drop: bool = False) -> None:
@@ -92,6 +95,12 @@ class Fields:
         for name, use in wanted:
             self._uses.setdefault(name, []).append(use)
         self.names = tuple(self._uses)
+        texts = tuple(name for name in self.names if "text" in self._uses[name])
+        self.parts = texts if len(texts) > 1 else ()
+        self.joined = ",".join(texts)
+        if self.parts:
+            self._uses[self.joined] = ["text"]
+        self.absent = set(self.parts)
         # By field, once its first row was seen; whole numbers become float64 where others follow.
         self._types: dict[str, pa.DataType] = {}
 
@@ -122,6 +131,10 @@ class Fields:
           typed: False where the values are strings that may stand for numbers or booleans.
         """
         columns, table = {}, {name: _whole(values) for name, values in table.items()}
+        if self.parts:
+            joined = self._joined(source, numbers, table)
+            rest = (name for name in self.names if self._uses[name] != ["text"])
+            table = {**{name: table[name] for name in rest}, self.joined: joined}
         if self.drop:
             rows = self._complete(len(numbers), table, typed)
             self.dropped += len(numbers) - len(rows)
@@ -131,7 +144,7 @@ class Fields:
                 name: [part[row] for row in rows] if isinstance(part, list) else part.take(taken)
                 for name, part in table.items()
             }
-        for name in self.names if len(numbers) else ():
+        for name in table if len(numbers) else ():
             try:
                 columns[name] = self._column(name, table[name], typed)
             except _FaultError as error:
@@ -143,6 +156,25 @@ class Fields:
                 raise row_error(source, numbers[row], name, expected, kind, more) from None
             self._types[name] = columns[name].type
         return Rows(source, numbers, columns)
+
+    def _joined(
+        self, source: str, numbers: Sequence[int], table: Mapping[str, Any]
+    ) -> list[str | None]:
+        """The texts of several fields, without missing and empty ones; None where all are missing.
+
+        None is then treated as in a single field.
+        """
+        columns = []
+        for name in self.parts:
+            values = table[name] if isinstance(table[name], list) else table[name].to_pylist()
+            values = [None if value != value else value for value in values]
+            for number, value in zip(numbers, values, strict=True):
+                if not isinstance(value, str | None):
+                    raise row_error(source, number, name, _EXPECTED["text"], type(value).__name__)
+            self.absent -= {name} if any(value is not None for value in values) else set()
+            columns.append(values)
+        rows = ([text for text in row if text is not None] for row in zip(*columns, strict=True))
+        return ["\n".join(filter(str.strip, texts)) if texts else None for texts in rows]
 
     def _first_fault(self, name: str, values: Any, typed: bool) -> tuple[int, tuple[str, str]]:
         """The index of the first row that does not fit, and what was expected and found there."""

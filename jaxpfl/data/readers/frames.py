@@ -29,7 +29,7 @@ def from_dataframe(
     frame: Any,
     *,
     client: str = "client",
-    text: str | None = None,
+    text: str | Sequence[str] | None = None,
     label: str | None = None,
     features: Sequence[str] = (),
     columns: Sequence[str] = (),

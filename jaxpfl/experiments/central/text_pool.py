@@ -39,12 +39,13 @@ def choose_from(
     embeddings: Mapping[str, np.ndarray],
     number: int,
     *,
+    written: str = "",
     progress: bool = False,
 ) -> Choice:
     """`choose` of the texts of all corpora, one after another; embeddings are float32 [n, d]."""
     names_N = np.repeat(list(embeddings), list(map(len, embeddings.values())))
     evidence = Evidence(released, np.concatenate(list(embeddings.values())))
-    return choose([evidence], names_N, number, progress=progress)
+    return choose([evidence], names_N, number, written=written, progress=progress)
 
 
 def rows_by_corpus(rows_M: np.ndarray, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
@@ -61,23 +62,30 @@ def check_file(path: Path) -> None:
 
 
 def write(
-    path: Path, choice: Choice, corpora: Mapping[str, Population], cut: Mapping[str, Population]
+    path: Path,
+    choices: Mapping[str, Choice],
+    corpora: Mapping[str, Population],
+    cut: Mapping[str, Population],
 ) -> None:
     """Writes the chosen texts, with "source", "weight" and the terms that their corpora have.
 
     Args:
+      choices: by label, which texts get as their "label"; or one that has "" in its place.
       corpora: by name, as they were read; `cut` has the pool's examples, of the same documents. A
         piece has all terms of its document.
     """
     sizes = {name: corpus.num_examples for name, corpus in cut.items()}
-    rows = rows_by_corpus(choice.rows_M, sizes)
-    table = dict[str, list[Any]]()
     terms = [term for term in TERMS if any(term in corpus.columns for corpus in corpora.values())]
-    columns = {name: _columns(corpora[name], cut[name], rows[name], terms) for name in corpora}
-    for name in ("text", *terms):
-        table[name] = [value for of_corpus in columns.values() for value in of_corpus[name]]
-    table["source"] = [name for name, chosen in rows.items() for _ in chosen]
-    table["weight"] = choice.weights_N[choice.rows_M].tolist()
+    table: dict[str, list[Any]] = {name: [] for name in ("text", *terms, "source", "weight")}
+    for choice in choices.values():
+        rows = rows_by_corpus(choice.rows_M, sizes)
+        for name, corpus in corpora.items():
+            for column, values in _columns(corpus, cut[name], rows[name], terms).items():
+                table[column] += values
+            table["source"] += [name] * len(rows[name])
+        table["weight"] += choice.weights_N[choice.rows_M].tolist()
+    if "" not in choices:
+        table["label"] = [label for label, choice in choices.items() for _ in choice.rows_M]
     if path.suffix == ".parquet":
         content = io.BytesIO()
         parquet.write_table(pa.table(table), content)

@@ -22,6 +22,8 @@ from jaxpfl.privacy.gaussian import NoiseKind
 from jaxpfl.privacy.participation import Sampling
 from jaxpfl.text.tokenisers.characters import VOCAB_SIZE
 
+WRITTEN = "written"
+"""The corpus of what a model wrote after looking at a release; no public corpus has its name."""
 PUBLIC_PART = "split:public"
 """The public source that stands for the clients that `data.split.public` declares public."""
 

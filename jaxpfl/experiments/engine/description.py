@@ -203,8 +203,11 @@ cached_plan = lru_cache(maxsize=256)(build_plan)
 def moments_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
     """FreD's release, traced; its server computes with numpy."""
     algorithm = fred(plan, units=clients, dimension=dimension)
-    centre = jax.ShapeDtypeStruct((dimension,), np.float32)
+    labels = () if plan.labels == 1 else (plan.labels,)
+    centre = jax.ShapeDtypeStruct((*labels, dimension), np.float32)
     columns = {"embedding": column((dimension,), np.float32)}
+    if labels:
+        columns["label"] = column((), np.int32)
     queries = [ask(query, centre, columns)[0] for query in algorithm.queries]
     return Rehearsed(sum(query.up for query in queries), tuple(queries))
 

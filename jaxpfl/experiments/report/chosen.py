@@ -41,6 +41,11 @@ def lines(choice: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def of_repeats(number: int) -> str:
+    """What `text_pool.without_repeats` left out."""
+    return f"{number:,} texts were empty, or in the pool before, and left out."
+
+
 def cautions(choice: Mapping[str, Any]) -> list[str]:
     """A sentence where single texts were not told apart."""
     if choice["kappa"] is not None:

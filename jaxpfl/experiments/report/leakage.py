@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.experiments.report.page import Page, Section, Table, write_page
+from jaxpfl.text.cut import Cut
 from jaxpfl.text.metrics.leakage import LENGTHS, LEVEL, SIDES
 
 RECORD = "private/leakage.json"
@@ -32,6 +33,7 @@ def write_leakage(
     result: Mapping[str, Any],
     stamp: str,
     *,
+    cut: Cut,
     dealt: bool,
 ) -> tuple[dict[str, Any], Page]:
     """The record and the page of a result; both are written to a directory, if there is one.
@@ -41,16 +43,27 @@ def write_leakage(
       sides: name the training and the held-out clients.
       dealt: whether chance alone dealt clients of one source to the two sides.
       stamp: that of the run that wrote the texts, or `NOT_PUBLIC`.
+      cut: the rule by which the texts were cut, and by which those of clients were joined.
     """
     named = {"privacy": NOT_PUBLIC, "texts": texts, "sides": dict(zip(SIDES, sides, strict=True))}
     found = _FOUND[result["verdict"]] + ("" if dealt else _SOURCES)
-    record = {**named, **result, "found": found}
+    record = {**named, **result, "cut": str(cut), "found": found}
     page = leakage_page(record, stamp)
     if directory is not None:
         files.private_directory((directory / RECORD).parent)
         files.write_json(directory / RECORD, record)
         write_page(directory, page)
     return record, page
+
+
+def _searched(cut: str) -> str:
+    """How the texts of clients were cut, in a sentence."""
+    if Cut.parse(cut).size:
+        return (
+            f"Published texts were cut by the rule {cut}. Each client's texts are joined as by "
+            "this rule, and are not cut: a run that goes across a cut is found."
+        )
+    return "Clients' texts are those of their source, and are not cut."
 
 
 def leakage_page(record: Mapping[str, Any], stamp: str) -> Page:
@@ -82,7 +95,7 @@ def leakage_page(record: Mapping[str, Any], stamp: str) -> Page:
                 "Published texts by their longest run of words",
                 f"Beside {record['searched']:,} texts of each side: the share with so many words "
                 "in a row in common with a client's text. What everybody says repeats, too, "
-                "beside held-out clients as beside training ones.",
+                f"beside held-out clients as beside training ones. {_searched(record['cut'])}",
                 table=Table(of_texts, shares, (2, 3, 4, 5, 6, 7)),
             ),
             Section(

@@ -105,6 +105,54 @@ class ClientMoment:
         return to_half(moment, self.isometric) if self.moment == "second" else moment
 
 
+@dataclasses.dataclass(frozen=True)
+class LabelledMoment:
+    """A client function by steps: one moment of each of K labels side by side, as one contribution.
+
+    An example belongs to the label in the column "label", a whole number below K; one with another
+    number belongs to none. An average divides by the number of ALL examples of the client that
+    belong to one. An example moves the coordinates of its own label alone, so that K labels have
+    the bounds of one: 1, c and c^2, of the whole contribution. The broadcast is each label's
+    centre, float32 [K, d].
+    """
+
+    of_label: ClientMoment
+    labels: int
+
+    roundings: ClassVar[int] = ClientMoment.roundings
+
+    @property
+    def example_bound(self) -> float:
+        return self.of_label.example_bound
+
+    def init(self, centre_KxD: jax.Array, key: jax.Array) -> "_Total":
+        return jax.vmap(self.of_label.init, (0, None))(centre_KxD, key)
+
+    def step(
+        self,
+        centre_KxD: jax.Array,
+        total: "_Total",
+        batch: Batch,
+        mask_B: jax.Array,
+        key: jax.Array,
+    ) -> "_Total":
+        rows = {name: column for name, column in batch.items() if name != "label"}
+
+        def step(label: jax.Array, centre_D: jax.Array, total: "_Total") -> "_Total":
+            own_B = mask_B & (batch["label"] == label)
+            return self.of_label.step(centre_D, total, rows, own_B, key)
+
+        return jax.vmap(step)(jnp.arange(self.labels, dtype=jnp.int32), centre_KxD, total)
+
+    def finish(self, centre_KxD: jax.Array, total: "_Total") -> jax.Array:
+        """Returns [K], [K, d], or the halves of [K, d, d]."""
+        all_examples = jnp.maximum(jnp.sum(total.count), 1)
+        if self.of_label.moment == "count":
+            return total.count / all_examples if self.of_label.average else total.count
+        total = total._replace(count=jnp.full_like(total.count, all_examples))
+        return jax.vmap(self.of_label.finish)(centre_KxD, total)
+
+
 class _Total(NamedTuple):
     """A client's sums so far: the moment in units, the number of examples, and the unit."""
 

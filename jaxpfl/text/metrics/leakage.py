@@ -10,7 +10,8 @@ training than held-out clients have such a run that chance does it with a probab
 The test counts clients and not published texts, which are not independent: many may repeat one
 phrase. It is exact if training clients were drawn at random, whatever their texts are. It cannot
 see a single client's text among many. What would have failed is told beside the result, and the
-training clients' own texts, published as a control, show whether the audit can tell anything.
+training clients' own texts, cut to the words of the published ones and published as a control, show
+whether the audit can tell anything.
 
 All numbers are exact counts of private data: PRIVATE.
 """
@@ -46,6 +47,8 @@ def leakage(
     """What texts have in common with training and with held-out clients, as plain data; PRIVATE.
 
     Both sides have as many texts: whole clients in a random order, of which the last may be cut.
+    A run of words does not go beyond a text. Where published texts were cut from joined ones, give
+    the clients' joined, and not cut again (`Cut.joined`): what repeats them may lie across a cut.
 
     Args:
       published: texts by the name of their writer; the verdict is of the first, and the `CONTROL`
@@ -71,7 +74,7 @@ def leakage(
     ]
     writers = {name: _some(texts, _MOST_TEXTS, draw) for name, texts in published.items()}
     first = next(iter(writers))
-    writers[CONTROL] = _some(lists[0], len(writers[first]), draw)
+    writers[CONTROL] = _as_long(lists[0], writers[first], draw)
     runs, owners = CommonRuns([*lists, *writers.values()]), [client_N for _, client_N in drawn]
     judged = {name: _judged(runs, place, owners) for place, name in enumerate(writers, start=2)}
     verdict = "passes" if judged[CONTROL]["fails"] else "cannot tell"
@@ -87,6 +90,20 @@ def leakage(
 
 def _some(texts: Sequence[str], number: int, draw: np.random.Generator) -> list[str]:
     return [texts[int(i)] for i in draw.permutation(len(texts))[:number]]
+
+
+def _as_long(
+    texts: Sequence[str], published: Sequence[str], draw: np.random.Generator
+) -> list[str]:
+    """Runs of words of the texts, as many and as long as the published ones, if texts suffice."""
+    runs = []
+    for row, like in zip(
+        np.resize(draw.permutation(len(texts)), len(published)), published, strict=True
+    ):
+        words, most = texts[int(row)].split(), len(like.split())
+        start = draw.integers(max(len(words) - most, 0) + 1)
+        runs.append(" ".join(words[start : start + most]))
+    return runs
 
 
 def _drawn(

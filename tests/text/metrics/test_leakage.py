@@ -84,13 +84,22 @@ def test_whole_clients_are_compared_with_as_many_texts():
     assert found["searched"] == 20 and found["clients"] == {"training": 3, "held_out": 4}
     for side in ("training", "held_out"):
         assert sum(found["by_words"][side]) == 30
-        assert sum(found["control"]["by_words"][side]) == 20
+        assert sum(found["control"]["by_words"][side]) == 30
 
 
 def test_texts_too_short_to_tell_pass_as_a_control():
     texts = made_up(6, 60, words=3)
     found = audited(texts[40:], clients(texts[:20]), clients(texts[20:40]))
     assert not found["control"]["fails"] and found["verdict"] == "cannot tell"
+
+
+def test_the_control_has_the_form_of_the_published_texts():
+    """Long messages of clients say nothing of whether an audit of short texts can tell."""
+    texts = made_up(7, 60)
+    short = [" ".join(text.split()[:3]) for text in texts[40:]]
+    found = audited(short, clients(texts[:20]), clients(texts[20:40]))
+    assert len(found["control"]["by_words"]["training"]) == 4
+    assert found["verdict"] == "cannot tell"
 
 
 def test_a_side_without_texts_is_refused():

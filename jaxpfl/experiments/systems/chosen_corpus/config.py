@@ -5,8 +5,57 @@ from typing import Literal
 
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError, named
-from jaxpfl.experiments.config.sections import DataConfig, PrivacyConfig, RunConfig
+from jaxpfl.experiments.central.adamw import DecoderModelConfig
+from jaxpfl.experiments.config.published import PublishedGeneratorConfig, RemoteGeneratorConfig
+from jaxpfl.experiments.config.sections import WRITTEN, DataConfig, PrivacyConfig, RunConfig
+from jaxpfl.models.checkpoints.hub import SMOLLM2
 from jaxpfl.text.cut import Cut
+
+SHOTS = 3
+"""The public texts in a prompt."""
+
+
+@dataclass(frozen=True)
+class WriterConfig(Checked):
+    """A language model that continues chosen public texts; all texts are then chosen from anew.
+
+    Attributes:
+      generator: a published model, which reads prompts as they are if `chat` is false; one behind
+        an address; or one that is first pretrained on the corpora.
+      texts: how many it is asked for in a round; empty ones and repeats are left out.
+      rounds: how often it writes.
+      vocab_size: of the tokeniser that is learned from the corpora, for a model that is pretrained
+        on them; behind an address it only counts tokens.
+      cache: the folder of what is learned from the corpora.
+    """
+
+    generator: PublishedGeneratorConfig | RemoteGeneratorConfig | DecoderModelConfig = field(
+        default_factory=lambda: PublishedGeneratorConfig(SMOLLM2, chat=False)
+    )
+    texts: PositiveInt = 1_000
+    rounds: PositiveInt = 1
+    vocab_size: PositiveInt = 2_048
+    cache: str = "runs/public_models"
+
+
+@dataclass(frozen=True)
+class LabelsConfig(Checked):
+    """Labels, for each of which texts are chosen.
+
+    Attributes:
+      column: of the clients' table, which `data.source` must name (`?columns=`): each text's label.
+      names: a PUBLIC list. Which labels the table has is private: texts with others are left out.
+    """
+
+    column: str
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.names) < 2 or len(set(self.names)) < len(self.names) or "" in self.names:
+            raise InputError(
+                f"labels.names must be two labels or more, each once, found {list(self.names)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -22,6 +71,9 @@ class Config(Checked):
       embedder: see `jaxpfl.text.embed.embedder`.
       cut: the rule by which the texts of clients and corpora are cut, see `text.cut`.
       max_examples: the most texts of a client that are used, drawn at random.
+      labels: texts are chosen for each of these labels, by one release of the moments of all; None:
+        for all that the clients hold.
+      writer: the model whose texts join the public ones; None: none is written.
     """
 
     system: Literal["chosen_corpus"]
@@ -32,14 +84,30 @@ class Config(Checked):
     embedder: str = "hashed"
     cut: str = "messages"
     max_examples: PositiveInt = 64
+    labels: LabelsConfig | None = None
+    writer: WriterConfig | None = None
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         with named("cut"):
             Cut.without_model(self.cut)
+        if self.labels is not None and self.texts < len(self.labels.names):
+            raise InputError(
+                f"texts must be at least the number of labels, {len(self.labels.names)}, found "
+                f"{self.texts}"
+            )
         if not self.corpora:
             raise InputError("corpora must name at least one public source, found none")
+        if self.writer is not None and self.labels is not None:
+            raise InputError("writer and labels: one of them must be absent, found both")
+        if self.writer is not None and WRITTEN in self.corpora:
+            raise InputError(f"corpora.{WRITTEN} must have another name: it is the writer's corpus")
+        if self.writer is not None and self.texts < SHOTS:
+            raise InputError(
+                f"texts must be at least {SHOTS} with a writer, whose prompts are made of so many "
+                f"chosen texts, found {self.texts}"
+            )
         if self.data.public is not None or self.data.vocabulary is not None:
             raise InputError(
                 "data.public and data.vocabulary must be absent: public texts are those of corpora"

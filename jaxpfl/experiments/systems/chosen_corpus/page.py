@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Page, Section, Table
 from jaxpfl.experiments.systems.base import last_part
@@ -18,12 +19,13 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
         for row in record["corpora"]
     ]
     columns = ("public corpus", "texts", "chosen", "terms of use")
-    repeated = f"{record['repeated']:,} texts were empty, or in the pool before, and left out."
+    repeated = chosen.of_repeats(record["repeated"])
+    texts = "public texts" if record["writer"] is None else "public and written texts"
     text = " ".join([*chosen.lines(choice), _made(record), repeated])
     examples = Table(("text",), [(text,) for text in choice["examples"]], style="sentences")
     return Page(
-        title="A chosen public corpus",
-        lead=f"{choice['texts']:,} public texts, chosen for what {number:,} clients hold.",
+        title=title(record),
+        lead=f"{choice['texts']:,} {texts}, chosen for what {number:,} clients hold.",
         stamp=record["stamp"],
         privacy=record["privacy"],
         facts=[
@@ -33,6 +35,8 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
         ],
         sections=[
             Section("Chosen one by one", text, table=Table(columns, rows, (1, 2))),
+            *_by_label(record["labels"]),
+            *_rounds(record["writer"]),
             Section("Some of them", table=examples),
         ],
         cautions=record["cautions"],
@@ -44,15 +48,68 @@ def card(record: Mapping[str, Any], stamp: str) -> str:
     """What the corpus is, for whoever gets it, in the hub's format."""
     sources = {row["corpus"]: last_part(row["source"]) for row in record["corpora"]}
     given = {"record": record, "stamp": stamp, "sources": sources, "made": _made(record)}
-    given["lines"] = [*chosen.lines(record["choice"]), *record["cautions"]]
+    given["title"] = title(record)
+    written = [section.text for section in _rounds(record["writer"])]
+    given["lines"] = [*chosen.lines(record["choice"]), *written, *record["cautions"]]
+    given["lines"] += [section.text for section in _by_label(record["labels"])]
     return template(__package__ or "", "card.md.jinja").render(given)
+
+
+def title(record: Mapping[str, Any]) -> str:
+    """What the corpus is called: where no model writes, it is a public one."""
+    written = record["writer"] is not None
+    return "A chosen corpus of public and written texts" if written else "A chosen public corpus"
+
+
+def _rounds(writer: Mapping[str, Any] | None) -> list[Section]:
+    """What was written, by which model, and how near each choice is; none without a writer."""
+    if writer is None:
+        return []
+    first, last = writer["rounds"][0], writer["rounds"][-1]
+    forms = {"written": ",", "chosen": ",", "distance": ".4g", "drawn": ".4g"}
+    rows = [
+        (str(number), *(format(row[name], form) for name, form in forms.items()))
+        for number, row in enumerate(writer["rounds"])
+    ]
+    columns = ("round", "written texts", "of them drawn", "distance of all chosen", "of the drawn")
+    return [
+        Section(
+            "Pick, write, pick again",
+            f"Written texts are by {writer['model']}. It was asked for {writer['asked']:,} texts "
+            "that go on after chosen public ones, and read nothing else of this study; "
+            f"{last['written']:,} of them were new and not empty, and {last['chosen']:,} of the "
+            f"drawn texts are among them (source: {WRITTEN}). Squared distance to the clients, "
+            f"estimated: {first['distance']:.4g} before it wrote, {last['distance']:.4g} at the "
+            "end. The second is the more optimistic one, because prompts follow from the release "
+            "that both are estimated by.",
+            table=Table(columns, rows, (0, 1, 2, 3, 4)),
+        )
+    ]
+
+
+def _by_label(labels: Mapping[str, Any]) -> list[Section]:
+    """What was chosen for each label; none without labels."""
+    rows = []
+    for label, about in labels.items():
+        near = (f"{about['distances'][name]:.3g}" for name in ("mixture", "chosen"))
+        rows.append((label, f"{about['clients']:,.0f}", f"{about['texts']:,}", *near))
+    columns = ("label", "clients, released", "texts", "distance of the mixture", "of chosen texts")
+    text = (
+        "The labels are a public list. What a client has of all of them was one contribution; it "
+        "is counted for each label by the share of its texts. The texts are divided by the "
+        "released numbers, and distances are means over them. A public text may be chosen for "
+        "several labels."
+    )
+    return [Section("By label", text, table=Table(columns, rows, (1, 2, 3, 4)))] if rows else []
 
 
 def _made(record: Mapping[str, Any]) -> str:
     """Who is public and who is not, in two sentences."""
+    which = "All texts" if record["writer"] is None else "All texts but those that a model wrote"
     return (
-        "All texts are of sources that were declared public; none was copied from the clients' "
+        f"{which} are of sources that were declared public; none was copied from the clients' "
         f"table. {record['number']:,} clients, whose number is public, released mean and "
-        f"covariance of their texts' embeddings ({record['embedder']}) once, with noise, and "
+        f"covariance of their texts' embeddings ({record['embedder']}) "
+        f"{'and number, for each label, ' if record['labels'] else ''}once, with noise, and "
         f"nothing else. All texts were cut by one rule: {record['cut']}."
     )

@@ -1,27 +1,33 @@
 """Carries out the study: embeds the pool, asks the clients once, chooses, and writes the corpus.
 
     runs/moments/    the one release, which has a page of its own
-    corpus.jsonl     the chosen texts, with the name of their corpus, their weight, and its terms
+    artifacts/       what the writer wrote in each round, if there is one
+    corpus.jsonl     the chosen texts, with the name of their corpus, their weight, its terms, and
+                     their label, if labels are given
     card.md          what the corpus is
 
-An interrupted run chooses again from the same release.
+An interrupted run chooses again from the same release, and from the same texts.
 """
 
 import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms import gaussian_moments
-from jaxpfl.algorithms.fred import PrivateMoments, moments
+from jaxpfl.algorithms.chosen_texts import Choice
+from jaxpfl.algorithms.fred import PrivateMoments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
+from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
+from jaxpfl.experiments.systems.chosen_corpus.labels import shares_of, together
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
@@ -48,10 +54,17 @@ def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
     config, plan, directory = study.config, study.moments, workspace.directory
-    embeddings = {
-        name: embeddings_of(embed(corpus, study.embedder, progress=workspace.progress))
-        for name, corpus in study.pool.items()
-    }
+    progress, author = workspace.progress, study.author
+    writer = None
+    if author is not None:
+        # Before the release: a model that cannot write is refused at no charge.
+        writer = author.loaded(progress)
+        author.try_out(writer, workspace.artifacts())
+
+    def embedded(corpus: Population) -> np.ndarray:
+        return embeddings_of(embed(corpus, study.embedder, progress=progress))
+
+    embeddings = {name: embedded(corpus) for name, corpus in study.pool.items()}
     rows_NxD = np.concatenate(list(embeddings.values()))
     pool_DxD = gaussian_moments.moments(rows_NxD, plan.clip_norm).covariance_DxD
     study.require_visible(pool_DxD)
@@ -60,17 +73,39 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         study.clients,
         name=MOMENTS,
         privacy=config.privacy,
-        ask=lambda: study.embedded(workspace.progress),
+        ask=lambda: study.embedded(progress),
     )
-    released = moments(plan, result.state)
-    study.require_visible(pool_DxD, released)
-    number, progress = config.texts, workspace.progress
-    choice = text_pool.choose_from(released, embeddings, number, progress=progress)
-    text_pool.write(directory / CORPUS, choice, study.corpora, study.pool)
+    released = study.released(result.state)
+    for label, of_label in released.items():
+        study.require_visible(pool_DxD, of_label, label)
+    counts = [of_label.moments.count for of_label in released.values()]
+    numbers = dict(zip(released, shares_of(config.texts, counts), strict=True))
+
+    def choose(label: str, pool: Mapping[str, Population]) -> Choice:
+        more = {name: embedded(corpus) for name, corpus in pool.items() if name not in embeddings}
+        settings: Any = {"written": WRITTEN if author else "", "progress": progress}
+        vectors = embeddings | more
+        return text_pool.choose_from(released[label], vectors, numbers[label], **settings)
+
+    choices = {label: choose(label, study.pool) for label in released}
+    pool, rounds = study.pool, []
+    if author is not None and writer is not None:
+        store = workspace.artifacts(result.run)
+        # With a writer there are no labels.
+        written = author.pick_again(writer, choices[""], partial(choose, ""), store, progress)
+        choices[""], pool, rounds = written
+    corpora = {name: study.corpora.get(name, corpus) for name, corpus in pool.items()}
+    text_pool.write(directory / CORPUS, choices, corpora, pool)
     rows = [json.loads(line) for line in (directory / CORPUS).read_text("utf-8").splitlines()]
-    texts = dict(zip(choice.rows_M.tolist(), (row["text"] for row in rows), strict=True))
     drawn = Counter(row["source"] for row in rows)
-    about = chosen.record_of(choice, texts.__getitem__)
+    texts, abouts, warnings = iter(rows), dict[str, dict[str, Any]](), _cautions(study)
+    for label, choice in choices.items():
+        of_row = {row: next(texts)["text"] for row in choice.rows_M.tolist()}
+        about = chosen.record_of(choice, of_row.__getitem__)
+        abouts[label] = {**about, "clients": released[label].moments.count}
+        sentences = [*chosen.cautions(about), *_far(released[label], choice.distance)]
+        warnings += [f"{label}: {text}" if label else text for text in sentences]
+    about = abouts.pop("", None) or together(abouts)
     record = {
         "private": not workspace.stamp,
         "privacy": result.privacy,
@@ -79,43 +114,62 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "embedder": study.embedder.name,
         "cut": config.cut,
         "choice": about,
+        "labels": abouts,
         "corpora": [
             {
                 "corpus": name,
-                "source": config.corpora[name],
-                "texts": study.pool[name].num_examples,
+                "source": config.corpora.get(name, "the writer"),
+                "texts": pool[name].num_examples,
                 "chosen": drawn[name],
                 "terms": _terms([row for row in rows if row["source"] == name]),
             }
-            for name in choice.shares
+            for name in about["shares"]
         ],
         "repeated": study.repeated,
-        "cautions": [*chosen.cautions(about), *_cautions(study, released, choice.distance)],
+        "writer": author
+        and {
+            "model": author.described(writer),
+            "asked": author.config.texts * author.config.rounds,
+            "written": pool[WRITTEN].num_examples,
+            "rounds": rounds,
+        },
+        "cautions": warnings,
         "metrics": {
             "epsilon": result.metrics.get("epsilon"),
-            "distance": choice.distance,
-            "drawn_distance": choice.drawn_distance,
-            "mixture_distance": choice.mixture_distance,
-            "effective_size": choice.effective_size,
+            "distance": about["distances"]["chosen"],
+            "drawn_distance": about["distances"]["drawn"],
+            "mixture_distance": about["distances"]["mixture"],
+            "effective_size": about["effective_size"],
         },
     }
     files.write_atomically(directory / CARD, card(record, workspace.stamp))
     return record
 
 
-def _cautions(study: Study, released: PrivateMoments, distance: float) -> list[str]:
-    """Sentences on what the corpus may be mistaken for, by public texts and the release alone."""
+def _far(released: PrivateMoments, distance: float) -> list[str]:
+    """A sentence where no public text is like the clients', by the release alone."""
+    spread = float(np.trace(released.moments.covariance_DxD)) - released.noise.mean_bias
+    if distance <= _FAR * spread:
+        return []
+    return [
+        f"No public text is much like the clients': what was chosen is {distance:.2g} away from "
+        f"them, and their own texts are spread by {spread:.2g} (squared distances). Other public "
+        "sources may be nearer; to choose from these is another release."
+    ]
+
+
+def _cautions(study: Study) -> list[str]:
+    """Sentences on what the corpus may be mistaken for, by public texts alone."""
     config, pool = study.config, study.pool
-    warnings = of_division(
+    warnings = []
+    if study.author is not None:
+        warnings.append(
+            "Written texts may be a model's repetition of public text that it was trained on, or "
+            "of its prompts; whoever has rights in such text may have them in these, too."
+        )
+    warnings += of_division(
         config.cut, config.data.source, config.corpora, lambda name: texts_of(pool[name])
     )
-    spread = float(np.trace(released.moments.covariance_DxD)) - released.noise.mean_bias
-    if distance > _FAR * spread:
-        warnings.append(
-            f"No public text is much like the clients': what was chosen is {distance:.2g} away "
-            f"from them, and their own texts are spread by {spread:.2g} (squared distances). Other "
-            "public sources may be nearer; to choose from these is another release."
-        )
     if config.embedder == "minilm" and _english(pool) < _LEAST_ENGLISH:
         warnings.append(
             "The public texts do not look like English, the language that minilm was trained on: "

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, fred, used_examples
+from jaxpfl.algorithms.fred import (
+    FredPlan,
+    FredState,
+    PrivateMoments,
+    by_label,
+    fred,
+    moments,
+    used_examples,
+)
 from jaxpfl.algorithms.fred.scores import visible
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
@@ -18,7 +26,9 @@ from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.systems import base
+from jaxpfl.experiments.systems.chosen_corpus.author import Author, sized
 from jaxpfl.experiments.systems.chosen_corpus.config import Config
+from jaxpfl.experiments.systems.chosen_corpus.labels import labelled
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import Embedder, embed, embedder
@@ -32,12 +42,14 @@ class Study(base.Study):
       corpora: the public corpora by name, as they were read; none for made-up clients.
       pool: their texts as they are cut, each once.
       repeated: how many texts of the corpora were empty, or there before.
+      author: the model that writes more texts, if there is one.
     """
 
     config: Config
     corpora: Mapping[str, Population] = field(default_factory=dict, repr=False)
     pool: Mapping[str, Population] = field(default_factory=dict, repr=False)
     repeated: int = 0
+    author: Author | None = None
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
@@ -49,6 +61,9 @@ class Study(base.Study):
         """The plan of the release."""
         privacy, number = self.config.privacy, len(self.clients)
         settings: Any = {"max_examples": self.config.max_examples, "population": number}
+        if self.config.labels is not None:
+            # How many clients each label has is private.
+            settings |= {"population": None, "labels": len(self.config.labels.names)}
         if not privacy.private:
             return FredPlan.without_privacy(**settings)
         assert privacy.epsilon is not None and privacy.delta is not None, "the config checks it"
@@ -67,20 +82,33 @@ class Study(base.Study):
     def embedded(self, progress: bool) -> Population:
         """The clients with the embeddings that the release reads, which may take long."""
         used = used_examples(self.clients, self.moments, self.config.data.split_seed)
-        return embed(used, self.embedder, progress=progress)
+        columns = dict(embed(used, self.embedder, progress=progress).columns)
+        if self.config.labels is not None:
+            columns["label"] = used.columns["label"]
+        return used.with_columns(columns)
 
-    def require_visible(self, pool_DxD: np.ndarray, released: PrivateMoments | None = None) -> None:
+    def released(self, state: FredState) -> dict[str, PrivateMoments]:
+        """The clients' moments by label; "" without labels."""
+        if self.config.labels is None:
+            return {"": moments(self.moments, state)}
+        parts = zip(self.config.labels.names, by_label(state), strict=True)
+        return {name: moments(self.moments, part) for name, part in parts}
+
+    def require_visible(
+        self, pool_DxD: np.ndarray, released: PrivateMoments | None = None, label: str = ""
+    ) -> None:
         """Refuses clients of whom noise hides every direction.
 
-        Before the release, they are taken to be spread as the pool is.
+        Before the release, they are taken to be spread as the pool is, and equal over labels.
 
         Args:
           pool_DxD: the covariance of the pool.
-          released: the clients' moments, which were charged; None before.
+          released: the moments of the clients, or of a label, which were charged; None before.
         """
         number, dimension = len(self.clients), len(pool_DxD)
+        count = number / self.moments.labels if released is None else released.moments.count
         # The largest eigenvalue that noise alone would have, see `fred.scores`.
-        edge = 2 * self.moments.noise_stds[2] / number * math.sqrt(dimension / 2)
+        edge = 2 * self.moments.noise_stds[2] / count * math.sqrt(dimension / 2)
         largest = float(np.linalg.eigvalsh(pool_DxD)[-1])
         if not largest > 0:
             raise InputError(
@@ -90,6 +118,7 @@ class Study(base.Study):
         hidden, whose, cost = largest <= edge, "the public texts", "nothing was released"
         if released is not None:
             hidden, whose = not visible(released)[0].size, "the clients' texts"
+            whose += f" of the label {label!r}" if label else ""
             # What the noise hides is smaller (Benaych-Georges and Nadakuditi 2011).
             largest, cost = min(largest, edge / 2), "the release was charged"
         if hidden:
@@ -111,6 +140,7 @@ class Study(base.Study):
                 release = description.moments_release(self.moments, number, dimension)
             rounds = {"moments": release}
         return description.Description(
+            models={} if (writer := self.config.writer) is None else {"writer": sized(writer)},
             rounds=rounds,
             releases={"moments": description.PlannedRelease.of_moments(self.moments, number)},
             sources={f"corpora.{name}": source for name, source in self.config.corpora.items()},
@@ -129,6 +159,12 @@ def prepare(config: Config) -> Study:
     cut = {name: rule.population(corpus) for name, corpus in corpora.items()}
     pool, repeated = text_pool.without_repeats(cut)
     text_pool.require_larger(sum(c.num_examples for c in pool.values()), config.texts, "texts")
-    study = Study(config, rule.population(train), corpora, pool, repeated)
+    author = None
+    if config.writer is not None:
+        author = Author(config.writer, config.corpora, rule, pool, config.run.seed)
+        author.require()
+    labels = config.labels
+    used = rule.population(train) if labels is None else labelled(train, labels, rule)
+    study = Study(config, used, corpora, pool, repeated, author)
     _ = study.release  # refuses what cannot be calibrated
     return study

@@ -61,10 +61,13 @@ class CorpusConfig(Checked):
       cut: the rule by which all texts are cut, see `text.cut`: those of clients of all splits, and
         of public corpora for prompts; of a generated text the first piece is used. Where the rule
         joins texts, `popri.format.stop` must not be a newline, over which pieces go on.
+      pool, chosen: [public, written] and N: the corpus is N of all these, chosen by the one look.
       fine_tuning: the training of the downstream model on the synthetic corpus.
     """
 
     texts: PositiveInt = 4_000
+    pool: tuple[Literal["public", "written"], ...] = (sections.WRITTEN,)
+    chosen: PositiveInt | None = None
     tokens: PositiveInt = 32
     cut: str = "messages"
     fine_tuning: Training = field(default_factory=_FINE_TUNING)
@@ -73,6 +76,11 @@ class CorpusConfig(Checked):
         super().__post_init__()
         with named("corpus.cut"):
             Cut.parse(self.cut)
+        if (set(self.pool) == {"public", sections.WRITTEN}) != (self.chosen is not None):
+            raise InputError(
+                "corpus.pool must be [public, written] where corpus.chosen is given, and absent "
+                f"elsewhere, found {list(self.pool)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -266,6 +274,11 @@ class SyntheticTextConfig(Checked):
                 "see: tuning raises what they see, whether texts improve or not"
             )
         self._check_corpora()
+        if self.corpus.chosen is not None and not self.one_look:
+            raise InputError(
+                "corpus.chosen needs the moments of the clients' texts: add method 'popri' with "
+                f"popri.clients_send 'moments', found method {self.method!r}"
+            )
         needed = ("test", "valid") if self.method in WRITING else ("test",)
         for name in needed:
             if self.evaluation.source is None and not getattr(self.data.split, name):
@@ -397,6 +410,8 @@ class SyntheticTextConfig(Checked):
                 "their texts"
             )
         for name, source in corpora.items():
+            if name == sections.WRITTEN and self.corpus.chosen is not None:
+                raise InputError(f"corpora.{name} must have another name: it is what is written")
             if place(source) == place(self.data.source):
                 raise InputError(
                     f"corpora.{name} is data.source, expected a public source: the texts of "

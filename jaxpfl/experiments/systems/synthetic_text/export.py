@@ -112,6 +112,11 @@ def _written(
         artifacts = Artifacts(directory / ARTIFACTS, run=run, ledger=Ledger.read(ledger))
     phases = Phases(artifacts)
     corpus = phases.load_or_compute("corpus", missing)["texts"].tolist()
+    if config.corpus.chosen is not None and (number or 0) > len(corpus):
+        raise InputError(
+            f"{directory}: has a corpus of {len(corpus)} chosen texts, which is not written on, "
+            f"expected at most so many for export, found {number}"
+        )
     wanted, tunes = corpus[:number], config.method in ("popri", "pe_sft")
     if not tunes and len(wanted) >= (number or 0):
         return corpus, wanted, []
@@ -164,7 +169,8 @@ def _trained_on(
 
     found = {"method": config.method, "pretraining": public("downstream")}
     if corpus is not None:
-        found["fine-tuning"] = f"{len(corpus)} synthetic texts, in corpus/"
+        kind = "synthetic" if config.corpus.chosen is None else "synthetic and public"
+        found["fine-tuning"] = f"{len(corpus)} {kind} texts, in corpus/"
         found["generator of the texts"] = public(_GENERATOR)
     sent = {FED_AVG: "trained the model in rounds"} | dict.fromkeys(
         SCORING, "scored synthetic texts"

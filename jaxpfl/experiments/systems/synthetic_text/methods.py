@@ -73,6 +73,7 @@ class Author:
     Attributes:
       first: texts of the untuned generator, where the method has rounds.
       choices: what was chosen by a distance, and from what, for the record.
+      choose: makes the corpus of what is written and of public texts; None: it is all written.
     """
 
     models: StudyModels
@@ -81,6 +82,7 @@ class Author:
     settings: PopriConfig
     first: Sequence[str] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
+    choose: Callable[[list[str]], Artifact] | None = None
 
     def texts(self, number: int, part: int = 0, later: int = 0) -> list[str]:
         """Up to `number` texts, none of them empty; another `part` or `later` seed gives others."""
@@ -156,14 +158,14 @@ def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
     if settings.corpus == "chosen":
         # Here, because the look is charged.
         require_larger(sum(map(len, pool.values())), number, "corpus.texts")
+    final, public = config.corpus.chosen, dict[str, Sequence[str]]()
+    if final is not None:
+        public = {name: thinned(models.samples([name])) for name in config.corpora or {}}
+        require_larger(sum(map(len, public.values())), final, "corpus.chosen")
     released = look.released(phases)
     if settings.corpus == "chosen":
-
-        def chosen() -> Artifact:
-            record, texts = look.chosen(released[EMBEDDING], pool, number)
-            return Artifact(record, {"texts": np.array(texts)})
-
-        stored = phases.artifacts.load_or_compute("chosen_texts", chosen)
+        compute = partial(look.chosen, released[EMBEDDING], pool, number)
+        stored = phases.artifacts.load_or_compute("chosen_texts", compute)
         choices["chosen_texts"], samples = dict(stored.record), stored.arrays["texts"].tolist()
     elif settings.corpus == "nearest":
         compute = partial(look.nearest, released[EMBEDDING], corpora)
@@ -183,7 +185,8 @@ def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
         settings = tried[int(distances["chosen"])]
     rewards = MomentRewards(released[EMBEDDING], config.training.rounds)
     author = _tuned(tuning, settings, rewards, judged, samples)
-    return replace(author, choices={**choices, **author.choices})
+    choose = None if final is None else partial(look.chosen, released[EMBEDDING], public, final)
+    return replace(author, choices={**choices, **author.choices}, choose=choose)
 
 
 def steered(tuning: Tuning, release: SteeringRelease) -> Author:

@@ -1,6 +1,7 @@
 """The page of one study of synthetic text."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections.append(Section("From the synthetic corpus", table=table))
     sections += _choices(record)
     cautions = of_table(record["table"], "perplexity", tested_on) + record.get("cautions", [])
-    if choice := record.get("chosen_texts"):
-        cautions += chosen.cautions(choice)
+    for name in ("chosen_texts", "final_corpus"):
+        cautions += chosen.cautions(choice) if (choice := record.get(name)) else []
     if "api" in (about := record["public_models"].get("generator", {})):
         where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
         cautions.append(f"{where} wrote the texts: no run, nor a resumed one, can write the same.")
@@ -101,6 +102,9 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("The nearest public corpus", text, table=table)
     if choice := record.get("chosen_texts"):
         yield chosen.section(choice)
+    if choice := record.get("final_corpus"):
+        title = "The corpus: written and public texts, chosen by the same release"
+        yield replace(chosen.section(choice), title=title)
     if tried := record.get("tried"):
         names = list(tried["choices"][0])
         rows = [

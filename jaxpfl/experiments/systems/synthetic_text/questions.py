@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,9 @@ from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Score, fred, moment
 from jaxpfl.algorithms.steering import PublicStates, steering, with_differences
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.text_pool import choose_from
+from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.engine.phases import Phases
+from jaxpfl.experiments.records.artifacts import Artifact
 from jaxpfl.experiments.report.chosen import record_of
 from jaxpfl.experiments.systems.synthetic_text.config import STEERED, SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels, loaded_embedder
@@ -163,13 +165,26 @@ class Look:
         return dict(zip(("names", *Score._fields[1:]), columns, strict=True))
 
     def chosen(
-        self, released: PrivateMoments, pool: Mapping[str, Sequence[str]], number: int
-    ) -> tuple[dict[str, Any], list[str]]:
-        """So many single texts of a pool of corpora, at no cost, and the record of the choice."""
-        embed, texts = self.embedders[EMBEDDING], list(chain.from_iterable(pool.values()))
+        self,
+        released: PrivateMoments,
+        pool: Mapping[str, Sequence[str]],
+        number: int,
+        written: Sequence[str] = (),
+    ) -> Artifact:
+        """So many single texts of a pool of corpora, at no cost, and the record of the choice.
+
+        Of those that a model has `written` after looking at the release, new ones join the pool.
+        """
+        embed, known = self.embedders[EMBEDDING], set(chain.from_iterable(pool.values()))
+        if new := [text for text in dict.fromkeys(written) if text not in known]:
+            pool = {**pool, WRITTEN: new}
+        texts = list(chain.from_iterable(pool.values()))
+        sources = np.repeat(list(pool), list(map(len, pool.values())))
         embeddings = {name: np.asarray(embed(of_corpus)) for name, of_corpus in pool.items()}
-        choice = choose_from(released, embeddings, number)
-        return record_of(choice, texts.__getitem__), [texts[row] for row in choice.rows_M]
+        choice = choose_from(released, embeddings, number, written=WRITTEN if new else "")
+        arrays = {"texts": np.array([texts[row] for row in choice.rows_M])}
+        arrays["sources"] = sources[choice.rows_M]
+        return Artifact(record_of(choice, texts.__getitem__), arrays)
 
     def floats_per_client(self) -> tuple[int, int]:
         """How many float32 numbers a client receives and sends, in all."""

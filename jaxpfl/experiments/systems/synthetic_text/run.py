@@ -19,10 +19,12 @@ from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import data_mesh
+from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.experiments.engine.phases import LateReleaser, Phases, missing
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking
+from jaxpfl.experiments.records.artifacts import Artifact
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report.leakage import write_leakage
@@ -87,8 +89,8 @@ class TextStudy:
         self.config, self.plan, self.workspace = study.config, study.plan, workspace
         self.sends, self.directory = study.sends, workspace.directory
         self.models = StudyModels(self.config, workspace.progress, workspace.others)
-        parts = (study.clients, study.held_out["valid"], study.held_out["test"])
-        self.clients, self.valid, self.test = map(self.models.cut.population, parts)
+        self.uncut = (study.clients, study.held_out["valid"], study.held_out["test"])
+        self.clients, self.valid, self.test = map(self.models.cut.population, self.uncut)
 
     def public_record(self) -> dict[str, Any]:
         train = {"public": self._public, CENTRAL: self._central, FED_AVG: self._fed_avg}
@@ -179,14 +181,14 @@ class TextStudy:
                 entry["spread"] = median_to_medoid(vectors[written])
             history.append(entry)
 
-        def corpus() -> dict[str, np.ndarray]:
+        def all_written() -> Artifact:
             written = author.texts(config.corpus.texts)
             if not written:
                 raise InputError(
                     "the generator wrote only empty texts, expected a corpus: it needs more "
                     "pretraining, or must be another model (section generator)"
                 )
-            return {"texts": np.array(written)}
+            return Artifact(arrays={"texts": np.array(written)})
 
         with ExitStack() as stack:
             run, question, phases = None, None, Phases(models.stored(self.directory))
@@ -199,16 +201,25 @@ class TextStudy:
                 phases = Phases(self.workspace.artifacts(run.id, run.ledger), releaser)
             tuning = Tuning(models, phases, self.directory, self._fid, on_round)
             author = METHODS[config.algorithm](tuning, question and question.of)
-            texts = phases.load_or_compute("corpus", corpus)["texts"].tolist()
+            stored = phases.artifacts.load_or_compute
+            corpus = stored("corpus" if author.choose is None else WRITTEN, all_written)
+            if author.choose is not None:
+                corpus = stored("corpus", partial(author.choose, corpus.arrays["texts"].tolist()))
+            texts = corpus.arrays["texts"].tolist()
             privacy, epsilon = _FREE, 0.0
             if run is not None:
                 self._audit(texts, author.first)
                 privacy, epsilon = self._end(run)
-        lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
+        columns = {"text": texts}
+        if corpus.record:
+            columns["source"] = corpus.arrays["sources"].tolist()
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         files.write_atomically(self.directory / CORPUS, "".join(lines))
         folder = self.directory / FINE_TUNING
         params = models.fitted(models.downstream, texts, config.corpus.fine_tuning, folder)
         details = {"privacy": privacy, "history": history, **author.choices}
+        details |= {"final_corpus": corpus.record} if corpus.record else {}
         details |= {"corpus_fid": self._fid(texts), "plane": self._plane(texts)}
         forms = config.corpus.cut, config.data.source, config.corpora or {}
         details["cautions"] = of_division(*forms, lambda name: models.samples([name]))
@@ -265,12 +276,15 @@ class TextStudy:
         if not number:
             return
         published = {OURS: texts[:number], "the untuned generator": untuned[:number]}
-        result = leakage(published, self.clients, self.test)
+        cut = self.models.cut
+        clients, _, test = map(cut.joined, self.uncut)
+        result = leakage(published, clients, test)
         source, stamp = self.config.data.source, self.workspace.stamp
         held_out = self.config.evaluation.source or source
         sides = f"training clients of {source}", f"test clients of {held_out}"
         dealt = self.config.evaluation.source is None
-        write_leakage(self.directory, self.config.method, sides, result, stamp, dealt=dealt)
+        named = self.config.method, sides
+        write_leakage(self.directory, *named, result, stamp, cut=cut, dealt=dealt)
 
     def _unigram(self, tokens: np.ndarray) -> list[dict[str, Any]]:
         texts, size = self._first(self.valid), self.models.tokeniser.vocab_size

@@ -206,6 +206,35 @@ def test_prompts_are_made_of_texts_that_one_look_chose_once(
         assert line.replace("'", "&#39;") in page
 
 
+FINAL = ("--corpus.pool", "[public, written]", "--corpus.chosen", "20")
+
+
+def test_the_corpus_is_chosen_of_written_and_public_texts_by_the_one_look(
+    synthetic_config, tmp_path
+):
+    """A run that was killed in between has the same corpus; nothing more is charged."""
+    config = synthetic_config("popri", *CHOSEN[:2], *SAME_NOISE, *FINAL)
+    crashes = stored("written"), stored("corpus")
+    out = died(config, tmp_path / "run", crashes).out
+    rows = [json.loads(line) for line in (out / "corpus.jsonl").read_text().splitlines()]
+    texts_by = {row["source"]: set() for row in rows}
+    for row in rows:
+        texts_by[row["source"]].add(row["text"])
+    written = files.read_npz(out / "artifacts" / "written" / "arrays.npz")["texts"].tolist()
+    assert len(rows) == 20 and texts_by.keys() - {"written"}
+    assert texts_by.pop("written", set()) <= set(written)
+    for name, texts in texts_by.items():
+        assert texts <= set(texts_of(open_population(config.corpora[name])))
+    assert len(charges(out / "ledger.jsonl")) == 3
+    record = json.loads((out / "result.json").read_text())
+    assert record["corpus"] == record["final_corpus"]["texts"] == 20
+    assert "written and public texts" in (out / "report.html").read_text()
+    exported = export(out, tmp_path / "exported", progress=False)
+    assert exported and len(charges(out / "ledger.jsonl")) == 3
+    with pytest.raises(InputError, match="20 chosen texts, .* found 21"):
+        export(out, tmp_path / "more", texts=21, progress=False)
+
+
 def test_a_pool_of_too_few_texts_is_refused_before_the_look(synthetic_config, tmp_path):
     config = synthetic_config("popri", *CHOSEN, "--corpus.texts", "240")
     with pytest.raises(InputError, match=r"corpus.texts .* 240 in all .* found 240"):

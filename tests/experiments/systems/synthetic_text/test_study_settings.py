@@ -19,6 +19,7 @@ from jaxpfl.text.embed import embedder
 
 LARGER = "--simulated.population 100000 --simulated.delta 1e-6 --simulated.clients_per_round 1000"
 LOOK = "--popri.clients_send moments"
+FINAL = "--corpus.pool [public,written]"
 REFUSED = [
     ("popri", "--vocab_size 256", "vocab_size must be above 256, found 256"),
     ("popri", "--generator.heads 3", "hidden_size must be a multiple of heads = 3"),
@@ -59,6 +60,9 @@ REFUSED = [
         f"{LOOK} --popri.corpus chosen --popri.tune.samples [near,far]",
         "popri.tune.samples must be absent with popri.corpus 'chosen'",
     ),
+    ("steered", f"{FINAL} --corpus.chosen 9", "popri.clients_send 'moments', found .* 'steered'"),
+    ("popri", f"{LOOK} {FINAL}", "corpus.pool must be .public, written. where corpus.chosen"),
+    ("popri", f"{LOOK} --corpus.chosen 9", "corpus.pool must be .public, written."),
     ("fed_avg", "--corpora null", "are pretrained on them"),
     ("popri", "--generator.int8 True", "generator.int8 needs generator.path, found none"),
     ("generator", "--generator.api http://here", "generator.api needs generator.model, found none"),
