@@ -24,7 +24,13 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.checkpoints.model_files import read_object
-from jaxpfl.models.checkpoints.tokenizer_files import framed, read_tokenizer
+from jaxpfl.models.checkpoints.tokenizer_files import (
+    SETTINGS,
+    TOKENIZER,
+    framed,
+    read_tokenizer,
+    with_tokenizer,
+)
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
@@ -218,8 +224,8 @@ def _banned(tokeniser: Tokeniser, vocab_size: int) -> np.ndarray:
 def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
     """`MaskAndFill` with a published masked language model of the BERT family.
 
-    `name` is a folder or a Hugging Face hub NAME[@REVISION], see `models.checkpoints.pretrained`,
-    with a tokenizer.json; longer texts are cut to so many `tokens`.
+    `name` is a folder or a Hugging Face hub NAME[@REVISION], see `models.checkpoints.pretrained`;
+    longer texts are cut to so many `tokens`.
     """
     folder = pretrained.resolve(name)
     model, params = pretrained.load(folder)
@@ -240,9 +246,10 @@ def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
 
 
 def _special_ids(folder: Path) -> tuple[int, int, int]:
-    path = folder / "tokenizer.json"
+    folder = with_tokenizer(folder)
+    path = folder / TOKENIZER
     tokenizer = read_tokenizer(path)
-    named = read_object(folder / "tokenizer_config.json", optional=True).get("mask_token")
+    named = read_object(folder / SETTINGS, optional=True).get("mask_token")
     named = named.get("content") if isinstance(named, dict) else named
     masks = _MASKS if named is None else (named,)
     ids = [tokenizer.token_to_id(mask) for mask in masks if isinstance(mask, str)]

@@ -1,6 +1,9 @@
 """Published tokenisers: byte-level, of sentence pieces and of word pieces."""
 
+import importlib.util
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -146,3 +149,55 @@ def test_bad_folders_are_refused(tmp_path):
     write(tmp_path, learnt(), tokenizer_config={}, generation_config={"eos_token_id": 999})
     with pytest.raises(InputError, match=r"generation_config\.json: eos_token_id .* found 999"):
         hugging_face(tmp_path)
+
+
+def vocabularies():
+    """The files of folders without a tokenizer.json, and the ends of texts."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*letters, "th", "the", "<|endoftext|>"]
+    byte_pairs = {
+        "vocab.json": json.dumps({piece: i for i, piece in enumerate(pieces)}),
+        "merges.txt": "#version: 0.2\nt h\nth e\n",
+        "config.json": json.dumps({"model_type": "gpt2"}),
+    }
+    words = {
+        "vocab.txt": "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s"]),
+        "tokenizer_config.json": json.dumps({"tokenizer_class": "BertTokenizer"}),
+    }
+    return {"bytes": (byte_pairs, "the thé", (258,)), "words": (words, "the cats", ())}
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+def test_live_transformers_makes_what_a_folder_lacks(kind, tmp_path, monkeypatch):
+    """In a process of its own, once; a setting that names another file or code is left out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    contents, text, ends = vocabularies()[kind]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+    settings = json.loads(contents.get("tokenizer_config.json", "{}"))
+    harmful = {"auto_map": {"AutoTokenizer": ["a.B", "a.B"]}, "vocab_file": "/dev/zero"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | harmful))
+    (folder / "a.py").write_text("raise SystemExit('code of a stranger')")
+    loaded = "transformers" in sys.modules
+    tokeniser = hugging_face(folder)
+    assert ("transformers" in sys.modules) == loaded
+    assert tokeniser.ends == ends
+    (ids,) = tokeniser.encode([text])
+    assert len(ids) < len(text) and tokeniser.decode(ids) == text
+    monkeypatch.setattr(subprocess, "run", None)
+    np.testing.assert_array_equal(hugging_face(folder).encode([text])[0], ids)
+
+
+def test_a_folder_of_which_no_tokenizer_can_be_made_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "vocab.json").write_text("no JSON")
+    with pytest.raises(
+        InputError, match=r"has no tokenizer\.json, and transformers .* vocab\.json"
+    ):
+        hugging_face(tmp_path)
+    assert not list((tmp_path / "cache").rglob("tokenizer*.json"))
