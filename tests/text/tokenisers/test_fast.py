@@ -151,42 +151,53 @@ def test_bad_folders_are_refused(tmp_path):
         hugging_face(tmp_path)
 
 
-def vocabularies():
-    """The files of folders without a tokenizer.json, and the ends of texts."""
+def byte_pairs(folder):
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     pieces = [*letters, "th", "the", "<|endoftext|>"]
-    byte_pairs = {
-        "vocab.json": json.dumps({piece: i for i, piece in enumerate(pieces)}),
-        "merges.txt": "#version: 0.2\nt h\nth e\n",
-        "config.json": json.dumps({"model_type": "gpt2"}),
-    }
-    words = {
-        "vocab.txt": "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s"]),
-        "tokenizer_config.json": json.dumps({"tokenizer_class": "BertTokenizer"}),
-    }
-    return {"bytes": (byte_pairs, "the thé", (258,)), "words": (words, "the cats", ())}
+    (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    (folder / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+
+
+def words(folder):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s"]
+    (folder / "vocab.txt").write_text("\n".join(pieces))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+
+
+def sentence_pieces(folder):
+    library = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
+    options = {"byte_fallback": True, "hard_vocab_limit": False, "minloglevel": 2}
+    with (folder / "tokenizer.model").open("wb") as writer:
+        library.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the cat sat", "the cats"] * 9), model_writer=writer,
+            model_type="bpe", vocab_size=280, **options,
+        )  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
-@pytest.mark.parametrize("kind", ["bytes", "words"])
-def test_live_transformers_makes_what_a_folder_lacks(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "text", "end"),
+    [(byte_pairs, "the thé", 258), (words, "the cats", None), (sentence_pieces, "the cät", 2)],
+)
+def test_live_transformers_makes_what_a_folder_lacks(make, text, end, tmp_path, monkeypatch):
     """In a process of its own, once; a setting that names another file or code is left out."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    contents, text, ends = vocabularies()[kind]
     folder = tmp_path / "model"
     folder.mkdir()
-    for name, content in contents.items():
-        (folder / name).write_text(content)
-    settings = json.loads(contents.get("tokenizer_config.json", "{}"))
+    make(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
     harmful = {"auto_map": {"AutoTokenizer": ["a.B", "a.B"]}, "vocab_file": "/dev/zero"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | harmful))
+    path.write_text(json.dumps(settings | harmful))
     (folder / "a.py").write_text("raise SystemExit('code of a stranger')")
     loaded = "transformers" in sys.modules
     tokeniser = hugging_face(folder)
     assert ("transformers" in sys.modules) == loaded
-    assert tokeniser.ends == ends
+    assert tokeniser.end_of_text == end
     (ids,) = tokeniser.encode([text])
     assert len(ids) < len(text) and tokeniser.decode(ids) == text
     monkeypatch.setattr(subprocess, "run", None)
