@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params, TokenModel
-from jaxpfl.models.decoder.layers import ACTIVATIONS, Linear, Norm, attend
+from jaxpfl.models.decoder.layers import ACTIVATIONS, Linear, Norm
 from jaxpfl.models.encoder.config import CAUSAL_TYPES, EncoderConfig
 from jaxpfl.models.layers.initial import normal
 from jaxpfl.models.layers.output_layer import next_token_loss
@@ -83,14 +83,26 @@ class Layer(nnx.Module):
         self.down = _linear(inner, hidden, config, keys[3])
         self.output_norm = _norm(hidden, config)
 
-    def __call__(self, x_NxH: Array, seen_BxLxL: Array) -> Array:
-        shape = (*seen_BxLxL.shape[:2], 3, self.heads, x_NxH.shape[1] // self.heads)
-        q, k, v = jnp.moveaxis(self.qkv(x_NxH).reshape(shape), 2, 0)
-        attended_BxLxH = attend(q * (1 / math.sqrt(shape[-1])), k, v, seen_BxLxL)
-        attended_NxH = self.attention(attended_BxLxH.reshape(x_NxH.shape))
-        x_NxH = self.attention_norm(x_NxH + attended_NxH)
+    def __call__(self, x_NxH: Array, barrier_BxKxLxL: Array) -> Array:
+        attended_NxH = attend(self.qkv(x_NxH), barrier_BxKxLxL, self.heads)
+        x_NxH = self.attention_norm(x_NxH + self.attention(attended_NxH))
         inner_NxI = ACTIVATIONS[self.activation](self.up(x_NxH))
         return self.output_norm(x_NxH + self.down(inner_NxI))
+
+
+def attend(qkv_Nx3H: Array, barrier_BxKxLxL: Array, heads: int) -> Array:
+    """Attention to the tokens of the same row, float32 [N, H]; the barrier is added to scores."""
+    batch, length = barrier_BxKxLxL.shape[0], barrier_BxKxLxL.shape[-1]
+    features = qkv_Nx3H.shape[1] // (3 * heads)
+    # With heads before positions, both are plain matrix products, which run fastest on CPUs.
+    qkv_3xBxKxLxD = jnp.transpose(
+        qkv_Nx3H.reshape(batch, length, 3, heads, features), (2, 0, 3, 1, 4)
+    )
+    q, k, v = (qkv_3xBxKxLxD[i] for i in range(3))
+    scores_BxKxLxL = jnp.matmul(q * (1 / math.sqrt(features)), jnp.swapaxes(k, 2, 3))
+    weights_BxKxLxL = jax.nn.softmax(scores_BxKxLxL + barrier_BxKxLxL, axis=-1)
+    attended_BxKxLxD = jnp.matmul(weights_BxKxLxL, v)
+    return jnp.swapaxes(attended_BxKxLxD, 1, 2).reshape(batch * length, -1)
 
 
 class Head(nnx.Module):
@@ -128,11 +140,14 @@ class Network(nnx.Module):
         if self.widen is not None:
             x_NxH = self.widen(x_NxH)
         length = tokens_BxL.shape[1]
-        order_LxL = jnp.ones((length, length), bool)
-        order_LxL = jnp.tril(order_LxL) if self.causal else order_LxL
-        seen_BxLxL = mask_BxL[:, None, :] & order_LxL[None]
+        seen_BxMxL = mask_BxL[:, None, :]
+        if self.causal:
+            seen_BxMxL = seen_BxMxL & jnp.tril(jnp.ones((length, length), bool))[None]
+        # Finite, because a row that is all padding must not give NaN.
+        lowest = jnp.finfo(jnp.float32).min / 2
+        barrier_BxKxLxL = jnp.where(seen_BxMxL, 0.0, lowest)[:, None]
         for group in self.turns:
-            x_NxH = getattr(self, f"layer_{group}")(x_NxH, seen_BxLxL)
+            x_NxH = getattr(self, f"layer_{group}")(x_NxH, barrier_BxKxLxL)
         return x_NxH.reshape(*tokens_BxL.shape, -1)
 
     def output_layer(self, x_NxH: Array) -> tuple[Array, Array, Array]:
