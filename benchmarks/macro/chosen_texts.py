@@ -72,7 +72,7 @@ CORPORA = {
     "commits": DATA + "text_commits_nova/nova_commits.jsonl.gz",
 }
 PRETRAINED_ON = {"wikisplit": DATA + "public_wikisplit/wiki_sentences.jsonl.gz"}
-CUT, MOST_SPANS, OF_CORPUS, HELD_OUT, TEST_SHARE = "words:20", 5, 3_000, 2_000, 0.3
+CUT, MOST_SPANS, HELD_OUT, TEST_SHARE = "words:20", 5, 2_000, 0.3
 EPSILON, DELTA, SHARE = 7.0, 1e-4, 0.1
 NETWORK = dataclasses.replace(
     DOWNSTREAM,
@@ -110,13 +110,15 @@ def people(name: str, cache: Path) -> tuple[Population, np.ndarray]:
     return with_vectors(clients, cache, name), ids
 
 
-def pool_of(name: str, cache: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+def pool_of(
+    name: str, cache: Path, of_corpus: int
+) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
     """Texts, their corpora, and both embeddings; the clients' own corpus is not among them."""
     parts = []
     for corpus, source in CORPORA.items():
         if corpus != name:
             cut = Cut.parse(CUT).population(open_population(source))
-            rows = np.random.default_rng(0).permutation(cut.num_examples)[:OF_CORPUS]
+            rows = np.random.default_rng(0).permutation(cut.num_examples)[:of_corpus]
             chosen = np.isin(np.arange(cut.num_examples), rows)
             parts.append((corpus, with_vectors(cut.keeping(chosen), cache, corpus)))
     texts = [text for _, part in parts for text in part.columns["text"].to_pylist()]
@@ -219,6 +221,8 @@ def main(
     texts: tuple[int, ...] = (1_000,),
     simulate: int = 0,
     number: int = 0,
+    of_corpus: int = 3_000,
+    measured: tuple[str, ...] = ("nearest", "all", "mixture", "chosen", "descent"),
     cache: Path = Path("runs/chosen_texts"),
 ) -> None:
     """Appends a row for each arm and repetition.
@@ -228,10 +232,12 @@ def main(
       texts: how many are chosen.
       simulate: the number of clients whose noise is added: a SIMULATION; 0: the real one.
       number: of training clients, drawn from all; 0: all.
+      of_corpus: the most texts of a corpus that are in the pool.
+      measured: the arms, beside `own`.
       cache: of embeddings and of the downstream model.
     """
     everyone, ids = people(clients, cache)
-    pool, names_N, rows_NxD, hashed_NxD = pool_of(clients, cache)
+    pool, names_N, rows_NxD, hashed_NxD = pool_of(clients, cache, of_corpus)
     for seed in range(repetitions):
         generator = np.random.default_rng(100 + seed)
         order = generator.permutation(np.unique(ids))
@@ -251,17 +257,20 @@ def main(
                 "train": len(train),
                 "unit": "speech" if clients == "congress" else "person",
                 "simulate": simulate,
+                "pool": len(pool),
                 "texts": many,
                 "seed": seed,
             }
-            measured = {
+            results = {
                 "checkpoint": (judge.checkpoint, {}),
                 "own": (judge(own_texts, own_rows), {"used": len(own)}),
             }
-            for arm, (rows_M, about) in arms(released, names_N, rows_NxD, many, seed).items():
+            drawn = arms(released, names_N, rows_NxD, many, seed)
+            for arm in measured:
+                rows_M, about = drawn[arm]
                 vectors = {"frechet": rows_NxD[rows_M], "hashed": hashed_NxD[rows_M]}
-                measured[arm] = judge([pool[i] for i in rows_M], vectors), about
-            top, bottom = measured["checkpoint"][0]["loss"], measured["own"][0]["loss"]
+                results[arm] = judge([pool[i] for i in rows_M], vectors), about
+            top, bottom = results["checkpoint"][0]["loss"], results["own"][0]["loss"]
             rows = [
                 {
                     **common,
@@ -272,7 +281,7 @@ def main(
                     "closed": (top - values["loss"]) / (top - bottom),
                     **about,
                 }
-                for arm, (values, about) in measured.items()
+                for arm, (values, about) in results.items()
             ]
             harness.table(rows, ["arm", *MEASURES])
             print(harness.record("chosen_texts", rows), flush=True)
