@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 import jinja2.sandbox
@@ -96,7 +96,7 @@ def _answer(source: str, variables: dict[str, Any]) -> dict[str, str]:
 class _Generation(Extension):
     """The tag `generation` around what a model has written, which some templates have."""
 
-    tags = frozenset(("generation",))
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Any) -> Any:
         next(parser.stream)
