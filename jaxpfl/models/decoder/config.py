@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
-from jaxpfl.checked import Checked, NonNegativeInt, PositiveFloat32, PositiveInt
+from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
 from jaxpfl.checks import one_of, positive_float32
 from jaxpfl.errors import InputError
 
@@ -95,13 +95,14 @@ class RopeScaling(Checked):
     and in between the frequencies are interpolated.
     """
 
-    factor: PositiveFloat32
-    low_freq_factor: PositiveFloat32
-    high_freq_factor: PositiveFloat32
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
     original_max_position_embeddings: PositiveInt
 
     def __post_init__(self):
         super().__post_init__()
+        as_float32(self, "factor", "low_freq_factor", "high_freq_factor")
         if not self.low_freq_factor < self.high_freq_factor:
             raise InputError(
                 f"low_freq_factor must be below high_freq_factor = {self.high_freq_factor}, "
@@ -114,11 +115,12 @@ class LoRA(Checked):
     """The rank of adapters and the linear maps that have them, by default POPri's (Hou 2025)."""
 
     rank: PositiveInt = 4
-    alpha: PositiveFloat32 = 8.0
+    alpha: float = 8.0
     targets: tuple[str, ...] = PROJECTIONS
 
     def __post_init__(self):
         super().__post_init__()
+        positive_float32("alpha", self.alpha)
         if not self.targets or len(set(self.targets)) != len(self.targets):
             raise InputError(
                 f"targets must be different names, at least one, found {self.targets!r}"
@@ -171,16 +173,16 @@ class DecoderConfig(Checked):
     head_size: NonNegativeInt = 0
     inner_size: NonNegativeInt = 0
     positions: PositiveInt = 1_024
-    norm_epsilon: PositiveFloat32 = 1e-5
+    norm_epsilon: float = 1e-5
     activation: str = ""
     tied: bool | None = None
-    rope_theta: PositiveFloat32 = 10_000.0
+    rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | float | None = None
     window: PositiveInt | None = None
     window_period: PositiveInt = 6
-    local_rope_theta: PositiveFloat32 = 10_000.0
+    local_rope_theta: float = 10_000.0
     query_scalar: NonNegativeInt = 0
-    initializer_range: PositiveFloat32 = 0.02
+    initializer_range: float = 0.02
 
     def __post_init__(self):
         super().__post_init__()
@@ -197,8 +199,9 @@ class DecoderConfig(Checked):
         fill_in(self, query_scalar=self.head_size)
         if self.tied is None:
             object.__setattr__(self, "tied", gpt2 or gemma)
+        as_float32(self, "norm_epsilon", "rope_theta", "local_rope_theta", "initializer_range")
         if not isinstance(self.rope_scaling, RopeScaling | None):
-            positive_float32("rope_scaling", self.rope_scaling)
+            as_float32(self, "rope_scaling")
         one_of("activation", self.activation, get_args(Activation))
         if not isinstance(self.tied, bool):
             raise InputError(f"tied must be true or false, found {self.tied!r}")
@@ -295,6 +298,12 @@ def fill_in(config: Any, **defaults: Any) -> None:
     for field, default in defaults.items():
         if getattr(config, field) in (0, ""):
             object.__setattr__(config, field, default)
+
+
+def as_float32(config: Any, *fields: str) -> None:
+    """Makes floats of fields that JSON may have as whole numbers; refuses those beyond float32."""
+    for field in fields:
+        object.__setattr__(config, field, positive_float32(field, getattr(config, field)))
 
 
 def check_fixed(config: Any, **only: Any) -> None:
