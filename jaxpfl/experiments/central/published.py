@@ -12,6 +12,7 @@ from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.central.public_models import data_mesh
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.models.checkpoints import adapters, hub, pretrained
+from jaxpfl.models.checkpoints.tokenizer_files import TOKENIZER, with_tokenizer
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
@@ -128,12 +129,12 @@ def _own_tokeniser(
     tokeniser = hugging_face(folder)
     if not (1 - _MOST_UNUSED) * expected <= tokeniser.vocab_size <= expected:
         raise InputError(
-            f"{name}: {folder / 'tokenizer.json'} has {tokeniser.vocab_size} token ids, expected "
+            f"{name}: the tokeniser of {folder} has {tokeniser.vocab_size} token ids, expected "
             f"the {expected} of config.json (vocab_size), or a few less: it is another model's "
             "tokeniser"
         )
     tokeniser.chat = _chat_template(settings, folder, name)
-    identity = files.sha256_file(folder / "tokenizer.json")
+    identity = files.sha256_file(with_tokenizer(folder) / TOKENIZER)
     identity += repr((tokeniser.start, tokeniser.end_of_text, tokeniser.ends))
     if tokeniser.chat is not None:
         identity += repr((tokeniser.chat.source, tokeniser.chat.tokens))

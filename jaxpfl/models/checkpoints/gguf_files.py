@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jaxpfl import files
+from jaxpfl.checks import one_of
 from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.models.checkpoints.hugging_face_names import require_sizes, stored
 from jaxpfl.models.checkpoints.model_files import DTYPES, expect_file, finite, require
@@ -187,15 +188,23 @@ def _config(head: _Head) -> DecoderConfig:
     if "rope_freqs.weight" in head.tensors:
         raise InputError(f"{path}: has scaled rotary positions, which no GGUF file states exactly")
 
+    others = {key for key in head.entries if key.startswith(f"{name}.")}
+
+    def entry(key: str, kind: type, default: Any) -> Any:
+        others.discard(f"{name}.{key}")
+        return head.get(f"{name}.{key}", kind, default)
+
     def whole(key: str, default: int | None = None) -> int:
-        return head.get(f"{name}.{key}", int, default)
+        return entry(key, int, default)
 
     def short(key: str, default: float | None = None) -> float:
         """The shortest decimal number of a float32, as config.json states it."""
-        return float(str(np.float32(head.get(f"{name}.{key}", float, default))))
+        return float(str(np.float32(entry(key, float, default))))
 
     heads = whole("attention.head_count")
+    scaling = entry("rope.scaling.type", str, "none")
     with named(path):
+        one_of(f"{name}.rope.scaling.type", scaling, ("none", "linear"))
         config = DecoderConfig(
             model_type=name,
             vocab_size=len(head.list_of("tokenizer.ggml.tokens", str)),
@@ -208,8 +217,18 @@ def _config(head: _Head) -> DecoderConfig:
             positions=whole("context_length"),
             norm_epsilon=short("attention.layer_norm_rms_epsilon"),
             rope_theta=short("rope.freq_base", 10_000.0),
+            rope_scaling=short("rope.scaling.factor") if scaling == "linear" else None,
             tied="output.weight" not in head.tensors,
         )
+        # Each states what these networks have in one way alone.
+        fixed = dict.fromkeys(("rope.dimension_count", "attention.value_length"), config.head_size)
+        fixed |= {"vocab_size": config.vocab_size, "expert_count": 0, "expert_used_count": 0}
+        for key, only in fixed.items():
+            if (stated := whole(key, only)) != only:
+                raise InputError(f"{name}.{key} must be {only}, found {stated}")
+        entry("rope.scaling.finetuned", bool, False)
+        for key in sorted(others):
+            raise InputError(f"{key} must be absent: it is of networks that are not computed here")
         require_sizes(Decoder(config))
     return config
 

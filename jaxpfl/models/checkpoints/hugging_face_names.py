@@ -111,18 +111,18 @@ class Naming:
 
     Attributes:
       head: a name that only checkpoints with a language-model head have; "" if all have one.
-      tied: names of copies of other tensors that some checkpoints store; as in transformers, a
-        model whose output layer is its embedding does not read them.
+      tied: copies of other tensors that some checkpoints store, each with the name of the other.
     """
 
     def __init__(self, model_type: str):
         self._prefix = _PREFIXES.get(model_type, "model.")
-        self.head, self.tied = "", {"lm_head.weight"}
+        embedding = "wte.weight" if model_type == "gpt2" else "embed_tokens.weight"
+        self.head, self.tied = "", {"lm_head.weight": embedding}
         if model_type in _ENCODERS:
-            theirs = _ENCODERS[model_type]
-            self.head = f"{theirs['head.dense']}.weight"
-            copies = ("weight", "decoder.weight", "decoder.bias")
-            self.tied = {f"{theirs['head']}.{part}" for part in copies}
+            theirs, embedding = _ENCODERS[model_type], "embeddings.word_embeddings.weight"
+            self.head, output = f"{theirs['head.dense']}.weight", theirs["head"]
+            self.tied = {f"{output}.{part}": embedding for part in ("weight", "decoder.weight")}
+            self.tied[f"{output}.decoder.bias"] = f"{output}.bias"
 
     def short(self, name: str) -> str:
         """The name without prefix, in its current form."""
@@ -134,7 +134,7 @@ class Naming:
         return short if short.startswith(_OUTSIDE) else self._prefix + short
 
     def is_ignored(self, short: str) -> bool:
-        return short in self.tied or _IGNORED.match(short) is not None
+        return _IGNORED.match(short) is not None
 
 
 def blocks(model: Encoder | Decoder) -> list[Block]:

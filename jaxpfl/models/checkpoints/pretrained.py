@@ -154,7 +154,9 @@ def _parameters(
         sources[block.leaf].append((name, block))
         unused.pop(block.tensor, None)
     for short, name in sorted(unused.items()):
-        if not names.is_ignored(short):
+        if short in names.tied:
+            _require_copy(tensors, name, by_short.get(names.tied[short]))
+        elif not names.is_ignored(short):
             raise InputError(
                 f"{tensors.file(name)}: tensor {name!r} is not part of the described model"
             )
@@ -168,6 +170,21 @@ def _parameters(
             else jax.make_array_from_callback(whole.shape, shardings[leaf], whole.__getitem__)
         )
     return jax.tree.unflatten(jax.tree.structure(expected), params)
+
+
+def _require_copy(tensors: Tensors, name: str, original: str | None) -> None:
+    """Refuses a tensor that is to be a copy of another one and is not, because it is not read."""
+    if original is None:
+        return
+    shape = tensors.shape(original)
+    tensors.require(name, shape)
+    for start in range(0, shape[0], _ROWS):
+        rows = (slice(start, min(start + _ROWS, shape[0])),)
+        if not np.array_equal(tensors.finite(name, rows), tensors.finite(original, rows)):
+            raise InputError(
+                f"{tensors.file(name)}: tensor {name!r} must be equal to {original!r}, of which "
+                "config.json makes it a copy: set tie_word_embeddings to false, or leave it out"
+            )
 
 
 def _by_short(tensors: Tensors, model: Encoder | Decoder) -> dict[str, str]:

@@ -47,9 +47,12 @@ class Tensors(dict[str, tuple[Path, Any]]):
         kind = self._slice(name).get_dtype()
         if kind not in _DTYPES.values():
             raise InputError(f"{what} must be floating point, found {kind}")
-        actual = tuple(self._slice(name).get_shape())
+        actual = self.shape(name)
         if actual != shape:
             raise InputError(f"{what} must have shape {list(shape)}, found {list(actual)}")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
 
     def finite(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
         """A new array of the slice, in the dtype of the file; all values must be finite."""

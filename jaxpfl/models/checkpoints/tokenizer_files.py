@@ -4,21 +4,100 @@ The library reads JSON alone, so that no file can run code. But a short file can
 tokenizer that makes a long text of a short one (steps that each double it, padding to a billion
 tokens), or that has an id for which a list of all ids would not fit the memory. Such files are
 refused before a text is encoded.
+
+Where a folder has a tokenizer's other files alone, `with_tokenizer` makes a tokenizer.json of them
+by the library transformers, in a process of its own.
 """
 
+import hashlib
+import json
 import math
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import files
+from jaxpfl import compilation_cache, files
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.models.checkpoints.model_files import expect_file, require
+from jaxpfl.models.checkpoints.model_files import expect_file, read_object, require
 
 # Far above any published tokenizer's.
 _MOST_BYTES, _MOST_IDS, _MOST_GROWTH = 2**28, 2**22, 2**10
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_SOURCES = (
+    "added_tokens.json merges.txt sentencepiece.bpe.model special_tokens_map.json spiece.model "
+    "tokenizer.model vocab.json vocab.txt"
+)
+# What the process of `with_tokenizer` runs; the limits are 120 s of computing and 16 GiB.
+_CONVERSION = """
+import contextlib, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+with contextlib.suppress(OSError, ValueError):  # macOS refuses this limit
+    resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
+from transformers import AutoTokenizer
+made = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=False, local_files_only=True)
+made.save_pretrained(sys.argv[2])
+"""
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """The folder if it has a tokenizer.json; else one in the user's cache, made of its other files.
+
+    transformers, an optional library, makes tokenizer.json and tokenizer_config.json once. It sees
+    copies of the files and of the settings that name neither code nor other files.
+
+    Raises:
+      InputError: it cannot make them.
+      CorruptFile: a file is broken.
+    """
+    sources = [folder / name for name in _SOURCES.split() if (folder / name).is_file()]
+    if (folder / TOKENIZER).is_file() or not sources:
+        return folder
+    settings = read_object(folder / SETTINGS, optional=True)
+    settings = {
+        key: value
+        for key, value in settings.items()
+        if "file" not in key and key not in ("auto_map", "chat_template")
+    }
+    kind = {"model_type": read_object(folder / "config.json", optional=True).get("model_type")}
+    contents = {path.name: files.sha256_file(path) for path in sources}
+    identity = json.dumps([settings, kind, contents], sort_keys=True).encode()
+    made = compilation_cache.caches() / "tokenizers" / hashlib.sha256(identity).hexdigest()[:20]
+    if made.is_dir():
+        return made
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as place:
+        given, written = Path(place) / "given", Path(place) / "written"
+        given.mkdir()
+        for path in sources:
+            (given / path.name).symlink_to(path.resolve())
+        files.write_json(given / SETTINGS, settings)
+        files.write_json(given / "config.json", kind)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _CONVERSION, given, written],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "RAYON_NUM_THREADS": "1"},
+            check=False,
+        )
+        if done.returncode or not (written / TOKENIZER).is_file():
+            lines = done.stderr.decode("utf-8", "replace").split("\n")
+            reason = next((line for line in reversed(lines) if line.strip()), "")[:300]
+            raise InputError(
+                f"{folder} has no {TOKENIZER}, and transformers (pip install "
+                f"'jaxpfl[transformers]') makes none of {', '.join(contents)}: it ended with "
+                f"status {done.returncode} {reason}"
+            )
+        # Another process may have made the same.
+        with suppress(OSError):
+            written.rename(made)
+    return made
 
 
 def read_tokenizer(path: Path) -> Any:

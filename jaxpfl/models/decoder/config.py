@@ -326,20 +326,24 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
     for field in ("rope_parameters", "rope_scaling"):
         if not isinstance(values.get(field), dict | None):
             raise InputError(f"{field} must be an object, found {values[field]!r}")
-    new = values.get("rope_parameters")
-    scaling = new if new is not None else values.get("rope_scaling")
-    theta = (new or {}).get("rope_theta", values.get("rope_theta"))
+    # In this order, as in transformers 5.
+    stated = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    for place in (values, stated):
+        if place.get("partial_rotary_factor") not in (None, 1):
+            part = place["partial_rotary_factor"]
+            raise InputError(f"partial_rotary_factor must be 1, found {part!r}")
+    theta = stated.get("rope_theta", values.get("rope_theta"))
     rope: dict[str, Any] = {} if theta is None else {"rope_theta": theta}
-    kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
+    kind = stated.get("rope_type", stated.get("type", "default"))
     one_of("rope_scaling.rope_type", kind, ("default", "linear", "llama3"))
-    if scaling and kind == "linear":
-        rope["rope_scaling"] = positive_float32("rope_scaling.factor", scaling.get("factor"))
-    if scaling and kind == "llama3":
+    if kind == "linear":
+        rope["rope_scaling"] = positive_float32("rope_scaling.factor", stated.get("factor"))
+    if kind == "llama3":
         names = [field.name for field in fields(RopeScaling)]
         for name in names:
-            if name not in scaling:
+            if name not in stated:
                 raise InputError(f"the field 'rope_scaling.{name}' is missing")
-        rope["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in names})
+        rope["rope_scaling"] = RopeScaling(**{name: stated[name] for name in names})
     return rope
 
 

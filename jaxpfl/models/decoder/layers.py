@@ -164,11 +164,7 @@ def packed(params: Any) -> Any:
     each of them. Nothing can be differentiated in packed leaves.
     """
 
-    def pack(leaf: Any) -> Any:
-        narrow = leaf.dtype == jnp.bfloat16
-        return lax.bitcast_convert_type(leaf, jnp.uint16) if narrow else leaf
-
-    return jax.tree.map(pack, params)
+    return _recast(params, jnp.bfloat16, jnp.uint16)
 
 
 _packed = jax.jit(packed)
@@ -182,11 +178,14 @@ def packed_on_cpu(params: Any) -> Any:
 def unpacked(params: Any) -> Any:
     """The inverse of `packed`."""
 
-    def unpack(leaf: Any) -> Any:
-        bits = leaf.dtype == jnp.uint16
-        return lax.bitcast_convert_type(leaf, jnp.bfloat16) if bits else leaf
+    return _recast(params, jnp.uint16, jnp.bfloat16)
 
-    return jax.tree.map(unpack, params)
+
+def _recast(params: Any, old: Any, new: Any) -> Any:
+    """The bits of all leaves of one dtype as numbers of another."""
+    return jax.tree.map(
+        lambda leaf: lax.bitcast_convert_type(leaf, new) if leaf.dtype == old else leaf, params
+    )
 
 
 def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Array) -> Array:

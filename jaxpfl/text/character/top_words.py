@@ -21,12 +21,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from jaxpfl.checks import positive_int
 from jaxpfl.models.base import PAD, Params
+from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.text.character.words import CHARACTER_IDS, END, MAX_BYTES, START, complete_word, show
-from jaxpfl.text.generation.sentences import Recurrent, request_keys, sample_tokens
+from jaxpfl.text.generation.sentences import request_keys, sample_tokens
 
 _BATCH = 1024
 
@@ -60,7 +61,7 @@ class TopWords:
 
 
 def top_words(
-    model: Recurrent,
+    model: CIFGLanguageModel,
     params: Params,
     key: Array,
     *,
@@ -108,7 +109,9 @@ def top_words(
     return TopWords(tuple(scored), covered=math.fsum(np.exp(log_D)))
 
 
-def log_probabilities(model: Recurrent, params: Params, tokens_NxT: np.ndarray) -> np.ndarray:
+def log_probabilities(
+    model: CIFGLanguageModel, params: Params, tokens_NxT: np.ndarray
+) -> np.ndarray:
     """Log probability in nats of each sequence that `sample_tokens` draws, float64 [N].
 
     The log softmax is computed in float32, and its sum over a sequence in float64. A symbol that is
@@ -130,15 +133,9 @@ def log_probabilities(model: Recurrent, params: Params, tokens_NxT: np.ndarray) 
 
 
 @partial(jax.jit, static_argnums=0)
-def _score(model: Recurrent, params: Params, tokens_BxT: Array, banned_V: Array) -> Array:
+def _score(model: CIFGLanguageModel, params: Params, tokens_BxT: Array, banned_V: Array) -> Array:
     """The log probability of each token given those before it, float32 [B, T]."""
-    batch = tokens_BxT.shape[0]
-
-    def step(state: tuple[Array, object], next_B: Array) -> tuple[tuple[Array, object], Array]:
-        token_B, carry = state
-        logits_BxV, carry = model.step(params, token_B, carry)
-        log_BxV = jax.nn.log_softmax(jnp.where(banned_V[None, :], -jnp.inf, logits_BxV))
-        return (next_B, carry), jnp.take_along_axis(log_BxV, next_B[:, None], axis=1)[:, 0]
-
-    begin = (jnp.full(batch, START, jnp.int32), model.initial_carry(batch))
-    return lax.scan(step, begin, tokens_BxT.T)[1].T
+    before_BxT = jnp.roll(tokens_BxT, 1, axis=1).at[:, 0].set(START)
+    logits_BxTxV = jnp.where(banned_V[None, None], -jnp.inf, model.logits(params, before_BxT))
+    log_BxTxV = jax.nn.log_softmax(logits_BxTxV)
+    return jnp.take_along_axis(log_BxTxV, tokens_BxT[:, :, None], axis=2)[:, :, 0]

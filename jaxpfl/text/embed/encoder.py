@@ -28,7 +28,12 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.checkpoints.model_files import read_object, require
-from jaxpfl.models.checkpoints.tokenizer_files import faults, read_tokenizer
+from jaxpfl.models.checkpoints.tokenizer_files import (
+    TOKENIZER,
+    faults,
+    read_tokenizer,
+    with_tokenizer,
+)
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.embed.base import as_texts
 from jaxpfl.text.tokenisers.base import clean
@@ -76,7 +81,7 @@ class SentenceEncoder:
         model, params = pretrained.load(base)
         if not isinstance(model, Encoder) or model.causal:
             raise InputError(f"{base / 'config.json'}: an encoder is needed, found a decoder")
-        config, path = model.config, base / "tokenizer.json"
+        config, path = model.config, with_tokenizer(base) / TOKENIZER
         tokenizer = read_tokenizer(path)
         largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= config.vocab_size:

@@ -24,7 +24,13 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.checkpoints.model_files import read_object
-from jaxpfl.models.checkpoints.tokenizer_files import framed, read_tokenizer
+from jaxpfl.models.checkpoints.tokenizer_files import (
+    SETTINGS,
+    TOKENIZER,
+    framed,
+    read_tokenizer,
+    with_tokenizer,
+)
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
@@ -136,14 +142,8 @@ class MaskAndFill(Checked):
 
     def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
         """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
-        banned_V = _banned(self.tokeniser, self.model.vocab_size)
-
-        def draw(tokens_BxL: np.ndarray, key: Array, numbers_B: Array) -> Array:
-            settings = self.model, self.mask_id
-            return _filled(*settings, self.params, tokens_BxL, key, numbers_B, banned_V)
-
-        frame, positions = ([self.first_id], [self.last_id]), self.model.config.positions
-        return _varied(texts, key, draw, self, self.tokeniser, frame, positions)
+        frame, network = ([self.first_id], [self.last_id]), (self.model, self.mask_id, self.params)
+        return _varied(texts, key, self, self.tokeniser, frame, *network)
 
 
 @dataclass(frozen=True)
@@ -161,31 +161,27 @@ class Redraw(Checked):
 
     def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
         """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
-        model, tokeniser = self.writer.model, self.writer.tokeniser
-        banned_V = _banned(tokeniser, model.vocab_size)
-
-        def draw(tokens_BxL: np.ndarray, key: Array, numbers_B: Array) -> Array:
-            return _redrawn(model, self.writer.params, tokens_BxL, key, numbers_B, banned_V)
-
+        writer, tokeniser = self.writer, self.writer.tokeniser
         (first,) = prompt_ids(tokeniser.without_chat(), [""])
-        frame, positions = (first.tolist(), []), model.config.positions
-        return _varied(texts, key, draw, self, tokeniser, frame, positions)
+        network = writer.model, None, writer.params
+        return _varied(texts, key, self, tokeniser, (first.tolist(), []), *network)
 
 
 def _varied(
     texts: Sequence[str],
     key: Array,
-    draw: Callable[[np.ndarray, Array, Array], Array],
-    how: "MaskAndFill | Redraw",
+    how: MaskAndFill | Redraw,
     tokeniser: Tokeniser,
     frame: tuple[list[int], list[int]],
-    positions: int,
+    model: Encoder | Decoder,
+    mask_id: int | None,
+    params: Params,
 ) -> list[str]:
-    """The texts after `how.steps` times `draw(framed rows, key, their numbers)`.
-
-    Rows of at most `positions` tokens are not padded beyond these.
-    """
+    """The texts after `how.steps` times `_drawn`, each between the ids of the frame."""
     first, last = frame
+    # Ids without a text, and those that the tokeniser does not have, are never drawn.
+    banned_V = np.ones(model.vocab_size, bool)
+    banned_V[[i for i, piece in enumerate(tokeniser.token_bytes()) if piece]] = False
     for step in range(how.steps):
         step_key = jax.random.fold_in(key, step)
         rows = [row[: how.tokens] for row in tokeniser.encode(texts)]
@@ -195,31 +191,25 @@ def _varied(
         for start in range(0, len(order), _ROWS):
             chosen = order[start : start + _ROWS]
             framed = [np.array([*first, *rows[i], *last], np.int32) for i in chosen]
-            width = min(_width(longest := max(map(len, framed))), max(longest, positions))
+            longest = max(map(len, framed))
+            # Rows are not padded beyond the model's positions.
+            width = min(_width(longest), max(longest, model.config.positions))
             tokens_BxL = np.full((_ROWS, width), PAD, np.int32)
             tokens_BxL[: len(chosen)] = pad(framed, width)
-            drawn_BxL = np.asarray(
-                draw(tokens_BxL, step_key, jnp.asarray(np.resize(chosen, _ROWS)))
-            )
-            for i, row in zip(chosen, drawn_BxL, strict=False):
+            numbers_B = jnp.asarray(np.resize(chosen, _ROWS))
+            drawn = _drawn(model, mask_id, params, tokens_BxL, step_key, numbers_B, banned_V)
+            for i, row in zip(chosen, np.asarray(drawn), strict=False):
                 text = tokeniser.decode(row[len(first) : len(first) + len(rows[i])]).strip()
                 varied[i] = text or texts[i]
         texts = varied
     return list(texts)
 
 
-def _banned(tokeniser: Tokeniser, vocab_size: int) -> np.ndarray:
-    """Ids without a text, and those that the tokeniser does not have: they are never drawn."""
-    banned_V = np.ones(vocab_size, bool)
-    banned_V[[i for i, piece in enumerate(tokeniser.token_bytes()) if piece]] = False
-    return banned_V
-
-
 def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
     """`MaskAndFill` with a published masked language model of the BERT family.
 
-    `name` is a folder or a Hugging Face hub NAME[@REVISION], see `models.checkpoints.pretrained`,
-    with a tokenizer.json; longer texts are cut to so many `tokens`.
+    `name` is a folder or a Hugging Face hub NAME[@REVISION], see `models.checkpoints.pretrained`;
+    longer texts are cut to so many `tokens`.
     """
     folder = pretrained.resolve(name)
     model, params = pretrained.load(folder)
@@ -240,9 +230,10 @@ def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
 
 
 def _special_ids(folder: Path) -> tuple[int, int, int]:
-    path = folder / "tokenizer.json"
+    folder = with_tokenizer(folder)
+    path = folder / TOKENIZER
     tokenizer = read_tokenizer(path)
-    named = read_object(folder / "tokenizer_config.json", optional=True).get("mask_token")
+    named = read_object(folder / SETTINGS, optional=True).get("mask_token")
     named = named.get("content") if isinstance(named, dict) else named
     masks = _MASKS if named is None else (named,)
     ids = [tokenizer.token_to_id(mask) for mask in masks if isinstance(mask, str)]
@@ -261,59 +252,36 @@ def _width(tokens: int) -> int:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _filled(
-    model: Encoder,
-    mask_id: int,
+def _drawn(
+    model: Encoder | Decoder,
+    mask_id: int | None,
     params: Params,
     tokens_BxL: Array,
     key: Array,
     numbers_B: Array,
     banned_V: Array,
 ) -> Array:
-    """Rows between two ids, of which some are masked and drawn from the masked language model."""
-    masked_BxL, keys_B = _masked(tokens_BxL, key, numbers_B, ends=1)
-    given_BxL = jnp.where(masked_BxL, mask_id, jnp.maximum(tokens_BxL, 0))
-    logits = model.logits(params, model.hidden(params, given_BxL, tokens_BxL != PAD))
-    return _drawn(logits, tokens_BxL, masked_BxL, keys_B, banned_V)
+    """Rows of which some tokens are drawn, row i with `fold_in(key, numbers_B[i])`.
 
-
-@partial(jax.jit, static_argnums=0)
-def _redrawn(
-    model: Decoder,
-    params: Params,
-    tokens_BxL: Array,
-    key: Array,
-    numbers_B: Array,
-    banned_V: Array,
-) -> Array:
-    """Rows after one id, of which some are drawn from the decoder's next tokens."""
-    masked_BxL, keys_B = _masked(tokens_BxL, key, numbers_B, ends=0)
-    logits = model.logits(params, model.hidden(params, tokens_BxL))
-    # A place's token follows the place before it; the first place is never masked.
-    return _drawn(jnp.roll(logits, 1, axis=1), tokens_BxL, masked_BxL, keys_B, banned_V)
-
-
-def _masked(tokens_BxL: Array, key: Array, numbers_B: Array, *, ends: int) -> tuple[Array, Array]:
-    """Which places are masked, bool [B, L], and the key of each row's draws.
-
-    The first place and the last `ends` are never masked, and at least one other is.
+    They are drawn from a masked language model, or from a decoder's next tokens without `mask_id`.
+    The first place, of a masked model the last one too, stay; at least one other is drawn.
     """
     places_L = jnp.arange(tokens_BxL.shape[1])
-    length_B = jnp.sum(tokens_BxL != PAD, axis=1)
-    inside_BxL = (places_L[None] > 0) & (places_L[None] < length_B[:, None] - ends)
+    end_B = jnp.sum(tokens_BxL != PAD, axis=1) - (0 if mask_id is None else 1)
+    inside_BxL = (places_L[None] > 0) & (places_L[None] < end_B[:, None])
     keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers_B)
     keys_Bx2 = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 0)))(keys_B)
     uniform_BxL = jax.vmap(lambda k: jax.random.uniform(k, places_L.shape))(keys_Bx2[:, 0])
     uniform_BxL = jnp.where(inside_BxL, uniform_BxL, jnp.inf)
     least_Bx1 = jnp.min(uniform_BxL, axis=1, keepdims=True)
     masked_BxL = inside_BxL & ((uniform_BxL < _MASKED) | (uniform_BxL == least_Bx1))
-    return masked_BxL, keys_Bx2[:, 1]
-
-
-def _drawn(
-    logits_BxLxV: Array, tokens_BxL: Array, masked_BxL: Array, keys_B: Array, banned_V: Array
-) -> Array:
-    """The tokens, with those of the masked places drawn from the logits."""
+    if mask_id is None:
+        # A place's token follows the place before it.
+        logits_BxLxV = jnp.roll(model.logits(params, model.hidden(params, tokens_BxL)), 1, axis=1)
+    else:
+        given_BxL = jnp.where(masked_BxL, mask_id, jnp.maximum(tokens_BxL, 0))
+        hidden_BxLxH = model.hidden(params, given_BxL, tokens_BxL != PAD)
+        logits_BxLxV = model.logits(params, hidden_BxLxH)
     logits_BxLxV = jnp.where(banned_V[None, None], -jnp.inf, logits_BxLxV)
-    drawn_BxL = jax.vmap(jax.random.categorical)(keys_B, logits_BxLxV).astype(jnp.int32)
+    drawn_BxL = jax.vmap(jax.random.categorical)(keys_Bx2[:, 1], logits_BxLxV).astype(jnp.int32)
     return jnp.where(masked_BxL, drawn_BxL, tokens_BxL)

@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 import jinja2.sandbox
+from jinja2.ext import Extension, loopcontrols
 
 from jaxpfl.errors import InputError, summary
 
@@ -92,15 +93,32 @@ def _answer(source: str, variables: dict[str, Any]) -> dict[str, str]:
     return {"text": text}
 
 
+class _Generation(Extension):
+    """The tag `generation` around what a model has written, which some templates have."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 @functools.lru_cache(maxsize=1)
 def _template(source: str) -> jinja2.Template:
+    """The template with what transformers gives to one."""
+
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
+    def to_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
+        # Jinja's own sorts the keys, and escapes characters of HTML.
+        return json.dumps(value, ensure_ascii=ensure_ascii, **form)
+
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
-    environment.globals["raise_exception"] = refuse
+    environment.globals |= {"raise_exception": refuse, "tools": None, "documents": None}
+    environment.filters["tojson"] = to_json
     return environment.from_string(source)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.models.checkpoints.model_files import read_object
+from jaxpfl.models.checkpoints.tokenizer_files import SETTINGS, with_tokenizer
 from jaxpfl.text.tokenisers import bounded_jinja
 
 FILE = "chat_template.jinja"
@@ -41,8 +42,9 @@ class ChatTemplate:
 
 def read_template(folder: Path) -> ChatTemplate | None:
     """The template of a folder, or None if it has none."""
-    settings = read_object(folder / "tokenizer_config.json", optional=True)
-    source, place = settings.get("chat_template"), folder / "tokenizer_config.json"
+    settings = read_object(with_tokenizer(folder) / SETTINGS, optional=True)
+    settings |= read_object(folder / SETTINGS, optional=True)
+    source, place = settings.get("chat_template"), folder / SETTINGS
     if (folder / FILE).is_file():
         place = folder / FILE
         try:

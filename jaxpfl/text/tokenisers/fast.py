@@ -1,6 +1,7 @@
 """Tokenisers of published models, by the `tokenizers` library.
 
-They are read from tokenizer.json and JSON settings alone, so no file can run code.
+They are read from tokenizer.json and JSON settings alone, so no file can run code. A folder without
+tokenizer.json is read through transformers, see `tokenizer_files.with_tokenizer`.
 """
 
 import copy
@@ -18,7 +19,14 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
 from jaxpfl.models.checkpoints.hub import resolve
 from jaxpfl.models.checkpoints.model_files import read_object, require
-from jaxpfl.models.checkpoints.tokenizer_files import faults, framed, read_tokenizer
+from jaxpfl.models.checkpoints.tokenizer_files import (
+    SETTINGS,
+    TOKENIZER,
+    faults,
+    framed,
+    read_tokenizer,
+    with_tokenizer,
+)
 from jaxpfl.text.tokenisers.base import Tokeniser, clean
 from jaxpfl.text.tokenisers.chat import FILE as CHAT_FILE
 from jaxpfl.text.tokenisers.chat import ChatTemplate
@@ -189,7 +197,7 @@ def byte_characters() -> list[str]:
 
 
 def hugging_face(name: str | Path) -> FastTokeniser:
-    """The tokeniser of a folder with tokenizer.json, or of a Hugging Face hub NAME[@REVISION].
+    """The tokeniser of a folder, or of a Hugging Face hub NAME[@REVISION].
 
     tokenizer_config.json names the end-of-text and start tokens; generation_config.json and
     config.json may add further ends. `start` is set if the tokenizer puts that token before every
@@ -200,9 +208,10 @@ def hugging_face(name: str | Path) -> FastTokeniser:
       CorruptFile: a file is broken.
     """
     folder = resolve(name)
-    path = folder / "tokenizer.json"
+    own = with_tokenizer(folder)
+    path = own / TOKENIZER
     tokenizer = read_tokenizer(path)
-    settings = read_object(folder / "tokenizer_config.json", optional=True)
+    settings = read_object(own / SETTINGS, optional=True)
 
     def named(role: str) -> int | None:
         token = settings.get(role)
@@ -212,8 +221,7 @@ def hugging_face(name: str | Path) -> FastTokeniser:
         id_ = tokenizer.token_to_id(token) if isinstance(token, str) else None
         if id_ is None:
             raise InputError(
-                f"{folder / 'tokenizer_config.json'}: {role} must be a token of tokenizer.json, "
-                f"found {token!r}"
+                f"{own / SETTINGS}: {role} must be a token of tokenizer.json, found {token!r}"
             )
         return id_
 

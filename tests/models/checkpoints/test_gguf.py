@@ -177,12 +177,30 @@ def test_the_command_writes_a_folder_in_bfloat16(folders, tmp_path, capsys):
         (dict(tokenizer__ggml__model="llama"), "must be 'gpt2', a byte-level BPE, found 'llama'"),
         (dict(tokenizer__ggml__pre="tekken"), "tokenizer.ggml.pre must be one of 'tekken'"),
         (dict(tokenizer__ggml__eos_token_id=300), "the eos token must be below 300, found 300"),
+        (dict(llama__rope__scaling__type="yarn"), "llama.rope.scaling.type linear found 'yarn'"),
+        (dict(llama__rope__dimension_count=8), "llama.rope.dimension_count must be 16, found 8"),
+        (dict(llama__attention__value_length=32), "value_length must be 16, found 32"),
+        (dict(llama__attention__scale=0.5), "llama.attention.scale must be absent"),
+        (dict(llama__attention__sliding_window=8), "attention.sliding_window must be absent"),
+        (dict(llama__expert_count=2), "llama.expert_count must be 0, found 2"),
     ],
 )
 def test_what_cannot_be_read_is_said_and_leaves_no_model(folders, tmp_path, changed, words):
     path = write(tmp_path / "x.gguf", folders["llama"], gguf.GGMLQuantizationType.F16, **changed)
     refusal(lambda: gguf_files.convert(path, tmp_path / "out"), f"{path} {words}")
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_positions_that_are_stretched_are_stretched_here_too(folders, tmp_path):
+    scaling = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0}
+    same = {"llama__rope__dimension_count": 16, "llama__vocab_size": 300}
+    path, kind = tmp_path / "x.gguf", gguf.GGMLQuantizationType.F32
+    write(path, folders["llama"], kind, **scaling, **same)
+    gguf_files.convert(path, tmp_path / "out")
+    model, params = pretrained.load(tmp_path / "out")
+    assert isinstance(model, Decoder) and model.config.rope_scaling == 4.0
+    plain = pretrained.load(folders["llama"])
+    assert not np.allclose(logits(model, params), logits(*plain))
 
 
 def test_merges_that_are_none_are_refused(folders, tmp_path):

@@ -107,6 +107,9 @@ def test_the_forms_that_checkpoints_come_in_are_understood(gpt2):
 
     _change(gpt2, plain)
     assert_same(pretrained.load(gpt2)[1], expected)
+    _change(gpt2, lambda tensors: tensors.update({"lm_head.weight": -tensors["wte.weight"]}))
+    refusal(lambda: pretrained.load(gpt2), "'lm_head.weight' must be equal to 'wte.weight'")
+    _change(gpt2, lambda tensors: tensors.pop("lm_head.weight"))
     _change(gpt2, lambda tensors: tensors.update({FC: tensors["h.1.mlp.c_fc.weight"]}))
     refusal(lambda: pretrained.load(gpt2), "'h.1.mlp.c_fc.weight' are the same parameter")
 

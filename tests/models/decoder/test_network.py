@@ -303,6 +303,10 @@ BAD = {
     lambda: read(LLAMA, head_dim=5): "head_size even rotary found 5",
     lambda: read(LLAMA, attention_bias=True): "attention_bias must be false, found true",
     lambda: read(LLAMA, rope_scaling={"rope_type": "yarn"}): "rope_type one of 'default',",
+    lambda: read(
+        LLAMA, rope_scaling={"type": "yarn"}, rope_parameters={"rope_type": "default"}
+    ): "rope_type one of found 'yarn'",
+    lambda: read(LLAMA, partial_rotary_factor=0.5): "partial_rotary_factor 1, found 0.5",
     lambda: read(LLAMA, rope_scaling={"rope_type": "llama3"}): "'rope_scaling.factor' missing",
     lambda: read(LLAMA, tie_word_embeddings="no"): "tied true or false, found 'no'",
     lambda: read(QWEN2, use_sliding_window=True): "use_sliding_window false, found true",

@@ -15,6 +15,16 @@ from tests.published_models import CHAT_TEMPLATE, write_tokeniser
 
 pytest.importorskip("tokenizers", reason="needs jaxpfl[text]")
 
+TEMPLATES = {
+    "{{ messages[0]|tojson }}": '{"role": "user", "content": "<b> it\'s \u00c4"}',
+    "{{ [messages[0].role]|tojson(indent=1) }}": '[\n "user"\n]',
+    "{% if tools is not none %}tools{% endif %}{% if documents is none %}-{% endif %}": "-",
+    "{% if tools %}tools{% else %}{{ messages|length }}{% endif %}": "1",
+    "{% generation %}{{ messages[0].content }}\n{% endgeneration %}": "<b> it's \u00c4\n",
+    "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}a{% endfor %}b": "b",
+    "  {% set ns = namespace(n=1) %}\n{% set ns.n = 2 %}\n{{ ns.n }}": "2",
+}
+"""With what transformers makes of them and one message."""
 PROMPTS = ["  a list: \n1. x\n", "zürich", "", "two\n\nlines"]
 
 
@@ -104,9 +114,31 @@ def test_a_template_that_cannot_be_used_or_does_harm_is_refused(source, message)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(
+@pytest.mark.parametrize("source", TEMPLATES)
+def test_a_template_is_given_what_transformers_gives_to_it(source):
+    assert ChatTemplate(source).render(["<b> it's \u00c4"]) == [TEMPLATES[source]]
+
+
+live = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
+
+
+@live
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("source", TEMPLATES)
+def test_live_transformers_writes_the_same_texts(folder, source):
+    import transformers
+
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "<b> it's \u00c4"}]
+    written = theirs.apply_chat_template(
+        messages, chat_template=source, add_generation_prompt=True, tokenize=False
+    )
+    assert written == TEMPLATES[source]
+
+
+@live
 @pytest.mark.filterwarnings("default")
 def test_live_transformers_gives_the_same_ids(folder):
     import transformers

@@ -1,6 +1,9 @@
 """Published tokenisers: byte-level, of sentence pieces and of word pieces."""
 
+import importlib.util
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -146,3 +149,66 @@ def test_bad_folders_are_refused(tmp_path):
     write(tmp_path, learnt(), tokenizer_config={}, generation_config={"eos_token_id": 999})
     with pytest.raises(InputError, match=r"generation_config\.json: eos_token_id .* found 999"):
         hugging_face(tmp_path)
+
+
+def byte_pairs(folder):
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*letters, "th", "the", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    (folder / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+
+
+def words(folder):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s"]
+    (folder / "vocab.txt").write_text("\n".join(pieces))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+
+
+def sentence_pieces(folder):
+    library = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
+    options = {"byte_fallback": True, "hard_vocab_limit": False, "minloglevel": 2}
+    with (folder / "tokenizer.model").open("wb") as writer:
+        library.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the cat sat", "the cats"] * 9), model_writer=writer,
+            model_type="bpe", vocab_size=280, **options,
+        )  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+@pytest.mark.parametrize(
+    ("make", "text", "end"),
+    [(byte_pairs, "the thé", 258), (words, "the cats", None), (sentence_pieces, "the cät", 2)],
+)
+def test_live_transformers_makes_what_a_folder_lacks(make, text, end, tmp_path, monkeypatch):
+    """In a process of its own, once; a setting that names another file or code is left out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    make(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    harmful = {"auto_map": {"AutoTokenizer": ["a.B", "a.B"]}, "vocab_file": "/dev/zero"}
+    path.write_text(json.dumps(settings | harmful))
+    (folder / "a.py").write_text("raise SystemExit('code of a stranger')")
+    loaded = "transformers" in sys.modules
+    tokeniser = hugging_face(folder)
+    assert ("transformers" in sys.modules) == loaded
+    assert tokeniser.end_of_text == end
+    (ids,) = tokeniser.encode([text])
+    assert len(ids) < len(text) and tokeniser.decode(ids) == text
+    monkeypatch.setattr(subprocess, "run", None)
+    np.testing.assert_array_equal(hugging_face(folder).encode([text])[0], ids)
+
+
+def test_a_folder_of_which_no_tokenizer_can_be_made_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "vocab.json").write_text("no JSON")
+    with pytest.raises(
+        InputError, match=r"has no tokenizer\.json, and transformers .* vocab\.json"
+    ):
+        hugging_face(tmp_path)
+    assert not list((tmp_path / "cache").rglob("tokenizer*.json"))
