@@ -251,6 +251,8 @@ def private_moments(
     """
     if plan.population is None and "count" not in plan.moments:
         raise InputError("the plan must release the count or declare a population, found neither")
+    if plan.labels > 1:
+        raise InputError("several labels are released by `fred`; `by_label` parts its state")
     units = plan.units(clients)
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
     releaser = releaser_of(algorithm, clients, ledger, secret, run=run, processes=others)

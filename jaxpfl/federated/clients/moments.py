@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.double_word import DoubleWord, plus
 
@@ -137,6 +138,11 @@ class LabelledMoment:
         key: jax.Array,
     ) -> "_Total":
         rows = {name: column for name, column in batch.items() if name != "label"}
+        if batch["label"].shape != mask_B.shape:
+            raise InputError(
+                "the column 'label' must have one whole number for each example, found the shape "
+                f"{list(batch['label'].shape[1:])} for one"
+            )
 
         def step(label: jax.Array, centre_D: jax.Array, total: "_Total") -> "_Total":
             own_B = mask_B & (batch["label"] == label)

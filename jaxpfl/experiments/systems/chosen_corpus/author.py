@@ -151,12 +151,16 @@ class Author:
         Returns the last choice, its pool, and the record of each choice, the first one's first.
         """
         public, written = list(chain(*map(texts_of, self.pool.values()))), list[str]()
+        made_from = {"writer": self.described(writer)}
         pool, rounds = self.pool, [_about(choice, len(public))]
         for round in range(1, self.config.rounds + 1):
             samples = self.samples(choice, public)
             compute = partial(self.texts, writer, samples, self.config.texts, round, progress)
-            stored = store.load_or_compute(f"written {round}", compute)
+            stored = store.load_or_compute(f"written {round}", compute, made_from)
             written += stored.arrays["texts"].tolist()
+            if not written:
+                rounds.append(_about(choice, len(public)))
+                continue
             corpus = from_clients({WRITTEN: {"text": written}})
             pool, _ = text_pool.without_repeats({**self.pool, WRITTEN: corpus})
             choice = choose(pool)
@@ -171,7 +175,9 @@ class Author:
         weights_N = choice.weights_N[: len(public)]
         generator = np.random.default_rng(self.seed)
         drawn = generator.choice(len(public), len(choice.rows_M), p=weights_N / weights_N.sum())
-        return [public[row] for row in np.unique(drawn)]
+        # A prompt needs so many different ones.
+        heaviest = np.argsort(-weights_N)[:SHOTS] if len(np.unique(drawn)) < SHOTS else drawn
+        return [public[row] for row in np.union1d(drawn, heaviest)]
 
     def texts(
         self, writer: Writer, samples: Sequence[str], number: int, round: int, progress: bool
@@ -180,7 +186,7 @@ class Author:
         short = writer.shortened(samples, self.settings.response_tokens)
         options: Any = {"seed": self.seed, "part": round, "progress": progress}
         written = synthesise(writer, short, number, self.settings, **options)
-        return Artifact(arrays={"texts": np.array(written)})
+        return Artifact(arrays={"texts": np.array(written, dtype=str)})
 
 
 def settings_of(tokeniser: FastTokeniser, cut: Cut, public: Sequence[str]) -> PopriSettings:

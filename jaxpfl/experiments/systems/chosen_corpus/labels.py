@@ -24,6 +24,10 @@ def labelled(clients: Population, labels: LabelsConfig, rule: Cut) -> Population
             f"data.source must have the column {labels.column!r}, which labels.column names: add "
             f"?columns={labels.column}, found {', '.join(map(repr, clients.columns))}"
         )
+    kind = np.asarray(take(clients.column(labels.column), np.arange(0))).dtype.kind
+    if kind == "f" or (kind == "b" and not set(labels.names) <= {"True", "False"}):
+        known = "True and False" if kind == "b" else "texts or whole numbers"
+        raise InputError(f"labels.column: its values must be {known}, as labels.names spells them")
     values = take(clients.column(labels.column), np.arange(clients.num_examples)).tolist()
     label_N = np.array(list(map(str, values)))
     parts = [rule.population(clients.keeping(label_N == name)) for name in labels.names]

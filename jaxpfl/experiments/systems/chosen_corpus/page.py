@@ -76,7 +76,8 @@ def _rounds(writer: Mapping[str, Any] | None) -> list[Section]:
         Section(
             "Pick, write, pick again",
             f"Written texts are by {writer['model']}. It was asked for {writer['asked']:,} texts "
-            "that go on after chosen public ones, and read nothing else of this study; "
+            "that go on after chosen public ones, and before the release for a few on trial; it "
+            "read no text of a client, and nothing else that follows from the release; "
             f"{last['written']:,} of them were new and not empty, and {last['chosen']:,} of the "
             f"drawn texts are among them (source: {WRITTEN}). Squared distance to the clients, "
             f"estimated: {first['distance']:.4g} before it wrote, {last['distance']:.4g} at the "

@@ -75,9 +75,8 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         privacy=config.privacy,
         ask=lambda: study.embedded(progress),
     )
-    released = study.released(result.state)
-    for label, of_label in released.items():
-        study.require_visible(pool_DxD, of_label, label)
+    of_all = study.released(result.state)
+    released = study.shown(pool_DxD, of_all)
     counts = [of_label.moments.count for of_label in released.values()]
     numbers = dict(zip(released, shares_of(config.texts, counts), strict=True))
 
@@ -96,9 +95,15 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         choices[""], pool, rounds = written
     corpora = {name: study.corpora.get(name, corpus) for name, corpus in pool.items()}
     text_pool.write(directory / CORPUS, choices, corpora, pool)
-    rows = [json.loads(line) for line in (directory / CORPUS).read_text("utf-8").splitlines()]
+    # Not by `splitlines`: texts may have other ends of lines.
+    rows = list(map(json.loads, (directory / CORPUS).read_text("utf-8").split("\n")[:-1]))
     drawn = Counter(row["source"] for row in rows)
     texts, abouts, warnings = iter(rows), dict[str, dict[str, Any]](), _cautions(study)
+    warnings += [
+        f"{label}: noise hides the clients' texts of this label, or there are none, and no texts "
+        "were chosen for it."
+        for label in of_all.keys() - released.keys()
+    ]
     for label, choice in choices.items():
         of_row = {row: next(texts)["text"] for row in choice.rows_M.tolist()}
         about = chosen.record_of(choice, of_row.__getitem__)
@@ -130,7 +135,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         and {
             "model": author.described(writer),
             "asked": author.config.texts * author.config.rounds,
-            "written": pool[WRITTEN].num_examples,
+            "written": rounds[-1]["written"],
             "rounds": rounds,
         },
         "cautions": warnings,

@@ -82,6 +82,8 @@ class Study(base.Study):
     def embedded(self, progress: bool) -> Population:
         """The clients with the embeddings that the release reads, which may take long."""
         used = used_examples(self.clients, self.moments, self.config.data.split_seed)
+        # Whether any text has a label of the list is private, and no bar is shown of none.
+        progress = progress and self.config.labels is None
         columns = dict(embed(used, self.embedder, progress=progress).columns)
         if self.config.labels is not None:
             columns["label"] = used.columns["label"]
@@ -94,16 +96,23 @@ class Study(base.Study):
         parts = zip(self.config.labels.names, by_label(state), strict=True)
         return {name: moments(self.moments, part) for name, part in parts}
 
-    def require_visible(
-        self, pool_DxD: np.ndarray, released: PrivateMoments | None = None, label: str = ""
-    ) -> None:
+    def shown(
+        self, pool_DxD: np.ndarray, released: dict[str, PrivateMoments]
+    ) -> dict[str, PrivateMoments]:
+        """Those labels of whose texts noise hides not all; refuses clients of whom it hides all."""
+        shown = {label: part for label, part in released.items() if visible(part)[0].size}
+        if not shown:
+            self.require_visible(pool_DxD, max(released.values(), key=lambda p: p.moments.count))
+        return shown
+
+    def require_visible(self, pool_DxD: np.ndarray, released: PrivateMoments | None = None) -> None:
         """Refuses clients of whom noise hides every direction.
 
         Before the release, they are taken to be spread as the pool is, and equal over labels.
 
         Args:
           pool_DxD: the covariance of the pool.
-          released: the moments of the clients, or of a label, which were charged; None before.
+          released: their moments, or those of the label with most, which were charged; None before.
         """
         number, dimension = len(self.clients), len(pool_DxD)
         count = number / self.moments.labels if released is None else released.moments.count
@@ -118,7 +127,6 @@ class Study(base.Study):
         hidden, whose, cost = largest <= edge, "the public texts", "nothing was released"
         if released is not None:
             hidden, whose = not visible(released)[0].size, "the clients' texts"
-            whose += f" of the label {label!r}" if label else ""
             # What the noise hides is smaller (Benaych-Georges and Nadakuditi 2011).
             largest, cost = min(largest, edge / 2), "the release was charged"
         if hidden:

@@ -146,6 +146,22 @@ def test_a_writer_that_is_not_at_hand_or_writes_nothing_is_refused_before_a_char
     assert asked and not list(tmp_path.rglob("ledger.jsonl"))
 
 
+def test_a_writer_that_falls_silent_and_odd_ends_of_lines_cost_no_release(folder, tmp_path):
+    """It answers what it is asked before the release, and nothing afterwards."""
+    for name in ("mine", "near", "far"):
+        rows = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
+        odd = [{**row, "text": row["text"].replace(" ", "\u2028", 1)} for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd))
+    with completions(lambda body, number: (200, "some words" if number <= 4 else "")) as (api, _):
+        section = f'writer: {{generator: {{api: "{api}", model: m}}, texts: 20, rounds: 2, '
+        section += f'vocab_size: 300, cache: "{folder}/cache"}}\n'
+        made = config(tmp_path, section=section)
+        record = carry_out.run(made, tmp_path / "out", progress=False).record
+    assert record["writer"]["written"] == 0 and len(record["writer"]["rounds"]) == 3
+    lines = (tmp_path / "out" / "corpus.jsonl").read_text("utf-8").split("\n")
+    assert len(lines) == TEXTS + 1 and "\u2028" in lines[0]
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
