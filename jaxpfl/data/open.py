@@ -32,7 +32,8 @@
 A path may begin with ~ or contain $NAME, an environment variable. With `split`, an example of a
 text file is a sentence, paragraph or line (see `readers.prose`), and min_examples counts these; for
 TensorFlow Federated's files it names the part to read. With `min_examples=5`, clients with fewer
-examples become empty but remain clients, because how many they are follows from private data.
+examples become empty but remain clients, because how many they are follows from private data. A
+comma inside the name of a field is %2C.
 
 Data without clients is dealt to made-up ones: PATH.npz?client=*&partition=dirichlet&clients=100
 &by=label&alpha=0.3&seed=0, see `data.partitions` for the other schemes and their settings.
@@ -77,8 +78,12 @@ def _encoding(name: str) -> str:
     return name
 
 
+# A comma inside a name, in an option that is not split yet.
+_COMMA = "\0"
+
+
 def _names(value: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in value.split(","))
+    return tuple(name.strip().replace(_COMMA, ",") for name in value.split(","))
 
 
 # Options of a kind of source, each with what converts its text, or the words that it may be.
@@ -164,7 +169,8 @@ def _parsed(given: str | Path) -> _Source:
     what = f"source {str(given)!r}"
     head, _, query = (str(given), "", "") if isinstance(given, Path) else given.partition("?")
     try:
-        # A plus is itself and not a space.
+        # A plus is itself and not a space; %2C is a comma in a name, and not between two.
+        query = re.sub("%2C", _COMMA, query, flags=re.IGNORECASE)
         pairs = parse_qsl(query.replace("+", "%2B"), strict_parsing=True) if query else []
     except ValueError:
         raise InputError(f"{what}: options must be NAME=VALUE, joined by &") from None
@@ -426,6 +432,7 @@ def _typed(what: str, options: dict[str, str], kinds: _Options) -> dict[str, Any
             expected = ", ".join(kinds) or "none"
             raise InputError(f"{what}: no option {name!r}{hint}; expected {expected}")
         kind, place = kinds[name], f"{what}: {name}"
+        value = value if kind is _names else value.replace(_COMMA, ",")
         try:
             typed[name] = kind(value) if callable(kind) else checks.one_of(place, value, kind)
         except InputError:

@@ -85,3 +85,11 @@ def test_lists_of_texts_are_refused_before_they_are_unpacked(tmp_path):
     with pytest.raises(InputError, match="row 1: field 'x' must be .*, found list"):
         next(read_parquet(path, Fields([("x", "value")])))
     assert pa.default_memory_pool().max_memory() < before + 2**29
+
+
+def test_views_of_texts_are_read_and_rows_without_one_left_out(tmp_path):
+    texts = pa.array(["x", None, "a text that lies outside of its view"], pa.string_view())
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table({"client": ["a", "b", "c"], "text": texts}), path)
+    found = jp.data.open(f"{path}?missing=drop")
+    assert found.columns["text"].to_pylist() == ["x", texts[2].as_py()]

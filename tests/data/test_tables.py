@@ -468,3 +468,23 @@ def test_several_text_columns_of_a_frame():
     for given in (frame, frame.to_pandas()):
         found = jp.data.from_dataframe(given, client="user", text=["title", "body"])
         assert found.columns["text"].to_pylist() == JOINED
+
+
+def test_names_with_commas_are_one_name_and_never_that_of_joined_texts(tmp_path):
+    (tmp_path / "x.csv").write_text(f'"a,b",a,b\nu,{SECRET},y\n')
+    source = f"{tmp_path / 'x.csv'}?"
+    for client in ("a,b", "a%2Cb", "a,b|value"):
+        found = jp.data.open(f"{source}client={client}&text=b")
+        assert found.client_ids.to_pylist() == ["u"]
+        assert "'a,b' names the joined texts" in refusal(f"{source}client={client}&text=a,b")
+    assert "'a,b' names" in refusal(f"{source}client=*&label=a,b&text=a,b")
+    found = jp.data.open(f"{source}client=*&text=a%2cb,b")
+    assert found.columns["text"].to_pylist() == ["u\ny"]
+    assert jp.data.open(f"{source}client=b&text=a%2Cb").columns["text"].to_pylist() == ["u"]
+
+
+@pytest.mark.parametrize("given", [None, ""])
+def test_one_of_several_text_columns_may_have_no_value(tmp_path, form, given):
+    rows = [{"client": "u", "a": "x", "b": given}, {"client": "u", "a": "y", "b": given}]
+    found = jp.data.open(f"{write(tmp_path, form, rows)}?text=a,b")
+    assert found.columns["text"].to_pylist() == ["x", "y"]

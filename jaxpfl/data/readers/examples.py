@@ -86,6 +86,10 @@ class Layout:
                     f"client, text, label, features and columns must be different, found {listed}"
                 )
 
+        others = {self.field, self.label, *self.features, *self.columns}
+        if len(self.texts) > 1 and (joined := ",".join(self.texts)) in others:
+            raise InputError(f"{joined!r} names the joined texts, and must be no other field, too")
+
     @property
     def texts(self) -> tuple[str, ...]:
         """The fields of texts."""
@@ -133,7 +137,7 @@ def _blocks(read: Read, layout: Layout, fields: Fields) -> Iterator[tuple[Rows, 
         if rows.numbers:
             yield rows, _block(rows, layout)
     if source and fields.absent:
-        raise InputError(f"{source}: no row has a text in the field {min(fields.absent)!r}")
+        raise InputError(f"{source}: no row has the field {min(fields.absent)!r}")
     # The owner's terminal alone may show it: other streams are stored, and read by others.
     if fields.dropped and sys.stderr.isatty():
         sys.stderr.write(f"{fields.dropped} rows lack a value and are left out (PRIVATE)\n")

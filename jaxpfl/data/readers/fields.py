@@ -85,7 +85,7 @@ class Fields:
       drop: whether rows are left out that lack a value of one of them. In a file of text an empty
         field has no value, nor has NaN.
       dropped: how many rows were left out so far. PRIVATE.
-      absent: those of `parts` in which no row had a value so far.
+      absent: those of `parts` that no row of JSON lines and no schema or header had so far.
     """
 
     def __init__(self, wanted: Iterable[tuple[str, str]], *, drop: bool = False) -> None:
@@ -113,6 +113,7 @@ class Fields:
                 problem = "there is no field" if name not in names else "there are two fields"
                 hint = _HINTS.get(self._uses[name][0], "")
                 raise InputError(f"{source}: {problem} {name!r}, found {listed}{hint}")
+        self.absent.clear()
 
     def require_schema(self, source: str, schema: pa.Schema) -> None:
         """Refuses a table with a field of a type that no field can hold, before any row is read."""
@@ -171,7 +172,6 @@ class Fields:
             for number, value in zip(numbers, values, strict=True):
                 if not isinstance(value, str | None):
                     raise row_error(source, number, name, _EXPECTED["text"], type(value).__name__)
-            self.absent -= {name} if any(value is not None for value in values) else set()
             columns.append(values)
         rows = ([text for text in row if text is not None] for row in zip(*columns, strict=True))
         return ["\n".join(filter(str.strip, texts)) if texts else None for texts in rows]
@@ -346,7 +346,10 @@ def _whole(values: Any) -> Any:
     # Arrow cannot take strings of the type string_view.
     if is_text(terms.type):
         return terms.cast(pa.large_string()).take(values.indices)
-    return terms.take(values.indices) if pa.types.is_integer(terms.type) else values
+    if pa.types.is_integer(terms.type):
+        return terms.take(values.indices)
+    is_view = isinstance(values, pa.Array) and pa.types.is_string_view(values.type)
+    return values.cast(pa.large_string()) if is_view else values
 
 
 def _plain(column: pa.Array) -> pa.Array | None:

@@ -70,6 +70,7 @@ def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None)
         if not text:
             continue
         row = _object(f"{path}, row {number}", text)
+        fields.absent -= row.keys()
         for name in fields.names:
             # The message leaves the row's own names out: they may be values of clients.
             if name not in row and not fields.drop and name not in fields.parts:

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from scipy import stats
 
 from jaxpfl.data.population import Population
@@ -35,6 +36,8 @@ SIDES = ("training", "held_out")
 CONTROL = "clients' own (control)"
 # The most texts of each side that are searched, and of the published ones that are judged.
 _MOST_TEXTS = 100_000
+# The most bytes of each side's texts: the texts of a client may be joined to one.
+_MOST_BYTES = 2**27
 
 
 def leakage(
@@ -68,6 +71,11 @@ def leakage(
             raise InputError(f"an audit of texts needs texts of {name}, found none")
     searched = min(*map(len, columns.values()), _MOST_TEXTS)
     drawn = [_drawn(side, searched, draw) for side in (training, held_out)]
+    for column, (row_N, _) in zip(columns.values(), drawn, strict=True):
+        size_N = pc.call_function("binary_length", [column]).to_numpy()[row_N]
+        fit = np.searchsorted(np.cumsum(size_N), _MOST_BYTES, "right")
+        searched = min(searched, max(1, int(fit)))
+    drawn = [(row_N[:searched], client_N[:searched]) for row_N, client_N in drawn]
     lists: list[list[str]] = [
         column.take(row_N).to_pylist()
         for column, (row_N, _) in zip(columns.values(), drawn, strict=True)

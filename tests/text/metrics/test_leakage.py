@@ -87,6 +87,17 @@ def test_whole_clients_are_compared_with_as_many_texts():
         assert sum(found["control"]["by_words"][side]) == 30
 
 
+def test_both_sides_are_cut_where_one_exceeds_the_most_bytes(monkeypatch):
+    texts = made_up(8, 40)
+    sides = clients([text.ljust(1_000) for text in texts[:20]]), clients(texts[20:])
+    for most, searched in ((5_500, 5), (10, 1)):
+        monkeypatch.setattr("jaxpfl.text.metrics.leakage._MOST_BYTES", most)
+        for order in (sides, sides[::-1]):
+            found = audited(texts, *order)
+            assert found["searched"] == searched
+            assert found["clients"] == {"training": searched, "held_out": searched}
+
+
 def test_texts_too_short_to_tell_pass_as_a_control():
     texts = made_up(6, 60, words=3)
     found = audited(texts[40:], clients(texts[:20]), clients(texts[20:40]))
