@@ -13,11 +13,12 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ _SOURCES = (
 # What the process of `with_tokenizer` runs; the limits are 120 s of computing and 16 GiB.
 _CONVERSION = """
 import contextlib, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+seconds = 120 if hard < 0 else min(120, hard)  # -1: no limit
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 with contextlib.suppress(OSError, ValueError):  # macOS refuses this limit
     resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
 from transformers import AutoTokenizer
@@ -60,52 +63,99 @@ def with_tokenizer(folder: Path) -> Path:
     if (folder / TOKENIZER).is_file() or not sources:
         return folder
     settings = read_object(folder / SETTINGS, optional=True)
-    settings = {
-        key: value
-        for key, value in settings.items()
-        if "file" not in key and key not in ("auto_map", "chat_template")
-    }
+    settings = {key: value for key, value in settings.items() if not _refers(key, value)}
     kind = {"model_type": read_object(folder / "config.json", optional=True).get("model_type")}
+    for path in sources:
+        _check_size(path)
+    cache = compilation_cache.caches() / "tokenizers"
+    try:
+        made = cache / _identity(settings, kind, sources)
+        if made.is_dir():
+            return made
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as place:
+            given, written = Path(place) / "given", Path(place) / "written"
+            given.mkdir()
+            copies = [Path(shutil.copyfile(path, given / path.name)) for path in sources]
+            # The files may have changed since.
+            made = cache / _identity(settings, kind, copies)
+            files.write_json(given / SETTINGS, settings)
+            files.write_json(given / "config.json", kind)
+            if reason := _convert(given, written):
+                raise InputError(
+                    f"{folder} has no {TOKENIZER}, and transformers (pip install "
+                    f"'jaxpfl[transformers]') makes none of "
+                    f"{', '.join(path.name for path in sources)}: {reason}"
+                )
+            try:
+                written.rename(made)
+            except OSError:
+                # Another process may have made the same.
+                if not made.is_dir():
+                    raise
+    except OSError as error:
+        raise InputError(
+            f"{folder} has no {TOKENIZER}, and the cache {cache} cannot hold one: {error}"
+        ) from error
+    return made
+
+
+def _refers(key: str, value: Any) -> bool:
+    """Whether a setting names code or a file; tokens, such as "</s>", do not."""
+    if "file" in key or key.endswith("_spm") or key in ("auto_map", "chat_template"):
+        return True
+    if key.endswith(("_token", "_tokens", "_tokens_decoder")):
+        return False
+    if isinstance(value, dict):
+        return any(_refers(name, part) for name, part in value.items())
+    if isinstance(value, list):
+        return any(_refers(key, part) for part in value)
+    return isinstance(value, str) and ("/" in value or "\\" in value)
+
+
+def _identity(settings: dict[str, Any], kind: dict[str, Any], sources: list[Path]) -> str:
+    """The name of what this version of transformers makes of these files."""
+    import importlib.metadata
+
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        version = None
     contents = {path.name: files.sha256_file(path) for path in sources}
-    identity = json.dumps([settings, kind, contents], sort_keys=True).encode()
-    made = compilation_cache.caches() / "tokenizers" / hashlib.sha256(identity).hexdigest()[:20]
-    if made.is_dir():
-        return made
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=made.parent) as place:
-        given, written = Path(place) / "given", Path(place) / "written"
-        given.mkdir()
-        for path in sources:
-            (given / path.name).symlink_to(path.resolve())
-        files.write_json(given / SETTINGS, settings)
-        files.write_json(given / "config.json", kind)
+    identity = json.dumps([version, settings, kind, contents], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:20]
+
+
+def _convert(given: Path, written: Path) -> str:
+    """Runs transformers; returns why it has made no tokenizer.json, "" if it has."""
+    try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _CONVERSION, given, written],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "RAYON_NUM_THREADS": "1"},
             check=False,
+            timeout=600,
         )
-        if done.returncode or not (written / TOKENIZER).is_file():
-            lines = done.stderr.decode("utf-8", "replace").split("\n")
-            reason = next((line for line in reversed(lines) if line.strip()), "")[:300]
-            raise InputError(
-                f"{folder} has no {TOKENIZER}, and transformers (pip install "
-                f"'jaxpfl[transformers]') makes none of {', '.join(contents)}: it ended with "
-                f"status {done.returncode} {reason}"
-            )
-        # Another process may have made the same.
-        with suppress(OSError):
-            written.rename(made)
-    return made
+    except subprocess.TimeoutExpired:
+        return "it took more than 600 s"
+    if done.returncode == 0 and (written / TOKENIZER).is_file():
+        return ""
+    lines = done.stderr.decode("utf-8", "replace").split("\n")
+    reason = next((line for line in reversed(lines) if line.strip()), "")[:300]
+    return f"it ended with status {done.returncode} {reason}"
+
+
+def _check_size(path: Path) -> None:
+    size = expect_file(path).stat().st_size
+    if size > _MOST_BYTES:
+        raise CorruptFile(f"{path} must have at most {_MOST_BYTES} bytes, found {size}")
 
 
 def read_tokenizer(path: Path) -> Any:
     """Reads a tokenizer.json; the tokenizer neither pads nor cuts."""
     tokenizers = require("tokenizers", "text")
-    size = expect_file(path).stat().st_size
-    if size > _MOST_BYTES:
-        raise CorruptFile(f"{path} must have at most {_MOST_BYTES} bytes, found {size}")
+    _check_size(path)
     with faults(f"{path} is not a tokenizer file"):
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
         tokenizer.no_padding()

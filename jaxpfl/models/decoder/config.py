@@ -332,8 +332,9 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
         if place.get("partial_rotary_factor") not in (None, 1):
             part = place["partial_rotary_factor"]
             raise InputError(f"partial_rotary_factor must be 1, found {part!r}")
-    theta = stated.get("rope_theta", values.get("rope_theta"))
-    rope: dict[str, Any] = {} if theta is None else {"rope_theta": theta}
+    places = (stated, values.get("rope_parameters") or {}, values)
+    thetas = [place["rope_theta"] for place in places if place.get("rope_theta") is not None]
+    rope: dict[str, Any] = {"rope_theta": thetas[0]} if thetas else {}
     kind = stated.get("rope_type", stated.get("type", "default"))
     one_of("rope_scaling.rope_type", kind, ("default", "linear", "llama3"))
     if kind == "linear":

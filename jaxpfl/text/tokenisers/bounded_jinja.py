@@ -110,8 +110,15 @@ def _template(source: str) -> jinja2.Template:
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def to_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
         # Jinja's own sorts the keys, and escapes characters of HTML.
+        form: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
         return json.dumps(value, ensure_ascii=ensure_ascii, **form)
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(

@@ -281,6 +281,11 @@ def test_config_of_transformers_5_and_4():
     values["rope_parameters"] = {"rope_type": "default", "rope_theta": 7.0}
     assert DecoderConfig.from_dict(values).rope_theta == 7.0
     assert DecoderConfig.from_dict(values).rope_scaling is None
+    for null in ({}, {"rope_theta": None}):
+        values["rope_scaling"] = {"type": "linear", "factor": 2.0} | null
+        assert DecoderConfig.from_dict(values).rope_theta == 7.0
+        top = values | {"rope_parameters": None, "rope_theta": 9.0}
+        assert DecoderConfig.from_dict(top).rope_theta == 9.0
 
 
 def read(config, **changes):

@@ -212,3 +212,33 @@ def test_a_folder_of_which_no_tokenizer_can_be_made_is_refused(tmp_path, monkeyp
     ):
         hugging_face(tmp_path)
     assert not list((tmp_path / "cache").rglob("tokenizer*.json"))
+
+
+def test_a_cache_that_cannot_be_written_and_a_file_too_large_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "cache").touch()
+    with (tmp_path / "vocab.json").open("wb") as file:
+        with pytest.raises(InputError, match="cache/jaxpfl/tokenizers"):
+            hugging_face(tmp_path)
+        file.truncate(2**40)
+        with pytest.raises(InputError, match=r"vocab\.json must have at most"):
+            hugging_face(tmp_path)
+
+
+def test_transformers_sees_the_settings_that_are_no_paths(tmp_path, monkeypatch):
+    """And no run without end is waited for."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    harmless = {"eos_token": "</s>", "added_tokens_decoder": {"2": {"content": "</s>"}}, "n": 3}
+    harmful = {"vocab": "/a", "source_spm": "a", "options": {"a": {"b": "../a"}}, "x_file": "a"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(harmless | harmful))
+    (tmp_path / "vocab.json").write_text("{}")
+
+    def run(command, timeout, **options):
+        given = command[-2]
+        assert json.loads((given / "tokenizer_config.json").read_text()) == harmless
+        assert not (given / "vocab.json").is_symlink()
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(InputError, match="makes none of vocab"):
+        hugging_face(tmp_path)
