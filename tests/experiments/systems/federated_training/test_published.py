@@ -147,8 +147,8 @@ REFUSED = [
     ({"path": ""}, {}, "model.path must name a folder, found ''"),
     ({"path": "gpt2"}, PUBLIC, "data.public must be absent for a published model"),
     ({"path": "gpt2", "lora": ADAPTERS}, PUBLIC | {"prefinetune": {}}, "model.lora must be null"),
-    ({"path": "wrong_301"}, {}, "tokenizer.json has 301 token ids, expected the 300 of config"),
-    ({"path": "wrong_280"}, {}, "tokenizer.json has 280 token ids, expected the 300 of config"),
+    ({"path": "wrong_301"}, {}, "has 301 token ids, expected the 300 of config"),
+    ({"path": "wrong_280"}, {}, "has 280 token ids, expected the 300 of config"),
 ]
 
 

@@ -36,7 +36,8 @@ def test_texts_are_chosen_across_corpora():
     corpora = {"first": [*NEAR[:20], *FAR[:20]] * 5, "second": [*NEAR[20:], *FAR[20:]] * 5}
     look = Look({EMBEDDING: (FredPlan.without_privacy(), "hashed:16")}, 100)
     target = released(moments(np.asarray(function(NEAR)), 1.0), 0.0)
-    record, texts = look.chosen(target, corpora, 100)
+    record, arrays = look.chosen(target, corpora, 100)
+    texts = arrays["texts"].tolist()
     assert len(texts) == 100 and np.mean([text in NEAR for text in texts]) > 0.9
     assert set(record["examples"]) <= set(texts)
     assert record["distances"]["chosen"] < 0.2 * record["distances"]["mixture"]
