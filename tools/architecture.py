@@ -33,7 +33,7 @@ MOST_IN_TREE = {
     # 420 for pick, write, pick again; 360 for labels, several columns of text, and texts that are
     # audited uncut; 80 for tokenisers of folders without tokenizer.json.
     "jaxpfl": (51_920, 33_810),
-    "tests": (44_370, 33_890),
+    "tests": (44_370, 33_900),
     "benchmarks": (11_950, 8_660),
     "tools": (3_465, 2_550),
 }
