@@ -26,8 +26,9 @@ def labelled(clients: Population, labels: LabelsConfig, rule: Cut) -> Population
         )
     kind = np.asarray(take(clients.column(labels.column), np.arange(0))).dtype.kind
     if kind == "f" or (kind == "b" and not set(labels.names) <= {"True", "False"}):
-        known = "True and False" if kind == "b" else "texts or whole numbers"
-        raise InputError(f"labels.column: its values must be {known}, as labels.names spells them")
+        expected = "be named True and False" if kind == "b" else "be texts or whole numbers"
+        kinds = "booleans" if kind == "b" else "numbers with fractions"
+        raise InputError(f"the labels in {labels.column!r} must {expected}, found {kinds}")
     values = take(clients.column(labels.column), np.arange(clients.num_examples)).tolist()
     label_N = np.array(list(map(str, values)))
     parts = [rule.population(clients.keeping(label_N == name)) for name in labels.names]

@@ -102,7 +102,8 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     warnings += [
         f"{label}: noise hides the clients' texts of this label, or there are none, and no texts "
         "were chosen for it."
-        for label in of_all.keys() - released.keys()
+        for label in of_all
+        if label not in released
     ]
     for label, choice in choices.items():
         of_row = {row: next(texts)["text"] for row in choice.rows_M.tolist()}
@@ -135,7 +136,6 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         and {
             "model": author.described(writer),
             "asked": author.config.texts * author.config.rounds,
-            "written": rounds[-1]["written"],
             "rounds": rounds,
         },
         "cautions": warnings,

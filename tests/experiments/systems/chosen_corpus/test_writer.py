@@ -157,7 +157,7 @@ def test_a_writer_that_falls_silent_and_odd_ends_of_lines_cost_no_release(folder
         section += f'vocab_size: 300, cache: "{folder}/cache"}}\n'
         made = config(tmp_path, section=section)
         record = carry_out.run(made, tmp_path / "out", progress=False).record
-    assert record["writer"]["written"] == 0 and len(record["writer"]["rounds"]) == 3
+    assert [row["written"] for row in record["writer"]["rounds"]] == [0, 0, 0]
     lines = (tmp_path / "out" / "corpus.jsonl").read_text("utf-8").split("\n")
     assert len(lines) == TEXTS + 1 and "\u2028" in lines[0]
 
