@@ -113,3 +113,12 @@ def test_a_label_of_few_clients_has_more_noise(tmp_path):
         released = moments(plan, of_label)
         count = max(float(of_label.count), 1.0)
         assert released.noise.mean == pytest.approx(plan.noise_stds[1] / count)
+
+
+def test_labels_must_be_one_number_an_example(tmp_path):
+    """A column [N, 1] would be compared with each example of a batch."""
+    population = clients()
+    wrong = {**population.columns, "label": population.column("label")[:, None]}
+    plan = FredPlan.without_privacy(**SETTINGS)
+    algorithm = fred(plan, units=len(population), dimension=DIM)
+    refusal(lambda: asked(algorithm, population.with_columns(wrong), tmp_path), "label shape")
