@@ -32,6 +32,14 @@ class BudgetExhausted(RuntimeError):
     exit_code = 3
 
 
+class Interrupted(KeyboardInterrupt):
+    """SIGTERM or SIGINT was received; the run was saved and can be resumed."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
 class InformationLeak(InputError):
     """A release's program may tell something of the clients without noise: exit code 2."""
 

@@ -23,7 +23,6 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import pinned
-from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.signals import resumable
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.registry import load, load_run, system_of
@@ -31,6 +30,8 @@ from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
 from jaxpfl.experiments.report.run_page import write_run_page
 from jaxpfl.experiments.systems import CONFIG, RESULT
 from jaxpfl.experiments.systems.workspace import Workspace
+from jaxpfl.federated.hosts import processes
+from jaxpfl.federated.mesh import leads
 from jaxpfl.privacy.certificate import certify
 
 _RUN = "run.json"
@@ -79,19 +80,22 @@ def run(
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
     directory, shared = files.user_path(out), {} if memory is None else memory
-    with shared_run.group() as group:
+
+    def require_new() -> None:
+        if (directory / CONFIG).exists() or (directory / _RUN).exists():
+            raise InputError(
+                f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
+                "choose another --out"
+            )
+
+    with processes.shared():
         # The config that is written names the weights, which a branch of the hub does not.
-        system = system_of(config.system)
-        workspace = Workspace(pinned(config), directory, progress, group, shared, system)
-        if group is not None and group.index:
-            return _worker(workspace)
-        with files.exclusive(directory):
-            if (directory / CONFIG).exists() or (directory / _RUN).exists():
-                raise InputError(
-                    f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
-                    "choose another --out"
-                )
-            workspace.begin()
+        system, shown = system_of(config.system), progress and leads()
+        workspace = Workspace(pinned(config), directory, shown, shared, system)
+        with processes.led(files.exclusive(directory)):
+            processes.decide("the directory", require_new)
+            _ = workspace.study  # All processes read their clients at once.
+            processes.decide("the config", workspace.begin)
             with resumable(directory):
                 return _carried_out(workspace, command)
 
@@ -105,14 +109,11 @@ def resume(
 ) -> Outcome:
     """Resumes the run in `out`, to the same bits but for a remote model's texts. Errors: `run`."""
     directory, shared = files.user_path(out), {} if memory is None else memory
-    with shared_run.group() as group:
+    with processes.shared():
         # Inside, so that the others hear of a process that cannot read the directory.
-        config = load_run(directory)
-        system = system_of(config.system)
-        workspace = Workspace(config, directory, progress, group, shared, system)
-        if group is not None and group.index:
-            return _worker(workspace)
-        with files.exclusive(directory), resumable(directory):
+        config, shown = load_run(directory), progress and leads()
+        workspace = Workspace(config, directory, shown, shared, system_of(config.system))
+        with processes.led(files.exclusive(directory)), resumable(directory):
             return _carried_out(workspace, command)
 
 
@@ -165,37 +166,31 @@ def finished(directory: Path, system: str) -> dict[str, Any]:
     )
 
 
-def _worker(workspace: Workspace) -> Outcome:
-    """The run in another process than 0: it computes its share, and writes nothing."""
-    began, others = time.monotonic(), workspace.others
-    assert others is not None
-    ended = shared_run.share_rounds(others)
-    seconds = time.monotonic() - began
-    return Outcome(workspace.directory, ended["record"], seconds, ended["lines"])
-
-
 def _carried_out(workspace: Workspace, command: str) -> Outcome:
     study, directory, began = workspace.study, workspace.directory, time.monotonic()
     system = system_of(workspace.config.system)
-    record_attempt(directory, command)
-    record = workspace.write_result(system.part("run").carry_out(study, workspace))
-    page = system.part("page").page(directory, record)
-    certify(
-        directory,
-        system.name,
-        study.plans.values(),
-        statement=page.privacy,
-        stamp=workspace.stamp,
-        # Simulations have ledgers of their own in other places, which the statement is not of.
-        ledgers=[
-            *workspace.ledgers,
-            directory / "ledger.jsonl",
-            *sorted(directory.glob("worlds/*/ledger.jsonl")),
-            *sorted(directory.glob("runs/*/ledger.jsonl")),
-        ],
-    )
-    write_page(directory, page)
-    lines = page_lines(page)
-    if workspace.group is not None:
-        workspace.group.tell(record=files.jsonable(record), lines=lines)
+    processes.decide("the attempt", lambda: record_attempt(directory, command))
+    made = system.part("run").carry_out(study, workspace)
+
+    def end() -> tuple[dict[str, Any], list[str]]:
+        record = workspace.write_result(made)
+        page = system.part("page").page(directory, record)
+        certify(
+            directory,
+            system.name,
+            study.plans.values(),
+            statement=page.privacy,
+            stamp=workspace.stamp,
+            # Simulations have ledgers of their own in other places, which the statement is not of.
+            ledgers=[
+                *workspace.ledgers,
+                directory / "ledger.jsonl",
+                *sorted(directory.glob("worlds/*/ledger.jsonl")),
+                *sorted(directory.glob("runs/*/ledger.jsonl")),
+            ],
+        )
+        write_page(directory, page)
+        return record, page_lines(page)
+
+    record, lines = processes.decide("the page", end)
     return Outcome(directory, record, time.monotonic() - began, lines)

@@ -1,6 +1,9 @@
 """`jaxpfl.release`: one noisy sum over clients, without an algorithm."""
 
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -10,7 +13,7 @@ from jaxpfl.data.columns import warn_of_numbers
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, PyTree, Stepping
-from jaxpfl.federated.mesh import several
+from jaxpfl.federated.mesh import leads, several
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import OneRelease, OtherProcesses, Releaser
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
@@ -66,16 +69,25 @@ def release(
     checks.instance("ledger", ledger, (str, Path), "the path of a file")
     warn_of_numbers(clients.numeric())
 
-    def ask(others: OtherProcesses | None) -> OneRelease:
-        with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
-            releaser = Releaser(clients, opened, queries=(query,), processes=others)
-            released = releaser.release(query, broadcast, round=1)
-            total = guarantee_of(opened.charges, plan.delta, plan.unit)
-        return OneRelease(jax.device_get(released.value), plan.statement(), total.statement())
+    opened: Any = None
 
-    if not several():
-        return ask(None)
-    # Loaded here, because few use it.
-    from jaxpfl.experiments.engine import shared_run
+    def make(others: OtherProcesses | None = None) -> Releaser:
+        return Releaser(clients, opened, queries=(query,), processes=others)
 
-    return shared_run.one_release(ask, query, clients)
+    def total() -> str:
+        return guarantee_of(opened.charges, plan.delta, plan.unit).statement()
+
+    releaser, stated = make, total
+    with ExitStack() as stack:
+        if several():
+            # Loaded here, because few use it.
+            from jaxpfl.federated.hosts import processes, shared_rounds
+
+            stack.enter_context(processes.Group())
+            releaser = partial(shared_rounds.releaser, make, clients, (query,))
+            stated = partial(processes.decide, "its cost", total)
+        if leads():
+            books = Ledger(ledger, clients, budget=budget, unit=plan.unit)
+            opened = stack.enter_context(books)
+        released = releaser().release(query, broadcast, round=1)
+        return OneRelease(jax.device_get(released.value), plan.statement(), stated())

@@ -11,7 +11,6 @@ from jaxpfl.data.columns import warn_of_numbers
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
-from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.engine.rounds import Loop
@@ -20,6 +19,7 @@ from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_o
 from jaxpfl.experiments.records.cautions import OURS, of_table
 from jaxpfl.experiments.records.lines import FROM_PYTHON, read_lines, record_attempt
 from jaxpfl.experiments.report.run_page import page_of_run
+from jaxpfl.federated.hosts import processes
 from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Budget
@@ -101,11 +101,7 @@ def run(
     numbers = clients.numeric().items()
     warn_of_numbers({name: column for name, column in numbers if every_column or name in read})
     reproducible = isinstance(seed, ReproducibleSeed)
-    with compilation_cache.enabled(), shared_run.group() as group:
-        others = shared_run.others_of(group, lambda *_: (algorithm.queries, clients))
-        if group is not None and others is not None and group.index:
-            outcome = shared_run.share_rounds(others)
-            return shared_run.received_result(group, outcome, algorithm, out)
+    with compilation_cache.enabled(), processes.shared():
         sentences = None
         if evaluation is not None:
             private, name = PrivateContent(clients), evaluation.name
@@ -115,8 +111,7 @@ def run(
 
                 sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
-        directory = out
-        with files.exclusive(directory):
+        with processes.led(files.exclusive(directory := out)):
             run_of_rounds = Run(
                 directory,
                 algorithm,
@@ -126,14 +121,15 @@ def run(
                 budget=budget,
                 resume=resume,
             )
-            loop = Loop(run_of_rounds, tracking, lambda: others and others.at(algorithm.name))
-            if evaluation is not None and evaluation.vocabulary is not None:
-                evaluation.vocabulary.save(directory / "vocabulary.json")
-            record_attempt(directory, FROM_PYTHON)
-            with page_of_run(directory):
-                result = loop.carry_out()
-                if evaluation is not None:
-                    result = _with_baselines(algorithm, evaluation, result)
+            loop = Loop(run_of_rounds, tracking)
+
+            def begin() -> None:
+                if evaluation is not None and evaluation.vocabulary is not None:
+                    evaluation.vocabulary.save(directory / "vocabulary.json")
+                record_attempt(directory, FROM_PYTHON)
+
+            def end() -> tuple[Sequence[Any], Sequence[str]]:
+                table = _with_baselines(algorithm, evaluation, result) if evaluation else result
                 plans = [query.plan for query in algorithm.queries]
                 certify(
                     directory,
@@ -143,9 +139,13 @@ def run(
                     stamp=stamp_of(plans, reproducible=reproducible),
                     ledgers=[ledger],
                 )
-        if group is not None:
-            shared_run.broadcast_result(group, result)
-        return result
+                return table.table, table.cautions
+
+            processes.decide("the attempt", begin)
+            with processes.led(page_of_run(directory)):
+                result = loop.carry_out()
+                table, cautions = processes.decide("the table", end)
+        return replace(result, table=tuple(table), cautions=tuple(cautions))
 
 
 def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:

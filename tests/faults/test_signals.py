@@ -10,10 +10,10 @@ from contextlib import suppress
 import pytest
 
 from jaxpfl import cli
+from jaxpfl.errors import Interrupted
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine import build, run_directory
 from jaxpfl.experiments.engine.run_directory import Run
-from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.systems import workspace
 from jaxpfl.federated.release import prepared_query
 from tests.faults.runs import assert_same, charges_of, config_of

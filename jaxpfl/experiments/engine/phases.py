@@ -6,12 +6,13 @@ or is charged again.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from jaxpfl.algorithms.stored_rounds import Arrays
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
+from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.federated.release.releaser import Released, Releaser
 
 
@@ -37,9 +38,22 @@ class Phases:
     artifacts: Artifacts
     releaser: Releaser | None = None
 
+    def stored(self, name: str, compute: Callable[[], Artifact]) -> Artifact:
+        """The artifact stored under `name`; else computed and stored.
+
+        All processes that share the run compute it, because it may ask clients, or need the devices
+        of all; it is that of process 0.
+        """
+        found = decide(f"the artifact {name!r}", lambda: self.artifacts.find(name))
+        if found is None:
+            made = compute()
+            keep = partial(self.artifacts.load_or_compute, name, lambda: made)
+            found = decide(f"the new artifact {name!r}", keep)
+        return Artifact(*found)
+
     def load_or_compute(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
-        """The arrays stored under `name`; else computed and stored."""
-        return self.artifacts.load_or_compute(name, lambda: Artifact(arrays=compute())).arrays
+        """The arrays of `stored`."""
+        return self.stored(name, lambda: Artifact(arrays=compute())).arrays
 
     def step(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
         """Runs a step of an algorithm."""

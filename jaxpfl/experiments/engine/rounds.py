@@ -15,25 +15,28 @@ release, and the releaser charges it. The cost of the run is therefore read from
 Rounds count from 1: round r leads from the state after r - 1 rounds to the state after r.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, Interrupted
 from jaxpfl.experiments.engine.cost import OWN
 from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.on_round import last_kept
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking, mark_of
-from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
+from jaxpfl.experiments.engine.signals import caught_signals
 from jaxpfl.experiments.records.cautions import of_rounds
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
-from jaxpfl.federated.release.releaser import OtherProcesses
+from jaxpfl.federated.hosts.processes import decide
+from jaxpfl.federated.mesh import leads
+from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.progress import Progress
@@ -48,13 +51,12 @@ _AGAIN = (
 class Loop:
     """The rounds of a run, with checkpoints and public metrics.
 
-    Attributes:
-      others: comes to the rounds with the other processes, if there are any.
+    Where several processes share the run, all carry out its rounds. Process 0 alone has the files,
+    and decides with which state the rounds begin, whether they go on, and what their result is.
     """
 
     run: Run
     tracking: Tracking
-    others: Callable[[], OtherProcesses | None] = lambda: None
 
     def __post_init__(self) -> None:
         evaluated = self.tracking.evaluate or self.tracking.sentences
@@ -74,102 +76,151 @@ class Loop:
         """
         run, algorithm = self.run, self.run.algorithm
         with ExitStack() as stack:
-            late = self._interrupted("after the last round")
+            # Of another process, process 0 hears in time, or not at all.
+            late = self._interrupted("after the last round") if leads() else None
             signals = stack.enter_context(caught_signals(late))
             plan = algorithm.queries[0].plan
             mark = f" ({mark_of(run.stamp)})" if run.stamp else ""
             how: dict[str, Any] = {"progress": self.tracking.progress, "step": "round"}
             if plan.unit == "client":
                 how["clients"] = plan.clients_per_round
-            bar = Progress(algorithm.name + mark, total=algorithm.rounds, **how)
-            stack.enter_context(bar)
+            self._bar = Progress(algorithm.name + mark, total=algorithm.rounds, **how)
+            stack.enter_context(self._bar)
             stack.enter_context(run)
-            ledger, cost, evaluate = run.ledger, run.cost, self.tracking.evaluate
+            evaluate = self.tracking.evaluate
             run.begin(None if evaluate is None else evaluate.name)
-            folder = run.path / "checkpoints"
-            checkpoints = Checkpoints(folder, run=run.id, private=not run.stamp)
-            stack.enter_context(checkpoints)
-            state, best, done = self._start(checkpoints, bar)
-            bar.begin(done)
+            state, done = self._going_on(stack)
             releaser = None
             if done < algorithm.rounds:
-                releaser = run.releaser(
-                    warn=lambda message: bar.message(f"warning: {message}"),
-                    others=self.others,
-                    done=done,
-                )
-            observers = stack.enter_context(
-                Observers(run, self.tracking, bar, done=done, kept=best)
+                releaser = run.releaser(warn=self._warn, done=done)
+            goes_on = decide(
+                "the first round", partial(self._before, stack, state, done, releaser), signals[:1]
             )
-            if not done:
-                observers.observe(0, {}, state)
-            if signals and done < algorithm.rounds:
-                # What came during the set-up: nothing was asked of the clients, and nothing is.
-                when = f"after round {done}" if done else "before the first round"
-                raise Interrupted(signals[0], self._interrupted(when))
-            saved, failure = done, None
-            while done < algorithm.rounds and not observers.stopped and failure is None:
+            while done < algorithm.rounds and goes_on:
                 assert releaser is not None
+                failure, metrics = None, {}
                 try:
                     returned = releaser.step(algorithm.step, state, done + 1)
                     state, metrics = _of_step(algorithm.name, state, returned)
                 except BudgetExhausted as error:
-                    failure, metrics = error, {}
+                    failure = error
                 else:
                     done += 1
-                observers.publish()
-                if failure is None:
-                    observers.observe(done, metrics, state)
-                    if signals:
-                        message = self._interrupted(f"after round {done}")
-                        failure = Interrupted(signals[0], message)
-                ended = observers.stopped or done == algorithm.rounds
-                stop = ended or failure is not None
-                if done != saved and (stop or done % self.tracking.checkpoint_every == 0):
-                    # What is published was charged to a ledger that is still there.
-                    ledger.require_unchanged()
-                    observers.publish()
-                    observers.metrics.sync()
-                    ledger.require_unchanged()
-                    checkpoints.wait()  # What is forgotten must not depend on the disk's speed.
-                    for states in releaser.client_states:
-                        states.sync()
-                        states.forget(min(checkpoints.rounds(), default=0))
-                    saved_state = state if observers.kept is None else (state, observers.kept)
-                    checkpoints.save(done, saved_state, ledger_head=ledger.head)
-                    saved = done
-            observers.publish()
-            # A finished run deletes its secret, so its last checkpoint must be on the disk first.
-            checkpoints.wait()
-            epsilons = cost.epsilons()
-            records = observers.metrics.records[: done + 1]
-            best_round, params = last_kept(records), observers.kept
-            shown = done if best_round is None else best_round
-            if best_round is None and algorithm.params is not None:
-                params = algorithm.params(state)
-            evaluated_on = run.record["evaluation"]
-            result = Result(
-                run=run.id,
-                privacy=cost.statement(),
-                metrics={**observers.latest(shown), "epsilon": epsilons[OWN]},
-                rounds=done,
-                out=run.path,
-                state=state,
-                params=params,
-                kept=best_round,
-                evaluated_on=evaluated_on,
-                epsilons=epsilons,
-                cautions=tuple(of_rounds(records[: shown + 1], evaluated_on or "")),
-            )
-            result = run.end(result, stopped=observers.stopped)
-            if failure is not None:
-                raise failure
-            return result
+                goes_on = decide(
+                    f"the end of round {done}",
+                    partial(self._after, state, metrics, done, failure),
+                    signals[:1],
+                )
+            fields, leaves, kept = decide("the result", partial(self._end, state, done))
+            state = _tree(state, leaves)
+            params = None if algorithm.params is None else algorithm.params(state)
+            if kept is not None:
+                params = _tree(params, kept)
+            lists = {name: tuple(fields[name]) for name in ("cautions", "table")}
+            return Result(**{**fields, **lists}, out=run.path, state=state, params=params)
 
-    def _start(self, checkpoints: Checkpoints, bar: Progress) -> tuple[Any, Any, int]:
+    def _going_on(self, stack: ExitStack) -> tuple[Any, int]:
+        """State and rounds to go on from."""
+        run = self.run
+        initial = initial_state(run.algorithm, run.setting.seed)
+
+        def begin() -> tuple[list[Any], int]:
+            folder = run.path / "checkpoints"
+            checkpoints = Checkpoints(folder, run=run.id, private=not run.stamp)
+            self._checkpoints = stack.enter_context(checkpoints)
+            state, self._best, done = self._start(checkpoints, self._bar, initial)
+            self._bar.begin(done)
+            return jax.tree.leaves(state), done
+
+        leaves, done = decide("the state that the rounds go on from", begin)
+        return _tree(initial, leaves), done
+
+    def _before(
+        self,
+        stack: ExitStack,
+        state: Any,
+        done: int,
+        releaser: Releaser | None,
+        signals: list[list[int]],
+    ) -> bool:
+        """Whether the rounds go on after those that are done."""
+        self._releaser, self._saved, self._failure = releaser, done, None
+        observers = Observers(self.run, self.tracking, self._bar, done=done, kept=self._best)
+        self._observers = stack.enter_context(observers)
+        if not done:
+            observers.observe(0, {}, state)
+        if any(signals) and done < self.run.algorithm.rounds:
+            # What came during the set-up: nothing was asked of the clients, and nothing is.
+            when = f"after round {done}" if done else "before the first round"
+            raise Interrupted(max(signals)[0], self._interrupted(when))
+        return not observers.stopped
+
+    def _after(
+        self,
+        state: Any,
+        metrics: Mapping[str, Any],
+        done: int,
+        failure: BaseException | None,
+        signals: list[list[int]],
+    ) -> bool:
+        """Publishes and saves a round, or those before a failure; whether the next one follows."""
+        run, observers, checkpoints = self.run, self._observers, self._checkpoints
+        observers.publish()
+        if failure is None:
+            observers.observe(done, metrics, state)
+            if any(signals):
+                message = self._interrupted(f"after round {done}")
+                failure = Interrupted(max(signals)[0], message)
+        self._failure = failure
+        stop = observers.stopped or done == run.algorithm.rounds or failure is not None
+        if done != self._saved and (stop or done % self.tracking.checkpoint_every == 0):
+            # What is published was charged to a ledger that is still there.
+            run.ledger.require_unchanged()
+            observers.publish()
+            observers.metrics.sync()
+            run.ledger.require_unchanged()
+            checkpoints.wait()  # What is forgotten must not depend on the disk's speed.
+            assert self._releaser is not None
+            for states in self._releaser.client_states:
+                states.sync()
+                states.forget(min(checkpoints.rounds(), default=0))
+            saved_state = state if observers.kept is None else (state, observers.kept)
+            checkpoints.save(done, saved_state, ledger_head=run.ledger.head)
+            self._saved = done
+        return not stop
+
+    def _end(self, state: Any, done: int) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
+        """The fields of the result, and the leaves of its state and of the parameters it kept."""
+        run, observers, cost = self.run, self._observers, self.run.cost
+        observers.publish()
+        # A finished run deletes its secret, so its last checkpoint must be on the disk first.
+        self._checkpoints.wait()
+        epsilons, kept = cost.epsilons(), observers.kept
+        records = observers.metrics.records[: done + 1]
+        best_round = last_kept(records)
+        shown = done if best_round is None else best_round
+        evaluated_on = run.record["evaluation"]
+        fields: dict[str, Any] = {
+            "run": run.id,
+            "privacy": cost.statement(),
+            "metrics": {**observers.latest(shown), "epsilon": epsilons[OWN]},
+            "rounds": done,
+            "kept": best_round,
+            "evaluated_on": evaluated_on,
+            "epsilons": epsilons,
+            "cautions": tuple(of_rounds(records[: shown + 1], evaluated_on or "")),
+            "table": (),
+        }
+        result = Result(**fields, out=run.path, state=state, params=kept)
+        fields["privacy"] = run.end(result, stopped=observers.stopped).privacy
+        if self._failure is not None:
+            raise self._failure
+        return fields, jax.tree.leaves(state), None if best_round is None else jax.tree.leaves(kept)
+
+    def _start(self, checkpoints: Checkpoints, bar: Progress, state: Any) -> tuple[Any, Any, int]:
         """State, kept parameters and rounds to go on from, which the ledger must cover."""
         run, algorithm = self.run, self.run.algorithm
-        state, last = initial_state(algorithm, run.setting.seed), checkpoints.rounds()[-1:]
+        last = checkpoints.rounds()[-1:]
         records = read_lines(run.path / "metrics.jsonl")[: last[0] + 1 if last else 0]
         keeps, params = last_kept(records) is not None, algorithm.params
         like = (state, params(state)) if keeps and params is not None else state
@@ -194,11 +245,25 @@ class Loop:
         state, best = restored.state if keeps else (restored.state, None)
         return state, best, done
 
+    def _warn(self, message: str) -> None:
+        self._bar.message(f"warning: {message}")
+
     def _interrupted(self, when: str) -> str:
         how = "call jaxpfl.run again with the same arguments and resume=True"
         if self.run.setting.resumed_as is not None:
             how = f"resume with: jaxpfl resume {self.run.setting.resumed_as}"
         return f"interrupted {when}; {how}"
+
+
+def _tree(like: Any, leaves: Sequence[Any]) -> Any:
+    """The leaves of process 0 in the structure and the places of a tree of this process."""
+
+    def placed(leaf: Any, like: Any) -> Any:
+        here = isinstance(leaf, jax.Array) or not isinstance(like, jax.Array)
+        return leaf if here else jax.device_put(leaf, like.sharding)
+
+    own, structure = jax.tree.flatten(like)
+    return jax.tree.unflatten(structure, map(placed, leaves, own))
 
 
 def _of_step(name: str, before: Any, returned: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -13,6 +13,9 @@ Every system asks its clients through a `Run`: rounds of training (`rounds.Loop`
 rounds whose phases are stored one by one (`phases`). A killed run needs its secret to draw the
 cohorts and the noise of its rounds again, bit for bit and at no further cost. Nobody else can draw
 them, and nobody at all once the run is finished.
+
+Where several processes share the run, each has a `Run`, and process 0 alone its files, its secret
+and its ledger.
 """
 
 import json
@@ -20,6 +23,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,9 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import Cost, stamped
 from jaxpfl.experiments.engine.setting import Result, Setting, stamp_of
 from jaxpfl.experiments.engine.signals import at_once
+from jaxpfl.federated.hosts.processes import decide
+from jaxpfl.federated.hosts.shared_rounds import releaser
+from jaxpfl.federated.mesh import leads
 from jaxpfl.federated.release.identity import environment
 from jaxpfl.federated.release.query import Query, read_columns, require_population
 from jaxpfl.federated.release.releaser import OtherProcesses, Releaser
@@ -60,10 +67,11 @@ class Run(AbstractContextManager["Run"]):
       finished: the number of rounds of a finished run, or None.
       stamp: NOT PRIVATE and why, or ""; read back from `run.json`, so that it never disappears.
       record: the content of `run.json`; empty until `begin` has written it.
-      ledger, cost: the open ledger, and what the run has spent of it.
+      ledger, cost: the open ledger, and what the run has spent of it. These three are of process 0.
     """
 
-    ledger: Ledger
+    record: dict[str, Any]
+    ledger: Any = None  # `Ledger`
     cost: Cost
 
     def __init__(
@@ -84,14 +92,19 @@ class Run(AbstractContextManager["Run"]):
         self.path, self.algorithm, self.population = path, algorithm, population
         self.setting = setting
         self._ledger_path, self._budget, self._ask = ledger, budget, ask
+        self._open, self._secret = ExitStack(), None
+        identified = decide(f"the run of {algorithm.name!r}", partial(self._identified, resume))
+        self.id, self.stamp, self.finished = identified
+
+    def _identified(self, resume: bool) -> tuple[str, str, int | None]:
+        """The run's id, its stamp, and its rounds if it is finished, by its files."""
+        path, algorithm, setting = self.path, self.algorithm, self.setting
         self._secret_path = files.private_directory(path / "private") / "secret.json"
-        self._open = ExitStack()
         self.record = _begun(path / "run.json", algorithm, setting)
         if self.record and not resume:
             raise InputError(f"{path}: holds a run already; resume it or choose another --out")
-        self._secret = None
-        self.finished = self._finished_rounds()
-        if self.finished is None:
+        finished = self._finished_rounds()
+        if finished is None:
             self._secret = saved_secret(
                 self._secret_path,
                 reproducible_seed=setting.seed if setting.reproducible_noise else None,
@@ -99,15 +112,15 @@ class Run(AbstractContextManager["Run"]):
                 run=self.record.get("run"),
             )
         if self.record:
-            self.id, self.stamp = self.record["run"], self.record["stamp"]
-        elif self._secret is not None:
-            plans, reproducible = (q.plan for q in algorithm.queries), setting.reproducible_noise
-            self.id = self._secret.public_name
-            self.stamp = stamp_of(plans, reproducible=reproducible)
-        else:
+            return self.record["run"], self.record["stamp"], finished
+        if self._secret is None:
             raise CorruptFile(f"{path}: holds result.json, but its run.json is missing")
+        plans, reproducible = (q.plan for q in algorithm.queries), setting.reproducible_noise
+        return self._secret.public_name, stamp_of(plans, reproducible=reproducible), finished
 
     def __enter__(self) -> "Run":
+        if not leads():
+            return self
         unit = self.algorithm.queries[0].plan.unit
         ledger = Ledger(self._ledger_path, self.population, budget=self._budget, unit=unit)
         self.ledger = self._open.enter_context(ledger)
@@ -127,6 +140,9 @@ class Run(AbstractContextManager["Run"]):
         Args:
           evaluation: the name of the data that the rounds are evaluated on.
         """
+        decide("the record of the run", partial(self._begin, evaluation))
+
+    def _begin(self, evaluation: str | None) -> None:
         origin = self.ledger.digest(f"origin {self.id}", self.population.origin)
         if self.record:
             self.ledger.verify(self.record["ledger_head"])
@@ -165,7 +181,6 @@ class Run(AbstractContextManager["Run"]):
         self,
         *,
         warn: Callable[[str], None] = lambda message: None,
-        others: Callable[[], OtherProcesses | None] = lambda: None,
         done: int = 0,
     ) -> Releaser | None:
         """Asks the clients; None for a finished run, whose secret is gone.
@@ -174,19 +189,28 @@ class Run(AbstractContextManager["Run"]):
         the budget.
 
         Args:
-          others: comes to the run's rounds with the other processes, if there are any.
           done: rounds after which the run goes on.
         """
-        if self._secret is None:
+        if self.finished is not None:
             return None
         if self._ask is not None and self.algorithm.rounds == 1:
-            require_affordable(self.algorithm, self.ledger, self.id)
-        shared, clients = others(), self.population
+            decide("the budget", lambda: require_affordable(self.algorithm, self.ledger, self.id))
+        clients = self.population
         if self._ask is not None:
             # Nothing is charged yet, and there is no round to finish.
             with at_once():
                 clients = self._ask()
             check_clients(self.algorithm, clients)
+        make = partial(self._releaser, clients, warn, done)
+        return releaser(make, clients, self.algorithm.queries)
+
+    def _releaser(
+        self,
+        clients: Population,
+        warn: Callable[[str], None],
+        done: int,
+        others: OtherProcesses | None,
+    ) -> Releaser:
         private = self.path / "private"
         rounds = self._open.enter_context(open(private / "rounds.jsonl", "a", encoding="utf-8"))
         began = time.monotonic()
@@ -206,7 +230,7 @@ class Run(AbstractContextManager["Run"]):
             queries=self.algorithm.queries,
             warn=warn,
             observe=log,
-            processes=shared,
+            processes=others,
             states=(private / "client_states", done),
         )
 

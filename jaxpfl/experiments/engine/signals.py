@@ -12,18 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from jaxpfl.errors import Interrupted
+
 # The attribute of an exception that ended a run after a signal was answered: the signal's number.
 _ANSWERED = "_answered_signal"
 # Written by the handler itself, because a buffered stream may be in the middle of another write.
 _ANSWER = b"\n%s: the round is finished and saved first; once more stops at once\n"
-
-
-class Interrupted(KeyboardInterrupt):
-    """SIGTERM or SIGINT was received; the run was saved and can be resumed."""
-
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(message)
-        self.number = number
 
 
 class Terminated(KeyboardInterrupt):

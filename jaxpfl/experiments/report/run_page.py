@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxpfl import files
-from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.errors import BudgetExhausted, InputError, Interrupted
 from jaxpfl.experiments.engine.cost import OWN, SHARED
 from jaxpfl.experiments.engine.setting import mark_of
-from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.records.cautions import OURS, of_rounds, of_table
 from jaxpfl.experiments.records.lines import flat, read_lines
 from jaxpfl.experiments.report import plots

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import compilation_cache, errors, files, memory
-from jaxpfl.errors import RunLocked
+from jaxpfl.errors import Interrupted, RunLocked
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_yaml
-from jaxpfl.experiments.engine.signals import Interrupted, require_none_answered
+from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.launch import Start, cluster, record_in
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointFolder, begin

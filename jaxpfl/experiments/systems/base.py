@@ -129,11 +129,9 @@ class System:
         study.Study(config, clients)
         study.prepare(config): the Study of the clients that it reads; it writes nothing, and raises
           InputError for what cannot be carried out.
-        run.carry_out(study, workspace): does what is left to do and returns the public record.
-        run.asked(study, workspace, stage, known): optional; the queries and clients of a stage of
-          `carry_out`, which `Workspace.train` or `shared` names, for several processes.
-        run.take_part(workspace, task, known, about): optional; another process's part in what
-          process 0 computes by `SharedRounds.together`.
+        run.carry_out(study, workspace): does what is left to do and returns the public record. All
+          processes that share a run call it: `federated.hosts.processes.decide` says how process 0
+          does what it does alone.
         page.page(directory, record): the Page, from public files alone; the record is empty for an
           interrupted run that has a `run.json`.
         export.made(directory, config, record, *, texts, progress): optional; what a finished run

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +18,6 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
-from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.cost import SHARED, both_statements, stamped
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.run_directory import Run
@@ -26,9 +26,8 @@ from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_array
 from jaxpfl.experiments.report.run_page import page_of_run, write_run_page
 from jaxpfl.experiments.systems import ARTIFACTS, CONFIG, RESULT
 from jaxpfl.experiments.systems.base import Study, System
-from jaxpfl.federated.hosts.processes import Group
-from jaxpfl.federated.hosts.shared_rounds import SharedRounds
-from jaxpfl.federated.release.releaser import OtherProcesses
+from jaxpfl.federated.hosts.processes import decide, led
+from jaxpfl.federated.mesh import leads
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
@@ -43,7 +42,6 @@ class Workspace:
     Attributes:
       directory: the run's directory, whose lock is held.
       system: prepares the `study`; None where nobody asks for it.
-      group: the processes that share the run; None where this one is alone.
       memory: results that the runs of one sweep share, by keys of everything that they depend on.
         It is PRIVATE, because it may contain client data, and is never written.
     """
@@ -51,38 +49,19 @@ class Workspace:
     config: Any
     directory: Path
     progress: bool = True
-    group: Group | None = field(default=None, repr=False)
     memory: dict[Any, Any] = field(default_factory=dict, repr=False)
     system: System | None = None
 
-    @property
+    @cached_property
     def study(self) -> Study:
         """The study of the clients that it reads; `InputError` if it cannot be carried out."""
-        return self._prepared[0]
-
-    @property
-    def others(self) -> SharedRounds | None:
-        """The other processes that share the run's rounds; None where there are none."""
-        return None if self.group is None else self._prepared[1]
+        assert self.system is not None
+        return self.system.part("study").prepare(self.config)
 
     @cached_property
     def stamp(self) -> str:
         """The mark on everything that a run without privacy makes; "" for a private run."""
         return self.study.stamp
-
-    @cached_property
-    def _prepared(self) -> tuple[Study, SharedRounds | None]:
-        """The study, and the other processes, once all have read their clients."""
-        assert self.system is not None
-        study: Study = self.system.part("study").prepare(self.config)
-        if self.group is None:
-            return study, None
-        run, alone = self.system.part("run"), dataclasses.replace(self, group=None, progress=False)
-        if (asked := getattr(run, "asked", None)) is None:
-            message = "this system needs one process, found several: its `run` has no `asked`"
-            raise InputError(message)
-        tasks = partial(run.take_part, alone) if hasattr(run, "take_part") else None
-        return study, shared_run.others_of(self.group, partial(asked, study, alone), tasks)
 
     @property
     def ledgers(self) -> list[Path]:
@@ -98,10 +77,6 @@ class Workspace:
                 Ledger.read(ledger)
         files.write_atomically(self.directory / CONFIG, head + to_yaml(self.config))
 
-    def shared(self, stage: str, known: Any = ()) -> OtherProcesses | None:
-        """Comes to a stage with the other processes, if there are any; see `SharedRounds.at`."""
-        return None if self.others is None else self.others.at(stage, known)
-
     @property
     def config_id(self) -> str:
         """Identifies the config: artifacts that are no release are stored under this name."""
@@ -112,7 +87,7 @@ class Workspace:
         """The store of the intermediate results of a run, by default of `config_id`."""
         folder = self.directory / ARTIFACTS
         name = self.config_id if run is None else run
-        return Artifacts(folder, run=name, ledger=ledger, private=not self.stamp)
+        return RunArtifacts(folder, run=name, ledger=ledger, private=not self.stamp)
 
     def write_result(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Writes `result.json` with the system's name and the stamp, and returns its content.
@@ -153,7 +128,8 @@ class Workspace:
         folder, run = self.directory / name, self.config.run
         if name and not note:
             folder = self.directory / "runs" / name
-        folder.mkdir(parents=True, exist_ok=True)
+        if leads():
+            folder.mkdir(parents=True, exist_ok=True)
         config = to_mapping(self.config)
         own = folder / "ledger.jsonl" if note else ledger_path(privacy, self.directory)
         return Run(
@@ -182,33 +158,45 @@ class Workspace:
         *,
         name: str,
         tracking: Tracking | None = None,
-        known: Any = (),
         **setting: Any,
     ) -> Result:
         """Carries out the rounds of a run; one with a name gets a page of its own.
 
         Args:
           tracking: None evaluates and saves every `run.checkpoint_every` rounds.
-          known: what the other processes are told of the rounds, whose stage has the `name`.
           setting: the other arguments of `open`.
         """
         every = self.config.run.checkpoint_every
         usual = Tracking(evaluate_every=every, checkpoint_every=every, progress=self.progress)
         run = self.open(algorithm, population, name=name, **setting)
-        loop = Loop(run, tracking or usual, partial(self.shared, name, known))
-        if not name:
-            return loop.carry_out()
-        with page_of_run(run.path):
-            return loop.carry_out()
+        with led(page_of_run(run.path)) if name else nullcontext():
+            return Loop(run, tracking or usual).carry_out()
 
     def composed_guarantee(self, ledgers: Sequence[Path], delta: float | None) -> dict[str, Any]:
         """The cost of all releases on these ledgers: epsilon and statement."""
         if delta is None:
             return {"epsilon": None, "statement": NOT_PRIVATE}
-        charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
-        guarantee = guarantee_of(charges, delta)
-        statement = stamped(guarantee.statement(), self.stamp)
-        return {"epsilon": guarantee.epsilon(), "statement": statement}
+
+        def composed() -> dict[str, Any]:
+            charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
+            guarantee = guarantee_of(charges, delta)
+            statement = stamped(guarantee.statement(), self.stamp)
+            return {"epsilon": guarantee.epsilon(), "statement": statement}
+
+        return decide("the cost of all releases", composed)
+
+
+class RunArtifacts(Artifacts):
+    """The artifacts of process 0, which makes them alone, in all processes that share the run."""
+
+    def load_or_compute(
+        self, name: str, compute: Callable[[], Artifact], made_from: Any = None
+    ) -> Artifact:
+        own = partial(super().load_or_compute, name, compute, made_from)
+        return Artifact(*decide(f"the artifact {name!r}", own))
+
+    def sha256(self, name: str) -> str:
+        return decide(f"the hash of the artifact {name!r}", partial(super().sha256, name))
 
 
 def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
@@ -216,6 +204,10 @@ def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
 
     The first one did not cover the study's later runs on the same ledger; `prior` as in `train`.
     """
+    return decide(f"the statement of {folder.name}", partial(_restated, folder, ledger, prior))
+
+
+def _restated(folder: Path, ledger: Path, prior: Sequence[str]) -> str:
     expected = {"run": str, "plan": dict, "stamp": str, "note": str}
     run, path = files.read_record(folder / "run.json", expected), folder / "result.json"
     plan = Plan.from_dict(run["plan"])

@@ -1,12 +1,13 @@
-"""Messages between the processes of one computation, which `jax.distributed` joined.
+"""The processes of one computation, which `jax.distributed` joined, and what they agree on.
 
-Such processes share one set of devices, but each has memory and files of its own. One of them,
-process 0, holds a run's secret, ledger and files. It tells the others what to compute with it
-(`federated.hosts.shared_rounds`). A computation that does not arrange this is refused.
+Such processes share one set of devices, and each has memory and files of its own. All execute the
+same program. Process 0 alone has a run's secret, ledger and files. What follows from these, from a
+remote model or from a clock is a decision: all processes come to it in the same order, process 0
+computes it, and all go on with its value, or with its exception.
 
 Words go over the key-value store of `jax.distributed`, in which a reader waits as long as it needs,
-and bytes over the devices. A collective of CPUs gives up after 30 seconds, so that processes meet
-in the store before one.
+and arrays over the devices. A collective of CPUs gives up after 30 seconds, so that processes meet
+at a decision before one: each posts that it is there, or why it failed.
 
 When a process is gone, JAX ends the others, without an exception that Python could catch: at once
 with process 0, which keeps the store, and `LOST_BEFORE` seconds after any other that `join` joined.
@@ -20,15 +21,22 @@ import itertools
 import json
 import os
 import re
+import signal
 import threading
 import time
-from typing import Any, NoReturn
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
 
-from jaxpfl.errors import InputError
+from jaxpfl import errors
+from jaxpfl.errors import InputError, Interrupted
 from jaxpfl.federated import mesh
+
+T = TypeVar("T")
 
 LOST_AFTER = 30.0
 """Seconds without a sign of life after which a process counts as gone."""
@@ -40,12 +48,14 @@ JOINED_WITHIN = 300.0
 """Seconds that the others wait for a process that has not begun the run, and may load its data."""
 
 _SIGN_EVERY = 2.0
-# A process that waits for a message hears of a failure in time to clean up; one that computes does
+# A process that waits for a decision hears of a failure in time to clean up; one that computes does
 # not.
 _GRACE = 5.0
 # Each process makes the same groups, and meets in the same order, so that the numbers agree.
 _GROUPS, _MEETINGS = itertools.count(), itertools.count()
 _UNDER_WAY = threading.Lock()
+# What stands for an array in a message.
+_ARRAY = "an array of process 0"
 
 
 def join(how: str) -> None:
@@ -77,19 +87,22 @@ def join(how: str) -> None:
         raise InputError(f"--distributed {how}: no connection: {reason}{hint}") from error
 
 
-class Group:
+class Group(AbstractContextManager["Group"]):
     """The processes that carry out one run; a context manager that watches them.
 
-    If an exception leaves it in process 0, the others hear {"failed": its class, "sentence": ...},
-    and those that do not listen within 5 seconds end. If one leaves it in another process, its
-    sentence is that process's answer {"failed": sentence}, where one is awaited; all processes end.
+    If an exception leaves it in one process, the others raise the same with that one's sentence at
+    their next decision. Those that do not come to one within 5 seconds end.
     """
+
+    current: "Group | None" = None
+    """The one that is under way: there can be only one, as `jax.distributed` joins once."""
 
     def __init__(self) -> None:
         self.index, self.size = jax.process_index(), jax.process_count()
         self._name = ""
-        self._broadcasts = self._questions = 0
-        self._failed, self._awaited = False, True
+        self._number, self._alone = 0, False
+        # The last one that a decision has raised, in all processes.
+        self._shared_error: BaseException | None = None
         self._over = threading.Event()
         self._watch = threading.Thread(target=self._look, name="jaxpfl-watch", daemon=True)
 
@@ -101,6 +114,7 @@ class Group:
             )
         self._name = f"jaxpfl/{next(_GROUPS)}"
         self._watch.start()
+        Group.current = self
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -117,23 +131,95 @@ class Group:
                 # It fails as soon as another process is gone. Which one is seen a little later, and
                 # then the watching thread ends this process.
                 time.sleep(LOST_AFTER + 2 * _SIGN_EVERY)
-            if error is not None:
+            if error is None:
+                # No process ends well alone.
+                self.decide("its end", lambda: None)
+            elif error is not self._shared_error:
                 self._fail(error)
         finally:
+            Group.current = None
             self._over.set()
             self._watch.join()
             _UNDER_WAY.release()
 
+    def decide(self, label: str, compute: Callable[..., T], status: Any = None) -> T:
+        """What `compute` returns or raises in process 0, which alone calls it, in all processes.
+
+        All must come to it with the same label. Inside, process 0 is alone: a decision within one
+        is computed, and nobody else asked.
+
+        Args:
+          compute: its value is made of JSON's types and arrays; a tuple arrives as a list.
+          status: of this process, in JSON's types. If it is given, `compute` gets those of all.
+        """
+        statuses = [status]
+        if self._alone:
+            return compute() if status is None else compute(statuses)
+        number, self._number, arrays = self._number, self._number + 1, list[np.ndarray]()
+        if self.index:
+            self._post(number, {"label": label, "status": status})
+            message = json.loads(self._get(number, 0), object_hook=partial(_emptied, arrays))
+            if "failed" in message:
+                self._shared_error = _error_of(message)
+                raise self._shared_error
+            self._send(arrays)
+            return message["value"]
+        self._alone = True
+        try:
+            statuses += self._statuses(number, label)
+            value = compute() if status is None else compute(statuses)
+            message = json.dumps({"value": value}, default=partial(_named, arrays))
+        except BaseException as error:
+            self._shared_error = error
+            self._post(number, self._failure(error))
+            raise
+        finally:
+            self._alone = False
+        mesh.store().key_value_set(self._key(number, 0), message)
+        self._send(arrays)
+        return value
+
+    def _statuses(self, number: int, label: str) -> list[Any]:
+        """The statuses of processes 1, 2, ... at a decision; waits for all."""
+        posted = [json.loads(self._get(number, index)) for index in range(1, self.size)]
+        for index, message in enumerate(posted, 1):
+            if "failed" in message:
+                raise _error_of(message, f"process {index}: ")
+            if message["label"] != label:
+                raise InputError(
+                    f"process {index} has come to {message['label']}, process 0 to {label}: all "
+                    "must be given the same; nothing more is charged"
+                )
+        if number:
+            # All have read it.
+            mesh.store().key_value_delete(f"{self._name}/{number - 1}")
+        return [message["status"] for message in posted]
+
+    def _send(self, arrays: list[np.ndarray]) -> None:
+        """Fills the arrays of the other processes with those of process 0."""
+        from jax.experimental import multihost_utils
+
+        if not (size := sum(array.nbytes for array in arrays)):
+            return
+        content = bytes(size) if self.index else b"".join(array.tobytes() for array in arrays)
+        # Words, because many small numbers take many instructions.
+        words = np.frombuffer(content + bytes(-size % 4), np.uint32)
+        mesh.store().wait_at_barrier(f"{self._name}/arrays/{next(_MEETINGS)}", mesh.WAIT_MS)
+        content = np.asarray(multihost_utils.broadcast_one_to_all(words)).view(np.uint8)
+        for array in arrays if self.index else ():
+            array.reshape(-1).view(np.uint8)[:] = content[: array.nbytes]
+            content = content[array.nbytes :]
+
     def _fail(self, error: BaseException) -> None:
-        """Lets the other processes know of an error that leaves the run."""
-        if self._failed:
-            return  # because process 0 did
-        if not self.index:
-            number, kind = getattr(error, "number", None), type(error).__name__
-            self.tell(failed=kind, sentence=self._said(error), number=number)
-        elif self._awaited:
-            self.answer(failed=self._said(error))
+        """Lets the other processes know of an error that they do not share."""
+        self._post(self._number, self._failure(error))
         mesh.store().key_value_set(self._key("gone", self.index), self._said(error))
+
+    def _failure(self, error: BaseException) -> dict[str, Any]:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        kind = Interrupted.__name__ if interrupted else type(error).__name__
+        number = getattr(error, "number", signal.SIGINT) if interrupted else None
+        return {"failed": kind, "sentence": self._said(error), "number": number}
 
     def _said(self, error: BaseException) -> str:
         """The sentence that the other processes may print of an error in this one."""
@@ -141,54 +227,14 @@ class Group:
             return str(error)
         return f"{type(error).__name__}, of which the output of process {self.index} says more"
 
-    def tell(self, **message: Any) -> None:
-        """Process 0 tells the others something public, in JSON's types."""
-        mesh.store().key_value_set(self._key("broadcast", self._broadcasts), json.dumps(message))
-        self._broadcasts += 1
+    def _post(self, number: int, message: dict[str, Any]) -> None:
+        mesh.store().key_value_set(self._key(number, self.index), json.dumps(message))
 
-    def hear(self) -> dict[str, Any]:
-        """The next message of process 0; waits for it."""
-        heard = json.loads(self._get(self._key("broadcast", self._broadcasts)))
-        self._broadcasts += 1
-        self._failed, self._awaited = "failed" in heard, "awaited" in heard
-        return heard
-
-    def answer(self, **message: Any) -> None:
-        """Another process answers process 0, at first and to what it `awaited`; JSON's types."""
-        key = self._key(f"answer/{self._questions}", self.index)
-        mesh.store().key_value_set(key, json.dumps(message))
-        self._questions, self._awaited = self._questions + 1, False
-
-    def answers(self) -> list[dict[str, Any]]:
-        """The answers of processes 1, 2, ...; waits for all."""
-        kind = f"answer/{self._questions}"
-        self._questions += 1
-        return [json.loads(self._get(self._key(kind, index))) for index in range(1, self.size)]
-
-    def send(self, content: bytes) -> None:
-        """Process 0 sends bytes, which the others `receive`."""
-        self._bytes(np.frombuffer(content, np.uint8))
-
-    def receive(self, size: int) -> bytes:
-        """The bytes that process 0 sends."""
-        return self._bytes(np.zeros(size, np.uint8))
-
-    def _bytes(self, content: np.ndarray) -> bytes:
-        from jax.experimental import multihost_utils
-
-        if not content.size:
-            return b""
-        # Words, because many small numbers take many instructions.
-        words = np.frombuffer(content.tobytes() + bytes(-content.size % 4), np.uint32)
-        mesh.store().wait_at_barrier(f"{self._name}/bytes/{next(_MEETINGS)}", mesh.WAIT_MS)
-        words = multihost_utils.broadcast_one_to_all(words)
-        return np.asarray(words).tobytes()[: content.size]
-
-    def _key(self, kind: str, number: int) -> str:
+    def _key(self, kind: object, number: object) -> str:
         return f"{self._name}/{kind}/{number}"
 
-    def _get(self, key: str) -> str:
-        return mesh.store().blocking_key_value_get(key, mesh.WAIT_MS)
+    def _get(self, kind: object, number: int) -> str:
+        return mesh.store().blocking_key_value_get(self._key(kind, number), mesh.WAIT_MS)
 
     def _look(self) -> None:
         """Gives signs of life, looks for those of others, and ends the process if one is gone."""
@@ -237,3 +283,46 @@ def _end(sentence: str, *, orderly: bool = False) -> NoReturn:
         leaving.start()
         leaving.join(_GRACE)
     os._exit(1)
+
+
+def shared() -> AbstractContextManager[Any]:
+    """The processes that share a run; where this one is alone, nothing."""
+    return Group() if mesh.several() else nullcontext()
+
+
+def decide(label: str, compute: Callable[..., T], status: Any = None) -> T:
+    """`Group.decide` of the processes that share the run; where this one is alone, it computes."""
+    if Group.current is not None:
+        return Group.current.decide(label, compute, status)
+    return compute() if status is None else compute([status])
+
+
+def led(context: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    """The context in process 0, which has the files; in the others, nothing."""
+    return context if mesh.leads() else nullcontext()
+
+
+def _named(arrays: list[np.ndarray], value: Any) -> dict[str, Any]:
+    """What stands for an array, which is sent after the message."""
+    if not hasattr(value, "dtype") or value.dtype == object:
+        raise TypeError(f"a decision cannot hold {type(value).__name__}")
+    arrays.append(np.asarray(value))
+    return {_ARRAY: [str(arrays[-1].dtype), arrays[-1].shape]}
+
+
+def _emptied(arrays: list[np.ndarray], value: dict[str, Any]) -> Any:
+    """An array for what `_named` made, to be filled; other dictionaries as they are."""
+    if value.keys() != {_ARRAY}:
+        return value
+    dtype, shape = value[_ARRAY]
+    arrays.append(np.empty(shape, dtype))
+    return arrays[-1]
+
+
+def _error_of(message: dict[str, Any], whose: str = "") -> BaseException:
+    """The error that another process has raised."""
+    kind, sentence = message["failed"], whose + message["sentence"]
+    if kind == Interrupted.__name__:
+        return Interrupted(message["number"], sentence)
+    error = getattr(errors, kind, None)
+    return RuntimeError(f"this run failed: {sentence}") if error is None else error(sentence)

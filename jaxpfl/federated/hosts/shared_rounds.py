@@ -1,22 +1,23 @@
-"""Releases that several processes compute together: process 0 commands, and the others serve.
+"""Releases that several processes compute together, all of which execute the same program.
 
-Process 0 alone runs the system: it holds the state, the secret, the ledger and all files. The
-others have the clients and the queries, and wait:
+Process 0 alone has the run's secret, the ledger and all files. The others have the clients and the
+queries, and ask them by a `Follower`. Of each release:
 
-    stage      which clients are asked next, with what is public and they depend on
-    prepare    a query and the shapes of its broadcast, BEFORE its first release is charged: every
-               process traces it, and a keyed digest of program and clients must be equal
-    sum        a release that was charged: the broadcast, the release's own secrets (not the run's)
-               and its clients' states; all sum their devices' share of the same cohort, and
-               process 0 gets the clients' next states
-    recorded   the release is on process 0's disk: only now do the others hand it out
-    task       a computation without clients, such as writing texts, in which all take part
+    prepare    before its query's first charge, every process traces it, and a keyed digest of
+               program and clients must be equal
+    charge     process 0 decides, on its disk
+    sum        process 0 sends the bits of the broadcast that have changed, the release's own
+               secrets (not the run's) and its clients' states; all sum their devices' share of
+               the same cohort, and process 0 gets the clients' next states
+    record     the release is on process 0's disk: only now do all hand it out
 
 The network between the processes sees both: it must be trusted as the machines are.
 
 With another cohort in one process, a client could be in two processes' shares and move the sum by
 twice the clip norm. Therefore all must have the same versions, clients and queries before anything
-is charged, and each compares its cohort with that of process 0 in every release.
+is charged, and each compares its cohort with that of process 0 in every release. What other
+processes compute beside their share, such as the state of a server, may differ in the last bit, for
+process 0's broadcast is what all sum.
 """
 
 import hashlib
@@ -24,7 +25,8 @@ import hmac
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,200 +34,149 @@ import numpy as np
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.hosts import trees
 from jaxpfl.federated.hosts.processes import Group
 from jaxpfl.federated.mesh import here
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import PreparedQuery, StatesAt, Summed, Work
-from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.query import Query, arrays, require_population
+from jaxpfl.federated.release.releaser import Released, Releaser
 
 PyTree = Any
-T = TypeVar("T")
-Asked = tuple[Sequence[Query], Population]
-"""The queries of a stage, and the PRIVATE clients that are asked."""
-Asks = Callable[[str, Any], Asked]
-Tasks = Callable[[str, PyTree, Any], None]
-"""Another process's part in a task, given its name, public arrays and public settings."""
 
-# `Work` as it is sent.
-_WORK = (np.int32(0), np.float32(0), *[np.zeros(4, np.uint32)] * 5)
 # These decide how a cohort is drawn and summed, and must be equal everywhere.
 _EQUAL = ("versions", "options")
 
 
-class SharedRounds:
-    """The releases of one run, in process 0, which makes them, and in the others, which `serve`.
+def releaser(
+    make: Callable[["SharedRounds | None"], Releaser],
+    population: Population,
+    queries: Sequence[Query],
+) -> Releaser:
+    """What `make` returns, given the other processes if there are any; in these, a `Follower`."""
+    if Group.current is None:
+        return make(None)
+    shared = SharedRounds(Group.current)
+    return Follower(population, queries, shared) if Group.current.index else make(shared)
 
-    Args:
-      asks: returns a stage's queries and clients, given its name and its public inputs; the same
-        in all processes.
-      tasks: takes part in a task, given its name, arrays and settings (`together`).
+
+class SharedRounds:
+    """The releases of one run; all processes call the same methods in the same order.
 
     Attributes:
-      environment: the environments of all processes, for the identities of releases; in process 0.
-      released: the value of the last sum, in the others.
+      environment: the environments of all processes, for the identities of releases.
     """
 
-    def __init__(self, group: Group, asks: Asks, tasks: Tasks | None = None) -> None:
-        self._group, self._asks, self._tasks = group, asks, tasks
-        self._stage: Any = None
-        self._prepared: list[PreparedQuery] = []
-        self.environment: Any = None
-        self.released: Any = None
-        self._summed: Any = None
-        if group.index:
-            group.answer(environment=identity.environment())
-        else:
-            environments = [identity.environment()]
-            for index, answer in enumerate(self._answers(), 1):
-                _require_equal(index, environments[0], answer["environment"])
-                environments.append(answer["environment"])
-            distinct = sorted({json.dumps(own, sort_keys=True) for own in environments})
-            # On equal machines, a run has the same identities however many processes share it.
-            self.environment = [*map(json.loads, distinct)] if distinct[1:] else environments[0]
-
-    def at(self, stage: str, inputs: PyTree = ()) -> Self:
-        """Process 0 comes to a stage, which depends on `inputs`: public arrays and numbers."""
-        self._prepared.clear()
-        self._send(inputs, stage=stage)
-        return self
-
-    def together(self, task: str, inputs: PyTree, about: Any, compute: Callable[[], T]) -> T:
-        """Process 0 computes something while the others take part in it, to the end.
-
-        Args:
-          inputs: public arrays that they need.
-          about: public settings, in JSON's types.
-        """
-        self._send(inputs, task=task, about=about)
-        result = compute()
-        self._answers()
-        return result
-
-    def _send(self, inputs: PyTree, **message: Any) -> None:
-        inputs = jax.tree.map(np.asarray, inputs)
-        description = trees.described(inputs, "the inputs of a stage")
-        self._group.tell(**message, inputs=description, awaited=True)
-        self._group.send(trees.content_of(jax.tree.leaves(inputs)))
-
-    def _received(self, message: dict[str, Any]) -> PyTree:
-        shapes, structure = jax.tree.flatten(trees.shapes_of(message["inputs"]))
-        return jax.tree.unflatten(structure, trees.received(shapes, self._group.receive))
+    def __init__(self, group: Group) -> None:
+        self._leads, self.decide = group.index == 0, group.decide
+        own = identity.environment()
+        self.environment: Any = self.decide("its releases", _environment, own)
 
     def prepared(
-        self, number: int, query: Query, broadcast: PyTree, population: Population, states: StatesAt
+        self, query: Query, broadcast: PyTree, population: Population, states: StatesAt
     ) -> PreparedQuery:
-        """Prepares query `number` of the stage in process 0, once all agree on it.
+        """As `PreparedQuery.of`, once all processes have prepared the same.
 
         Raises:
           InputError: it cannot be shared, or a process has other clients or cannot prepare it.
         """
         _check_shareable(query, broadcast)
-        description = trees.described(broadcast, f"the broadcast of query {query.label!r}")
-        self._group.tell(prepare=number, broadcast=description, awaited=True)
-        key = os.urandom(16)
-        self._group.send(key)
+        label = f"query {query.label!r}"
+        key = bytes.fromhex(self.decide(label, lambda: os.urandom(16).hex()))
         prepared = PreparedQuery.of(query, broadcast, population, states)
-        for index, answer in enumerate(self._answers(), 1):
-            if answer["digest"] != _digest(key, prepared):
-                raise InputError(
-                    f"process {index} has other clients or another config than process 0: all "
-                    f"must be given the same; nothing was charged for query {query.label!r}"
-                )
-        self._prepared.append(prepared)
+        self.decide(f"{label}, prepared", partial(_require_alike, label), _digest(key, prepared))
         return prepared
 
-    def sum(self, prepared: PreparedQuery, work: Work) -> tuple[Summed, dict[str, Any]]:
-        """The sum of a release, on the devices of process 0, which alone calls this.
+    def sum(self, prepared: PreparedQuery, work: Work | None) -> tuple[Summed, dict[str, Any]]:
+        """The sum of a release that was charged, on this process's devices.
 
-        The others get the broadcast's bits from process 0, which sends only leaves that changed.
+        Args:
+          work: None in another process than 0, which gets it from there with the broadcast's bits.
         """
-        number = next(n for n, query in enumerate(self._prepared) if query is prepared)
-        changed, sent = list(prepared.broadcast.changed), prepared.broadcast.changes()
-        chosen = prepared.drawn(work)
-        parts = [np.asarray(part, like.dtype) for part, like in zip(work, _WORK, strict=True)]
-        content = trees.content_of([*parts, *sent])
-        # Told last, because the others wait for the bytes from then on.
-        self._group.tell(sum=number, changed=changed, cohort=_name(chosen, work))
-        self._group.send(content)
-        if prepared.states is not None:
-            self._group.send(prepared.states.records(chosen).tobytes())
+        chosen = None if work is None else prepared.drawn(work)
+
+        def told() -> dict[str, Any]:
+            assert chosen is not None and work is not None
+            states = None if prepared.states is None else prepared.states.records(chosen)
+            return {
+                "work": work,
+                "cohort": _name(chosen, work),
+                "states": states,
+                "changed": list(prepared.broadcast.changed),
+                "changes": prepared.broadcast.changes(),
+            }
+
+        message = self.decide(f"the sum of query {prepared.query.label!r}", told)
+        if work is None or chosen is None:
+            work = Work(*message["work"])
+            chosen = prepared.drawn(work)
+            if _name(chosen, work) != message["cohort"]:
+                raise InputError(
+                    "this process drew another cohort than process 0, with the same versions: "
+                    "nothing was released"
+                )
+            if prepared.states is not None:
+                prepared.states.put(chosen, message["states"])
+            prepared.broadcast.receive(message["changed"], message["changes"])
         summed, facts = prepared.sum(work, chosen)
         return here(summed), facts
 
-    def recorded(self) -> None:
-        """Process 0 has the last release on its disk, so that all may hand it out."""
-        self._group.tell(recorded=True)
 
-    def serve(self) -> dict[str, Any]:
-        """The other processes: work with process 0, until it tells something else."""
-        while True:
-            message = self._group.hear()
-            if "stage" in message:
-                self._prepared.clear()
-                self._stage = None  # Not two populations at a time.
-                self._stage = self._asks(message["stage"], self._received(message))
-            elif "prepare" in message:
-                self._prepare(message)
-            elif "sum" in message:
-                self._sum(message)
-            elif "recorded" in message:
-                self.released, self._summed = self._summed, None
-            elif "task" in message:
-                assert self._tasks is not None
-                self._tasks(message["task"], self._received(message), message["about"])
-                self._group.answer()
-            else:
-                return message
+class Follower(Releaser):
+    """Makes the releases of process 0 with it, in another process: without secret and ledger."""
 
-    def _prepare(self, message: dict[str, Any]) -> None:
-        key = self._group.receive(16)
-        queries, clients = self._stage
-        broadcast = trees.shapes_of(message["broadcast"])
-        prepared = PreparedQuery.of(queries[message["prepare"]], broadcast, clients)
-        self._prepared.append(prepared)
-        self._group.answer(digest=_digest(key, prepared))
+    def __init__(
+        self, population: Population, queries: Sequence[Query], processes: SharedRounds
+    ) -> None:
+        self._population, self._queries, self._processes = population, tuple(queries), processes
+        self._prepared, self._states_at = {}, (None, 0, b"")
 
-    def _sum(self, message: dict[str, Any]) -> None:
-        prepared, changed = self._prepared[message["sum"]], message["changed"]
-        shapes = prepared.broadcast.shapes
-        changes = [shape for shape, new in zip(shapes, changed, strict=True) if new]
-        parts = trees.received([*_WORK, *changes], self._group.receive)
-        round, *secrets = parts[: len(_WORK)]
-        work = Work(int(round), *secrets)
-        chosen = prepared.drawn(work)
-        if _name(chosen, work) != message["cohort"]:
+    def release(
+        self,
+        query: Query,
+        broadcast: PyTree = (),
+        *,
+        round: int,
+        clip_norm: jax.Array | None = None,
+    ) -> Released:
+        """Sums this process's share; broadcast and clip norm are those of process 0."""
+        prepared = self._prepare(query, arrays(query, broadcast))
+        self._decided("charge", query, round, _of_process_0)
+        summed, _ = self._processes.sum(prepared, None)
+        self._decided("record", query, round, _of_process_0)
+        return Released(summed.value, summed.clip_norm)
+
+    def _check(self, query: Query) -> None:
+        require_population(query, self._population)
+
+
+def _of_process_0() -> None:
+    """What only process 0 does, with the secret or the ledger."""
+    raise AssertionError("another process than 0 has neither a secret nor a ledger")
+
+
+def _environment(environments: list[Any]) -> Any:
+    """The environments of all processes, if all would draw and sum alike; or the only one."""
+    for index, environment in enumerate(environments):
+        for kind in _EQUAL:
+            for name, ours in environments[0][kind].items():
+                there = environment[kind].get(name)
+                if ours != there:
+                    raise InputError(
+                        f"process {index} has {name} {there}, process 0 has {ours}: all must have "
+                        "the same, or they could draw different clients; nothing was charged"
+                    )
+    distinct = sorted({json.dumps(own, sort_keys=True) for own in environments})
+    # On equal machines, a run has the same identities however many processes share it.
+    return [*map(json.loads, distinct)] if distinct[1:] else environments[0]
+
+
+def _require_alike(what: str, digests: list[str]) -> None:
+    for index, digest in enumerate(digests):
+        if digest != digests[0]:
             raise InputError(
-                "this process drew another cohort than process 0, with the same versions: "
-                "nothing was released"
+                f"process {index} has other clients or another config than process 0: all must be "
+                f"given the same; nothing was charged for {what}"
             )
-        states = prepared.states
-        if states is not None:
-            content = self._group.receive(len(chosen) * states.record_bytes)
-            states.put(chosen, np.frombuffer(content, np.uint8).reshape(-1, states.record_bytes))
-        prepared.broadcast.receive(changed, parts[len(_WORK) :])
-        self.released = self._summed = None  # Not two at a time.
-        self._summed = here(prepared.sum(work, chosen)[0]).value
-
-    def _answers(self) -> list[dict[str, Any]]:
-        """The answers of processes 1, 2, ..., unless one failed."""
-        answers = self._group.answers()
-        for index, answer in enumerate(answers, 1):
-            if "failed" in answer:
-                raise InputError(f"process {index}: {answer['failed']}")
-        return answers
-
-
-def _require_equal(index: int, own: dict[str, Any], environment: dict[str, Any]) -> None:
-    """Refuses process `index` if it could draw other clients than process 0, or sum otherwise."""
-    for kind in _EQUAL:
-        for name, ours in own[kind].items():
-            there = environment[kind].get(name)
-            if ours != there:
-                raise InputError(
-                    f"process {index} has {name} {there}, process 0 has {ours}: all must have the "
-                    "same, or they could draw different clients; nothing was charged"
-                )
 
 
 def _check_shareable(query: Query, broadcast: PyTree) -> None:

@@ -35,6 +35,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -91,22 +92,20 @@ class OtherProcesses(Protocol):
 
     Attributes:
       environment: the environments of all processes, for the identities of releases.
+      decide: `(label, act)`; the others wait until this process has acted, or raise what it raised.
     """
 
     environment: Any
+    decide: Callable[[str, Callable[[], None]], None]
 
     def prepared(
-        self, number: int, query: Query, broadcast: PyTree, population: Population, states: StatesAt
+        self, query: Query, broadcast: PyTree, population: Population, states: StatesAt
     ) -> PreparedQuery:
-        """Prepares query `number` as `PreparedQuery.of` does, once all processes agree on it."""
+        """Prepares a query as `PreparedQuery.of` does, once all processes agree on it."""
         ...
 
-    def sum(self, prepared: PreparedQuery, work: Work) -> tuple[Summed, dict[str, Any]]:
+    def sum(self, prepared: PreparedQuery, work: Work | None) -> tuple[Summed, dict[str, Any]]:
         """The sum of a release that was charged, on the devices of this process."""
-        ...
-
-    def recorded(self) -> None:
-        """Lets the others hand out the last sum, which is recorded."""
         ...
 
 
@@ -267,17 +266,25 @@ class Releaser(AbstractContextManager["Releaser"]):
         states = "" if prepared.states is None else prepared.states.before(round)
         run_identity = self._run_identity(prepared)
         release_identity = Identity.of(query.plan, run_identity, f"{question} {states}", round)
+
         # 1. The charge is on the disk before anybody is drawn.
-        self._charge(prepared, release_identity, round)
-        self._bind_to_question(query, release_identity, question, round)
+        def charge() -> None:
+            self._charge(prepared, release_identity, round)
+            self._bind_to_question(query, release_identity, question, round)
+
+        self._decided("charge", query, round, charge)
         # 2. Sum and noise are computed, and nothing is handed out.
         summed = self._sum(prepared, release_identity, round, norm)
         # 3. The release's name is on the disk, and the charge of another name.
-        self._record(query, release_identity, summed.name, round)
+        record = partial(self._record, query, release_identity, summed.name, round)
+        self._decided("record", query, round, record)
         # 4. Only now can anybody see the value.
-        if self._processes is not None:
-            self._processes.recorded()
         return Released(summed.value, summed.clip_norm)
+
+    def _decided(self, what: str, query: Query, round: int, act: Callable[[], None]) -> None:
+        """Acts; the other processes go on once this is done, or raise what it raises."""
+        label = f"the {what} of query {query.label!r} in round {round}"
+        return act() if self._processes is None else self._processes.decide(label, act)
 
     def _run_identity(self, prepared: PreparedQuery) -> str:
         """The part of a release's identity that all rounds of the run share, as text."""
@@ -326,11 +333,7 @@ class Releaser(AbstractContextManager["Releaser"]):
             )
 
     def _sum(
-        self,
-        prepared: PreparedQuery,
-        identity: Identity,
-        round: int,
-        clip_norm: np.float32,
+        self, prepared: PreparedQuery, identity: Identity, round: int, clip_norm: np.float32
     ) -> Summed:
         """The noisy sum, which nobody has seen yet."""
         secret = self._secret
@@ -406,8 +409,7 @@ class Releaser(AbstractContextManager["Releaser"]):
 
     def _prepare(self, query: Query, broadcast: PyTree) -> PreparedQuery:
         """Prepares a query once; traces the client function before anything is charged."""
-        numbers = [n for n, allowed in enumerate(self._queries or ()) if allowed is query]
-        if self._queries is not None and not numbers:
+        if self._queries is not None and not any(query is allowed for allowed in self._queries):
             raise InputError(
                 f"query {query.label!r} is not one of the algorithm's queries, for which its cost "
                 "was stated"
@@ -419,10 +421,8 @@ class Releaser(AbstractContextManager["Releaser"]):
         if prepared is None:
             self._check(query)
             parts = query, broadcast, self._population, self._states_at
-            if self._processes is None:
-                prepared = PreparedQuery.of(*parts)
-            else:
-                prepared = self._processes.prepared(numbers[0], *parts)
+            others = self._processes
+            prepared = PreparedQuery.of(*parts) if others is None else others.prepared(*parts)
             # It keeps the query alive, so that no other object gets its id.
             self._prepared[key] = prepared
         return prepared

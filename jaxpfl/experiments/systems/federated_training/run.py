@@ -15,7 +15,7 @@ shows them.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, moments, score
 from jaxpfl.data.population import Population
-from jaxpfl.errors import BudgetExhausted, CorruptFile
+from jaxpfl.errors import BudgetExhausted, CorruptFile, Interrupted
 from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.central.prefinetune import prefinetune
 from jaxpfl.experiments.central.training import Fitted
@@ -33,7 +33,6 @@ from jaxpfl.experiments.config.sections import PrefinetuneConfig, PrivacyConfig
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result, Tracking
-from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.records.division import of_division
@@ -45,7 +44,8 @@ from jaxpfl.experiments.systems.federated_training.config import CHOSEN
 from jaxpfl.experiments.systems.federated_training.page import SCORES, Scores, page, ranking
 from jaxpfl.experiments.systems.federated_training.study import FRED, VOCABULARY, Study
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate
-from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.federated.hosts.processes import decide
+from jaxpfl.federated.mesh import leads
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.text.columns import texts_of
 from jaxpfl.text.cut import Cut
@@ -64,13 +64,6 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     return FederatedTraining(study, workspace).public_record()
 
 
-def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
-    """The queries of FreD or of the rounds, whatever they start from, and the clients."""
-    if stage == FRED:
-        return study.release.queries, study.embedded(workspace.progress)
-    return study.algorithm.queries, study.train
-
-
 class FederatedTraining:
     """The study in its directory: each part is read there, or made and stored.
 
@@ -83,8 +76,8 @@ class FederatedTraining:
 
     def __init__(self, study: Study, workspace: Workspace) -> None:
         self.study, self.config, self.workspace = study, study.config, workspace
-        if study.vocabulary is not None:
-            study.vocabulary.save(workspace.directory / VOCABULARY)
+        if (words := study.vocabulary) is not None:
+            decide("the vocabulary", lambda: words.save(workspace.directory / VOCABULARY))
         run, published = workspace.config_id, study.network.published_as
         if published is not None:
             run += f" from {published['sha256'][:12]}"
@@ -102,19 +95,26 @@ class FederatedTraining:
         self.winner = next(iter(self.prefinetuned), None)
 
     def public_record(self) -> dict[str, Any]:
-        directory = self.workspace.directory
+        directory, simulates = self.workspace.directory, len(self.prefinetuned) > 1
         try:
             result = self._train(self.winner)
         except (BudgetExhausted, Interrupted):
-            self._restate_fred()
-            write_page(directory, page(directory, {}))
+            if leads():
+                self._restate_fred()
+                write_page(directory, page(directory, {}))
             raise
-        self._restate_fred()
-        record = self._record(result)
-        if len(self.prefinetuned) > 1:
-            # What the run releases is complete before a simulation of it begins.
-            written = self.workspace.write_result(record)
-            write_page(directory, page(directory, written))
+
+        def recorded() -> dict[str, Any]:
+            self._restate_fred()
+            record = self._record(result)
+            if simulates:
+                # What the run releases is complete before a simulation of it begins.
+                written = self.workspace.write_result(record)
+                write_page(directory, page(directory, written))
+            return files.jsonable(record)
+
+        record = decide("the record", recorded)
+        if simulates:
             self._simulate(result)
         return record
 
@@ -141,21 +141,26 @@ class FederatedTraining:
         corpora, embeddings, cautions = {}, {}, []
         assert settings is not None and prefinetuning is not None
         begun = workspace.directory / "runs" / FRED / "run.json"
-        if not (artifacts.folder / SCORES).exists():
-            # Candidates are read before the charge, so that an unreadable one costs no privacy.
-            cut, most = self._cut, self._most
-            embeddings = cut.embeddings(study.embedder, most)
-            corpora = cut.moments(embeddings, settings.clip_norm)
-            if prefinetuning.chosen:
-                number = sum(map(len, embeddings.values()))
-                text_pool.require_larger(number, prefinetuning.examples, "prefinetune.examples")
-            forms = settings.cut, self.config.data.source, settings.sources
-            cautions = of_division(*forms, lambda name: texts_of(cut.sample(name, "text", most)))
-        elif not begun.exists():
-            raise CorruptFile(
-                f"{begun}: is missing, but its release is scored in {artifacts.folder / SCORES}: "
-                "restore the folder; nothing was charged"
-            )
+
+        def read() -> None:
+            if not (artifacts.folder / SCORES).exists():
+                # Candidates are read before the charge, so that an unreadable one costs no privacy.
+                cut, most = self._cut, self._most
+                embeddings.update(cut.embeddings(study.embedder, most))
+                corpora.update(cut.moments(embeddings, settings.clip_norm))
+                if prefinetuning.chosen:
+                    number = sum(map(len, embeddings.values()))
+                    text_pool.require_larger(number, prefinetuning.examples, "prefinetune.examples")
+                forms = settings.cut, self.config.data.source, settings.sources
+                samples = partial(cut.sample, column="text", limit=most)
+                cautions.extend(of_division(*forms, lambda name: texts_of(samples(name))))
+            elif not begun.exists():
+                raise CorruptFile(
+                    f"{begun}: is missing, but its release is scored in "
+                    f"{artifacts.folder / SCORES}: restore the folder; nothing was charged"
+                )
+
+        decide("the candidates", read)
         ledger = study.fred_ledger(workspace.directory)
         result = workspace.train(
             study.release,
@@ -165,15 +170,15 @@ class FederatedTraining:
             ledger=ledger,
             ask=lambda: study.embedded(workspace.progress),
         )
-        released, statement = moments(plan, result.state), plan.statement()
-        if plan.private:
-            # A release that was made again is charged again.
-            own = [charge for charge in Ledger.read(ledger).charges if charge.run == result.run]
-            statement = plan.claimed(guarantee_of(own, plan.delta, plan.unit).statement())
+        released = moments(plan, result.state)
         made_from = {"run": result.run, "moments_sha256": params_digest(released.arrays())}
 
         def scored() -> Artifact:
-            choice, rows = None, {}
+            choice, rows, statement = None, {}, plan.statement()
+            if plan.private:
+                # A release that was made again is charged again.
+                own = [charge for charge in Ledger.read(ledger).charges if charge.run == result.run]
+                statement = plan.claimed(guarantee_of(own, plan.delta, plan.unit).statement())
             if prefinetuning.chosen:
                 choice, rows = self._choice(released, embeddings, prefinetuning.examples)
             record = {
@@ -357,7 +362,7 @@ class FederatedTraining:
         for name in self.prefinetuned:
             chosen = name == self.winner
             trained = result if chosen else self._train(name)
-            if evaluator is not None:
+            if evaluator is not None and leads():
                 after[name] = evaluator(trained.params).result()
             row = {
                 "model": OURS if chosen else f"the same run from {name}",
@@ -366,15 +371,19 @@ class FederatedTraining:
                 "privacy": trained.privacy,
             }
             table.append({**row, **after.get(name, {})})
-        record: dict[str, Any] = {
-            "tested_on": None if evaluator is None else evaluator.name,
-            "table": table,
-        }
-        if self.fred is not None:
-            stages = {"before": self._before, "after": after}
-            ranked = ranking(self.fred["scores"], stages)
-            record["fred"] = {"choice": self.fred["choice"], **ranked}
-        files.write_json(self.workspace.directory / SIMULATION, record)
+
+        def write() -> None:
+            record: dict[str, Any] = {
+                "tested_on": None if evaluator is None else evaluator.name,
+                "table": table,
+            }
+            if self.fred is not None:
+                stages = {"before": self._before, "after": after}
+                ranked = ranking(self.fred["scores"], stages)
+                record["fred"] = {"choice": self.fred["choice"], **ranked}
+            files.write_json(self.workspace.directory / SIMULATION, record)
+
+        decide("the simulations", write)
 
     @cached_property
     def _test_evaluator(self) -> Evaluator | None:

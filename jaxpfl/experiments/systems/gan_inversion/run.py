@@ -26,8 +26,7 @@ from jaxpfl.experiments.systems.gan_inversion.study import (
 )
 from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest, restate
 from jaxpfl.federated.clients.evaluation import correct_examples
-from jaxpfl.federated.hosts.shared_rounds import Asked
-from jaxpfl.models.cnn import CNN, classifier_cnn
+from jaxpfl.models.cnn import CNN
 from jaxpfl.models.gan import sample_images
 from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
 
@@ -56,12 +55,11 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         used = HISTOGRAMS if phase == "bug" else HISTOGRAMS[:1]
         share = matching_share(released[used[-1]], side, thresholds)
         prior = () if thresholds is None else tuple(released[each]["run"] for each in used)
-        clients, by = _clients(study, phase), evaluator.classifier
+        clients = _clients(study, phase)
         results[name] = workspace.train(
             study.gan(share)._replace(name=f"GAN {phase}, {side} accuracy"),
-            selected_examples(clients, side, by, config.selection, thresholds),
+            selected_examples(clients, side, evaluator.classifier, config.selection, thresholds),
             name=name,
-            known=(by[1], thresholds, share),
             privacy=config.privacy,
             start=evaluator.digest,
             prior=prior,
@@ -102,19 +100,6 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     }
 
 
-def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
-    """The queries of a histogram or a GAN, and the clients, by the classifier that is known."""
-    (phase, side), (params, *numbers) = stage.split("_"), known
-    thresholds, share = jax.tree.map(float, numbers)
-    config, clients = study.config, _clients(study, phase)
-    model = classifier_cnn(config.gan.model.image_shape, config.classifier.classes)
-    if side == "accuracy":
-        correct = correct_examples(model, params, clients)
-        return federated_metrics(study.accuracy_plan).queries, with_correct(clients, correct)
-    chosen = selected_examples(clients, side, (model, params), config.selection, thresholds)
-    return study.gan(share).queries, chosen
-
-
 def _clients(study: Study, phase: str) -> Population:
     """The clients with the bug, or before it and after its fix."""
     if phase != "bug":
@@ -132,7 +117,6 @@ def _accuracy(
         name=f"{name}_accuracy",
         privacy=study.config.privacy,
         start=evaluator.digest,
-        known=(evaluator.classifier[1], None, 1.0),
         ask=lambda: with_correct(clients, correct_examples(*evaluator.classifier, clients)),
     )
     metrics = ReleasedMetrics.of(plan, result.state)

@@ -11,7 +11,7 @@ from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.experiments.records.artifacts import Artifact
 from jaxpfl.experiments.systems.oov_concatenation.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate, stored_params
-from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
 from jaxpfl.text.character.top_words import top_words
 from jaxpfl.text.generation.sentences import request_keys, sample_tokens
@@ -23,7 +23,7 @@ _LEDGER = "worlds/{}/ledger.jsonl"
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
     vocabulary, config, artifacts = study.vocabulary, study.config, workspace.artifacts()
-    vocabulary.save(workspace.directory / "vocabulary.json")
+    decide("the vocabulary", lambda: vocabulary.save(workspace.directory / "vocabulary.json"))
     begin = "character_start"
     start = stored_params(artifacts, begin, study.models["characters"], study.character_start)
     tokens = hashlib.sha256("\n".join(vocabulary.tokens).encode()).hexdigest()[:12]
@@ -48,13 +48,6 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "worlds": worlds,
         "at_scale": {name: each.statement() for name, each in study.at_scale().items()},
     }
-
-
-def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
-    """The queries of one of the models, and the clients of its world, which hold its examples."""
-    kind, _, world = stage.partition("_")
-    clients = concatenate_first_words(study.clients, study.worlds[world], study.config.run.seed)
-    return study.algorithm(kind).queries, study.examples(kind, clients)
 
 
 def _world(

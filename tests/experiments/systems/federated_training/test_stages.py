@@ -17,10 +17,9 @@ from dp_accounting.pld import PLDAccountant
 
 from jaxpfl.algorithms.fred import query as fred_query
 from jaxpfl.data import open as open_population
-from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, Interrupted
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.carry_out import Outcome, report
-from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
