@@ -16,6 +16,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn
 from jaxpfl.federated.clients.optimizers import require_optimizer
+from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Release, Releaser
 from jaxpfl.models.base import (
@@ -164,7 +165,7 @@ def run_rounds(algorithm: Algorithm, releaser: Releaser, key: jax.Array) -> Stat
     Raises:
       BudgetExhausted: all rounds together do not fit the ledger's budget; nothing was released.
     """
-    require_affordable(algorithm, releaser.ledger, releaser.run)
+    decide("the budget", lambda: require_affordable(algorithm, releaser.ledger, releaser.run))
     state = algorithm.init(key)
     for round in range(1, algorithm.rounds + 1):
         state, _ = releaser.step(algorithm.step, state, round)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.central.public_check import PrivateContent
-from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
@@ -38,7 +38,8 @@ from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.experiments.report.plots import bars, plain
-from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.federated.hosts import processes
+from jaxpfl.federated.mesh import leads
 from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.columns import texts_of
@@ -81,97 +82,108 @@ def choose_corpus(
         to be chosen; nothing was released.
       BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
     """
-    with shared_run.group() as group:
+    with processes.shared():
         sources, function = named(candidates), embedder(embedder_name)
         rule, whole = Cut.without_model(cut), open_population(private)
         directory, clients = files.user_path(out), rule.population(whole)
         query = fred(plan, units=plan.units(clients), dimension=function.dimension)
         used = used_examples(clients, plan, seed=0)
-
-        def asked(*_: Any) -> Asked:
-            return query.queries, embed(used, function, progress=False)
-
-        others = shared_run.others_of(group, asked)
-        if group is not None and others is not None and group.index:
-            return shared_run.share_rounds(others)["record"]
-        content = PrivateContent(whole)
-        # Public corpora first: a candidate that is refused must not cost any privacy.
-        pieces, corpora, pool = {}, {}, {}
+        pieces, corpora, pool, distinct = ({} for _ in range(4))
+        repeated = 0
         file = files.user_path(texts) if texts else directory / "chosen.jsonl"
-        text_pool.check_file(file)
-        for name, source in sources.items():
-            pool[name] = corpus = open_population(source, public=True)
-            pieces[name] = rule.population(corpus)
-            if pieces[name].num_examples == 1:
-                raise InputError(
-                    f"candidate {name} = {source!r} is one text, expected many: of a plain text "
-                    "file say how it is divided, as in FILE.txt?split=lines"
-                )
-            content.refuse(corpus, f"candidate {name} = {source!r}")
-            if choose is None:
-                corpora[name] = _moments(pieces[name], function, plan.clip_norm, progress)
-            else:
-                rows_NxD = embeddings_of(embed(pieces[name], function, progress=progress))
-                columns = {**pieces[name].columns, "embedding": rows_NxD}
-                pieces[name] = pieces[name].with_columns(columns)
-                corpora[name] = moments(rows_NxD, plan.clip_norm)
-        distinct, repeated = {}, 0
-        if choose is not None:
-            distinct, repeated = text_pool.without_repeats(pieces)
-            number = sum(corpus.num_examples for corpus in distinct.values())
-            text_pool.require_larger(number, choose, "the texts that are to be chosen")
-        for folder in (directory, file.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-        path = files.user_path(ledger) if ledger else directory / "ledger.jsonl"
-        chart = directory / "fred.png"
-        with Ledger(path, clients, unit=plan.unit) as charged:
-            require_affordable(query, charged, run="")
-            stored = files.private_directory(directory / "private") / _key(used, function)
-            if not stored.exists():
-                embed(used, function, progress=progress).save(stored)
-            embedded = Population.load(stored)
-            shared = others and others.at("fred")
-            released = private_moments(embedded, plan, ledger=charged, others=shared)
+
+        def read() -> None:
+            nonlocal repeated
+            content = PrivateContent(whole)
+            # Public corpora first: a candidate that is refused must not cost any privacy.
+            text_pool.check_file(file)
+            for name, source in sources.items():
+                pool[name] = corpus = open_population(source, public=True)
+                pieces[name] = rule.population(corpus)
+                if pieces[name].num_examples == 1:
+                    raise InputError(
+                        f"candidate {name} = {source!r} is one text, expected many: of a plain "
+                        "text file say how it is divided, as in FILE.txt?split=lines"
+                    )
+                content.refuse(corpus, f"candidate {name} = {source!r}")
+                if choose is None:
+                    corpora[name] = _moments(pieces[name], function, plan.clip_norm, progress)
+                else:
+                    rows_NxD = embeddings_of(embed(pieces[name], function, progress=progress))
+                    columns = {**pieces[name].columns, "embedding": rows_NxD}
+                    pieces[name] = pieces[name].with_columns(columns)
+                    corpora[name] = moments(rows_NxD, plan.clip_norm)
+            if choose is not None:
+                of_all, repeated = text_pool.without_repeats(pieces)
+                distinct.update(of_all)
+                number = sum(corpus.num_examples for corpus in distinct.values())
+                text_pool.require_larger(number, choose, "the texts that are to be chosen")
+            for folder in (directory, file.parent):
+                folder.mkdir(parents=True, exist_ok=True)
+
+        def stated() -> str:
             released.save(directory / "moments.npz")
             run = charged.charges[-1].run
-            statement = plan.claimed(both_statements(charged, [run], plan.delta))
-        rows = [
-            {"rank": rank, "candidate": near.name, "source": sources[near.name], **near.row()}
-            for rank, near in enumerate(score(released, corpora, progress=progress), 1)
-        ]
-        choice, cautions = None, of_division(cut, private, sources, lambda n: texts_of(pieces[n]))
-        if choose is not None:
-            embeddings = {name: embeddings_of(corpus) for name, corpus in distinct.items()}
-            choice = text_pool.choose_from(released, embeddings, choose, progress=progress)
-            text_pool.write(file, {"": choice}, pool, distinct)
-            choice = {**chosen.record_of(choice, None), "file": str(file), "repeated": repeated}
-            cautions += chosen.cautions(choice)
-        record = files.jsonable(
-            {
-                "private": plan.private,
-                "statement": statement,
-                "plan": plan.to_dict(),
-                "clients": clients.name,
-                "embedder": function.name,
-                "cut": cut,
-                "dimension": len(released.moments.mean_D),
-                "released_count": released.moments.count,
-                "noise": released.noise._asdict(),
-                "candidates": rows,
-                "best_mixture": best_mixture(released, corpora)._asdict(),
-                "choice": choice,
-                "cautions": cautions,
-                "ledger": str(path),
-                "chart": str(chart),
-            }
-        )
-        files.write_json(directory / "fred.json", record)
-        stamp = "" if plan.private else NOT_PRIVATE
-        certify(directory, "fred", [plan], statement=statement, stamp=stamp, ledgers=[path])
-        plain(bars(rows, "" if plan.private else "NOT PRIVATE")).savefig(chart)
-        if group is not None:
-            group.tell(record=record)
-        return record
+            return plan.claimed(both_statements(charged, [run], plan.delta))
+
+        def ranked() -> dict[str, Any]:
+            rows = [
+                {"rank": rank, "candidate": near.name, "source": sources[near.name], **near.row()}
+                for rank, near in enumerate(score(released, corpora, progress=progress), 1)
+            ]
+            choice = None
+            cautions = of_division(cut, private, sources, lambda name: texts_of(pieces[name]))
+            if choose is not None:
+                embeddings = {name: embeddings_of(corpus) for name, corpus in distinct.items()}
+                choice = text_pool.choose_from(released, embeddings, choose, progress=progress)
+                text_pool.write(file, {"": choice}, pool, distinct)
+                choice = {**chosen.record_of(choice, None), "file": str(file), "repeated": repeated}
+                cautions += chosen.cautions(choice)
+            record = files.jsonable(
+                {
+                    "private": plan.private,
+                    "statement": statement,
+                    "plan": plan.to_dict(),
+                    "clients": clients.name,
+                    "embedder": function.name,
+                    "cut": cut,
+                    "dimension": len(released.moments.mean_D),
+                    "released_count": released.moments.count,
+                    "noise": released.noise._asdict(),
+                    "candidates": rows,
+                    "best_mixture": best_mixture(released, corpora)._asdict(),
+                    "choice": choice,
+                    "cautions": cautions,
+                    "ledger": str(path),
+                    "chart": str(chart),
+                }
+            )
+            files.write_json(directory / "fred.json", record)
+            stamp = "" if plan.private else NOT_PRIVATE
+            certify(directory, "fred", [plan], statement=statement, stamp=stamp, ledgers=[path])
+            plain(bars(rows, "" if plan.private else "NOT PRIVATE")).savefig(chart)
+            return record
+
+        processes.decide("the candidates", read)
+        path = files.user_path(ledger) if ledger else directory / "ledger.jsonl"
+        chart = directory / "fred.png"
+        books: Any = Ledger(path, clients, unit=plan.unit) if leads() else nullcontext()
+        with books as charged:
+            processes.decide("the budget", lambda: require_affordable(query, charged, run=""))
+            embedded = _embedded(used, function, directory / "private", progress)
+            released = private_moments(embedded, plan, ledger=charged)
+            statement = processes.decide("the statement", stated)
+        return processes.decide("the ranking", ranked)
+
+
+def _embedded(clients: Population, function: Embedder, folder: Path, progress: bool) -> Population:
+    """The clients' embeddings, which process 0 keeps in a private folder for the next ranking."""
+    if not leads():
+        return embed(clients, function, progress=False)
+    stored = files.private_directory(folder) / _key(clients, function)
+    if not stored.exists():
+        embed(clients, function, progress=progress).save(stored)
+    return Population.load(stored)
 
 
 def _moments(corpus: Population, function: Embedder, clip_norm: float, progress: bool) -> Moments:

@@ -36,8 +36,9 @@ from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.federated.clients.moments import Moment, from_half, half_shape
+from jaxpfl.federated.hosts import shared_rounds
 from jaxpfl.federated.release.query import Execution, Query
-from jaxpfl.federated.release.releaser import OtherProcesses
+from jaxpfl.federated.release.releaser import OtherProcesses, Releaser
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import RunSecret
@@ -230,19 +231,18 @@ def private_moments(
     clients: Population,
     plan: FredPlan,
     *,
-    ledger: Ledger,
+    ledger: Ledger | None,
     secret: RunSecret | None = None,
     run: str | None = None,
-    others: OtherProcesses | None = None,
 ) -> PrivateMoments:
     """Runs `fred` once: releases count, mean and covariance of the column "embedding".
 
     Args:
       clients: a population with the column "embedding", float [examples, d].
-      ledger: of these clients, for the plan's unit.
+      ledger: of these clients, for the plan's unit; None in a process that has none.
       secret: the run's secret, which must stay private. With it the same query gives the same
         release, which is charged once. None: a new secret is drawn, and another release made.
-      run, others: as for a `Releaser`.
+      run: as for a `Releaser`.
 
     Raises:
       InputError: the column is missing or holds no floats, the plan has another number of units or
@@ -255,7 +255,12 @@ def private_moments(
         raise InputError("several labels are released by `fred`; `by_label` parts its state")
     units = plan.units(clients)
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
-    releaser = releaser_of(algorithm, clients, ledger, secret, run=run, processes=others)
+
+    def make(others: OtherProcesses | None) -> Releaser:
+        assert ledger is not None
+        return releaser_of(algorithm, clients, ledger, secret, run=run, processes=others)
+
+    releaser = shared_rounds.releaser(make, clients, algorithm.queries)
     return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 

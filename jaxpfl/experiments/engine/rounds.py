@@ -121,19 +121,18 @@ class Loop:
 
     def _going_on(self, stack: ExitStack) -> tuple[Any, int]:
         """State and rounds to go on from."""
-        run = self.run
-        initial = initial_state(run.algorithm, run.setting.seed)
-
-        def begin() -> tuple[list[Any], int]:
-            folder = run.path / "checkpoints"
-            checkpoints = Checkpoints(folder, run=run.id, private=not run.stamp)
-            self._checkpoints = stack.enter_context(checkpoints)
-            state, self._best, done = self._start(checkpoints, self._bar, initial)
-            self._bar.begin(done)
-            return jax.tree.leaves(state), done
-
+        state = initial_state(self.run.algorithm, self.run.setting.seed)
+        begin = partial(self._begin, stack, state)
         leaves, done = decide("the state that the rounds go on from", begin)
-        return _tree(initial, leaves), done
+        return _tree(state, leaves), done
+
+    def _begin(self, stack: ExitStack, state: Any) -> tuple[list[Any], int]:
+        folder, run = self.run.path / "checkpoints", self.run
+        checkpoints = Checkpoints(folder, run=run.id, private=not run.stamp)
+        self._checkpoints = stack.enter_context(checkpoints)
+        state, self._best, done = self._start(checkpoints, self._bar, state)
+        self._bar.begin(done)
+        return jax.tree.leaves(state), done
 
     def _before(
         self,

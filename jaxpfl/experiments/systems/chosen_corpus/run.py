@@ -25,19 +25,20 @@ from jaxpfl.algorithms.fred import PrivateMoments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.config.sections import WRITTEN
+from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.systems.chosen_corpus.labels import shares_of, together
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
-from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.text.columns import texts_of
 from jaxpfl.text.embed import embed, embeddings_of
 
 CORPUS, CARD = "corpus.jsonl", "card.md"
 MOMENTS = "moments"
-"""The run of the release, and its stage for several processes."""
+"""The run of the release."""
 
 # Words of English that no topic lacks, and the least share of them in English texts.
 _ENGLISH = {"the", "of", "and", "to", "in", "a", "is", "that", "it", "for"}
@@ -46,44 +47,62 @@ _LEAST_ENGLISH = 0.05
 _FAR = 0.5
 
 
-def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
-    """The queries of the release, and the clients as they are asked."""
-    return study.release.queries, study.embedded(workspace.progress)
-
-
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
-    config, plan, directory = study.config, study.moments, workspace.directory
-    progress, author = workspace.progress, study.author
-    writer = None
-    if author is not None:
-        # Before the release: a model that cannot write is refused at no charge.
-        writer = author.loaded(progress)
-        author.try_out(writer, workspace.artifacts())
+    author, progress = study.author, workspace.progress
+    writer, embeddings = None, dict[str, np.ndarray]()
 
-    def embedded(corpus: Population) -> np.ndarray:
-        return embeddings_of(embed(corpus, study.embedder, progress=progress))
+    def read() -> None:
+        nonlocal writer
+        if author is not None:
+            # Before the release: a model that cannot write is refused at no charge.
+            writer = author.loaded(progress)
+            author.try_out(writer, workspace.artifacts())
+        embeddings.update(_embedded(study, study.pool, progress))
+        study.require_visible(_covariance(study, embeddings))
 
-    embeddings = {name: embedded(corpus) for name, corpus in study.pool.items()}
-    rows_NxD = np.concatenate(list(embeddings.values()))
-    pool_DxD = gaussian_moments.moments(rows_NxD, plan.clip_norm).covariance_DxD
-    study.require_visible(pool_DxD)
+    decide("the public texts", read)
     result = workspace.train(
         study.release,
         study.clients,
         name=MOMENTS,
-        privacy=config.privacy,
+        privacy=study.config.privacy,
         ask=lambda: study.embedded(progress),
     )
+    return decide("the choice", lambda: _chosen(study, workspace, result, embeddings, writer))
+
+
+def _embedded(
+    study: Study, corpora: Mapping[str, Population], progress: bool
+) -> dict[str, np.ndarray]:
+    of_corpora = {name: embed(c, study.embedder, progress=progress) for name, c in corpora.items()}
+    return {name: embeddings_of(corpus) for name, corpus in of_corpora.items()}
+
+
+def _covariance(study: Study, embeddings: Mapping[str, np.ndarray]) -> np.ndarray:
+    rows_NxD = np.concatenate(list(embeddings.values()))
+    return gaussian_moments.moments(rows_NxD, study.moments.clip_norm).covariance_DxD
+
+
+def _chosen(
+    study: Study,
+    workspace: Workspace,
+    result: Result,
+    embeddings: Mapping[str, np.ndarray],
+    writer: Any,
+) -> dict[str, Any]:
+    """Writes the corpus that the release chooses, and returns the public record."""
+    config, directory, author = study.config, workspace.directory, study.author
+    progress = workspace.progress
     of_all = study.released(result.state)
-    released = study.shown(pool_DxD, of_all)
+    released = study.shown(_covariance(study, embeddings), of_all)
     counts = [of_label.moments.count for of_label in released.values()]
     numbers = dict(zip(released, shares_of(config.texts, counts), strict=True))
 
     def choose(label: str, pool: Mapping[str, Population]) -> Choice:
-        more = {name: embedded(corpus) for name, corpus in pool.items() if name not in embeddings}
+        new = {name: corpus for name, corpus in pool.items() if name not in embeddings}
         settings: Any = {"written": WRITTEN if author else "", "progress": progress}
-        vectors = embeddings | more
+        vectors = {**embeddings, **_embedded(study, new, progress)}
         return text_pool.choose_from(released[label], vectors, numbers[label], **settings)
 
     choices = {label: choose(label, study.pool) for label in released}
@@ -148,7 +167,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         },
     }
     files.write_atomically(directory / CARD, card(record, workspace.stamp))
-    return record
+    return files.jsonable(record)
 
 
 def _far(released: PrivateMoments, distance: float) -> list[str]:

@@ -50,7 +50,7 @@ from jaxpfl.text.tokenisers.public_words import of_size, public_words
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 FRED = "FreD"
-"""The run of FreD's release, and its stage for several processes."""
+"""The run of FreD's release."""
 
 VOCABULARY = "vocabulary.json"
 """The words of a language model, in the run's directory."""
