@@ -41,6 +41,7 @@ from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel, Writer
+from jaxpfl.text.microbatches import read
 from jaxpfl.text.preference.groups import (
     Groups,
     advantages,
@@ -369,7 +370,7 @@ def synthesise(
 
 def _flat(state: PopriState, record: Mapping[str, Any]) -> Arrays:
     leaves = enumerate(jax.tree.leaves(state))
-    arrays = {f"state.{index}": np.asarray(leaf) for index, leaf in leaves}
+    arrays = {f"state.{index}": read(leaf) for index, leaf in leaves}
     return arrays | {f"record.{name}": np.asarray(value) for name, value in record.items()}
 
 

@@ -33,11 +33,11 @@ from jaxpfl.experiments.systems.synthetic_text.questions import (
     SteeringRelease,
     thinned,
 )
+from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.models.decoder import lora
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, Redraw, Rephrase
-from jaxpfl.text.preference.optimisation import tune
 
 Texts = Mapping[str, list[str]]
 
@@ -165,7 +165,7 @@ def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
     released = look.released(phases)
     if settings.corpus == "chosen":
         compute = partial(look.chosen, released[EMBEDDING], pool, number)
-        stored = phases.artifacts.load_or_compute("chosen_texts", compute)
+        stored = phases.stored("chosen_texts", compute)
         choices["chosen_texts"], samples = dict(stored.record), stored.arrays["texts"].tolist()
     elif settings.corpus == "nearest":
         compute = partial(look.nearest, released[EMBEDDING], corpora)
@@ -254,7 +254,6 @@ def _tuned(
         load_or_compute=phases.load_or_compute,
         on_round=on_round,
         progress=models.progress,
-        tune=getattr(models.generator, "tune", tune),  # By all processes that share it.
     )
     params_of = algorithm.params
     assert params_of is not None, "POPri tunes a model"
@@ -323,7 +322,9 @@ def _responses(
 
 def _states(algorithm: Algorithm, phases: Phases, rounds: int) -> list[Any]:
     """The algorithm's states: before the first round, and after each."""
-    states = [algorithm.init(jax.random.key(0))]
+    leaves, structure = jax.tree.flatten(algorithm.init(jax.random.key(0)))
+    # On another processor, the last bit of an adapter could differ.
+    states = [jax.tree.unflatten(structure, decide("the first state", lambda: leaves))]
     for round in range(1, rounds + 1):
         states.append(phases.step(algorithm.step, states[-1], round)[0])
     return states

@@ -26,16 +26,15 @@ from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.systems import ARTIFACTS
-from jaxpfl.experiments.systems.synthetic_text import shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import EVOLVING, SyntheticTextConfig
-from jaxpfl.federated.hosts.shared_rounds import SharedRounds
-from jaxpfl.federated.mesh import grid, several, splits_model
+from jaxpfl.federated.hosts.processes import decide
+from jaxpfl.federated.mesh import grid, several, shardings, splits_model
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import Embedder, embedder
-from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.language_model import Generated, LanguageModel
 from jaxpfl.text.generation.remote import RemoteModel
 from jaxpfl.text.generation.variation import mask_and_fill
 from jaxpfl.text.preference.groups import prompt_room
@@ -82,12 +81,10 @@ class StudyModels:
 
     Attributes:
       progress: whether progress bars are shown on stderr.
-      others: in process 0, the other processes of the run, if there are any.
     """
 
     config: SyntheticTextConfig
     progress: bool = False
-    others: SharedRounds | None = None
 
     def __post_init__(self) -> None:
         evolution = self.config.evolution
@@ -108,11 +105,8 @@ class StudyModels:
     def generator(self) -> Any:
         """A `LanguageModel`, or a `RemoteModel` for a method that does not tune it."""
         if (remote := self.config.remote) is not None:
-            return RemoteModel(remote.api, remote.model, self.tokeniser, self.cut)
-        loaded = partial(self._loaded, "generator")
-        if self.others is None or self.config.method != "popri":
-            return loaded()
-        return shared_generator.load(self.others, loaded)
+            return _Remote(remote.api, remote.model, self.tokeniser, self.cut)
+        return self._loaded("generator")
 
     @cached_property
     def downstream(self) -> LanguageModel:
@@ -170,7 +164,8 @@ class StudyModels:
         trained, base = start.params, None
         if isinstance(start.model, Decoder) and start.model.lora is not None:
             trained, base = adapter_trees.split(start.params)
-        fitted = fit(
+        train = partial(
+            fit,
             start.model,
             trained,
             {"tokens": text_rows(start.tokeniser, texts, self.config.corpus.tokens)},
@@ -181,7 +176,9 @@ class StudyModels:
             folder=folder,
             progress=self.progress,
         )
-        return fitted.params if base is None else adapter_trees.join(fitted.params, base)
+        leaves = decide(f"the training in {folder.name}", lambda: jax.tree.leaves(train().params))
+        params = jax.tree.unflatten(jax.tree.structure(trained), leaves)
+        return params if base is None else adapter_trees.join(params, base)
 
     def _loaded(self, name: str) -> LanguageModel:
         settings, mesh = self.config.models[name], self._sharing if name == "generator" else None
@@ -193,11 +190,14 @@ class StudyModels:
             model = self.public.decoder(name, settings, positions)
         if name == "generator":
             model = dataclasses.replace(model, cut=self.cut)
-        return model if mesh is None else shared_generator.spread(model, mesh)
+        return model if mesh is None else _spread(model, mesh)
 
     @cached_property
     def _sharing(self) -> Mesh | None:
-        """The devices of the generator; None for this process's, each with a copy of its own."""
+        """The devices of the generator; None for this process's, each with a copy of its own.
+
+        Of several processes that tune it, all write and tune on the devices of all.
+        """
         number = self.config.training.model_devices
         if self.config.method == "popri" and several():
             return grid(jax.devices(), "data", number)
@@ -211,3 +211,27 @@ class StudyModels:
                 models[name] = PublishedModel.of(settings, name, trained=name == "downstream")
                 check_published(self.config, models[name])
         return models
+
+
+class _Remote(RemoteModel):
+    """A model that process 0 alone asks, for all processes that share the run."""
+
+    def write(self, *prompts: Any, **options: Any) -> Generated:
+        return Generated(
+            *decide("a remote model's texts", partial(super().write, *prompts, **options))
+        )
+
+
+def _spread(model: LanguageModel, mesh: Mesh) -> LanguageModel:
+    """The model on a mesh, in parts where several devices share a copy of it.
+
+    This process has the parameters whole, or in parts that are in their place.
+    """
+
+    def placed(leaf: jax.Array, place: Any) -> jax.Array:
+        if leaf.sharding == place:
+            return leaf
+        return jax.make_array_from_callback(leaf.shape, place, np.asarray(leaf).__getitem__)
+
+    places = shardings(model.model if splits_model(mesh) else None, mesh, model.params)
+    return dataclasses.replace(model, params=jax.tree.map(placed, model.params, places), mesh=mesh)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from itertools import chain
@@ -29,14 +29,14 @@ from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report.leakage import write_leakage
 from jaxpfl.experiments.systems import CORPUS
-from jaxpfl.experiments.systems.synthetic_text import shared_generator
 from jaxpfl.experiments.systems.synthetic_text.config import ASKING, CENTRAL, FED_AVG, WRITING
 from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Texts, Tuning
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.questions import Question, question_of
 from jaxpfl.experiments.systems.synthetic_text.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
-from jaxpfl.federated.hosts.shared_rounds import Asked
+from jaxpfl.federated.hosts.processes import decide
+from jaxpfl.federated.mesh import leads
 from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
 from jaxpfl.text.embed import embed
@@ -64,37 +64,30 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     return TextStudy(study, workspace).public_record()
 
 
-def asked(study: Study, workspace: Workspace, stage: str, known: Any) -> Asked:
-    """The queries of the method, and the clients as they are asked."""
-    texts = TextStudy(study, workspace)
-    if stage == FED_AVG:
-        algorithm, clients = texts.training()
-        return algorithm.queries, clients
-    question = question_of(texts.models, study.plan)
-    return question.queries, texts.embedded(question)
-
-
-def take_part(workspace: Workspace, task: str, known: Any, about: Any) -> None:
-    """Another process's part in what process 0 writes and tunes."""
-    config, memory = workspace.config, workspace.memory
-    if shared_generator.LOAD not in memory:
-        memory[shared_generator.LOAD] = StudyModels(config).generator
-    shared_generator.take_part(memory[shared_generator.LOAD], config.popri.lora, task, known, about)
-
-
 class TextStudy:
     """The study in its directory: each part is loaded from there, or made and stored."""
 
     def __init__(self, study: Study, workspace: Workspace) -> None:
         self.config, self.plan, self.workspace = study.config, study.plan, workspace
         self.sends, self.directory = study.sends, workspace.directory
-        self.models = StudyModels(self.config, workspace.progress, workspace.others)
+        self.models = StudyModels(self.config, workspace.progress)
         self.uncut = (study.clients, study.held_out["valid"], study.held_out["test"])
         self.clients, self.valid, self.test = map(self.models.cut.population, self.uncut)
 
     def public_record(self) -> dict[str, Any]:
-        train = {"public": self._public, CENTRAL: self._central, FED_AVG: self._fed_avg}
-        trained, epsilon, details = train.get(self.config.method, self._by_texts)()
+        own = {"public": lambda: self._public, CENTRAL: lambda: self._central}
+        train = {**own, FED_AVG: self._fed_avg}.get(self.config.method, self._by_texts)()
+        # By all processes, which may share the generator.
+        models = self._public_models()
+        return decide("the record", lambda: files.jsonable(self._record(models, *train())))
+
+    def _record(
+        self,
+        models: Mapping[str, Any],
+        trained: Params,
+        epsilon: float | None,
+        details: Mapping[str, Any],
+    ) -> dict[str, Any]:
         tokens, start = self.models.rows(self._first(self.test)), self.models.downstream
         public, metrics = (
             evaluate(start.model, params, tokens, mesh=data_mesh(16))
@@ -123,7 +116,7 @@ class TextStudy:
                 "epsilon": epsilon,
             },
             "cost": self._cost(),
-            "public_models": self._public_models(),
+            "public_models": models,
             **details,
         }
 
@@ -141,16 +134,12 @@ class TextStudy:
             {"privacy": f"{self.workspace.stamp}; trained on the clients' own texts"},
         )
 
-    def training(self) -> tuple[Algorithm, Population]:
-        """The training of the downstream model, and its clients."""
+    def _fed_avg(self) -> Callable[[], Trained]:
         rows = self.models.rows(self.clients.columns["text"].to_pylist())
         start = self.models.downstream
-        algorithm = build_algorithm(start.model, self.config.training, self.plan, start.params)
-        return algorithm, self.clients.with_columns({"tokens": rows})
-
-    def _fed_avg(self) -> Trained:
         result = self.workspace.train(
-            *self.training(),
+            build_algorithm(start.model, self.config.training, self.plan, start.params),
+            self.clients.with_columns({"tokens": rows}),
             name=FED_AVG,
             privacy=self.config.privacy,
             tracking=Tracking(
@@ -158,17 +147,19 @@ class TextStudy:
                 checkpoint_every=self.config.run.checkpoint_every,
                 progress=self.workspace.progress,
             ),
-            start=f"{self.models.downstream.digest()} {self.models.tokeniser.name}",
+            start=f"{start.digest()} {self.models.tokeniser.name}",
         )
         epsilon = result.metrics["epsilon"] if self.plan.private else None
-        return result.params, epsilon, {"privacy": result.privacy}
+        return lambda: (result.params, epsilon, {"privacy": result.privacy})
 
-    def _by_texts(self) -> Trained:
+    def _by_texts(self) -> Callable[[], Trained]:
         """The methods that write a corpus, on which the downstream model is then trained."""
         config, models = self.config, self.models
         history: list[dict[str, Any]] = []
 
         def on_round(number: int, texts: Texts, best: list[str], more: dict[str, Any]) -> None:
+            if not leads():
+                return
             entry = {"round": number, "texts": best[:_RECORD_TEXTS], **more}
             used = {name: these[:_FID_TEXTS] for name, these in texts.items()}
             # The same texts are in several lists, and are embedded once.
@@ -196,20 +187,27 @@ class TextStudy:
                 question = question_of(models, self.plan)
                 run = stack.enter_context(self._run(question))
                 run.begin()
-                others = partial(self.workspace.shared, config.method)
-                releaser = LateReleaser(partial(run.releaser, others=others))
-                phases = Phases(self.workspace.artifacts(run.id, run.ledger), releaser)
+                artifacts = self.workspace.artifacts(run.id, run.ledger)
+                phases = Phases(artifacts, LateReleaser(run.releaser))
             tuning = Tuning(models, phases, self.directory, self._fid, on_round)
             author = METHODS[config.algorithm](tuning, question and question.of)
-            stored = phases.artifacts.load_or_compute
-            corpus = stored("corpus" if author.choose is None else WRITTEN, all_written)
+            name = "corpus" if author.choose is None else WRITTEN
+            corpus = phases.stored(name, all_written)
             if author.choose is not None:
-                corpus = stored("corpus", partial(author.choose, corpus.arrays["texts"].tolist()))
-            texts = corpus.arrays["texts"].tolist()
+                choose = partial(author.choose, corpus.arrays["texts"].tolist())
+                corpus = phases.stored("corpus", choose)
             privacy, epsilon = _FREE, 0.0
             if run is not None:
-                self._audit(texts, author.first)
-                privacy, epsilon = self._end(run)
+                end = partial(self._end, run, corpus.arrays["texts"].tolist(), author.first)
+                privacy, epsilon = decide("the end of the run", end)
+        details = {"privacy": privacy, "history": history, **author.choices}
+        return partial(self._by_corpus, corpus, epsilon, details)
+
+    def _by_corpus(
+        self, corpus: Artifact, epsilon: float | None, details: dict[str, Any]
+    ) -> Trained:
+        """Writes the corpus and trains the downstream model on it."""
+        config, models, texts = self.config, self.models, corpus.arrays["texts"].tolist()
         columns = {"text": texts}
         if corpus.record:
             columns["source"] = corpus.arrays["sources"].tolist()
@@ -218,7 +216,6 @@ class TextStudy:
         files.write_atomically(self.directory / CORPUS, "".join(lines))
         folder = self.directory / FINE_TUNING
         params = models.fitted(models.downstream, texts, config.corpus.fine_tuning, folder)
-        details = {"privacy": privacy, "history": history, **author.choices}
         details |= {"final_corpus": corpus.record} if corpus.record else {}
         details |= {"corpus_fid": self._fid(texts), "plane": self._plane(texts)}
         forms = config.corpus.cut, config.data.source, config.corpora or {}
@@ -236,8 +233,9 @@ class TextStudy:
             ask=lambda: self.embedded(question),
         )
 
-    def _end(self, run: Run) -> tuple[str, float | None]:
+    def _end(self, run: Run, texts: list[str], untuned: Sequence[str]) -> tuple[str, float | None]:
         """Ends the run of the releases: its statement, and its epsilon if it is private."""
+        self._audit(texts, untuned)
         result = Result(
             run=run.id,
             privacy=run.cost.statement(),
