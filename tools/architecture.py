@@ -114,7 +114,7 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "samples a cohort": (r"plan\.sample$", {PREPARED}),
     "packs a cohort": (r"(^|\.)Cohort$", {PREPARED, SECURE}),
     "sums clients": (r"(prepared|_processes|shared)\.sum$", {RELEASE, SHARED_ROUNDS}),
-    "shares rounds among processes": (r"(^|\.)SharedRounds$", {"experiments/engine/shared_run.py"}),
+    "shares rounds among processes": (r"(^|\.)SharedRounds$", {SHARED_ROUNDS}),
     "opens the door": (r"(^|\.)Door$", {PREPARED}),
     "makes noise that rounds share": (r"(^|\.)NoiseStream$", {PREPARED}),
     "draws noise": (r"(^|mechanisms\.)standard_normal$|(^|\.)exact_(normal|cells)$", NOISE),

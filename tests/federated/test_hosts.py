@@ -85,7 +85,7 @@ if "states" in also:
     algorithm = jp.algorithms.scaffold(model, learning_rate=0.1, variate_clip=1.0, **shared)
 answers = {1: "keep", 3: "stop"} if "stops" in also else {}
 result = jp.run(algorithm, clients, ledger=out + "/ledger.jsonl", out=out, every=2,
-                seed=jp.privacy.ReproducibleSeed(0),
+                seed=jp.privacy.ReproducibleSeed(0), resume="resumed" in also,
                 on_round=lambda round: answers.get(round.number))
 print(json.dumps(np.asarray(result.params["w"]).astype(float).tolist()))
 """
@@ -236,6 +236,89 @@ def test_a_failure_in_process_0_ends_the_others_and_its_text_stays_there(tmp_pat
     assert "what client 3 wrote" not in there
     # Process 0 waits for the others when it exits, for up to 300 s.
     assert time.monotonic() - began < 200
+
+
+DISTURBED = """
+import os, signal
+from jaxpfl.experiments.records.checkpoint import Checkpoints
+step = algorithm.step
+
+def full(*_, **__):
+    raise OSError(28, "No space left on device", "/home/somebody")
+
+def disturbed(state, release, round):
+    state, metrics = step(state, release, round)
+    if index == WHO and round == 2:
+        DISTURBANCE
+    return state, metrics
+
+algorithm = algorithm._replace(step=disturbed)
+answers = """
+DISTURBANCES = {
+    "a last bit": "state = jax.tree.map(lambda x: jax.numpy.nextafter(x, x + 1), state)",
+    "an interrupt": "os.kill(os.getpid(), signal.SIGINT)",
+    "an exception": "raise KeyError('what client 3 wrote')",
+    "a full disk": "Checkpoints.save = full",
+}
+
+
+def disturbed(tmp_path: Path, what: str, who: int) -> tuple[list[tuple[int, str, str]], Path]:
+    """What two processes end with, one of which is disturbed in round 2 of 4."""
+    script = TRAIN.replace("answers = ", DISTURBED.replace("DISTURBANCE", DISTURBANCES[what]), 1)
+    out = tmp_path / "disturbed"
+    settings = "2", str(out), "exact", "private"
+    return together(script.replace("WHO", repr(str(who))), *settings), out
+
+
+def lines_of(out: Path) -> list[dict]:
+    return Chain.read(out / "ledger.jsonl").lines[1:]
+
+
+@pytest.mark.long
+def test_a_last_bit_that_differs_in_another_process_changes_nothing(tmp_path: Path) -> None:
+    """Processors may round a server's step otherwise: what process 0 has counts."""
+    (alone,) = trained(tmp_path, 1, "exact", "private")
+    ended, out = disturbed(tmp_path, "a last bit", 1)
+    assert [json.loads(said.splitlines()[-1]) for _, said, _ in ended] == [alone, alone], ended
+    assert lines_of(out) == lines_of(tmp_path / "1 exact private")
+
+
+@pytest.mark.long
+def test_a_last_bit_that_differs_in_process_0_is_that_of_all(tmp_path: Path) -> None:
+    ended, out = disturbed(tmp_path, "a last bit", 0)
+    here, there = (json.loads(said.splitlines()[-1]) for _, said, _ in ended)
+    assert here == there
+    assert sum("release" in line for line in lines_of(out)) == 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who", range(2))
+def test_an_interrupt_in_one_process_ends_all_after_the_round_and_is_resumed(
+    who: int, tmp_path: Path
+) -> None:
+    ended, out = disturbed(tmp_path, "an interrupt", who)
+    for code, _, errors in ended:
+        assert code and "interrupted after round 2" in errors, errors
+    assert sum("release" in line for line in lines_of(out)) == 2
+    (alone,) = trained(tmp_path, 1, "exact", "private")
+    for code, said, errors in together(TRAIN, "2", str(out), "exact", "private", "resumed"):
+        assert code == 0 and json.loads(said.splitlines()[-1]) == alone, errors
+    assert lines_of(out) == lines_of(tmp_path / "1 exact private")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("what", "who"), [("an exception", 1), ("a full disk", 0)])
+def test_what_ends_one_process_ends_all_and_its_text_stays_there(
+    what: str, who: int, tmp_path: Path
+) -> None:
+    ended, out = disturbed(tmp_path, what, who)
+    assert all(code for code, _, _ in ended), ended
+    own, heard = ended[who][2], ended[1 - who][2]
+    said = ("KeyError", "what client 3 wrote") if who else ("OSError", "/home/somebody")
+    assert said[1] in own
+    assert f"{said[0]}, of which the output of process {who} says more" in heard
+    assert said[1] not in heard
+    assert sum("release" in line for line in lines_of(out)) == 2
 
 
 TWICE = """

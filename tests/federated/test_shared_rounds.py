@@ -1,22 +1,29 @@
-"""What several processes agree on and send each other, all of them in this one."""
+"""What two processes agree on and send each other, each of them a thread of this one."""
 
 import dataclasses
+import itertools
 import json
-import sys
-from typing import Any, NamedTuple
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 import jaxpfl as jp
-from jaxpfl.errors import InputError
-from jaxpfl.federated.hosts import trees
-from jaxpfl.federated.hosts.processes import Group
-from jaxpfl.federated.hosts.shared_rounds import SharedRounds
+from jaxpfl.errors import BudgetExhausted, InputError, Interrupted
+from jaxpfl.federated import mesh
+from jaxpfl.federated.hosts import processes
+from jaxpfl.federated.hosts.shared_rounds import Follower, SharedRounds
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.prepared_query import Work
+from jaxpfl.federated.release.prepared_query import PreparedQuery, Work
 from jaxpfl.federated.release.query import Query, arrays, client_mesh
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Ledger
@@ -24,46 +31,97 @@ from jaxpfl.privacy.secret import RunSecret
 
 PLAN = jp.Plan.without_privacy(rounds=2, clip=jp.Clip(100.0), participation=jp.Poisson(6, 6))
 CLIENTS = jp.data.from_clients({str(k): {"x": np.zeros((2, 3), np.float32)} for k in range(6)})
-WORDS = np.zeros(4, np.uint32)
+OTHERS = jp.data.from_clients({str(k): {"x": np.ones((2, 3))} for k in range(6)})
+WORDS, ONES = np.zeros(4, np.uint32), np.ones(2, np.float32)
+OF_ITSELF = threading.local()
 
 
-class Moved(NamedTuple):
-    by: Any
-    more: Any
+class Store:
+    """The key-value store of two threads, and their collective."""
+
+    def __init__(self) -> None:
+        self.said, self.sizes, self._values = list[str](), list[int](), dict[str, str]()
+        self._changed, self._sent = threading.Condition(), list[np.ndarray]()
+        self._both = threading.Barrier(2, timeout=60)
+
+    def key_value_set(self, key: str, value: str, overwrite: bool = False) -> None:
+        with self._changed:
+            assert overwrite or key not in self._values
+            self._values[key] = value
+            self.said.append(value)
+            self._changed.notify_all()
+
+    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self._values, timeout=60)
+            return self._values[key]
+
+    def key_value_delete(self, key: str) -> None:
+        with self._changed:
+            for name in [name for name in self._values if name.startswith(f"{key}/")]:
+                del self._values[name]
+
+    def wait_at_barrier(self, name: str, milliseconds: int) -> None:
+        self._both.wait()
+
+    def broadcast(self, words: np.ndarray) -> np.ndarray:
+        # The others give zeros.
+        self._sent.append(words)
+        self._both.wait()
+        total = np.sum(self._sent, axis=0, dtype=np.uint32)
+        if not self._both.wait():
+            self.sizes.append(total.size)
+            self._sent.clear()
+        self._both.wait()
+        return total
 
 
-OVER = {"over": True}
+class End(processes.Group):
+    """One of two processes, which nobody watches."""
+
+    def __init__(self, index: int, name: str) -> None:
+        super().__init__()
+        self.index, self.size, self._name = index, 2, name
+
+    def __enter__(self) -> "End":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and error is not self._shared_error:
+            self._fail(error)
 
 
-class Line(Group):
-    """One end of what two processes tell each other; process 1 works when process 0 waits."""
+@pytest.fixture
+def run(monkeypatch) -> Callable:
+    """Runs two programs, given a `Group` each: what they return, or raise, and the store."""
+    store, one = Store(), threading.Lock()
+    monkeypatch.setattr(mesh, "store", lambda: store)
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", store.broadcast)
+    summed = PreparedQuery.sum
 
-    def __init__(self, index: int, said: dict[str, list], other: Any = None) -> None:
-        self.index, self._sent, self._other = index, said, other
+    def sum(*arguments: Any) -> Any:
+        # Two programs on the same devices could wait for each other.
+        with one:
+            return jax.block_until_ready(summed(*arguments))
 
-    def tell(self, **message) -> None:
-        # As it arrives.
-        self._sent["told"].append(json.loads(json.dumps(message)))
+    monkeypatch.setattr(PreparedQuery, "sum", sum)
 
-    def send(self, content: bytes) -> None:
-        self._sent["sent"].append(content)
+    names = itertools.count()
 
-    def hear(self):
-        return self._sent["told"].pop(0)
+    def ended(index: int, name: str, program: Callable) -> Any:
+        OF_ITSELF.index = index
+        try:
+            with End(index, name) as group:
+                return program(group)
+        except (Exception, KeyboardInterrupt) as error:
+            return error
 
-    def receive(self, size: int) -> bytes:
-        content = self._sent["sent"].pop(0)
-        assert len(content) == size
-        return content
+    def both(*programs: Callable) -> tuple[Any, Any, Store]:
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(ended, range(2), [f"run {next(names)}"] * 2, programs)
+        return first, second, store
 
-    def answer(self, **message) -> None:
-        self._sent["answers"].append(json.loads(json.dumps(message)))
-
-    def answers(self) -> list[dict]:
-        if not self._sent["answers"]:
-            self.tell(**OVER)
-            assert self._other.serve() == OVER
-        return [self._sent["answers"].pop(0)]
+    return both
 
 
 def query_of(mesh=None, plan=PLAN) -> Query:
@@ -76,31 +134,9 @@ def query_of(mesh=None, plan=PLAN) -> Query:
     )
 
 
-def two(query: Query, clients=CLIENTS, said=None, theirs=None):
-    """Process 0, and process 1 with these clients and this query, in a stage that has one query."""
-    said = {"told": [], "sent": [], "answers": []} if said is None else said
-    asked = (theirs or query_of(),), clients
-    other = SharedRounds(Line(1, said), lambda stage, known: asked)
-    return SharedRounds(Line(0, said, other), lambda *_: asked).at("all"), other, said
-
-
-def prepared(shared: SharedRounds, query: Query, broadcast):
-    return shared.prepared(0, query, broadcast, CLIENTS, (None, 0))
-
-
-def test_a_broadcast_that_was_changed_in_place_is_sent_again():
-    (shared, _, said), broadcast = two(query_of()), np.ones(2, np.float32)
-    asked = prepared(shared, query_of(), broadcast)
-    for value in (1.0, 3.0):
-        broadcast[:] = value
-        summed = summed_of(shared, asked, broadcast, 0)
-        np.testing.assert_array_equal(summed.value, [6 * value, 6 * value])
-        assert [said["told"][-1]["changed"], said["sent"][-1][-8:]] == [[True], broadcast.tobytes()]
-
-
-def summed_of(shared: SharedRounds, asked, broadcast, seed: int):
-    asked.broadcast.read(arrays(asked.query, broadcast))
-    return shared.sum(asked, work_of(seed))[0]
+def prepared(group, broadcast=ONES, query=None, clients=CLIENTS):
+    shared = SharedRounds(group)
+    return shared, shared.prepared(query or query_of(), broadcast, clients, (None, 0, b""))
 
 
 def work_of(seed: int) -> Work:
@@ -108,53 +144,76 @@ def work_of(seed: int) -> Work:
     return Work(1, np.float32(100.0), cohort, WORDS, WORDS, WORDS, WORDS)
 
 
-def test_a_process_that_draws_another_cohort_does_not_sum_it(monkeypatch):
+def sums_of(*broadcasts: Any) -> Callable:
+    """A program that sums a query for these broadcasts; those of process 0 count."""
+
+    def program(group) -> list[Any]:
+        shared, asked = prepared(group, broadcasts[0])
+        sums = []
+        for seed, broadcast in enumerate(broadcasts, 5):
+            asked.broadcast.read(arrays(asked.query, broadcast))
+            summed, _ = shared.sum(asked, None if group.index else work_of(seed))
+            sums.append(np.asarray(summed.value))
+        return sums
+
+    return program
+
+
+def test_all_sum_the_broadcast_of_process_0_of_which_what_has_changed_is_sent(run):
+    """In the others, the server's state may differ in the last bit, or altogether."""
+    given = [{"a": np.full(2, k, np.float32), "b": np.zeros(1000)} for k in (1, 3, 3)]
+    theirs = [jax.tree.map(lambda leaf: np.nextafter(leaf, np.float32(9)), tree) for tree in given]
+    here, there, store = run(sums_of(*given), sums_of(*theirs))
+    for sums in (here, there):
+        np.testing.assert_array_equal(sums, [[6, 6], [18, 18], [18, 18]])
+    first, second, third = store.sizes[-3:]
+    assert second - third == 2 and first > second + 1000
+
+
+def only_in(index: int, here: Any, elsewhere: Any) -> Callable:
+    return lambda *given: (here if OF_ITSELF.index == index else elsewhere)(*given)
+
+
+def test_a_process_that_draws_another_cohort_does_not_sum_it(run, monkeypatch):
     """TRUST 38: a client in two processes' shares would count twice."""
-    query = query_of()
-    (first, other, said), broadcast = two(query), np.ones(2, np.float32)
-    asked = prepared(first, query, broadcast)
-    for seed in (5, 6):
-        summed_of(first, asked, broadcast, seed)
+    two = sums_of(*[np.ones(2, np.float32)] * 2)
+    _, _, store = run(two, two)
     # Without the secret of the release, nobody can test what the cohort is: here everyone.
-    assert said["told"][0]["cohort"] != said["told"][1]["cohort"]
-    said["told"].append(OVER)
-    assert other.serve() == OVER
-    summed_of(first, asked, broadcast, 7)
-    monkeypatch.setattr(jp.Poisson, "sample", lambda *_: np.arange(5))
-    with pytest.raises(InputError, match="drew another cohort than process 0"):
-        other.serve()
+    told = [json.loads(said).get("value") for said in store.said if '"cohort"' in said]
+    assert len(told) == 2 and told[0]["cohort"] != told[1]["cohort"]
+    draw = only_in(1, lambda *_: np.arange(5), jp.Poisson.sample)
+    monkeypatch.setattr(jp.Poisson, "sample", lambda *given: draw(*given))
+    here, there, _ = run(two, two)
+    for error in (here, there):
+        assert isinstance(error, InputError)
+        assert "drew another cohort than process 0" in str(error)
 
 
-def test_processes_that_are_not_alike_are_refused_before_a_charge(monkeypatch):
+def test_processes_that_are_not_alike_are_refused_before_a_charge(run, monkeypatch):
     """TRUST 38: other clients, another plan, other versions, or one that cannot begin."""
-    query, broadcast, held = query_of(), np.ones(2, np.float32), {"x": np.ones((2, 3))}
-    shared, _, _ = two(query, jp.data.from_clients({str(k): held for k in range(6)}))
-    with pytest.raises(InputError, match="has other clients or another config"):
-        prepared(shared, query, broadcast)
-    longer = dataclasses.replace(PLAN, rounds=3)
-    with pytest.raises(InputError, match="has other clients or another config"):
-        prepared(two(query, theirs=query_of(plan=longer))[0], query, broadcast)
-    real, asked = identity.environment(), []
+    longer = query_of(plan=dataclasses.replace(PLAN, rounds=3))
+    for theirs in ({"clients": OTHERS}, {"query": longer}):
+        for error in run(prepared, lambda group, theirs=theirs: prepared(group, **theirs))[:2]:
+            assert "process 1 has other clients or another config" in str(error)
+    real = identity.environment()
+    other = {**real, "versions": {**real["versions"], "jax": "0"}}
+    environment = only_in(1, lambda: other, lambda: real)
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "environment", environment)
+        for error in run(prepared, prepared)[:2]:
+            assert "process 1 has jax 0" in str(error)
 
-    def elsewhere():
-        # Process 1 is asked first.
-        asked.append(0)
-        return real if len(asked) > 1 else {**real, "versions": {**real["versions"], "jax": "0"}}
+    def failing(group):
+        raise InputError("there is no such file")
 
-    monkeypatch.setattr(identity, "environment", elsewhere)
-    with pytest.raises(InputError, match="process 1 has jax 0"):
-        two(query)
-    monkeypatch.undo()
-    failed = {"failed": "there is no such file"}
-    with pytest.raises(InputError, match="process 1: there is no such file"):
-        two(query, said={"told": [], "sent": [], "answers": [failed]})
-    shared, _, said = two(query)
-    said["answers"].append(failed)
-    with pytest.raises(InputError, match="process 1: there is no such file"):
-        prepared(shared, query, broadcast)
+    here, there, _ = run(prepared, failing)
+    assert isinstance(here, InputError) and str(there) == "there is no such file"
+    assert str(here) == "process 1: there is no such file"
 
 
-def test_a_query_that_is_first_asked_in_a_later_round_is_compared_before_it_is_charged(tmp_path):
+def test_a_query_that_is_first_asked_in_a_later_round_is_compared_before_it_is_charged(
+    run, tmp_path
+):
     plan = jp.Plan.without_privacy(rounds=3, clip=jp.Clip(9.0), participation=jp.Poisson(6, 6))
     columns = {"x": np.zeros(2, np.float32), "y": np.zeros(2)}
     clients = jp.data.from_clients({str(k): columns for k in range(6)})
@@ -166,86 +225,122 @@ def test_a_query_that_is_first_asked_in_a_later_round_is_compared_before_it_is_c
         return clients.with_columns({"y": clients.columns["y"] + 1})
 
     theirs = [queries[0], dataclasses.replace(queries[1], prepare=moved)]
-    said = {"told": [], "sent": [], "answers": []}
-    other = SharedRounds(Line(1, said), lambda *_: (theirs, clients))
-    shared = SharedRounds(Line(0, said, other), lambda *_: ([], CLIENTS)).at("all")
-    with Ledger(tmp_path / "ledger.jsonl", clients) as ledger:
-        asked = {"run": "r", "queries": queries, "processes": shared}
-        releaser = Releaser(clients, ledger, RunSecret.reproducible(0), **asked)
+
+    def asked(releaser, queries):
         first = releaser.release(queries[0], np.ones(2, np.float32), round=1)
         np.testing.assert_array_equal(first.value, [6.0, 6.0])
-        with pytest.raises(InputError, match=r"process 1 has other clients.*for query 'y'"):
-            releaser.release(queries[1], np.ones(2, np.float32), round=3)
+        releaser.release(queries[1], np.ones(2, np.float32), round=3)
+
+    with Ledger(tmp_path / "ledger.jsonl", clients) as ledger:
+        more = {"run": "r", "queries": queries}
+        for error in run(
+            lambda group: asked(
+                Releaser(
+                    clients,
+                    ledger,
+                    RunSecret.reproducible(0),
+                    processes=SharedRounds(group),
+                    **more,
+                ),
+                queries,
+            ),
+            lambda group: asked(Follower(clients, theirs, SharedRounds(group)), theirs),
+        )[:2]:
+            assert isinstance(error, InputError), error
+            assert "process 1 has other clients" in str(error) and "query 'y'" in str(error)
         assert [charge.label for charge in ledger.charges] == ["x"]
-
-
-def test_a_broadcast_of_another_shape_is_agreed_on_anew():
-    query = query_of()
-    shared, other, said = two(query)
-    for size in (2, 3):
-        broadcast = {"model": Moved(jnp.ones(size), (None, [np.float32(2)]))}
-        summed = summed_of(shared, prepared(shared, query, broadcast), broadcast, 0)
-        np.testing.assert_array_equal(summed.value, np.full(size, 6.0))
-        said["told"].append(OVER)
-        assert other.serve() == OVER
 
 
 @pytest.mark.parametrize(
     ("query", "broadcast", "message"),
     [
-        (
-            query_of(),
-            {"key": jax.random.key(0)},
-            r"'sums' must be arrays of numbers.*key_data",
-        ),
+        (query_of(), {"key": jax.random.key(0)}, "must be arrays of numbers"),
         (query_of(client_mesh(1)), jnp.ones(2), "by all devices of all processes"),
-        (query_of(), {(1, 2): jnp.ones(2)}, "broadcast of query 'sums' must be made of tuples"),
     ],
-    ids=["a key", "a mesh without some devices", "a key of no JSON"],
+    ids=["a key", "a mesh without some devices"],
 )
-def test_what_cannot_be_shared_is_refused_before_a_charge(query, broadcast, message):
-    shared, _, said = two(query_of())
-    with pytest.raises(InputError, match=message):
-        prepared(shared, query, broadcast)
-    assert [*said["told"][0]] == ["stage", "inputs", "awaited"], "others were asked to prepare it"
+def test_what_cannot_be_shared_is_refused_before_a_charge(query, broadcast, message, run):
+    for error in run(*[lambda group: prepared(group, broadcast, query)] * 2)[:2]:
+        assert isinstance(error, InputError) and message in str(error)
 
 
-NO_CONTAINERS = [("subprocess", "Popen"), ("os", "system"), ("antigravity", "fly"), (["os"], "x")]
+def test_a_decision_arrives_as_it_was_made(run):
+    made = {
+        "numbers": [1, -0.1, math.inf, None, True, "text \u2028"],
+        "arrays": [np.arange(6.0).reshape(2, 3), np.array(["a", "bcd"]), np.bool_(True)],
+        "nested": {"empty": np.zeros((0, 3)), "half": jnp.ones(3, jnp.bfloat16), "x": (1, 2)},
+    }
+    asked = Counter()
+
+    def program(group):
+        def inner():
+            asked[group.index] += 1
+            # Inside, process 0 is alone.
+            return group.decide("another", lambda: made)
+
+        return group.decide("it", inner)
+
+    here, there, _ = run(program, program)
+    assert here is made and asked == {0: 1}
+    flat = [jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None) for tree in (made, there)]
+    for ours, theirs in zip(*flat, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        if hasattr(ours, "dtype"):
+            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        else:
+            assert type(ours) is type(theirs)
 
 
+@pytest.mark.parametrize("index", range(2), ids=["process 0", "process 1"])
 @pytest.mark.parametrize(
-    "container",
+    "error",
     [
-        *([module, name, None, [None]] for module, name in NO_CONTAINERS),
-        *(["builtins", "dict", keys, [None]] for keys in (["a", "b"], None)),
-        ["builtins", "tuple"],
-        "cos\nsystem\n(S'touch x'\ntR.",
+        InputError("no such field"),
+        BudgetExhausted("the budget"),
+        Interrupted(15, "stopped"),
+        KeyError("what client 3 wrote"),
+        OSError(28, "No space left on device", "/home/somebody"),
     ],
+    ids=lambda error: type(error).__name__,
 )
-def test_what_a_stranger_sends_is_refused_and_runs_nothing(container, monkeypatch):
-    """Not even a module is imported, and only containers that JAX knows are made."""
-    monkeypatch.setattr("os.system", lambda *_: pytest.fail("it was called"))
-    told = {"containers": container, "leaves": [[[2], "float32"]]}
-    with pytest.raises(InputError, match="sent what is no tree of known containers"):
-        trees.shapes_of(told)
-    assert "antigravity" not in sys.modules
+def test_all_raise_what_one_has_raised_and_quote_no_other_packages_error(error, index, run):
+    """TRUST 40: the text of another error than ours may hold a client's value."""
+
+    def program(group):
+        if group.index == index == 1:
+            raise error
+        return group.decide("it", only_in(index, lambda: raised(error), lambda: None))
+
+    ended = run(program, program)[:2]
+    heard = ended[1 - index]
+    assert ended[index] is error
+    ours = isinstance(error, InputError | BudgetExhausted | Interrupted)
+    assert type(heard) is (type(error) if ours else RuntimeError)
+    assert getattr(heard, "number", None) == getattr(error, "number", None)
+    assert (str(error) in str(heard)) == ours
+    assert not any(private in str(heard) for private in ("client 3", "somebody"))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Known:
-    array: object
-    about: tuple = dataclasses.field(metadata={"static": True})
+def raised(error: BaseException) -> Any:
+    raise error
 
 
-def test_a_tree_arrives_as_it_was_sent():
-    sent = {"a": [jnp.ones((2, 3)), (None, np.arange(3))], "b": Known(np.float64(0.1), ("x", (2,)))}
-    sent["c"] = Moved(jnp.ones(0, jnp.bfloat16), {3: np.bool_(True)})
-    told = json.loads(json.dumps(trees.described(sent, "it")))
-    shapes, structure = jax.tree.flatten(trees.shapes_of(told))
-    assert structure == jax.tree.structure(sent)
-    content = trees.content_of(jax.tree.leaves(sent))
-    found = trees.received(shapes, lambda size: content[:size])
-    for there, here in zip(found, jax.tree.leaves(sent), strict=True):
-        np.testing.assert_array_equal(there, here)
-        assert there.dtype == here.dtype
+def test_processes_that_come_to_different_decisions_end(run):
+    here, there, _ = run(
+        lambda group: group.decide("round 2", lambda: 1),
+        lambda group: group.decide("round 3", lambda: 1),
+    )
+    assert isinstance(here, InputError) and isinstance(there, InputError)
+    assert "process 1 has come to round 3, process 0 to round 2" in str(there)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, SimpleNamespace(x=1), np.array([object()])])
+def test_objects_are_no_decisions(value, run):
+    """TRUST 39: what arrives is numbers and texts alone."""
+    here, there, _ = run(*[lambda group: group.decide("it", lambda: value)] * 2)
+    assert isinstance(here, TypeError) and isinstance(there, RuntimeError)
+
+
+def test_statuses_of_all_reach_process_0(run):
+    program = lambda group: group.decide("it", lambda statuses: statuses, [group.index])  # noqa: E731
+    assert run(program, program)[:2] == ([[0], [1]], [[0], [1]])
