@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from jaxpfl.experiments.config.reader import to_yaml
+from jaxpfl.experiments.synthesize import config_of as synthesis
 from jaxpfl.privacy.chain import Chain
 from tests.experiments.conftest import FAR, NEAR, write_lines
+from tests.experiments.systems.chosen_corpus.test_writer import OWN
 from tests.experiments.systems.gan_inversion.test_study import STUDY as GANS
 from tests.experiments.systems.oov_concatenation.test_study import STUDY as WORDS
 from tests.federated.two_processes import ended, free_address, start
@@ -33,6 +35,8 @@ CHANGES = {
     "fed_avg": ("--privacy.sampling", "cyclic", "--privacy.noise", "exact_banded"),
     # Histograms of a model's accuracy on clients, and four GANs.
     "gan_inversion": EXACT,
+    # With a writer, which process 0 alone loads.
+    "chosen_corpus": EXACT,
     "oov_concatenation": ("--words.privacy.noise", "exact", "--characters.privacy.noise", "exact"),
 }
 OF = {"one_look": "popri"}
@@ -44,6 +48,11 @@ def config_of(name: str, folder: Path, pipeline: Path, synthetic: Callable) -> P
     write_lines(folder / "clients.jsonl", NEAR + FAR, 60, 3, "canarytext{}")
     write_lines(folder / "public.jsonl", NEAR, 30, 4, "publicword{}")
     others = {"gan_inversion": GANS, "oov_concatenation": WORDS.format(folder=folder)}
+    if name == "chosen_corpus":
+        given = f"{folder}/clients.jsonl", [f"{folder}/public.jsonl"]
+        text = synthesis(*given, epsilon=1_000, texts=20, embedder="hashed:8")
+        own = OWN.format(folder=folder, texts=20, rounds=1)
+        others[name] = text.replace("writer: null\n", own)
     path = folder / "config.yaml"
     path.write_text(others.get(name) or to_yaml(synthetic(OF.get(name, name))))
     return path

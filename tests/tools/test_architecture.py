@@ -33,7 +33,7 @@ CLEAN = {
     "federated/release/information_flow.py": "from jaxpfl.federated.release.door import Keys\n"
     "from jaxpfl.federated.release.sum_digest import bound_to_bits\n",
     "federated/hosts/shared_rounds.py": "from jaxpfl.federated.release import prepared_query\n"
-    "def follow(shared):\n    shared.sum()\n",
+    "def follow(shared):\n    SharedRounds().sum()\n    shared.sum()\n",
     "federated/release/releaser.py": "from jaxpfl.federated.release import prepared_query\n"
     "def release(self, plan):\n"
     "    RunSecret()\n"
@@ -49,8 +49,6 @@ CLEAN = {
     "algorithms/one.py": "from jaxpfl.federated.release.query import Query\n",
     "experiments/__init__.py": "",
     "experiments/config/reader.py": "",
-    "experiments/engine/shared_run.py": "from jaxpfl.federated import mesh\n"
-    "others = shared_rounds.SharedRounds()\n",
     "experiments/engine/rounds.py": "from jaxpfl.algorithms.one import one\n",
     "experiments/engine/run_directory.py": "Releaser(clients)\nRunSecret()\nforget_secret(path)\n"
     "RunSecret.reproducible(0)\nsaved_secret(path)\n",
