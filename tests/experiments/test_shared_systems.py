@@ -1,11 +1,12 @@
 """Every system by two real processes, and by one with as many devices."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from jaxpfl.experiments.config.reader import to_yaml
+from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.synthesize import config_of as synthesis
 from jaxpfl.privacy.chain import Chain
 from tests.experiments.conftest import FAR, NEAR, write_lines
@@ -13,6 +14,7 @@ from tests.experiments.systems.chosen_corpus.test_writer import OWN
 from tests.experiments.systems.gan_inversion.test_study import STUDY as GANS
 from tests.experiments.systems.oov_concatenation.test_study import STUDY as WORDS
 from tests.federated.two_processes import ended, free_address, start
+from tests.loopback import completions
 
 EXACT = ("--privacy.noise", "exact")
 LOOK = (
@@ -106,3 +108,19 @@ def test_a_process_whose_embeddings_differ_ends_both_before_a_charge(pipeline_co
         assert code == 2, errors
         assert "process 1 has other clients or another config than process 0" in errors
     assert [line for lines in ledgers(out).values() for line in lines] == []
+
+
+@pytest.mark.slow
+def test_a_remote_model_is_asked_by_process_0_alone(synthetic_config, tmp_path):
+    mapping, requests = to_mapping(synthetic_config("private_evolution")), []
+    with completions(lambda _, number: (200, f" {number} ka lo\nand more")) as (address, asked):
+        mapping["generator"] = {"api": address, "model": "far"}
+        (config := tmp_path / "config.yaml").write_text(json.dumps(mapping))
+        for number in (1, 2):
+            asked.clear()
+            out = tmp_path / str(number)
+            for code, _, errors in ended(started(config, out, number, EXACT), seconds=900):
+                assert code == 0, errors
+            requests.append(len(asked))
+    assert requests[0] == requests[1] > 0
+    assert len(ledgers(tmp_path / "2").popitem()[1]) == len(ledgers(tmp_path / "1").popitem()[1])

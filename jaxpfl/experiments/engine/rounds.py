@@ -76,12 +76,13 @@ class Loop:
         """
         run, algorithm = self.run, self.run.algorithm
         with ExitStack() as stack:
-            # Of another process, process 0 hears in time, or not at all.
+            # In another process, a signal that process 0 has not heard of ends nothing.
             late = self._interrupted("after the last round") if leads() else None
             signals = stack.enter_context(caught_signals(late))
             plan = algorithm.queries[0].plan
             mark = f" ({mark_of(run.stamp)})" if run.stamp else ""
-            how: dict[str, Any] = {"progress": self.tracking.progress, "step": "round"}
+            shown = self.tracking.progress and leads()
+            how: dict[str, Any] = {"progress": shown, "step": "round"}
             if plan.unit == "client":
                 how["clients"] = plan.clients_per_round
             self._bar = Progress(algorithm.name + mark, total=algorithm.rounds, **how)

@@ -179,7 +179,7 @@ class Releaser(AbstractContextManager["Releaser"]):
       queries: the only ones that may be asked; None = any.
       warn: is called with a sentence if a replayed round has another result.
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
-      processes: the other processes of the run, which wait for its rounds; None = there are none.
+      processes: the other processes of the run, which sum with this one; None = there are none.
       states: the folder of clients' states, and the round after which they are to be read, see
         `client_states`; by default they live as long as this object.
 
